@@ -86,7 +86,7 @@ impl Bucket {
         Ok(page.uploads().len())
     }
 
-    /// The content of an object.
+    /// Returns the content of an object.
     ///
     /// # Errors
     /// Fails if the object does not exist.

@@ -21,7 +21,7 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
                 delete_unfinished_releases(env, args).await?;
             }
             match helm_once(env, args).await {
-                // The first attempt has uninstalled the release, although it failed.
+                // Helm may have uninstalled the release in the first attempt, although this attempt failed.
                 Err(error)
                     if is_retry
                         && verb == "uninstall"

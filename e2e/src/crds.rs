@@ -8,10 +8,10 @@ use tokio::sync::OnceCell;
 
 use crate::{Env, chart, kubectl};
 
-/// The environment variable that names a lock file. `cargo xtask test` creates the file empty at the start of a run.
-/// Each test of the run is a separate process.
+/// The environment variable with the path of a lock file. `cargo xtask test` creates the empty file at the start of a
+/// run. All tests of the run, each in its own process, share the file.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
-/// CRDs are cluster-scoped, so they are installed once for all tests of a process and of a run.
+/// The CRDs are cluster-scoped, so all tests of a process share one installation.
 static CRDS: OnceCell<()> = OnceCell::const_new();
 
 /// Installs the CRDs, unless this process has already installed them.

@@ -9,14 +9,14 @@ use tower::retry::RetryLayer;
 
 use crate::retry::RetryPolicy;
 
-/// The environment of a run.
+/// The environment of a test run.
 #[derive(Clone, Debug)]
 pub struct Env {
     /// The image of the operators, as `repository:tag`. Every node has this image.
     pub image: String,
     /// The directory of the chart.
     pub chart: PathBuf,
-    /// The context in the kubeconfig. `None` means the current context.
+    /// The context in the kubeconfig. With `None`, the current context is used.
     pub context: Option<String>,
     /// The S3 server that pods and tests use. `None` if there is none.
     pub s3: Option<S3>,
@@ -33,9 +33,9 @@ pub struct Env {
 pub struct S3 {
     /// The URL of the server, which pods and tests can reach.
     pub endpoint: String,
-    /// Access key ID.
+    /// The access key ID.
     pub access_key: String,
-    /// Secret access key.
+    /// The secret access key.
     pub secret_key: String,
     /// The region with which requests are signed.
     pub region: String,
@@ -87,7 +87,7 @@ impl Env {
         })
     }
 
-    /// The S3 server.
+    /// The S3 server of the run.
     ///
     /// # Errors
     /// Fails if no server is configured. The error contains the variables to set.
@@ -144,9 +144,9 @@ impl Env {
         let mut config = kube::Config::from_kubeconfig(&options)
             .await
             .context("no usable kubeconfig: set KUBECONFIG, or use `cargo xtask testbed env`")?;
-        // The API server closes idle watches before this timeout, and responds to other requests much earlier.
+        // The API server closes an idle watch before this timeout. All other requests get a response much earlier.
         config.read_timeout = Some(std::time::Duration::from_secs(310));
-        // The retry layer requires a service that can be cloned. The buffer makes the service cloneable.
+        // The retry layer requires a service that can be cloned, and the buffer is such a service.
         let client = ClientBuilder::try_from(config)?.with_layer(&BufferLayer::new(1024));
         Ok(client
             .with_layer(&RetryLayer::new(RetryPolicy::default()))

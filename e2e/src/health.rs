@@ -30,7 +30,7 @@ impl MemberHealth {
         let (url, flag) = (url.to_owned(), Arc::clone(&serves));
         let task = tokio::spawn(async move {
             loop {
-                // The error is not needed: without a stream, the member counts as unhealthy, whatever the cause is.
+                // The error is dropped, because a member without a stream counts as unhealthy for every cause.
                 drop(listen(&url, &flag).await);
                 flag.store(false, Ordering::Relaxed);
                 tokio::time::sleep(RECONNECT_INTERVAL).await;
@@ -70,11 +70,12 @@ async fn listen(url: &str, serves: &AtomicBool) -> Result<()> {
     Ok(())
 }
 
-/// The codec for the two messages. The request for all services is empty, and the response contains one number.
+/// Encodes and decodes the two messages of `Health.Watch`. The request for all services is empty, and the response
+/// contains one number.
 #[derive(Clone, Copy)]
 struct HealthCodec;
 
-/// The tag of field 1, a varint.
+/// The protobuf tag of `HealthCheckResponse.status`: field 1, a varint.
 const STATUS: u8 = 0x08;
 /// The value of `HealthCheckResponse.SERVING`.
 const SERVING: u8 = 1;

@@ -17,9 +17,8 @@ use crate::retry::retry_transient;
 use crate::tls::Identity;
 use crate::wait::{Poll, until};
 
-/// Number of concurrent writes.
 const IN_FLIGHT: usize = 64;
-/// How long it may take until a client Service has a ready endpoint.
+/// Time limit for a client Service to get a ready endpoint.
 const SERVICE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A connection to an etcd cluster, through a forwarded port.
@@ -35,8 +34,8 @@ impl Keyspace {
     /// Fails if the Service has no ready pod.
     pub async fn of_cluster(env: &Env, namespace: &str, cluster: &str) -> Result<Self> {
         let service = format!("service/{cluster}-client");
-        // kubectl reads the endpoints of the Service only once. There are none until the operator has recorded the
-        // cluster ID.
+        // kubectl reads the endpoints of the Service only once. The Service has no endpoints until the operator has
+        // recorded the cluster ID.
         until(
             "the client Service reaches a pod",
             SERVICE_TIMEOUT,
@@ -178,7 +177,7 @@ impl Keyspace {
     /// Writes `count` keys under `prefix`. Each value is derived from its key. Returns the revision of the store after
     /// the writes.
     ///
-    /// Like ordinary clients, this client retries a write that fails during a leader election.
+    /// Repeats a write that fails during a leader election, as ordinary clients do.
     ///
     /// # Errors
     /// Fails if a write is not acknowledged for longer than an election may take.
@@ -202,7 +201,8 @@ impl Keyspace {
         put.await.map(drop).with_context(|| format!("put {key}"))
     }
 
-    /// Reads every key under `prefix`, and compares its value with the written one. Returns the revision of the store.
+    /// Reads every key under `prefix`, and compares each value with the one that [`Self::fill`] wrote. Returns the
+    /// revision of the store.
     ///
     /// # Errors
     /// Fails if a key is missing or its value differs. The error contains the first such key.
@@ -215,7 +215,7 @@ impl Keyspace {
         let response = response.await.context("read the keys back")?;
         ensure!(
             response.kvs().len() == count,
-            "{} keys under {prefix:?} were read back, but {count} were written",
+            "{} keys under {prefix:?} exist, but {count} were written",
             response.kvs().len()
         );
         let mut expected: Vec<String> = (0..count).map(|number| key(prefix, number)).collect();
@@ -228,7 +228,7 @@ impl Keyspace {
             );
             ensure!(
                 pair.value_str()? == value(expected),
-                "the value of {expected} differs from the written one"
+                "{expected} does not have the value that was written"
             );
         }
         Ok(response
@@ -264,7 +264,7 @@ impl Keyspace {
             .map_or(0, etcd_client::ResponseHeader::revision))
     }
 
-    /// Raises the alarm CORRUPT for a member. etcd raises this alarm when it detects different data.
+    /// Raises the alarm CORRUPT for a member, as etcd does when the data of its members differs.
     ///
     /// # Errors
     /// Fails without a quorum.
@@ -303,7 +303,7 @@ impl Keyspace {
         retry_transient(is_transient, async |_| self.read().await).await
     }
 
-    /// Like [`Self::revision`], but without retries. A rejection is reported immediately.
+    /// Like [`Self::revision`], but without retries: an error is returned immediately.
     async fn read(&self) -> Result<i64> {
         let response = self.client.kv_client().get("revision", None).await?;
         Ok(response
@@ -328,8 +328,8 @@ impl Keyspace {
         Ok(content)
     }
 
-    /// Watches a key from a revision, as a client does that has seen all earlier changes. Returns 0 if etcd serves the
-    /// watch. If the revision is compacted, etcd cancels the watch, and the function returns the compact revision.
+    /// Watches a key from `revision` on. Returns 0 if etcd serves the watch. If `revision` is compacted, etcd cancels
+    /// the watch, and the function returns the compact revision.
     ///
     /// # Errors
     /// Fails if etcd does not respond.
@@ -341,7 +341,8 @@ impl Keyspace {
         if answer.canceled() || answer.compact_revision() > 0 {
             return Ok(answer.compact_revision());
         }
-        // The first response only confirms the watch. If etcd cancels the watch, it says so in the second response.
+        // The first response only confirms that the watch was created. If etcd then cancels the watch, the second
+        // response says so.
         let next = tokio::time::timeout(Duration::from_secs(30), stream.message()).await;
         Ok(match next {
             Ok(answer) => answer?.context("the watch ended")?.compact_revision(),
@@ -349,7 +350,7 @@ impl Keyspace {
         })
     }
 
-    /// The name of every member, and whether the member is a learner. From a linearizable list.
+    /// The name of every member, and whether it is a learner. The list comes from a linearizable request.
     ///
     /// # Errors
     /// Fails without a quorum.
@@ -365,7 +366,7 @@ impl Keyspace {
             .collect())
     }
 
-    /// The cluster ID.
+    /// The cluster ID in etcd's response.
     ///
     /// # Errors
     /// Fails if the member does not respond.
@@ -388,7 +389,7 @@ fn value(key: &str) -> String {
     format!("the value of {key}")
 }
 
-/// Accepts the error of a retry if the retry failed only because the unacknowledged first attempt succeeded.
+/// Treats the error of a retry as success if the unacknowledged first attempt has already made the change.
 fn accept_if_done(is_retry: bool, outcome: Result<(), etcd_client::Error>) -> Result<()> {
     match outcome {
         Err(etcd_client::Error::GRpcStatus(status))

@@ -11,13 +11,13 @@ use tokio::time::timeout;
 use crate::Env;
 use crate::retry::{is_transient, retry_transient};
 
-/// Verbs whose commands may be repeated.
+/// Verbs of commands that can be repeated safely.
 const IDEMPOTENT_VERBS: [&str; 17] = [
     "annotate", "apply", "auth", "cordon", "delete", "describe", "drain", "get", "label", "logs",
     "patch", "rollout", "scale", "set", "taint", "uncordon", "wait",
 ];
 
-/// How long kubectl may take until it forwards a port.
+/// Time limit for kubectl to forward a port.
 const FORWARD_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// A `kubectl` command for the cluster under test.
@@ -67,7 +67,7 @@ fn verb<'a>(args: &[&'a str]) -> Option<&'a str> {
     found.map(|(_, word)| *word)
 }
 
-/// Whether the retry failed only because the unacknowledged first attempt succeeded.
+/// Whether the retry failed only because the unacknowledged first attempt had already succeeded.
 fn succeeded_before(verb: Option<&str>, error: &str) -> bool {
     match verb {
         Some("delete") => {

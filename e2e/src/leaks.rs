@@ -62,7 +62,7 @@ pub async fn ensure_no_leaks(sandbox: &Sandbox) -> Result<()> {
     let secret_values = secret_values(sandbox).await?;
     ensure!(
         !secret_values.is_empty(),
-        "the namespace has no Secret to search for"
+        "no Secret of the namespace has a value to search for"
     );
     let mut places = visible(sandbox).await?;
     let pods = sandbox.api::<Pod>().list(&ListParams::default()).await?;

@@ -1,5 +1,5 @@
-//! The record of a writer: its acknowledged writes, and the gaps between them. The record uses no other source than the
-//! responses to the writer.
+//! The record of a writer: its acknowledged writes, and the gaps between them. All data comes from etcd's responses to
+//! the writer.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use anyhow::Result;
 
-/// An acknowledged write.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AcknowledgedWrite {
     /// The revision in etcd's response.
@@ -17,8 +16,8 @@ pub(crate) struct AcknowledgedWrite {
 }
 
 impl AcknowledgedWrite {
-    /// Whether the stored value and revision match this write. An earlier attempt without a response may be applied
-    /// after the acknowledged one. It then writes the same value at a later revision.
+    /// Whether the stored value and revision match this write. If the write was retried, etcd may apply an attempt
+    /// without a response after the acknowledged attempt. The same value then has a later revision.
     fn matches(self, found: Option<&(String, i64)>, value: &str) -> bool {
         found.is_some_and(|(now, at)| {
             now == value && (*at == self.revision || (self.retried && *at > self.revision))
@@ -37,7 +36,7 @@ pub struct Lost {
     pub found: Option<i64>,
 }
 
-/// The outcome of each write.
+/// The acknowledged and the unanswered writes of one writer.
 pub(crate) struct Ledger {
     /// The prefix of all keys.
     prefix: &'static str,
@@ -96,7 +95,7 @@ pub(crate) fn value(prefix: &str, number: u64) -> String {
 }
 
 impl Ledger {
-    /// An empty ledger.
+    /// A ledger without writes.
     pub(crate) const fn new(prefix: &'static str, begun: Instant) -> Self {
         Self {
             prefix,
@@ -110,7 +109,6 @@ impl Ledger {
         }
     }
 
-    /// Records the outcome of a write.
     pub(crate) fn record(&mut self, number: u64, outcome: Result<AcknowledgedWrite>) {
         match outcome {
             Ok(written) => {
@@ -143,7 +141,7 @@ impl Ledger {
     }
 
     /// Compares the acknowledged writes with the stored values and revisions. `silence` is the time since the last
-    /// acknowledged write, and counts as a gap.
+    /// acknowledged write. It counts as a gap too.
     pub(crate) fn tally(
         &self,
         found: &BTreeMap<String, (String, i64)>,
@@ -213,7 +211,7 @@ mod tests {
             .checked_sub(Duration::from_secs(10))
             .unwrap_or_else(Instant::now);
         let mut ledger = Ledger::new("k/", begun);
-        // The time before the first write is no gap, because the cluster did not exist yet.
+        // The time before the first write is not a gap, because the cluster did not exist yet.
         ledger.record(0, Ok(once(5)));
         assert_eq!(ledger.gap, Duration::ZERO);
         let back = Instant::now()
@@ -250,7 +248,7 @@ mod tests {
                 .collect()
         };
         assert!(lost(&[kept(0, 5), kept(2, 7), kept(3, 8)]).is_empty());
-        // The cases are a different value, a different revision, and a missing key.
+        // The three lost writes: another value, another revision, and a missing key.
         let other = (key("k/", 0), (value("k/", 1), 5));
         assert_eq!(
             lost(&[other, kept(2, 9)]),

@@ -1,4 +1,5 @@
-//! The library of the end-to-end tests: a namespace with operators, waits for conditions, and clients of etcd.
+//! The library of the end-to-end tests: namespaces with operators, functions that wait for conditions, and etcd
+//! clients.
 //!
 //! The library uses the product only as a user does: through the chart, custom resources, `kubectl`, and etcd's API.
 //! The only crate of the product that it uses is `api`.
@@ -40,8 +41,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// How long a test waits for a condition. A condition that is met within seconds on an idle machine may take minutes on
-/// a busy one. A wait ends when its condition is met, so only a failing test waits this long.
+/// Time limit for most conditions. A condition that is met within seconds on an idle machine may take minutes on a busy
+/// one. A successful test does not wait longer than necessary, because a wait ends when its condition is met.
 pub const DEADLINE: Duration = Duration::from_mins(5);
 
 /// Runs one step of a test. Prints the name and the duration of the step.
@@ -51,7 +52,7 @@ pub const DEADLINE: Duration = Duration::from_mins(5);
 pub async fn step<T>(name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     println!("step: {name}");
     let begun = Instant::now();
-    // The future is boxed, because all steps of a test together would exceed the stack of its thread.
+    // Boxed, because the futures of all steps of a test would together exceed the stack of its thread.
     let outcome = Box::pin(work).await;
     println!("step: {name}: {:.1} s", begun.elapsed().as_secs_f64());
     outcome.with_context(|| format!("step: {name}"))

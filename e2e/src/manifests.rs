@@ -12,7 +12,7 @@ pub fn aws_secret(s3: &S3, name: &str) -> String {
     )
 }
 
-/// An EtcdBackup that backs the cluster up once to `path`, with the Secret `aws`.
+/// An EtcdBackup that writes one backup of the cluster to `path`, with the credentials in the Secret `aws`.
 #[must_use]
 pub fn backup(s3: &S3, name: &str, cluster: &str, path: &str) -> String {
     backup_with(s3, name, cluster, path, "")
@@ -28,14 +28,14 @@ pub fn backup_with(s3: &S3, name: &str, cluster: &str, path: &str, more: &str) -
     )
 }
 
-/// An EtcdRestore that restores the cluster from `path`, with the Secret `aws`.
+/// An EtcdRestore that restores the cluster from `path`, with the credentials in the Secret `aws`.
 #[must_use]
 pub fn restore(s3: &S3, name: &str, cluster: &str, path: &str) -> String {
     restore_with(s3, name, &format!("{{name: {cluster}}}"), path, "")
 }
 
-/// Like [`restore`], with a complete `etcdCluster`, and with more lines under `spec`. Each line must be indented by two
-/// spaces.
+/// Like [`restore`], but with the complete field `etcdCluster`, and with more lines under `spec`. Each line must be
+/// indented by two spaces.
 #[must_use]
 pub fn restore_with(s3: &S3, name: &str, cluster: &str, path: &str, more: &str) -> String {
     let source = source(s3, path);

@@ -10,7 +10,7 @@ use kube::api::ListParams;
 use crate::Sandbox;
 use crate::wait::{Poll, until};
 
-/// How long a metrics endpoint may take to respond. Requests pass through the API server and a kubelet.
+/// Time limit for a response of a metrics endpoint. Requests pass through the API server and a kubelet.
 const METRICS_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// One response of `/metrics`.

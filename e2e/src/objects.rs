@@ -1,4 +1,4 @@
-//! The custom resources as JSON. Tests read fields by the names that users see, so a test fails if a field is renamed.
+//! Reads the custom resources as JSON. Tests use the field names that users see, so a test fails if a field is renamed.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -13,11 +13,11 @@ use crate::wait::{Poll, until};
 /// The kinds of the project's API.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A cluster.
+    /// EtcdCluster.
     EtcdCluster,
-    /// A backup.
+    /// EtcdBackup.
     EtcdBackup,
-    /// A restore.
+    /// EtcdRestore.
     EtcdRestore,
 }
 
@@ -40,7 +40,7 @@ impl Kind {
     }
 }
 
-/// The field at a JSON pointer. `Null` if the field is missing.
+/// The value at a JSON pointer. `Null` if the field is missing.
 #[must_use]
 pub fn field<'a>(object: &'a DynamicObject, pointer: &str) -> &'a Value {
     object.data.pointer(pointer).unwrap_or(&Value::Null)
@@ -61,20 +61,20 @@ pub fn condition<'a>(object: &'a DynamicObject, kind: &str) -> Option<&'a Value>
         .find(|condition| condition["type"] == kind)
 }
 
-/// Whether the object has the condition Failed with this reason.
+/// Whether the object has failed for this reason: the condition Failed has the status True and the reason.
 #[must_use]
 pub fn has_failed_for(object: &DynamicObject, reason: &str) -> bool {
     condition(object, "Failed")
         .is_some_and(|found| found["status"] == "True" && found["reason"] == reason)
 }
 
-/// The names in `status.members.ready`.
+/// The member names in `status.members.ready`.
 #[must_use]
 pub fn ready_members(object: &DynamicObject) -> Vec<String> {
     strings(field(object, "/status/members/ready"))
 }
 
-/// The name and the ID of each member in the status.
+/// The name and the ID of each member in `status.members`.
 #[must_use]
 pub fn members(object: &DynamicObject) -> Vec<(String, String)> {
     let text = |value: &Value| value.as_str().unwrap_or_default().to_owned();
@@ -122,7 +122,7 @@ pub fn is_ready(pod: &Pod) -> bool {
     conditions.any(|found| found.type_ == "Ready" && found.status == "True")
 }
 
-/// The name of the pod's node. Empty if the pod has no node.
+/// The name of the node on which the pod runs. Empty if the pod has no node.
 #[must_use]
 pub fn node_of(pod: &Pod) -> &str {
     let spec = pod.spec.as_ref();

@@ -1,5 +1,5 @@
-//! A client that reads continuously, over existing and new connections, and records which cluster responds. Clients may
-//! have to wait, but must never reach two clusters at the same time.
+//! A client that reads continuously, over existing and new connections, and records which etcd cluster responds. While
+//! a cluster is replaced, clients may have to wait, but must never reach the old cluster after the new one.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -13,9 +13,8 @@ use crate::writer::{Access, Connection, Route};
 use crate::{DEADLINE, Sandbox, until, wait::Poll};
 
 const READ_INTERVAL: Duration = Duration::from_millis(60);
-/// Time limit for one read.
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
-/// Of this many reads, one uses a new connection.
+/// One of this many reads uses a new connection. The other reads use the existing connection.
 const READS_PER_CONNECTION: u64 = 5;
 
 /// A client that reads in the background until [`Reader::finish`] is called.
@@ -79,11 +78,10 @@ impl Reader {
         .await
     }
 
-    /// Stops reading and returns the summary.
+    /// Stops the client and returns the summary. Every response must contain `keys` keys.
     ///
-    /// # Errors
-    /// Fails if keys are missing. Also fails if a replaced cluster responds to a read that started after the first
-    /// response of its successor.
+    /// # Errors Fails if a response contains too few keys. Also fails if a replaced cluster responds to a read that
+    /// started after the first response of its successor.
     pub fn finish(self, keys: usize) -> Result<ReadSummary> {
         self.task.abort();
         summarize(&self.answers(), keys)
@@ -113,7 +111,7 @@ fn summarize(answers: &[Answer], keys: usize) -> Result<ReadSummary> {
         if clusters.last() == Some(&answer.cluster_id) {
             continue;
         }
-        // The responses to reads over two connections may arrive in another order than the reads started.
+        // A response can overtake another one, so the start of the read is compared.
         let later =
             |other: &&Answer| other.cluster_id != answer.cluster_id && other.ended < answer.begun;
         ensure!(

@@ -1,5 +1,5 @@
-//! Retries requests that fail temporarily on a busy machine. A test checks the operators. It must not fail because the
-//! API server timed out on one of the test's own requests.
+//! Retries requests that fail temporarily on a busy machine. A test must not fail only because the API server did not
+//! answer one of the test's own requests in time.
 //!
 //! Only idempotent requests are retried, and only after errors that leave the outcome of the request open.
 
@@ -12,9 +12,8 @@ use tokio::time::{Sleep, sleep};
 use tower::BoxError;
 use tower::retry::Policy;
 
-/// How long a request is retried.
+/// Time limit for all attempts of a request.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
-/// The pause between two attempts.
 const RETRY_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Messages that `kubectl` and Helm print when the API server or the connection to it is temporarily unavailable.
@@ -66,8 +65,8 @@ pub(crate) async fn retry_transient<T>(
     }
 }
 
-/// A retry policy in addition to kube's own, which retries after 429, 503 and 504. This policy also retries idempotent
-/// requests after 500 and after a broken connection.
+/// Retries idempotent requests also after status 500 and after a broken connection. kube retries after 429, 503 and
+/// 504.
 #[derive(Clone, Default)]
 pub(crate) struct RetryPolicy {
     begun: Option<Instant>,

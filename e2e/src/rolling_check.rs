@@ -1,5 +1,5 @@
-//! Checks that members are terminated one at a time, and each one only after all members were ready again. The check
-//! uses no clock, but the order in which the API server accepted the changes of the pods.
+//! Checks that members are terminated one at a time, and only while all members are ready. The check does not compare
+//! times, but the order in which the API server accepted the changes of the pods.
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -23,7 +23,7 @@ pub struct RollingCheck {
     task: JoinHandle<Result<()>>,
 }
 
-/// What was observed so far.
+/// What the watch has reported about the cluster's pods.
 struct PodHistory {
     /// The number of members that must be ready between two terminations.
     size: usize,
@@ -33,7 +33,7 @@ struct PodHistory {
     terminated: Vec<String>,
     /// Whether all members have been ready since the last termination.
     all_ready: bool,
-    /// Pods that were terminated too early, each together with the pod that was terminated before it.
+    /// Pods that were terminated too early, each with the pod that was terminated before it.
     overlapping: Vec<(String, String)>,
 }
 
@@ -85,7 +85,7 @@ impl RollingCheck {
     /// # Errors
     /// Fails if a member was terminated before all members were ready again, or if the watch missed changes.
     pub async fn finish(mut self) -> Result<usize> {
-        // The caller may have seen newer changes than the watch has delivered so far.
+        // The caller may have seen changes that the watch has not yet delivered.
         let of = ListParams::default().labels(&self.selector);
         until(
             "the watch has delivered all changes",
@@ -135,7 +135,7 @@ impl PodHistory {
         for pod in pods {
             seen.take(WatchEvent::Added(pod));
         }
-        // Terminations before the start are not counted.
+        // Terminations before the check started are not counted.
         (seen.terminated, seen.overlapping) = (Vec::new(), Vec::new());
         seen.all_ready = seen.are_all_ready();
         seen
@@ -166,7 +166,7 @@ impl PodHistory {
         self.all_ready |= self.are_all_ready();
     }
 
-    /// Whether the history contains exactly these pods, and the same ones are terminating.
+    /// Whether the history has exactly these pods, of which the same ones are terminating.
     fn matches(&self, pods: &[Pod]) -> bool {
         pods.len() == self.pods.len()
             && pods.iter().all(|pod| {
@@ -208,7 +208,7 @@ mod tests {
         PodHistory::of(3, all.to_vec())
     }
 
-    /// Terminates a pod, deletes it, and creates it again under its name.
+    /// Terminates and deletes a pod. If `back` is true, creates a pod with the same name.
     fn again(seen: &mut PodHistory, name: &str, back: bool) {
         let next = format!("{name}+");
         seen.take(WatchEvent::Modified(pod(name, name, true, true)));

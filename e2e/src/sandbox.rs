@@ -1,4 +1,4 @@
-//! The namespace of a test. The chart installs the operators and their RBAC in it.
+//! A sandbox: the namespace of a test, with operators and RBAC that the chart installs.
 
 mod cluster;
 
@@ -19,9 +19,9 @@ pub const RELEASE: &str = "etcd-operator";
 
 /// The namespace of a test, with its environment and client.
 pub struct Sandbox {
-    /// The environment of the run.
+    /// The settings of the test run, such as the images and the chart.
     pub env: Env,
-    /// A client with the rights of a cluster administrator, because a test acts as the user.
+    /// A client with the rights of a cluster administrator, because the test takes the role of the user.
     pub client: kube::Client,
     /// The name of the namespace.
     pub namespace: String,
@@ -75,7 +75,7 @@ pub async fn bare_scenario(name: &str, body: impl AsyncFnOnce(&Sandbox) -> Resul
     }
     .await;
     if let Err(error) = outcome {
-        #[allow(clippy::panic)] // How a test fails.
+        #[allow(clippy::panic)] // The panic reports the failure to the test harness.
         {
             panic!("{name}: {error:?}");
         }
@@ -176,7 +176,7 @@ impl Sandbox {
         .await
     }
 
-    /// The API for a built-in kind in this namespace.
+    /// The API for objects of a built-in kind in this namespace.
     #[must_use]
     pub fn api<K>(&self) -> Api<K>
     where
@@ -185,7 +185,7 @@ impl Sandbox {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The API for a kind of the project in this namespace.
+    /// The API for custom resources of this kind in this namespace.
     #[must_use]
     pub fn objects(&self, kind: Kind) -> Api<DynamicObject> {
         kind.api(self.client.clone(), &self.namespace)
@@ -204,8 +204,8 @@ impl Sandbox {
         .await
     }
 
-    /// Runs `kubectl apply --dry-run=server -f -` in this namespace. It checks whether the API server accepts the
-    /// manifest.
+    /// Runs `kubectl apply --dry-run=server -f -` in this namespace: the API server checks the manifest, but stores
+    /// nothing.
     ///
     /// # Errors
     /// Fails if kubectl fails. The error contains its error output.
@@ -251,8 +251,8 @@ impl Sandbox {
         .await
     }
 
-    /// Waits for an Event about the object whose text `type reason: message` contains all these words. The Event may
-    /// come after the status, because both are separate writes.
+    /// Waits for an Event about the object. The Event's text `type reason: message` must contain all `words`. Operators
+    /// write the Event and the status separately, so the Event may appear later.
     ///
     /// # Errors
     /// Fails if no such Event is published in time. The error contains the existing Events.
@@ -308,7 +308,7 @@ impl Sandbox {
         }
     }
 
-    /// Prints objects, Events and logs, so that a failure can be analyzed.
+    /// Prints the objects, Events and logs of the namespace, so that the cause of a failure can be found.
     pub async fn print_state(&self) {
         eprintln!("----- state of namespace {} -----", self.namespace);
         let commands: [&[&str]; 7] = [

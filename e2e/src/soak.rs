@@ -1,5 +1,5 @@
-//! The parts of `cargo xtask soak`: clients and watchers that record a history, the plan of the faults, and the checks
-//! of the history. The model is etcd's own robustness tests.
+//! The library of `cargo xtask soak`: clients and watchers that record a history, the plan of the faults, and the
+//! checks of the history. etcd's own robustness tests work in the same way.
 
 mod clients;
 pub mod dice;

@@ -1,5 +1,5 @@
-//! The state of an etcd store at one revision, for comparisons. It contains every key with its value, revisions and
-//! lease, all leases, and etcd's hash.
+//! All data of an etcd store at one revision, for comparisons: every key with its value, revisions and lease, all
+//! leases, and etcd's hash.
 
 use std::collections::BTreeMap;
 
@@ -25,10 +25,10 @@ pub struct StoredKey {
     lease: i64,
 }
 
-/// The state of a store at one revision.
+/// The data of a store at one revision.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoreState {
-    /// The revision.
+    /// The revision at which the data was read.
     pub revision: i64,
     /// The result of `HashKV` at that revision: the hash, and the compact revision.
     pub hash: (u32, i64),
@@ -47,7 +47,7 @@ impl StoreState {
         Self::at(keys, revision).await
     }
 
-    /// Reads the state at a revision. The leases are the current ones.
+    /// Reads the keys at an earlier revision. etcd keeps no history of leases, so the leases are the current ones.
     ///
     /// # Errors
     /// Fails if etcd does not respond or has compacted the revision.
@@ -88,7 +88,7 @@ impl StoreState {
         })
     }
 
-    /// Compares this state with a restored one.
+    /// Checks that a restored store has the same data.
     ///
     /// # Errors
     /// Fails if the states differ. The error contains the first difference.
@@ -104,7 +104,8 @@ impl StoreState {
         Ok(())
     }
 
-    /// Compares only keys and leases, for a restore with a higher revision.
+    /// Checks that a restored store has the same keys and leases. The hash differs if the restore has increased the
+    /// revision.
     ///
     /// # Errors
     /// Fails if the states differ. The error contains the first difference.
@@ -131,7 +132,7 @@ impl StoreState {
     }
 }
 
-/// Parses one key. The output omits empty fields.
+/// Parses one key. etcdctl omits empty fields.
 fn etcdctl_key(pair: &Value) -> Result<(Vec<u8>, StoredKey)> {
     let bytes = |field: &str| {
         let text = pair.get(field).cloned();
@@ -182,7 +183,7 @@ async fn leases(keys: &Keyspace) -> Result<BTreeMap<i64, i64>> {
 }
 
 impl Keyspace {
-    /// Writes data that the comparison must handle: keys with several versions, deleted keys, and keys with leases.
+    /// Writes data that a restore must preserve: keys with several versions, deleted keys, and keys with leases.
     ///
     /// # Errors
     /// Fails if etcd rejects a write.

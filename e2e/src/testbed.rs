@@ -1,6 +1,6 @@
 //! Injects faults into the testbed: into nodes, daemons of the control plane, DNS, and files on volumes.
 //!
-//! Only tests in a module `alone` may break components that other tests use.
+//! Components that other tests use may be broken only by tests in a module `alone`.
 
 use std::fmt::Write as _;
 use std::path::Path;
@@ -13,14 +13,14 @@ use crate::objects::node_of;
 use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox};
 
-/// The testbed of a test.
+/// The testbed on which a test runs.
 pub struct Testbed<'a> {
     sandbox: &'a Sandbox,
     xtask: &'a Path,
 }
 
 impl<'a> Testbed<'a> {
-    /// The testbed of a sandbox.
+    /// The testbed on which the sandbox runs.
     ///
     /// # Errors
     /// Fails on a user's cluster, where faults are not allowed.
@@ -44,7 +44,7 @@ impl<'a> Testbed<'a> {
         let testbed = Self::of(sandbox)?;
         let outcome = body(&testbed).await;
         if outcome.is_err() {
-            // The state is printed before the repair changes it.
+            // The state is printed before `repair` changes it.
             sandbox.print_state().await;
         }
         let repaired = testbed.repair().await;
@@ -109,10 +109,9 @@ impl<'a> Testbed<'a> {
         self.run(&["daemon", "start", name]).await.map(drop)
     }
 
-    /// Configures the DNS cache. `mode` is `nocache` or `cache30`.
+    /// Restarts DNS with another cache configuration: `nocache` or `cache30`.
     ///
-    /// # Errors
-    /// Fails if DNS does not start.
+    /// # Errors Fails if DNS does not start again.
     pub async fn dns(&self, mode: &str) -> Result<()> {
         self.run(&["dns", mode]).await.map(drop)
     }

@@ -28,9 +28,9 @@ pub const CLIENT: [&str; 3] = ["etcd-client.crt", "etcd-client.key", "etcd-clien
 /// The keys of a Secret from cert-manager, in the order of [`PEER`].
 pub const CERT_MANAGER_KEYS: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 
-/// The validity of a valid certificate, in seconds relative to now: from one hour ago to one year from now.
+/// A valid certificate: from one hour ago to one year from now, in seconds relative to now.
 const VALID: (i64, i64) = (-3_600, 365 * 86_400);
-/// The validity of an expired certificate, in seconds relative to now. It ended an hour ago.
+/// An expired certificate: it ended an hour ago. In seconds relative to now.
 const EXPIRED: (i64, i64) = (-86_400, -3_600);
 
 /// A certificate authority.
@@ -50,7 +50,7 @@ pub struct Signed {
 }
 
 impl Authority {
-    /// Creates an authority.
+    /// Creates a CA with this common name.
     ///
     /// # Errors
     /// Fails if no random numbers are available.
@@ -67,10 +67,9 @@ impl Authority {
         })
     }
 
-    /// Uses an existing authority, with its common name, certificate and private key.
+    /// A CA that already exists, with its common name, certificate and private key.
     ///
-    /// # Errors
-    /// Fails if the key is invalid.
+    /// # Errors Fails if `key` is invalid.
     pub fn of(name: &str, certificate: &str, key: &str) -> Result<Self> {
         let mut own = CertificateParams::default();
         own.distinguished_name = DistinguishedName::new();
@@ -168,7 +167,7 @@ impl Authority {
         })
     }
 
-    /// A client that presents this certificate and trusts this authority.
+    /// A TLS client that presents `signed`, trusts this CA, and expects `name` in the server certificate.
     #[must_use]
     pub fn identity(&self, signed: Option<&Signed>, name: &str) -> Identity {
         Identity {
@@ -179,7 +178,7 @@ impl Authority {
     }
 }
 
-/// The manifest of a TLS Secret. `keys` has the order of [`PEER`].
+/// The manifest of a TLS Secret. `keys` are its keys in the order of [`PEER`].
 #[must_use]
 pub fn secret(name: &str, keys: [&str; 3], signed: &Signed, ca: &str) -> String {
     json!({
@@ -191,7 +190,7 @@ pub fn secret(name: &str, keys: [&str; 3], signed: &Signed, ca: &str) -> String 
     .to_string()
 }
 
-/// The client certificate and the trusted authorities of a client.
+/// What a TLS client uses: its own certificate, and the CAs that it trusts.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The trusted CA certificates, in PEM.
@@ -203,8 +202,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Sends an HTTP request over TLS, and returns the response. Every client whose certificate is accepted gets a
-    /// response, with any status.
+    /// Sends an HTTP request over TLS, and returns the response. If the server accepts the client's certificate, it
+    /// sends a response with some status.
     ///
     /// # Errors
     /// Fails if one side rejects the certificate of the other.
@@ -246,7 +245,7 @@ impl Identity {
         Ok(answer)
     }
 
-    /// The options of an etcd connection.
+    /// The options for an etcd connection of this client.
     #[must_use]
     pub fn options(&self) -> ConnectOptions {
         let mut tls = TlsOptions::new()

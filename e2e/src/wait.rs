@@ -5,11 +5,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Error, Result, bail};
 use tokio::time::timeout;
 
-/// The pause between two polls.
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Time limit for one poll. If a poll times out, the next one may succeed.
+/// Time limit for one poll. After a poll that times out, the next one may succeed.
 const POLL_TIMEOUT: Duration = Duration::from_secs(90);
-/// Messages that `kubectl` prints when the API server denies a request.
+/// Beginnings of the messages that `kubectl` prints when the API server denies a request.
 const DENIED: [&str; 3] = [
     "Error from server (Forbidden)",
     "Error from server (Unauthorized)",
@@ -36,9 +35,9 @@ pub enum Poll<T> {
 
 /// Polls until the condition is met.
 ///
-/// If a single poll fails, the wait continues as after [`Poll::NotYet`], because errors often end during the wait. If
-/// the API server denies a request, the wait ends, because waiting grants no permission. Temporary denials do not end
-/// the wait.
+/// If a single poll fails, the wait continues as after [`Poll::NotYet`], because most errors are temporary. If the API
+/// server denies a request, the wait ends, because no amount of waiting grants a permission. Only the denials in
+/// [`TEMPORARY`] do not end the wait.
 ///
 /// # Errors
 /// Fails after `within`. The error contains the last state. Fails immediately if the API server denies a request.
@@ -50,7 +49,7 @@ pub async fn until<T>(
     poll_until(what, within, poll, is_denial).await
 }
 
-/// Like [`until`], but a denial does not end the wait. Use it to wait for a permission.
+/// Like [`until`], but continues after a denial. Use it to wait for a permission.
 ///
 /// # Errors
 /// Fails after `within`. The error contains the last state.

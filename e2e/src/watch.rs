@@ -10,14 +10,12 @@ use kube::api::{Api, WatchEvent, WatchParams};
 use serde::de::DeserializeOwned;
 use tokio::time::{sleep, timeout};
 
-/// The pause before the next watch.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Passes every change after the resource version `since` to `check`, until `check` returns a value. The API server may
-/// close a watch at any time. The next watch then continues at the last version.
+/// close a watch at any time. The next watch then continues at the last delivered version.
 ///
-/// # Errors
-/// Fails after `within`, or if the API server no longer has the changes after that version.
+/// # Errors Fails after `within`, or if the API server no longer has the changes since the last delivered version.
 pub async fn watch_until<K, T>(
     api: &Api<K>,
     params: &WatchParams,
@@ -31,7 +29,7 @@ where
     let mut since = since.to_owned();
     let found = async {
         loop {
-            // After a failed watch, the next one delivers the missed changes.
+            // If the watch fails, the next one delivers the missed changes.
             if let Ok(changes) = api.watch(params, &since).await {
                 let mut changes = changes.boxed();
                 while let Ok(Some(change)) = changes.try_next().await {

@@ -22,21 +22,19 @@ use crate::tls::Identity;
 use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox};
 
-/// The prefix of the keys.
 const PREFIX: &str = "written/";
-/// The prefix of the keys of the health-aware client, which may write concurrently with the other client.
+/// The prefix for a health-aware client, which may write at the same time as a client of the Service.
 const HEALTH_AWARE_PREFIX: &str = "listening/";
 /// The time between two writes. It is long enough that the writes do not load the machine.
 const WRITE_INTERVAL: Duration = Duration::from_millis(60);
 /// Time limit for one write. If the limit is exceeded, the outcome of the write is unknown.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a retrying client repeats one write. This is longer than an election or a short freeze of the machine.
+/// A retrying client repeats a write for this long. This is longer than an election or a short freeze of the machine.
 const RETRY_TIMEOUT: Duration = Duration::from_secs(30);
-/// The pause between two attempts of a retrying client.
 const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
-/// The time between two writes, and how long a write is repeated.
+/// How often a client writes, and for how long it repeats a failed write.
 #[derive(Clone, Copy)]
 struct WritePattern {
     every: Duration,
@@ -52,21 +50,22 @@ pub struct Writer {
     prefix: &'static str,
 }
 
-/// The address of the cluster and the identity of the client.
+/// How a client reaches the cluster and identifies itself.
 #[derive(Clone)]
 pub(crate) struct Access {
     pub(crate) route: Route,
     pub(crate) identity: Option<Identity>,
 }
 
-/// The address of the cluster.
+/// The way on which a client reaches the cluster.
 #[derive(Clone)]
 pub(crate) enum Route {
-    /// The address of the client Service. On the testbed, this machine can reach it.
+    /// The address of the client Service. This machine can reach it only on the testbed.
     Service {
         services: Box<Api<Service>>,
         name: String,
-        /// The first known address. Like a cached DNS record, it is used while the API server is stopped.
+        /// The address that was known first. A client with a cached DNS record still uses it while the API server is
+        /// stopped.
         first: String,
     },
     /// The Services of all members, each with the health of the member.
@@ -79,10 +78,10 @@ pub(crate) enum Route {
     },
 }
 
-/// A connection. When it is dropped, its forwarded port is closed.
+/// A connection to etcd. When it is dropped, its forwarded port is closed.
 pub(crate) struct Connection {
     pub(crate) client: Client,
-    /// The index of the member, if the connection leads to one member.
+    /// The index of the member in [`Route::Members`]. `None` if the connection uses the Service.
     member: Option<usize>,
     _forward: Option<PortForward>,
 }
@@ -114,8 +113,8 @@ impl Writer {
         Self::start_as(pattern, sandbox, cluster, Some(identity.clone())).await
     }
 
-    /// Like [`Self::start`], but retries like an ordinary client library. The client repeats a failed write over a new
-    /// connection. After 30 s, the write counts as failed.
+    /// Like [`Self::start`], but repeats a failed write over a new connection, as an ordinary client library does.
+    /// After [`RETRY_TIMEOUT`], the write counts as failed.
     ///
     /// # Errors
     /// Fails if no write is acknowledged.
@@ -128,9 +127,9 @@ impl Writer {
         Self::start_as(pattern, sandbox, cluster, None).await
     }
 
-    /// Like [`Self::start_retrying`], but follows etcd's recommendation for clients. The client has the addresses of
-    /// all members, and does not use members that report themselves as unhealthy. Its keys have another prefix, so it
-    /// can run concurrently with a client of the Service.
+    /// Like [`Self::start_retrying`], but follows etcd's recommendation for clients: the client has the addresses of
+    /// all members, and does not use members that report themselves as unhealthy. Its keys have a prefix of their own,
+    /// so it can run at the same time as a client of the Service.
     ///
     /// # Errors
     /// Fails if no write is acknowledged.
@@ -208,7 +207,8 @@ impl Writer {
         self.with_ledger(Ledger::silence)
     }
 
-    /// Uses another identity to read the keys back, because etcd no longer accepts the certificate of the writer.
+    /// Reads the keys back with another identity than the writes. A test calls this if etcd no longer accepts the
+    /// certificate of the writer.
     pub fn read_as(&mut self, identity: &Identity) {
         self.access.identity = Some(identity.clone());
     }
@@ -232,7 +232,7 @@ impl Writer {
     /// # Errors
     /// Fails if the cluster does not serve.
     pub async fn finish_counting(self, what: &str) -> Result<Tally> {
-        // The task is aborted only between two writes, so the ledger has an entry for each write.
+        // The task ends only between two writes, so the ledger has an entry for each write.
         self.task.abort();
         let silence = self.silence();
         let found = until("all keys are read back", DEADLINE, async || {
@@ -255,7 +255,7 @@ impl Writer {
         })
         .await?;
         let tally = self.with_ledger(|ledger| ledger.tally(&found, silence));
-        // Written to standard error directly, because the test harness hides the output of passing tests.
+        // Written to standard error directly, because the test harness hides what passing tests print.
         let _ = writeln!(std::io::stderr(), "    {what}: {tally}");
         Ok(tally)
     }
@@ -359,7 +359,7 @@ impl Access {
     }
 }
 
-/// The current address of the client Service. A Service that was created again has a new address.
+/// The current address of the client Service. If the Service was deleted and created again, its address is new.
 async fn address(services: &Api<Service>, name: &str) -> Result<String> {
     let service = services.get(name).await.context("the client Service")?;
     let address = service.spec.and_then(|spec| spec.cluster_ip);
@@ -422,7 +422,7 @@ async fn attempt(
         let header = answer.header().context("the response has no header")?;
         anyhow::Ok(header.revision())
     };
-    // It may take longer to open a forwarded port than to write.
+    // Longer than a write, because the attempt may first open a forwarded port.
     let outcome = timeout(WRITE_TIMEOUT * 5, attempt).await;
     outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no connection in time")))
 }

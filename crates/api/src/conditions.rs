@@ -6,7 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::text::text_enum;
 
-/// Declares a closed enum of reasons for conditions, Events and metrics. The text of each reason is the name of its
+/// Declares an enum with all reasons of conditions, Events and metrics. The text of each reason is the name of its
 /// variant.
 #[macro_export]
 macro_rules! reasons {
@@ -28,8 +28,8 @@ macro_rules! reasons {
                 }
             }
 
-            /// The reason with this text. `None` if the text is not in this enum, for example because another release
-            /// has written it.
+            /// The reason with this text. `None` if this release does not know the text, for example because another
+            /// release has written it.
             pub fn parse(text: &str) -> Option<Self> {
                 let mut all = Self::ALL.iter().copied();
                 all.find(|reason| reason.as_str() == text)

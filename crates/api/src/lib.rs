@@ -2,7 +2,7 @@
 //! the validation that needs no I/O.
 //!
 //! This crate contains only types and pure functions: no client, no I/O, no clock, no randomness. The schema contains
-//! every check that an API server can make (bounds, enums, CEL rules). `validate` repeats those checks that protect an
+//! every check that an API server can make (bounds, enums, CEL rules). `validate` repeats the checks that protect an
 //! operator from objects that are older than the schema.
 
 #![allow(

@@ -26,12 +26,12 @@ pub const LABEL_ROLE: &str = "etcd.database.coreos.com/role";
 pub const ROLE_VOTER: &str = "voter";
 /// Value of [`LABEL_ROLE`] for a learner.
 pub const ROLE_LEARNER: &str = "learner";
-/// Value of [`LABEL_ROLE`] for a drained voter. The client Service does not select this voter, because it is about to
-/// stop or is being defragmented.
+/// Value of [`LABEL_ROLE`] for a drained voter, which is about to stop or is being defragmented. The client Service
+/// does not select this voter.
 pub const ROLE_BUSY: &str = "busy";
-/// Label with the end of the cluster token, on every pod. The client Service selects by this label. So it never selects
-/// pods of another cluster with the same name, which may remain from an abandoned bootstrap or from the time before a
-/// restore.
+/// Label with the end of the cluster token, on every pod. The client Service selects by this label, so it never selects
+/// pods of another cluster of the same name. Such pods may remain from an abandoned bootstrap, or from the time before
+/// a restore.
 pub const LABEL_TOKEN: &str = "etcd.database.coreos.com/token";
 /// Label that no pod has. Until the cluster ID is recorded, the client Service selects by this label, so that it has no
 /// endpoints.
@@ -53,18 +53,18 @@ pub const ANNOTATION_CLUSTER_TOKEN: &str = "etcd.database.coreos.com/cluster-tok
 pub const ANNOTATION_CLUSTER_ID: &str = "etcd.database.coreos.com/cluster-id";
 /// Annotation on the PVC of a first member: the names of all first members, separated by commas.
 pub const ANNOTATION_FIRST_MEMBERS: &str = "etcd.database.coreos.com/first-members";
-/// Annotation on the PVC of a member that was removed from etcd. The operator sets the value `operator` before it
-/// removes the member itself. Any other value is the time at which the operator noticed that the member was missing in
-/// etcd's list. It has the suffix `/majority` if a majority of the voters was missing.
+/// Annotation on the PVC of a member that was removed from etcd. Before the operator removes a member, it sets the
+/// value `operator`. Any other value is the time at which the operator noticed that the member was missing in etcd's
+/// list, with the suffix `/majority` if a majority of the voters was missing.
 pub const ANNOTATION_REMOVED: &str = "etcd.database.coreos.com/removed";
-/// Annotation on the Service of a member. The operator sets it before it creates a pod for the member. So if the
-/// annotation is set, a missing pod may be a lost pod.
+/// Annotation on the Service of a member. The operator sets it before it creates a pod for the member. If the
+/// annotation is set and the pod is missing, the pod may have been lost.
 pub const ANNOTATION_STARTED: &str = "etcd.database.coreos.com/started";
 /// Annotation that is the restore lock of an `EtcdCluster`. Its value is the UID of the `EtcdRestore` that holds the
 /// lock.
 pub const ANNOTATION_RESTORE: &str = "etcd.database.coreos.com/restore";
-/// Annotation on an `EtcdCluster` that has lost its quorum. A user approves the recovery by setting the cluster ID as
-/// the value.
+/// Annotation on an `EtcdCluster` that has lost its quorum. A user approves the recovery by setting this annotation to
+/// the cluster ID.
 pub const ANNOTATION_RECOVER: &str = "etcd.database.coreos.com/recover";
 /// Annotation on an `EtcdCluster`. A new value requests new generated CAs. The Secret of a CA contains the value for
 /// which it was created.
@@ -205,8 +205,8 @@ pub fn member_name(cluster: &str, random: [u8; MEMBER_SUFFIX]) -> String {
     format!("{cluster}-{}", suffix.iter().collect::<String>())
 }
 
-/// The name of the cluster in a member's name. `None` if the text is not a member's name. Names from
-/// coreos/etcd-operator before 0.8.3 (`<cluster>-0000`) are not recognized, so use the label for these.
+/// The name of the cluster in a member's name; `None` if the text is not a member's name. Names from
+/// coreos/etcd-operator before 0.8.3 (`<cluster>-0000`) are not recognized; for these, use the label.
 pub fn cluster_of_member(member: &str) -> Option<&str> {
     let (cluster, suffix) = member.rsplit_once('-')?;
     let known =
@@ -225,7 +225,7 @@ pub fn is_cluster_name(name: &str) -> bool {
             .all(|byte| byte.is_ascii_lowercase() || byte.is_ascii_digit() || *byte == b'-')
 }
 
-/// The name of the member in a peer or client URL, which is the first label of the host name. `None` for an IP address.
+/// The name of the member in a peer or client URL: the first label of the host name. `None` for an IP address.
 pub fn member_of_url(url: &str) -> Option<&str> {
     let (_, rest) = url.split_once("://")?;
     if rest.starts_with('[') {
@@ -251,8 +251,8 @@ pub fn member_labels(cluster: &str, member: &str) -> BTreeMap<String, String> {
     labels
 }
 
-/// The value of [`LABEL_TOKEN`]: the end of the token, cut to the maximum length of a label value. Tokens differ at
-/// their end.
+/// The value of [`LABEL_TOKEN`]: the last characters of the token, up to the maximum length of a label value. Tokens
+/// differ at their end.
 pub fn token_label(token: &str) -> &str {
     let begin = token.len().saturating_sub(63);
     let end = token.get(begin..).unwrap_or_default();
@@ -314,7 +314,7 @@ impl Addresses {
         )
     }
 
-    /// The peer URL of a member on a listener, which is given by TLS and port.
+    /// The peer URL of a member at a listener. The pair contains whether the listener uses TLS, and its port.
     pub fn peer_url_on(&self, member: &str, (tls, port): (bool, u16)) -> String {
         format!("{}://{}:{port}", scheme(tls), self.host(member))
     }

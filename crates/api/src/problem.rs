@@ -10,7 +10,7 @@ use crate::names::{MAX_CLUSTER_NAME, is_cluster_name};
 pub struct Problem {
     /// JSON path of the field, such as `spec.s3.path`.
     pub field: String,
-    /// The problem, as the predicate of a sentence whose subject is the field, such as `is missing`.
+    /// The problem, as a phrase after the name of the field, such as `is missing`.
     pub problem: String,
     /// The remedy, as an instruction.
     pub remedy: String,
@@ -30,7 +30,7 @@ impl Problem {
         }
     }
 
-    /// The problem of a text that this release does not know.
+    /// The problem of a field with a text that this release does not know.
     pub(crate) fn unknown(field: impl Into<String>, text: &str, known: &[&str]) -> Self {
         Self::new(
             field,
@@ -80,13 +80,12 @@ pub fn summary(problems: &[Problem]) -> String {
     lines.join("; ")
 }
 
-/// The names of those fields whose flag is true.
+/// The names of the fields with a flag that is true.
 pub(crate) fn names_of_set<const N: usize>(fields: [(bool, &str); N]) -> Vec<String> {
     let set = fields.into_iter().filter(|(set, _)| *set);
     set.map(|(_, field)| field.to_owned()).collect()
 }
 
-/// The fields of the problems, in order.
 #[cfg(test)]
 pub(crate) fn fields(problems: &[Problem]) -> Vec<&str> {
     let fields = problems.iter().map(|problem| problem.field.as_str());

@@ -1,7 +1,7 @@
-//! A rule for cron expressions that their parser does not have.
+//! A rule for cron expressions that their parser does not check.
 
-/// True if a list of a cron expression has an empty entry, such as `,` or `1,,2`. The parser accepts it, and a search for
-/// the next time of an empty list takes seconds. One object with such a schedule would delay all others.
+/// True if a list of a cron expression has an empty entry, such as `,` or `1,,2`. The parser accepts it, and the search
+/// for the next time of an empty list takes seconds. One object with such a schedule would delay all other objects.
 pub fn has_empty_entry(schedule: &str) -> bool {
     let mut entries = schedule
         .split_whitespace()

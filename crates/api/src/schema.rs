@@ -37,7 +37,8 @@ pub(crate) fn text_map(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "maxProperties": 64, "additionalProperties": { "type": "string" } })
 }
 
-/// The schema of an object that is recorded unchanged. It is not validated, because the spec from which it comes is.
+/// The schema of an object that is recorded unchanged. It is not validated, because the spec from which it is copied is
+/// validated.
 pub(crate) fn open_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }
@@ -47,7 +48,7 @@ pub(crate) fn object_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "minLength": 1, "maxLength": 253 })
 }
 
-/// The schema of an object's name. An empty text means that the name is missing, as in coreos/etcd-operator.
+/// The schema of an object's name. As in coreos/etcd-operator, an empty text means that there is no name.
 pub(crate) fn optional_object_name(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "string", "maxLength": 253 })
 }
@@ -74,7 +75,7 @@ where
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Reads a list, and skips items that cannot be parsed. So a status that another release has written does not make its
+/// Reads a list, and skips items that cannot be parsed. A status from another release therefore does not make its
 /// object unreadable.
 pub(crate) fn readable_items<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
@@ -88,7 +89,7 @@ where
         .collect())
 }
 
-/// The text. `None` if it is missing or empty, which has the same meaning in coreos/etcd-operator.
+/// The text. `None` if it is missing or empty, because both mean the same in coreos/etcd-operator.
 pub(crate) fn given(text: Option<&String>) -> Option<&str> {
     text.map(String::as_str).filter(|text| !text.is_empty())
 }

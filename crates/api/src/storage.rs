@@ -205,7 +205,7 @@ pub struct LocalSource {
     pub path: String,
 }
 
-/// The storage blocks of a spec. Exactly one may be set, which is the block of the storage type.
+/// The storage blocks of a spec. Exactly one may be set: the block of the storage type.
 #[derive(Clone, Copy, Debug)]
 pub struct Blocks<'a> {
     /// `spec.s3`.
@@ -239,7 +239,7 @@ pub enum StorageSource<'a> {
     Local(&'a LocalSource),
 }
 
-/// A storage block without the rest of its spec, which processes pass to each other. In JSON, the block has its name as
+/// A storage block without the rest of its spec, as processes pass it to each other. In JSON, the name of the block is
 /// the key. It contains names of Secrets, but no credentials.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn parse_drops_leading_v() {
+    fn version_is_parsed_without_leading_v() {
         assert_eq!(version("v3.6.16"), version("3.6.16"));
         assert_eq!(
             version("3.6.16").image("quay.io/coreos/etcd"),
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn parse_rejects_invalid_versions() {
+    fn rejects_invalid_versions() {
         for text in ["", "3.6", "latest", "3.6.x", "v"] {
             assert!(EtcdVersion::parse(text).is_err(), "{text}");
         }

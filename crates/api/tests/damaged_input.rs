@@ -1,4 +1,5 @@
-//! Objects, manifests, durations, versions, paths and names as users, old operators and damaged stores may write them.
+//! Parses objects, manifests, durations, versions, paths and names, as users, old operators and damaged stores may
+//! write them.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod damaged;
@@ -48,7 +49,8 @@ fn damaged_objects() -> impl Strategy<Value = Vec<u8>> {
     damaged(&objects)
 }
 
-/// An accepted value is written in the same way as it is read.
+/// Parses a text, and asserts that the value is read in the same way after it was written. `None` if the text is
+/// rejected.
 fn round_trip<T: Serialize + DeserializeOwned>(text: &[u8]) -> Option<T> {
     let value: T = bounded(|| serde_json::from_slice(text)).ok()?;
     let written = serde_json::to_value(&value).unwrap();
@@ -58,7 +60,7 @@ fn round_trip<T: Serialize + DeserializeOwned>(text: &[u8]) -> Option<T> {
 }
 
 #[test]
-fn samples_are_valid() {
+fn undamaged_objects_are_read_and_written() {
     assert!(round_trip::<BackupManifest>(MANIFEST.as_bytes()).is_some());
     for object in objects() {
         let value: serde_json::Value = serde_json::from_slice(&object).unwrap();
@@ -127,7 +129,7 @@ proptest! {
         }
         let parts = name::Numbered { time: Timestamp::from_second(second).unwrap(), revision };
         let written = name::name(&path, parts);
-        // Years before 1000 and after 9999 have no four digits.
+        // A year before 1000 or after 9999 does not have four digits.
         if let Some(read) = name::parse(&path, &written) {
             prop_assert_eq!(read, parts);
         } else {

@@ -29,8 +29,8 @@ use crate::observe::ObserveContext;
 use crate::reconcile::ReconcileContext;
 use crate::workers::{Limits, Workers};
 
-/// Time limit for recording an attempt in the status. It is sufficient for a slow API server and a queue of hundreds
-/// of reconciles, each of which waits up to 30 seconds for a store that does not answer.
+/// Time limit for recording an attempt in the status. It is enough for a slow API server and a queue of hundreds of
+/// reconciles, each of which may wait 30 seconds for a store that does not answer.
 const RECORD_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Maximum back-off between two attempts of a transfer, in seconds.
@@ -43,11 +43,12 @@ const REMOVALS: Limits = Limits {
     per_namespace: 8,
     max_backoff_seconds: 300,
     record_timeout: RECORD_TIMEOUT,
-    // Removing 100,000 backups takes less than an hour. A removal that was ended continues where it stopped.
+    // Within an hour, 100,000 backups can be removed. A removal that exceeds the limit continues later where it
+    // stopped.
     timeout: Duration::from_hours(1),
 };
 
-/// The texts that name the grant for endpoints of EtcdBackups.
+/// How an administrator grants endpoints to EtcdBackups: the operator, its flag, and the value of the chart.
 pub(crate) const ENDPOINTS: GrantedBy = GrantedBy {
     operator: "backup operator",
     flag: "--etcd-endpoints",
@@ -93,8 +94,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The limits of transfers. An operator for one namespace has no other tenants, so the limit per namespace does
-    /// not apply.
+    /// The limits of transfers. The limit per namespace does not apply to an operator for one namespace, because it has
+    /// no other tenants.
     fn transfers(&self, scope: &Scope) -> Limits {
         let concurrent = self.max_transfers.get();
         let of_scope = match scope {
@@ -109,13 +110,12 @@ impl Settings {
                 .map_or(of_scope, NonZeroUsize::get),
             max_backoff_seconds: TRANSFER_BACKOFF,
             record_timeout: RECORD_TIMEOUT,
-            // The plan ends a transfer at the deadline of its backup.
+            // The timeout is unlimited here, because the plan ends a transfer at the deadline of its backup.
             timeout: Duration::MAX,
         }
     }
 }
 
-/// The limits of removals.
 fn removals(scope: &Scope) -> Limits {
     let per_namespace = match scope {
         Scope::Cluster => REMOVALS.concurrent / 2,
@@ -131,8 +131,8 @@ fn removals(scope: &Scope) -> Limits {
 pub async fn work(operator: Operator, settings: Settings) {
     let (changes, ended) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
-    // The end of a worker triggers a reconcile of all EtcdBackups, so that its result is reported at once. The
-    // reconcile of a finished EtcdBackup sends no request.
+    // When a worker ends, all EtcdBackups are reconciled, so that its result is reported at once. The reconcile of a
+    // finished EtcdBackup sends no request.
     let backups =
         controller::<EtcdBackup>(&operator).reconcile_all_on(UnboundedReceiverStream::new(ended));
     let execute = ExecuteContext {
@@ -189,7 +189,7 @@ pub async fn work(operator: Operator, settings: Settings) {
         watcher::Config::default(),
         cluster_of,
     );
-    // In the metrics, the object counts cover only EtcdBackups.
+    // The metrics that count objects cover only EtcdBackups.
     let for_clusters = Operator {
         objects: Objects::default(),
         ..operator.clone()
@@ -201,7 +201,7 @@ pub async fn work(operator: Operator, settings: Settings) {
     reconciler.execute.join().await;
 }
 
-/// The EtcdCluster that an EtcdBackup backs up; `None` without `spec.etcdCluster`.
+/// The EtcdCluster that `spec.etcdCluster` of an EtcdBackup names; `None` if the field is not set.
 fn cluster_of(backup: Guarded<EtcdBackup>) -> Option<ObjectRef<Guarded<EtcdCluster>>> {
     let namespace = backup.namespace()?;
     let readable = backup.0.ok()?;
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_gets_half_of_transfers_unless_configured() {
+    fn namespace_gets_half_of_transfers_by_default() {
         let own = Scope::Namespace("n".to_owned());
         assert_eq!(limits(&[], &own), (4, 2, 4));
         assert_eq!(limits(&[], &Scope::Cluster), (4, 2, 2));
@@ -242,7 +242,7 @@ mod tests {
         assert!(Flags::try_parse_from(["backup", "--max-transfers=0"]).is_err());
     }
 
-    /// An upload to S3 has at most 10,000 parts. With bounded memory per part, these parts contain at most 110 GiB.
+    /// An upload to S3 has at most 10,000 parts. With limited memory per part, these parts contain at most 110 GiB.
     #[test]
     fn largest_snapshot_is_bounded() {
         let parsed = |argument: &str| {

@@ -1,7 +1,7 @@
 //! Maintains the EtcdBackup for `spec.backup` of an EtcdCluster, and `status.lastBackup` of the EtcdCluster.
 //!
-//! The EtcdCluster owns the EtcdBackup, so Kubernetes deletes both together. The stored backups stay, because they are
-//! needed after the loss of a cluster. A new cluster of the same name continues with the same path.
+//! The EtcdCluster owns the EtcdBackup, so Kubernetes deletes both together. The stored backups stay, because users
+//! need them after the loss of a cluster. A new cluster of the same name continues with the same path.
 
 use std::sync::Arc;
 
@@ -40,8 +40,8 @@ impl Reconcile for ClusterBackups {
             .copied()
             .find(|backup| backup.name_any() == name);
         let mut notices = Vec::new();
-        // The cache may be stale, and another owner may have taken the name. Before a change, the operator therefore
-        // reads the EtcdBackup from the API server and plans again.
+        // The cached EtcdBackup may be stale, or another owner may have taken its name. Before a change, the operator
+        // therefore reads the EtcdBackup from the API server and plans again.
         let action = match plan(&cluster, existing) {
             Action::Apply(_) | Action::Delete(_) => {
                 let live = backups.get_opt(&name).await;
@@ -80,7 +80,7 @@ impl ClusterBackups {
             .status
             .as_ref()
             .and_then(|status| status.last_backup.as_ref());
-        // The recorded backup stays in the status after its EtcdBackup is deleted.
+        // The status keeps the last backup even after its EtcdBackup is deleted.
         if last.is_none() || last.as_ref() == current {
             return Ok(());
         }

@@ -1,5 +1,4 @@
-//! The command line of `etcd-backup-operator`. With the subcommand `volume`, the program runs in a pod that mounts a
-//! PVC.
+//! The command line of `etcd-backup-operator`. The subcommand `volume` is for a pod that mounts a PVC.
 
 use std::process::ExitCode;
 

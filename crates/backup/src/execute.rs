@@ -1,4 +1,5 @@
-//! Executes a plan: starts and cancels workers, changes the EtcdBackup, and writes its status. Decides nothing.
+//! Executes a plan: starts and cancels workers, changes the EtcdBackup, and writes its status. This module decides
+//! nothing.
 
 use std::sync::Arc;
 
@@ -21,7 +22,7 @@ use crate::snapshot::{RemovalResult, Snapshot, Stored};
 use crate::transfer::Transfer;
 use crate::workers::Workers;
 
-/// The client that sends requests, and the workers of transfers and removals.
+/// The inputs of the executor.
 pub(crate) struct ExecuteContext {
     pub(crate) client: Client,
     pub(crate) transfers: Arc<Workers<Stored>>,
@@ -56,7 +57,7 @@ impl ExecuteContext {
         Api::namespaced(self.client.clone(), &namespace)
     }
 
-    /// Forgets the workers of an EtcdBackup that have ended.
+    /// Forgets the ended workers of an EtcdBackup.
     fn forget(&self, uid: &str) {
         self.transfers.forget(uid);
         self.removals.forget(uid);
@@ -102,7 +103,8 @@ impl ExecuteContext {
         }
     }
 
-    /// Starts a removal. The removal of all backups continues while the EtcdBackup is being deleted.
+    /// Starts a removal. If all backups of the EtcdBackup are removed, the removal continues while the object is being
+    /// deleted.
     fn start_removal(&self, backup: &EtcdBackup, plan: &Plan, job: Job, connections: Connections) {
         let uid = backup.uid().unwrap_or_default();
         let namespace = backup.namespace().unwrap_or_default();
@@ -142,8 +144,8 @@ impl ExecuteContext {
         }
     }
 
-    /// Returns a check whether the EtcdBackup with this UID still exists. `or_deleting`: true if an object that is
-    /// being deleted counts as existing.
+    /// Returns a check for whether the EtcdBackup with this UID still exists. `or_deleting`: an object that is being
+    /// deleted counts as existing.
     fn exists(
         &self,
         backup: &EtcdBackup,
@@ -160,7 +162,7 @@ impl ExecuteContext {
     }
 }
 
-/// Executes the planned action. Records are written later, together with the status.
+/// Executes the planned action. Some actions are records, and are written later with the status.
 pub(crate) async fn execute(
     context: &ExecuteContext,
     backup: &EtcdBackup,
@@ -177,7 +179,7 @@ pub(crate) async fn execute(
             context.start_removal(backup, plan, job, connections);
         }
         (Action::AbandonTransfer, _) => context.transfers.abandon(&uid),
-        // The result of a transfer for an earlier spec does not count for the new spec.
+        // A transfer for an earlier spec may have ended. Its result is no result for the new spec.
         (Action::RecordIntent, _) => context.forget(&uid),
         (Action::SetFinalizer(set), _) => {
             let api = context.api(backup);
@@ -201,7 +203,8 @@ pub(crate) async fn execute(
     Ok(())
 }
 
-/// Deletes the pod that an ended operator process has left. Only then may the status report the end of the attempt.
+/// Deletes the pod that an earlier operator process has left. The status may report the end of the attempt only after
+/// the deletion.
 async fn delete_left_pod(
     client: &Client,
     backup: &EtcdBackup,
@@ -224,8 +227,8 @@ async fn delete_left_pod(
     }
 }
 
-/// Writes the status. A transfer starts only after its attempt is recorded. An ended worker is forgotten only after
-/// its result is reported.
+/// Writes the status. Only afterwards, a transfer starts if the status records its attempt, and ended workers are
+/// forgotten if the status reports their result.
 pub(crate) async fn report(
     context: &ExecuteContext,
     backup: &EtcdBackup,
@@ -244,9 +247,9 @@ pub(crate) async fn report(
     Ok(())
 }
 
-/// Writes a status with the resourceVersion from which it was computed as precondition, because the cached object may
-/// be stale (invariant 11). If the installed CRD lacks `unfinishedAttempts`, because it is from an earlier release,
-/// the status is written without this field.
+/// Writes a status. The cached object may be stale, so the precondition is the resourceVersion from which the status
+/// was computed (invariant 11). A CRD of an earlier release may lack `unfinishedAttempts`; the status is then written
+/// without this field.
 async fn write_over(
     api: &Api<EtcdBackup>,
     backup: &EtcdBackup,
@@ -280,8 +283,7 @@ mod tests {
 
     use super::*;
 
-    /// A fake API server, and the statuses that it received. `has_field`: true if its CRD has the field
-    /// `unfinishedAttempts`.
+    /// A fake API server, and the statuses that it has received. `has_field`: its CRD contains `unfinishedAttempts`.
     fn server(has_field: bool) -> (Client, Arc<Mutex<Vec<Value>>>) {
         let sent = Arc::<Mutex<Vec<Value>>>::default();
         let recorded = sent.clone();
@@ -319,7 +321,7 @@ mod tests {
         .unwrap()
     }
 
-    /// A fake API server with one pod of this owner, and the requests that it received.
+    /// A fake API server with one pod that belongs to `owner`, and the requests that it has received.
     fn server_with_pod(owner: &'static str) -> (Client, Arc<Mutex<Vec<String>>>) {
         let sent = Arc::<Mutex<Vec<String>>>::default();
         let recorded = sent.clone();
@@ -343,7 +345,7 @@ mod tests {
 
     /// Invariant 11: the deletion has the UID of the observed pod as precondition.
     #[tokio::test]
-    async fn deletes_only_own_left_pod() {
+    async fn deletes_leftover_pod_only_of_own_backup() {
         for (owner, requests) in [("u", 2), ("another", 1)] {
             let (client, sent) = server_with_pod(owner);
             let backup = backup_with(&json!({}));

@@ -1,7 +1,7 @@
 //! The metrics of each EtcdBackup, with its namespace and name as labels.
 //!
 //! The values are computed from the cached objects at each scrape. Deleted objects therefore have no metrics, and a
-//! restart loses no values.
+//! restart of the operator loses no values.
 
 use std::fmt;
 use std::sync::Arc;
@@ -78,7 +78,7 @@ impl Collector for BackupMetrics {
     }
 }
 
-/// The attempts of this process at the backup of one EtcdBackup.
+/// The attempts of this process to back up one EtcdBackup.
 #[derive(Clone, Copy, Default)]
 struct Attempts {
     /// Number of failed attempts since the last success.
@@ -128,7 +128,7 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
         ),
         (
             "failed_attempts",
-            "Consecutive failed attempts",
+            "Number of attempts that have failed since the last success",
             Some(i64::from(attempts.failures)),
         ),
         (
@@ -158,14 +158,14 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     ]
 }
 
-/// True if another backup will follow. Only then is the age of the newest backup meaningful.
+/// True if another backup will follow. Otherwise the age of the newest backup has no meaning for alerts.
 fn is_scheduled(backup: &EtcdBackup) -> bool {
     let policy = backup.spec.backup_policy.as_ref();
     backup.spec.is_periodic() && !policy.is_some_and(|policy| policy.suspend)
 }
 
-/// True if the condition `Failed` is true. The metric `failed_attempts` cannot show this failure, because its counter
-/// is reset when the operator stops retrying.
+/// True if the condition `Failed` is true. The metric `failed_attempts` does not show a backup that has failed for
+/// good, because its counter is reset when the operator stops retrying.
 fn failed(backup: &EtcdBackup) -> bool {
     let status = backup.status.as_ref();
     status.is_some_and(|status| is_true(&status.conditions, &ConditionType::Failed))

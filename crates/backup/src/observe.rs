@@ -28,7 +28,7 @@ mod denied;
 mod same_path;
 mod site;
 
-/// Time limit for all reads of a reconcile together.
+/// Time limit for all reads of one reconcile together.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The clients and caches from which the operator reads.
@@ -59,7 +59,7 @@ pub(crate) struct Connections {
     pub(crate) etcd: Option<Arc<dyn Etcd>>,
 }
 
-/// The result of all reads.
+/// The results of all reads.
 #[derive(Default)]
 struct Read {
     destination: Destination,
@@ -68,7 +68,7 @@ struct Read {
     clock_difference: Option<SignedDuration>,
 }
 
-/// Adds the data that the plan needs to the snapshot of this process's workers.
+/// Reads the data that the plan needs, and adds it to the snapshot of this process's workers.
 pub(crate) async fn observe(
     context: &ObserveContext,
     backup: &EtcdBackup,
@@ -140,7 +140,8 @@ async fn for_transfer(
         .endpoints
         .of(&backup.namespace().unwrap_or_default());
     if let StorageSource::Pvc(pvc) = source {
-        // Only the pod can read the volume. The Secrets are read to report their problems before the pod is created.
+        // The operator cannot read the volume; only the pod can. The operator reads the Secrets anyway, to report their
+        // problems before it creates the pod.
         let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
         cluster::client(context, backup).await?;
         return Ok(Read {

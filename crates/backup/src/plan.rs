@@ -1,11 +1,10 @@
 //! Plans the next step of one EtcdBackup. Pure: no client, clock, randomness or logging. The planner always returns a
 //! plan.
 //!
-//! The intent, which is the start time of the backup, is recorded in the status before the operator reads etcd or
-//! writes to the store (invariant 10). All later steps can be repeated. An interrupted transfer starts again, and the
-//! operator finds and adopts a completed one in the store. The start time of the last backup determines the time of
-//! the next one. The list of backups in the status shows whether the retention rules were applied after the newest
-//! backup.
+//! Before the operator reads etcd or writes to the store, it records the start time of the backup in the status
+//! (invariant 10). All later steps can be repeated: an interrupted transfer starts again, unless the store already
+//! contains its complete backup. The start time of the last backup determines the time of the next one. The list of
+//! backups in the status shows whether the retention rules were applied after the newest backup.
 
 use std::time::Duration;
 
@@ -36,13 +35,14 @@ pub use job::Job;
 pub use refusal::refusal;
 use schedule::Next;
 
-/// Interval between two reports of the progress of a running transfer.
+/// While a transfer runs, its progress is reported at this interval.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
 
-/// Initial interval of checks for missing input (a Secret, a cluster), because no watch reports its creation.
+/// Missing input, such as a Secret or a cluster, is checked at this interval at first, because no watch reports its
+/// creation.
 const INPUT_RETRY: Duration = Duration::from_secs(3);
 
-/// Maximum interval of checks for missing input.
+/// Missing input is checked at least this often.
 const MAX_INPUT_RETRY: Duration = Duration::from_secs(30);
 
 /// Maximum time between two reconciles, because a change of the clock may make a backup due.
@@ -52,7 +52,7 @@ const MAX_REQUEUE: Duration = Duration::from_mins(10);
 /// too.
 const SECRET_WAIT: SignedDuration = SignedDuration::from_mins(5);
 
-/// Tolerance for recorded times in the future. A wrong clock wrote a later time, which therefore does not count.
+/// A recorded time may be this far in the future. If it is later, a wrong clock wrote it, and it is ignored.
 const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
 
 /// The action of a reconcile, in addition to the status. A plan has one action.
@@ -70,7 +70,7 @@ pub enum Action {
     AbandonTransfer,
     /// Remove the backups that the retention rules do not keep. [`Plan::job`] contains the removal.
     RemoveSurplus,
-    /// Set the finalizer (true) or remove it (false).
+    /// Set the finalizer (true), or remove it (false).
     SetFinalizer(bool),
     /// Remove all stored backups of this EtcdBackup. [`Plan::job`] contains the removal.
     RemoveAll,
@@ -79,14 +79,14 @@ pub enum Action {
 }
 
 impl Action {
-    /// True if the action changes the EtcdBackup itself. The next reconcile then writes the status, with the new
+    /// True if the action changes the EtcdBackup itself. The status is then written by the next reconcile, with the new
     /// resourceVersion.
     pub fn changes_object(self) -> bool {
         matches!(self, Self::SetFinalizer(_) | Self::DeleteBackup)
     }
 }
 
-/// The state of the backup, for the status.
+/// What the status reports about the backup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The status already reports the state.
@@ -97,7 +97,7 @@ pub enum Verdict {
     Starting,
     /// The transfer waits for other transfers to end.
     Queued,
-    /// The transfer is running.
+    /// The transfer is running, and has copied this much.
     Running(Moved),
     /// An input is missing, or an attempt has failed. The operator retries.
     Waiting(Trouble),
@@ -105,7 +105,7 @@ pub enum Verdict {
     Succeeded(Stored),
     /// The backup has failed and is not retried.
     Failed(Trouble),
-    /// The next backup is due at this time; `None` if the schedule has no further time.
+    /// No backup is due now. The next one is due at this time; `None` if the schedule has no further time.
     Scheduled(Option<Timestamp>),
     /// `spec.backupPolicy.suspend` is true.
     Suspended,
@@ -118,7 +118,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// True if the reported work has ended. The process may forget this work after the status is written.
+    /// True if the reported work has ended, so that the process may forget it after the status is written.
     pub fn is_final(&self) -> bool {
         matches!(
             self,
@@ -130,7 +130,7 @@ impl Verdict {
 /// The next step of an EtcdBackup.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The action of the step.
+    /// What the operator executes now.
     pub action: Action,
     /// The transfer or the removal that the action starts; `None` for other actions.
     pub job: Option<Job>,
@@ -155,8 +155,8 @@ impl Plan {
     }
 }
 
-/// True if the status reports that the backup for this generation of the spec has succeeded or failed. A periodic
-/// EtcdBackup never finishes.
+/// True if the status reports that the backup for this generation of the spec has succeeded or failed. Never true for a
+/// periodic EtcdBackup.
 fn is_finished(backup: &EtcdBackup) -> bool {
     let Some(status) = backup
         .status
@@ -170,19 +170,20 @@ fn is_finished(backup: &EtcdBackup) -> bool {
         || failed_generation(backup).is_some_and(|failed| *failed == backup.metadata.generation)
 }
 
-/// The generation of the spec whose backup failed, if the last backup failed. A rejected spec is not a failed backup.
+/// The generation of the spec for which the backup has failed; `None` if the last backup has not failed. A rejected
+/// spec is not a failed backup.
 fn failed_generation(backup: &EtcdBackup) -> Option<&Option<i64>> {
     let failed = find(&backup.status.as_ref()?.conditions, &ConditionType::Failed)?;
     (failed.status == "True" && !is_refusal(failed)).then_some(&failed.observed_generation)
 }
 
-/// True if the condition reports a rejected spec. The spec is checked again in each reconcile, because a later release
-/// may accept it.
+/// True if the condition reports a rejected spec. Each reconcile checks the spec again, because a later release may
+/// accept it.
 fn is_refusal(failed: &Condition) -> bool {
     Reason::parse(&failed.reason).is_some_and(Reason::is_refusal)
 }
 
-/// The recorded start of an unfinished backup, if it was recorded for this generation of the spec.
+/// The recorded start of the backup, if the backup is unfinished and belongs to this generation of the spec.
 pub fn intent(backup: &EtcdBackup) -> Option<Timestamp> {
     let status = backup.status.as_ref()?;
     let current = status.observed_generation == backup.metadata.generation;
@@ -193,7 +194,7 @@ fn is_open(status: &EtcdBackupStatus) -> bool {
     status.start_time.is_some() && status.completion_time.is_none()
 }
 
-/// The data that observe reads for the plan. Data that cannot change the plan is not read.
+/// What observe must read for the plan. Data that cannot change the plan is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// No data.
@@ -225,7 +226,7 @@ pub fn need(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Need {
     if intent(backup).is_some() {
         let state = &snapshot.transfer;
         let ended = !state.work.is_active() && !matches!(state.work, Work::Ended(Ok(_)));
-        // The content of the store decides whether an overdue backup has failed.
+        // The content of the store shows whether an overdue backup is complete or has failed.
         let reads = state.may_begin(now) || overdue(backup, snapshot, now);
         return need_if(Need::Destination, ended && reads);
     }
@@ -261,12 +262,13 @@ fn has_stored(backup: &EtcdBackup) -> bool {
     })
 }
 
-/// True if all stored backups were removed. A removal by the retention rules does not count.
+/// True if a removal of all stored backups is complete. A removal by the retention rules is not enough.
 fn all_removed(snapshot: &Snapshot) -> bool {
     matches!(&snapshot.removal.work, Work::Ended(Ok(result)) if result.everything)
 }
 
-/// The time at which `ttlSecondsAfterFinished` of a finished EtcdBackup expires; `None` if it does not apply.
+/// The time at which `ttlSecondsAfterFinished` of a finished EtcdBackup has passed; `None` if the setting does not
+/// apply.
 fn expiry(backup: &EtcdBackup) -> Option<Timestamp> {
     let seconds = backup.spec.ttl_seconds_after_finished?;
     let status = backup.status.as_ref().filter(|_| is_finished(backup))?;
@@ -286,8 +288,8 @@ fn until(time: Timestamp, now: Timestamp) -> Duration {
         .min(MAX_REQUEUE)
 }
 
-/// The interval of checks for missing input: a tenth of the time waited so far. The delay after the input appears is
-/// therefore small in proportion.
+/// The interval of checks for missing input: a tenth of the time that the operator has waited so far. The additional
+/// delay after the input appears is therefore small in comparison.
 fn input_retry(waits_since: Timestamp, now: Timestamp) -> Duration {
     let waited = Duration::try_from(now.duration_since(waits_since)).unwrap_or_default();
     (waited / 10).clamp(INPUT_RETRY, MAX_INPUT_RETRY)
@@ -316,8 +318,8 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         _ => {}
     }
     let next = plan_step(backup, snapshot, now);
-    // The finalizer is set just before the first backup is stored. An EtcdBackup without stored backups must not block
-    // the deletion of its namespace after the operator was uninstalled.
+    // The finalizer is set just before the first backup is stored. If the operator is uninstalled, an EtcdBackup
+    // without stored backups must not block the deletion of its namespace.
     let stores =
         next.action == Action::StartTransfer || matches!(next.verdict, Verdict::Succeeded(_));
     if stores && wants_finalizer(backup) && !has_finalizer(backup) {
@@ -326,7 +328,7 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if active || next.job.is_some() {
         return next;
     }
-    // The pod is deleted, so that it makes no backup after the status has reported the end of the attempt.
+    // The pod must be deleted. Otherwise it could make its backup after the status has reported the end of the attempt.
     let left = job::left_pod(backup, &next);
     next.with(left)
 }
@@ -352,7 +354,7 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let Some(begun) = intent(backup) else {
         if active {
             // Invariant 10: the running transfer belongs to an earlier spec. The start for the new spec is recorded
-            // before any work.
+            // before its work begins.
             return Plan::new(
                 Action::AbandonTransfer,
                 Verdict::Unchanged,
@@ -364,14 +366,14 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if let Work::Ended(Ok(stored)) = &snapshot.transfer.work {
         return abandon(Verdict::Succeeded(stored.clone()));
     }
-    // A complete backup counts even if the operator finds it after the deadline.
+    // A complete backup is a success, even if the operator finds it after the deadline.
     if let Destination::Complete(stored) = &snapshot.destination {
         return abandon(Verdict::Succeeded(stored.clone()));
     }
     if overdue(backup, snapshot, now) {
         let trouble = deadline_exceeded(backup, &snapshot.transfer);
-        // The canceled transfer may have stored its whole backup. The operator reads the store when the transfer has
-        // ended.
+        // The canceled transfer may have stored its whole backup, so the operator reads the store after the transfer
+        // has ended.
         if active && !cancel_overdue(backup, snapshot, now) {
             let verdict = Verdict::Waiting(trouble);
             return Plan::new(Action::AbandonTransfer, verdict, Some(PROGRESS_INTERVAL));
@@ -379,13 +381,13 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         return abandon(Verdict::Failed(trouble));
     }
     let next = plan_attempt(backup, begun, snapshot, now);
-    // The next reconcile must not be later than the deadline.
+    // The next reconcile must happen at the deadline or earlier.
     let remaining = deadline(backup, snapshot, now).map(|deadline| until(deadline, now));
     let requeue = next.requeue.into_iter().chain(remaining).min();
     Plan { requeue, ..next }
 }
 
-/// Plans the deletion of an expired EtcdBackup. If its stored backups are deleted with it, the clocks must agree
+/// Plans the deletion of an expired EtcdBackup. If the deletion also removes its stored backups, the clocks must agree
 /// (invariant 9).
 fn plan_expiry(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let retry = Some(INPUT_RETRY);
@@ -411,7 +413,8 @@ fn abandon(active: bool, verdict: Verdict) -> Plan {
     Plan::new(action, verdict, None)
 }
 
-/// Plans the next backup, or the removal by the retention rules after the last backup. No backup is in progress.
+/// Plans for an EtcdBackup without a backup in progress: the next backup, or the removal by the retention rules after
+/// the last backup.
 fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let result = retention_result(backup, snapshot);
     if let Some(result) = result.filter(|_| is_retention_pending(backup)) {
@@ -427,7 +430,8 @@ fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         .cloned();
     if is_due(backup, now) && waits.is_none() {
         return match failed {
-            // The failure is reported first, because the next backup may already be due in every reconcile.
+            // The failure is reported first. Otherwise it might never be reported, because the next backup may be due
+            // in every reconcile.
             Some(trouble) if !is_reported(backup, &trouble) => Plan::new(
                 Action::Nothing,
                 Verdict::RetentionFailed(trouble),
@@ -495,7 +499,7 @@ fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Pl
         Some(trouble) if trouble.reason == Reason::BucketMissing => {
             return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
         }
-        // A missing Secret is not created again if its whole namespace is being deleted.
+        // If the whole namespace is being deleted, no user creates the missing Secret again.
         Some(trouble)
             if trouble.reason == Reason::SecretMissing
                 && now.duration_since(since) > SECRET_WAIT =>
@@ -532,8 +536,7 @@ fn plan_attempt(
         return wait(Verdict::Queued, PROGRESS_INTERVAL);
     }
     if *work == Work::Ready {
-        // Invariant 10: the attempt is recorded before its first byte is transferred, because it may crash this
-        // process.
+        // Invariant 10: the attempt may crash this process, so it is recorded before its first byte is transferred.
         let action = Action::RecordAttempts(count_with_current(backup, &snapshot.transfer));
         return Plan::new(action, Verdict::Starting, Some(PROGRESS_INTERVAL));
     }
@@ -569,7 +572,7 @@ fn plan_attempt(
             if let Some(trouble) = attempts_exhausted(backup, work) {
                 return Plan::new(Action::Nothing, Verdict::Failed(trouble), None);
             }
-            // The status shows the last failure until the retry has a result.
+            // Until the retry has a result, the status shows the last failure.
             let verdict = match work {
                 Work::Ended(Err(trouble)) => Verdict::Waiting(trouble.clone()),
                 _ => Verdict::Starting,

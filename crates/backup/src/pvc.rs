@@ -1,12 +1,12 @@
 //! Backups on a PersistentVolumeClaim (PVC).
 //!
-//! Only pods in the namespace of the PVC can mount it. The operator therefore creates one pod for each transfer or
+//! A PVC can be mounted only by pods in its own namespace. The operator therefore creates one pod for each transfer or
 //! removal. The pod runs this program, takes the snapshot, writes it to a file, and reports the result in its
 //! termination message (docs/adr/0013-backups-on-a-claim.md).
 //!
-//! The pod has no service account token, no shell, and no access to the API server. Its name is derived from the
-//! order, so a new operator process finds the pod and waits for it. If the pod is lost, the operator carries out the
-//! order again, and finds a complete backup on the PVC if there is one.
+//! The pod has no service account token, no shell, and no access to the API server. Its name is derived from the order,
+//! so a new operator process finds the pod and waits for it. If the pod is lost, the operator creates another pod,
+//! which first looks for a complete backup on the PVC.
 
 mod order;
 mod pod_state;

@@ -10,7 +10,7 @@ api::reasons! {
         AccessDenied,
         /// Every field of the spec is in effect.
         AllInEffect,
-        /// The retention rules are applied, or no backup is in progress.
+        /// Each retention rule is met, or no backup is in progress.
         AsDesired,
         /// Too many attempts ended together with the operator process.
         AttemptsCutOff,
@@ -80,7 +80,7 @@ api::reasons! {
 }
 
 impl Reason {
-    /// The reason of the Event for a condition with this reason.
+    /// The reason of the Event for a condition that has this reason.
     pub(crate) fn of_event(self) -> Self {
         match self {
             Self::Hibernated | Self::ImageNotFound | Self::PodNotStarting => Self::StepFailed,

@@ -40,7 +40,7 @@ impl Reconcile for ReconcileContext {
 }
 
 /// Converts the result of the status write. A conflict is no failure: the object has changed since the operator read
-/// it, and is reconciled again.
+/// it, and the change triggers another reconcile.
 fn outcome(
     done: Result<(), apply::Error>,
     backup: &EtcdBackup,

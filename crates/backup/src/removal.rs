@@ -1,9 +1,9 @@
 //! Removes stored backups: the backups that the retention rules do not keep, or all backups of one EtcdBackup. Uses no
 //! Kubernetes API.
 //!
-//! A backup is deleted before its manifest. A crash between the two deletions leaves a manifest without a backup. Such
-//! a manifest does not count as a backup, and the next removal deletes it. In the reverse order, a crash could leave a
-//! backup without its owner and its checksum.
+//! A backup is deleted before its manifest. A crash between the two deletions leaves a manifest without a backup: it
+//! does not count as a backup, and the next removal deletes it. In the reverse order, a crash would leave a backup
+//! without its owner and its checksum.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -31,13 +31,13 @@ const CONCURRENT: usize = 8;
 pub enum RemovalScope {
     /// The backups that the retention rules do not keep, except the newest backup.
     Surplus {
-        /// The retention rules.
+        /// The retention rules in the spec.
         rules: Rules,
         /// The location of the newest backup, from the status.
         newest: String,
-        /// The UIDs of the other periodic EtcdBackups with the same path. Their backups are kept.
+        /// The UIDs of the other periodic EtcdBackups with the same path, because their backups are kept.
         others: BTreeSet<String>,
-        /// The time from which the age of a backup is computed.
+        /// The time with which the ages of backups are computed.
         now: Timestamp,
     },
     /// All backups whose manifest has the UID of the EtcdBackup.
@@ -46,11 +46,11 @@ pub enum RemovalScope {
 
 /// The inputs of a removal.
 pub struct Removal {
-    /// The opened store.
+    /// The store with the backups.
     pub store: Arc<dyn Store>,
-    /// The path of the spec.
+    /// The path in the spec of the EtcdBackup.
     pub path: String,
-    /// The UID of the EtcdBackup.
+    /// The UID of the EtcdBackup. Backups with another UID in their manifest belong to another EtcdBackup.
     pub uid: String,
     /// The backups to remove.
     pub scope: RemovalScope,
@@ -86,8 +86,7 @@ impl Removal {
             .and_then(|key| key.strip_prefix('/'));
         let parts = key.and_then(|key| name::parse(&self.path, key));
         let (Some(key), Some(verified)) = (key, parts) else {
-            // If the path was changed, the new path has no newer backup yet, so the operator removes no backup from
-            // it.
+            // The path was changed, and the new path has no newer backup yet. No backup of the new path is removed.
             return Ok(RemovalResult::default());
         };
         // Invariant 9: the store must contain the complete newest backup and its manifest.
@@ -95,7 +94,7 @@ impl Removal {
             return Err(Trouble::new(
                 Reason::BackupMissing,
                 format!(
-                    "the newest backup at {newest} is missing or incomplete: no older backup is removed"
+                    "the newest backup at {newest} is missing or incomplete: the operator removes no older backup"
                 ),
             ));
         }
@@ -105,7 +104,7 @@ impl Removal {
         let removed = surplus(&listing.backups, rules, verified, now);
         self.delete(removed.iter().map(|found| found.key.as_str()))
             .await?;
-        // Deletes the manifests that an interrupted removal has left.
+        // Manifests that an interrupted removal has left are deleted.
         let older = listing
             .orphans
             .iter()
@@ -124,7 +123,7 @@ impl Removal {
         })
     }
 
-    /// Excludes the backups of other EtcdBackups, which apply their own rules (invariant 13). If there are no other
+    /// Leaves out the backups of other EtcdBackups, which apply their own rules (invariant 13). Without other
     /// EtcdBackups, no manifest is read.
     async fn exclude_others(
         &self,
@@ -223,8 +222,8 @@ impl Removal {
         deleted.map_err(|error| in_store(&error))
     }
 
-    /// Deletes a manifest without a backup. The store is first asked for the backup by its name, because the listing
-    /// may be stale.
+    /// Deletes a manifest without a backup. The listing may be stale, so the store is first asked for the backup by its
+    /// name.
     async fn delete_orphan(&self, manifest: &Found) -> Result<(), Trouble> {
         let held = self.store.head(&backup_of(&manifest.key)).await;
         if held.map_err(|error| in_store(&error))?.is_none() {

@@ -1,8 +1,8 @@
-//! Decides which backups of a path the retention rules keep, and which may be deleted. Pure.
+//! Decides which backups of a path the retention rules keep, and which may be deleted. Performs no I/O.
 //!
 //! A backup is kept if at least one rule keeps it. `maxBackups` keeps the newest backups. `retention` keeps the newest
-//! backup of each of the last hours, days, weeks or months that contain a backup. If none of these rules is set, all
-//! backups are kept. `maxAge` overrides the other rules: a backup older than this age is deleted.
+//! backup of each of the last hours, days, weeks or months that contain a backup. If neither is set, all backups are
+//! kept. `maxAge` overrides the other rules: a backup older than this age is deleted.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -60,18 +60,18 @@ impl Rules {
 /// A backup or a manifest in the listing of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// The key of the object.
+    /// The key of the backup's object in the store.
     pub key: String,
     /// The time and the revision in the object name.
     pub parts: Numbered,
 }
 
-/// The listing of a path.
+/// The backups that were found at a path.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Listing {
     /// The backups, newest first.
     pub backups: Vec<Found>,
-    /// The manifests whose backup is not in the listing.
+    /// The manifests without a backup in the listing.
     pub orphans: Vec<Found>,
 }
 
@@ -106,15 +106,15 @@ pub fn read<'a>(path: &str, keys: impl IntoIterator<Item = &'a str>) -> Listing 
     listing
 }
 
-/// The backups that may be deleted, oldest first. `verified` is the newest backup that the operator has found complete
-/// in the store. Every returned backup is older than `verified` (invariant 9).
+/// The backups that may be deleted, oldest first. `verified` is the newest backup of which the operator knows that the
+/// store contains it completely. Every returned backup is older than `verified` (invariant 9).
 pub fn surplus<'a>(
     backups: &'a [Found],
     rules: &Rules,
     verified: Numbered,
     now: Timestamp,
 ) -> Vec<&'a Found> {
-    // A backup that is newer than `verified` may be incomplete, so it neither counts nor is deleted.
+    // A backup that is newer than `verified` may be incomplete. It does not count for the rules and is not deleted.
     let mut known: Vec<&Found> = backups
         .iter()
         .filter(|found| found.parts <= verified)
@@ -127,7 +127,7 @@ pub fn surplus<'a>(
             time.as_second().div_euclid(3600)
         });
         keep_newest_of(&known, rules.daily, &mut kept, |time| days(date(time)));
-        // A week starts on Monday. Day 0 (1970-01-01) was a Thursday.
+        // A week starts on Monday, but day 0 (1970-01-01) was a Thursday.
         keep_newest_of(&known, rules.weekly, &mut kept, |time| {
             (days(date(time)) + 3).div_euclid(7)
         });
@@ -209,7 +209,7 @@ mod tests {
         Rules::of(&serde_json::from_str(json).unwrap())
     }
 
-    /// The ages in seconds of the backups that the rules keep, of backups with these ages.
+    /// `ages` are the ages of all backups in seconds. Returns the ages of the backups that the rules keep.
     fn kept(json: &str, ages: &[i64]) -> Vec<i64> {
         let backups: Vec<Found> = ages.iter().map(|age| found(1, *age)).collect();
         let newest = backups.iter().map(|found| found.parts).max().unwrap();
@@ -260,10 +260,10 @@ mod tests {
     #[test]
     fn keeps_newest_of_each_period() {
         let hourly = r#"{"retention":{"keepHourly":2}}"#;
-        // Times of the backups: 12:00, 11:50, 11:10, 10:59 and 09:00.
+        // The backups are from 12:00, 11:50, 11:10, 10:59 and 09:00.
         assert_eq!(kept(hourly, &[0, 600, 3000, 3660, 3 * HOUR]), [0, 600]);
         let daily = r#"{"retention":{"keepDaily":3}}"#;
-        // Days without a backup do not count, so an outage causes no deletion.
+        // Days without a backup do not count. An outage therefore causes no deletion.
         assert_eq!(
             kept(
                 daily,
@@ -272,7 +272,7 @@ mod tests {
             [0, 13 * HOUR, 9 * DAY]
         );
         let weekly = r#"{"retention":{"keepWeekly":2}}"#;
-        // Days of the backups: Thursday, Monday of the same week, and Sunday and Monday of the previous week.
+        // The backups are from Thursday, from Monday of the same week, and from Sunday and Monday of the previous week.
         assert_eq!(kept(weekly, &[0, 3 * DAY, 4 * DAY, 10 * DAY]), [0, 4 * DAY]);
         let monthly = r#"{"retention":{"keepMonthly":2}}"#;
         assert_eq!(
@@ -370,9 +370,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// Invariants 9 and 13: every deleted backup is in the listing and older than the verified backup. A backup
-        /// that a rule keeps is deleted only because of `maxAge`. If the rules are applied again, they delete nothing
-        /// more.
+        /// Invariants 9 and 13: every deleted backup is in the listing and older than the verified backup. If another
+        /// rule keeps a backup, only `maxAge` can delete it. A second application of the rules deletes nothing more.
         #[test]
         fn invariant_9_newest_backup_survives_all_rules(
             ages in prop::collection::vec((0_u64..2000, 0_i64..100 * DAY), 1..60),

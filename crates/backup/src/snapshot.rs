@@ -34,7 +34,7 @@ pub struct Stored {
     pub created_at: Timestamp,
 }
 
-/// A backup in the listing of a store.
+/// A complete backup: the store has acknowledged its object and its manifest.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// The location, such as `s3://bucket/key`.
@@ -43,19 +43,19 @@ pub struct Listed {
     pub parts: Numbered,
 }
 
-/// The result of a removal.
+/// What a removal has deleted and kept.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemovalResult {
     /// The kept backups, newest first.
     pub backups: Vec<Listed>,
     /// Number of deleted backups.
     pub deleted: usize,
-    /// True if the removal was to delete all backups of the EtcdBackup, and has deleted them.
+    /// True if the task was to remove all backups of the EtcdBackup, and all of them are deleted.
     pub everything: bool,
 }
 
-/// The state of a worker of this process. A new process starts with `Idle`. The work of earlier processes is visible
-/// only in the status and the store.
+/// The state of a worker of this process. A new process starts with `Idle`: it finds the work of earlier processes only
+/// in the status and in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Work<T = Stored> {
     /// No worker exists.
@@ -63,9 +63,9 @@ pub enum Work<T = Stored> {
     Idle,
     /// The worker waits for other workers to end.
     Queued,
-    /// The worker is ready, and starts as soon as the status counts the attempt.
+    /// The worker has a slot, and starts as soon as the status counts the attempt.
     Ready,
-    /// The worker is running.
+    /// The worker is running, and has copied this much.
     Running(Moved),
     /// The worker has ended with this result.
     Ended(Result<T, Trouble>),
@@ -78,7 +78,7 @@ impl<T> Work<T> {
     }
 }
 
-/// The work of this process for one EtcdBackup, with its previous attempts.
+/// What this process has done for one EtcdBackup: the current work and its previous attempts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkState<T> {
     /// The current state.
@@ -91,8 +91,8 @@ pub struct WorkState<T> {
     pub obstacle: Option<Trouble>,
     /// The total time that all attempts have spent in the queue.
     pub queue_time: Duration,
-    /// The count of attempts in the status, including the attempt of this process; `None` if that attempt was not
-    /// recorded.
+    /// The count of attempts in the status, including the attempt of this process. `None` if the status does not count
+    /// that attempt.
     pub recorded_count: Option<i32>,
 }
 
@@ -115,7 +115,7 @@ impl<T> WorkState<T> {
         !self.work.is_active() && self.not_before.is_none_or(|time| time <= now)
     }
 
-    /// The failure of the last attempt, or the reason why the running attempt makes no progress.
+    /// The failure of the last attempt or, while an attempt runs, the reason why it makes no progress.
     pub fn problem(&self) -> Option<&Trouble> {
         match &self.work {
             Work::Ended(Err(trouble)) => Some(trouble),
@@ -153,7 +153,7 @@ pub enum Site {
         claim: String,
         /// The path below the root of the volume.
         path: String,
-        /// The image of the pod.
+        /// The image that the backup pod runs.
         image: OperatorImage,
     },
 }
@@ -161,7 +161,7 @@ pub enum Site {
 /// The etcd cluster to back up.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
-    /// The endpoints of the spec.
+    /// `spec.etcdEndpoints`.
     Endpoints(Vec<Endpoint>),
     /// The EtcdCluster that the spec names.
     Cluster {
@@ -169,14 +169,14 @@ pub enum Source {
         endpoints: Vec<String>,
         /// The pods of the members, or why they are unknown. Only set if endpoints need a grant.
         pods: Option<Result<MemberPods, Trouble>>,
-        /// The record of the EtcdCluster for the manifest.
+        /// The data about the EtcdCluster for the manifest.
         recorded: Box<ManifestCluster>,
         /// True if a restore holds the lock of the EtcdCluster.
         restoring: bool,
     },
 }
 
-/// An endpoint of the spec.
+/// A URL in `spec.etcdEndpoints`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Endpoint {
     /// The URL with a complete host name.
@@ -196,23 +196,23 @@ pub enum EndpointReach {
     NotGranted(String),
 }
 
-/// The members of an EtcdCluster at the addresses of their pods. The users of a namespace decide where its DNS names
-/// lead, for example with a Service of type ExternalName, but not which address a pod has.
+/// The members of an EtcdCluster, at the addresses of their pods. Users of a namespace can let its DNS names lead
+/// anywhere, for example with a Service of type ExternalName. They cannot change the address of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberPods {
-    /// The client URLs.
+    /// The client URLs at which the members are called.
     pub urls: Vec<String>,
-    /// The recorded ID of the cluster. Answers of other clusters do not count, because the address of a deleted pod may
+    /// The recorded ID of the cluster. Answers of other clusters are ignored, because the address of a deleted pod may
     /// belong to another pod by now.
     pub cluster_id: ClusterId,
 }
 
-/// Limits of the members that a transfer may call.
+/// Which members a transfer may call.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointLimits {
-    /// The URLs from etcd's answers that may be called.
+    /// Which URLs in etcd's answers may be called.
     pub advertised: EndpointRule,
-    /// The only cluster whose answers count.
+    /// The ID of the only cluster that may answer; `None` allows every cluster.
     pub cluster_id: Option<ClusterId>,
 }
 
@@ -222,7 +222,7 @@ pub enum Inputs {
     /// The plan does not need the inputs, or the operator could not read them.
     #[default]
     NotRead,
-    /// The inputs of a transfer.
+    /// A transfer that the operator runs.
     Transfer {
         /// The storage of the backup.
         site: Site,
@@ -230,10 +230,10 @@ pub enum Inputs {
         leftover: Option<String>,
         /// The etcd cluster.
         source: Source,
-        /// The rule for endpoints of the namespace.
+        /// Which endpoints objects of this namespace may name.
         rule: EndpointRule,
     },
-    /// The inputs of a removal.
+    /// A removal that the operator runs.
     Removal {
         /// The storage of the backups.
         site: Site,

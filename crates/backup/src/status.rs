@@ -1,4 +1,4 @@
-//! Computes the status and the Events from the plan. Pure: the time is an argument.
+//! Computes the status and the Events from the plan. Performs no I/O: the time is an argument.
 
 use api::backup::{Progress, StoredBackup, not_in_effect};
 use api::conditions::{self, ConditionStatus, ConditionType, Finding, find, set};
@@ -46,8 +46,8 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
         Verdict::RetentionApplied(result) => status.backups = listed(&status, result),
         Verdict::Running(moved) => {
             status.reason = None;
-            // The deadline depends on the total size. The last known total is therefore kept until the next attempt
-            // reports it.
+            // The deadline depends on the size of the database. Until the next attempt reports the size, the last known
+            // size is kept.
             let known = status
                 .progress
                 .as_ref()
@@ -140,8 +140,8 @@ fn readiness(
     }
 }
 
-/// Discards the start of an unfinished backup. After the user has corrected or resumed the spec, the operator starts a
-/// new backup.
+/// Discards the start of an unfinished backup. The operator records a new start when the user has corrected or resumed
+/// the spec.
 fn discard_start(status: &mut EtcdBackupStatus) {
     if status.completion_time.is_none() {
         status.start_time = None;
@@ -176,8 +176,8 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
     if !backup.spec.is_periodic() {
         status.backups = vec![newest(status)];
     } else if rules(backup).is_none() {
-        // With retention rules, the list is written only after the rules were applied. The plan detects unapplied
-        // rules by the missing entry.
+        // With retention rules, the list is written only after the rules were applied. As long as the newest backup is
+        // missing in the list, the plan knows that they were not.
         let newest = newest(status);
         status
             .backups
@@ -197,8 +197,8 @@ fn newest(status: &EtcdBackupStatus) -> StoredBackup {
     }
 }
 
-/// The newest backup from the status, and the older backups in the store. Known entries are copied, because they
-/// contain more than the object name shows.
+/// The newest backup from the status, and the older backups from the store. Entries that the status already has are
+/// copied, because they contain more than an object name shows.
 fn listed(status: &EtcdBackupStatus, result: &RemovalResult) -> Vec<StoredBackup> {
     let newest = newest(status);
     let mut listed = vec![newest.clone()];
@@ -239,7 +239,7 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         let kind = ConditionType::RetentionApplied;
         Finding::new(kind, holds, reason.into(), message)
     };
-    // The conditions of a periodic EtcdBackup report the previous backup until the next one has ended.
+    // Until the next backup of a periodic EtcdBackup has ended, the conditions report the previous backup.
     let has_outcome =
         backup.spec.is_periodic() && find(&status.conditions, &ConditionType::Complete).is_some();
     let has_progressing = backup.spec.is_periodic()
@@ -255,7 +255,7 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         Verdict::Suspended => vec![progressing(
             false,
             Reason::Suspended,
-            "no backups are taken while spec.backupPolicy.suspend is true",
+            "the operator takes no backups while spec.backupPolicy.suspend is true",
         )],
         Verdict::RetentionApplied(result) => {
             let message = format!("{} backups are kept", result.backups.len());

@@ -1,7 +1,7 @@
-//! Streams the snapshot of a member to the store, and verifies it during the transfer. The memory use is constant.
-//! Uses no Kubernetes API.
+//! Streams the snapshot of a member to the store, and verifies it on the way. The memory use does not depend on the
+//! size of the snapshot. Uses no Kubernetes API.
 //!
-//! A canceled or failed transfer leaves no backup in the store: the manifest is written last, and an object without a
+//! A canceled or failed transfer leaves no backup in the store: its manifest is written last, and an object without a
 //! manifest does not count as a backup.
 
 use std::sync::Arc;
@@ -37,41 +37,41 @@ use candidates::{Candidate, of_cluster, ranked, usable};
 use confirm::{Written, confirm, current_manifest};
 pub use object_name::ObjectName;
 
-/// The inputs of a transfer.
+/// What a transfer needs: the source, the store, and the object to write.
 #[derive(Clone)]
 pub struct Transfer {
     /// The client of the etcd cluster.
     pub etcd: Arc<dyn Etcd>,
-    /// Client URLs to which the transfer connects first. It adds the URLs of all listed members, within the limits.
+    /// Client URLs to which the transfer connects first. It then also calls the listed members that `limits` permits.
     pub endpoints: Vec<String>,
-    /// The opened store.
+    /// The store that receives the backup.
     pub store: Arc<dyn Store>,
-    /// The object to write.
+    /// Where the backup is written in the store.
     pub name: ObjectName,
     /// True if the object is compressed with Zstandard.
     pub compress: bool,
     /// The UID of the EtcdBackup, for the manifest.
     pub uid: String,
-    /// The record of the EtcdCluster for the manifest, if known.
+    /// The data about the EtcdCluster for the manifest, if known.
     pub cluster: Option<ManifestCluster>,
-    /// Limits of the members that the transfer may call.
+    /// Which members the transfer may call.
     pub limits: EndpointLimits,
-    /// The time at which this process started. An unfinished upload that is older is a leftover of an earlier process.
+    /// The time at which this process started. An older unfinished upload was left by an earlier process.
     pub since: Timestamp,
 }
 
 /// Version of the manifest's format.
 const FORMAT: u32 = 1;
 
-/// Minimum number of bytes that a transfer must copy within [`PROGRESS_WINDOW`]. The last window of a transfer may be
-/// shorter. An upload in parts of 6 MiB advances in steps of this size.
+/// A transfer must copy at least this number of bytes within [`PROGRESS_WINDOW`], except in its last window. An upload
+/// in parts of 6 MiB advances in steps of 6 MiB.
 const MIN_PROGRESS: u64 = 8 << 20;
 
 /// The time within which a transfer must copy [`MIN_PROGRESS`] bytes.
 const PROGRESS_WINDOW: Duration = Duration::from_mins(5);
 
 impl Transfer {
-    /// Takes one snapshot, and stores it with its manifest. `cancelled` cancels the transfer.
+    /// Takes one snapshot, and stores it with its manifest. `cancelled` ends the transfer early.
     ///
     /// # Errors
     ///
@@ -106,7 +106,7 @@ impl Transfer {
         // Without a quorum there is no member list, but a single member can still send its snapshot.
         let listed = self.etcd.members(&self.endpoints).await.ok();
         let members = listed.iter().flat_map(|listed| &listed.members);
-        // Invariant 28: an answer may be hostile, and name the members of other clusters.
+        // Invariant 28: an answer may be hostile, and name members of other clusters.
         let advertised = members.flat_map(|member| &member.client_urls);
         let advertised = advertised.filter(|url| self.limits.advertised.allows(url));
         urls.extend(advertised.cloned());
@@ -161,7 +161,8 @@ impl Transfer {
             bytes: 0,
             total: u64::try_from(member.status.db_size).ok(),
         });
-        // If the operator may not list objects, leftovers stay. The lifecycle rules of the bucket can delete them.
+        // If the operator may not list objects, unfinished uploads stay. The lifecycle rules of the bucket can delete
+        // them.
         if let Err(trouble) = cancelable(cancelled, self.discard_leftovers(&key)).await {
             tracing::debug!(
                 trouble = trouble.message,
@@ -184,8 +185,8 @@ impl Transfer {
                 return Err(trouble);
             }
         };
-        // All slow requests are sent before the commit. Between the commit and the manifest, another writer could
-        // replace the object.
+        // All slow requests are sent before the commit, because another writer could replace the object between the
+        // commit and the manifest.
         let reads = async {
             tokio::join!(
                 self.hash(member, &inspected),
@@ -198,7 +199,7 @@ impl Transfer {
         };
         let previous = previous?;
         fail::fail_point!("backup-before-commit");
-        // Invariant 12: the checksum has matched that of etcd, and the store must acknowledge the whole object.
+        // Invariant 12: the checksum has matched etcd's checksum. Now the store must acknowledge the whole object.
         let committed = cancelable(cancelled, upload.commit()).await?;
         if committed.size != sent {
             return Err(Trouble::new(
@@ -225,10 +226,10 @@ impl Transfer {
         Ok(stored(self.store.as_ref(), &key, &manifest))
     }
 
-    /// The key of the object. Two EtcdBackups with the same path may start in the same second. The second one then
-    /// uses the preceding revision in its key, which its snapshot also contains.
+    /// The key of the object. If two EtcdBackups with the same path start in the same second, the second one uses a
+    /// revision that is lower by one in its key. Its snapshot contains this revision as well.
     async fn free_key(&self, revision: i64) -> Result<String, store::Error> {
-        /// Maximum number of EtcdBackups that start in the same second at one path.
+        /// At most this number of EtcdBackups with the same path can start in the same second.
         const MAX_SAME_SECOND: i64 = 16;
         let mut key = self.name.key(revision);
         if !matches!(self.name, ObjectName::Numbered { leftover: None, .. }) {
@@ -236,7 +237,7 @@ impl Transfer {
         }
         for offset in 1..MAX_SAME_SECOND {
             let taken = match self.store.head(&manifest_key(&key)).await {
-                // If the operator may not list objects, S3 denies access to a missing object.
+                // If the operator may not list objects, S3 answers "access denied" for a missing object.
                 Err(store::Error::AccessDenied(_)) => false,
                 found => found?.is_some(),
             };
@@ -255,7 +256,7 @@ impl Transfer {
             ObjectName::Numbered { path, .. } => (name::prefix(path), Some(path)),
         };
         for unfinished in self.store.unfinished(&prefix).await? {
-            // Invariant 13: the names of uploads of other paths can have the same prefix.
+            // Invariant 13: names of uploads of other paths may start with the same prefix.
             let ours = unfinished.key == key
                 || path.is_some_and(|path| name::parse(path, &unfinished.key).is_some());
             if ours && unfinished.is_older_than(self.since.as_second()) {
@@ -326,11 +327,11 @@ impl Transfer {
         Ok((inspected, sent))
     }
 
-    /// etcd's hash of the keys in the snapshot. A restore compares the hash, in order to prove that etcd reads the
-    /// same keys. The hash is optional, because the SHA-256 checksum already proves the bytes.
+    /// etcd's hash of the keys in the snapshot. A restore compares this hash to prove that etcd reads the same keys.
+    /// The hash may be missing, because the SHA-256 checksum already proves the bytes.
     async fn hash(&self, member: &Candidate, inspected: &Inspected) -> Option<u32> {
-        /// Maximum database size for the hash. The member applies no writes while it computes the hash, which takes
-        /// about half a second for each GiB.
+        /// Maximum size of a database for which the member computes the hash. The member applies no writes meanwhile,
+        /// for about half a second per GiB.
         const MAX_SIZE: i64 = 1 << 30;
         if member.status.db_size_in_use > MAX_SIZE {
             return None;
@@ -338,11 +339,11 @@ impl Transfer {
         let answer = self.etcd.hash(&member.url, inspected.store_revision());
         match answer.await {
             Ok(found) => found
-                // The hash does not count if a compaction has changed it since the snapshot.
+                // If a compaction has changed the hash since the snapshot, the hash is useless.
                 .filter(|found| found.compacted == inspected.compacted)
                 .map(|found| found.hash),
             Err(error) => {
-                tracing::debug!(%error, member = member.url, "the manifest will have no hash of the keys");
+                tracing::debug!(%error, member = member.url, "the manifest gets no hash of the keys");
                 None
             }
         }
@@ -421,14 +422,13 @@ impl Worker for Transfer {
     }
 }
 
-/// The key of a store for the limit per store. It includes the endpoint, because another tenant may use the same
-/// bucket name at another endpoint.
+/// The key under which a store counts for the limit per store. It includes the endpoint, because another tenant may use
+/// the same bucket name at another endpoint.
 pub(crate) fn slot_key(store: &dyn Store) -> String {
     format!("{} {}", store.endpoint(), store.location())
 }
 
-/// Sends a request to the store, but returns at once when the transfer is canceled. An upload that is dropped discards
-/// itself.
+/// Sends a request to the store. Returns at once when the transfer is canceled. A dropped upload discards itself.
 async fn cancelable<T>(
     cancelled: &CancellationToken,
     request: impl Future<Output = Result<T, store::Error>>,
@@ -443,8 +443,8 @@ fn canceled() -> Trouble {
     Trouble::new(Reason::StepFailed, "the backup was canceled")
 }
 
-/// Returns when less than [`MIN_PROGRESS`] bytes were copied within `window`. Without this check, a slow transfer
-/// would use a slot until its deadline.
+/// Returns when less than [`MIN_PROGRESS`] bytes were copied within `window`. Without this check, a slow transfer would
+/// occupy a slot until its deadline.
 async fn stalled(meter: &Meter, window: Duration) {
     let mut before = meter.read().bytes;
     loop {
@@ -491,7 +491,9 @@ fn in_etcd(error: &etcd::Error) -> Trouble {
 pub fn in_store(error: &store::Error) -> Trouble {
     let reason = match error {
         store::Error::NoSuchBucket { .. } => Reason::BucketMissing,
-        store::Error::AccessDenied(_) | store::Error::ClockSkew(_) => Reason::AccessDenied,
+        store::Error::AccessDenied(_)
+        | store::Error::NoIdentity(_)
+        | store::Error::ClockSkew(_) => Reason::AccessDenied,
         store::Error::Invalid { .. } => Reason::InvalidSpec,
         store::Error::Secret { .. } => Reason::SecretMissing,
         _ => Reason::StoreUnreachable,
@@ -511,7 +513,7 @@ fn unreadable(member: &str, error: InspectError) -> Trouble {
 mod tests {
     use super::*;
 
-    /// True if a transfer that copies `step` bytes ten times in each window is ended early.
+    /// True if a transfer is ended early that copies `step` bytes ten times in each window.
     async fn is_ended(step: u64) -> bool {
         const STEP: Duration = Duration::from_millis(50);
         let meter = Meter::default();
@@ -530,7 +532,7 @@ mod tests {
     #[tokio::test]
     async fn transfer_without_progress_is_ended() {
         let mebibyte = 1 << 20;
-        // One byte in each step is not sufficient either.
+        // A single byte in each step is too little as well.
         for (step, expected) in [(0, true), (1, true), (4 * mebibyte, false)] {
             assert_eq!(is_ended(step).await, expected, "{step}");
         }

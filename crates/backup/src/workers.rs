@@ -1,8 +1,8 @@
-//! Runs transfers and removals concurrently with the reconciles. The number of concurrent tasks is limited. Each task
+//! Runs transfers and removals concurrently with the reconciles, but only a limited number at the same time. Each task
 //! belongs to one EtcdBackup, identified by its UID.
 //!
-//! The state is in memory only. After a restart of the operator, interrupted tasks start again, and the operator finds
-//! a complete backup in the store.
+//! The state is in memory only. After a restart of the operator, interrupted tasks start again, unless the store
+//! already contains the complete backup.
 
 use std::collections::HashMap;
 use std::panic::AssertUnwindSafe;
@@ -24,7 +24,7 @@ mod slots;
 
 use slots::{Place, Slots};
 
-/// Interval between two checks whether the EtcdBackup of a task still exists.
+/// The EtcdBackup of a task is looked up at this interval, because it may be deleted.
 const EXISTENCE_POLL: Duration = Duration::from_secs(1);
 
 enum State<T> {
@@ -42,19 +42,18 @@ pub(crate) trait Worker: Send + Sync + 'static {
     /// The endpoint and the location of the store that the task uses. The limit per store depends on it.
     fn store(&self) -> String;
 
-    /// True if a pod does the work. Such a task uses no memory of this process, so only the limit per store applies to
-    /// it.
+    /// True if a pod does the work. The limit per store applies to such a task, and no other limit, because the task
+    /// uses no memory of this process.
     fn runs_in_pod(&self) -> bool {
         false
     }
 
-    /// True if the status records each attempt before it runs. The operator then counts attempts that crash this
+    /// True if an attempt runs only after the status has recorded it. The operator then counts attempts that crash this
     /// process.
     fn records_attempts(&self) -> bool {
         false
     }
 
-    /// Runs the task.
     fn run<'a>(
         &'a self,
         progress: &'a Progress,
@@ -72,7 +71,7 @@ pub(crate) struct Progress {
 }
 
 impl Progress {
-    /// Reports why the task makes no progress. `None` reports that the task continues.
+    /// Reports why the task makes no progress, or with `None`, that it continues.
     pub(crate) fn report(&self, obstacle: Option<Trouble>) {
         *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = obstacle;
     }
@@ -94,7 +93,7 @@ pub(crate) struct Limits {
     pub(crate) per_namespace: usize,
     /// The longest pause between two attempts.
     pub(crate) max_backoff_seconds: u64,
-    /// Time limit for recording an attempt in the status. The task uses its slot during this time.
+    /// Time limit for recording an attempt in the status. The task occupies its slot during this time.
     pub(crate) record_timeout: Duration,
     /// Time limit of one attempt.
     pub(crate) timeout: Duration,
@@ -106,9 +105,9 @@ struct Entry<T> {
     cancelled: CancellationToken,
     attempts: u32,
     not_before: Option<Timestamp>,
-    /// The failure of the previous attempt.
+    /// The failure of the previous attempt; `None` without one.
     last_failure: Option<Trouble>,
-    /// Time in the queue of all earlier attempts. After this attempt has left the queue, its time is included.
+    /// Time that all earlier attempts have spent in the queue. Includes this attempt as soon as it has left the queue.
     queue_time: Duration,
     queued: Instant,
     /// The count of attempts in the status, including this one; `None` until it is recorded.
@@ -193,8 +192,8 @@ impl<T: Clone + Send + 'static> Workers<T> {
         })
     }
 
-    /// Queues a task for the EtcdBackup with this namespace and UID, unless it has an active task. The task is
-    /// canceled when `exists` returns false, because the EtcdBackup was deleted.
+    /// Queues a task for the EtcdBackup with this namespace and UID, unless the EtcdBackup already has an active task.
+    /// The task is canceled when `exists` returns false: the EtcdBackup was deleted.
     pub(crate) fn enqueue(
         self: &Arc<Self>,
         (namespace, uid): (&str, &str),
@@ -259,8 +258,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
             if let Some(outcome) = outcome {
                 workers.finish(&uid, outcome);
             } else {
-                // The EtcdBackup was deleted. The canceled task discards its upload, and the operator forgets its
-                // state.
+                // The EtcdBackup was deleted. The canceled task discards its upload, and its state is forgotten.
                 cancelled.cancel();
                 let _ = work.await;
                 workers.with(|entries| entries.remove(&uid));
@@ -276,10 +274,10 @@ impl<T: Clone + Send + 'static> Workers<T> {
         progress: &Progress,
         cancelled: &CancellationToken,
     ) -> Result<T, Trouble> {
-        // The slot is used until this function returns.
+        // The slot is occupied until this function returns.
         let slot = tokio::select! {
             slot = self.slots.acquire(place) => slot,
-            // The task handles the cancellation itself, so it runs without a slot.
+            // The task is canceled. It runs without a slot, in order to clean up.
             () = cancelled.cancelled() => None,
         };
         let waits = job.records_attempts() && slot.is_some();
@@ -292,7 +290,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         if let Some(start) = start {
             self.wait_for_record(&start, cancelled).await?;
         }
-        // The panic is caught so that the task does not remain in the state Running.
+        // After a panic, the task must not remain in the state Running.
         let run = AssertUnwindSafe(job.run(progress, cancelled)).catch_unwind();
         tokio::pin!(run);
         let outcome = tokio::select! {
@@ -323,7 +321,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         let _ = self.changes.send(());
         tokio::select! {
             () = start.notified() => Ok(()),
-            // The task handles the cancellation itself.
+            // The task is canceled. It runs, in order to clean up.
             () = cancelled.cancelled() => Ok(()),
             () = tokio::time::sleep(self.limits.record_timeout) => Err(Trouble::new(
                 Reason::StepFailed,
@@ -403,7 +401,7 @@ fn timed_out(limit: Duration, obstacle: Option<Trouble>) -> Trouble {
     )
 }
 
-/// Forgets failures that were not retried for an hour: their EtcdBackups no longer exist.
+/// Forgets failures that were not retried for an hour, because their EtcdBackups no longer exist.
 fn prune<T>(entries: &mut HashMap<String, Entry<T>>) {
     let hour = Duration::from_hours(1);
     let now = Timestamp::now();

@@ -5,9 +5,9 @@
 //!
 //! The benchmark measures the wall time, the processor time of all participants (etcd, the store, the commands), and
 //! the bytes that they read from the disk. It also measures the memory and the processor time of this process during
-//! the transfer. `BENCH_MIB` sets the sizes in MiB, and `BENCH_ROUNDS` sets the number of rounds. The results are
-//! written to the file `BENCH_JSON`. The benchmark has its own binary, so that nothing else in the process is
-//! measured. The manual upload runs in another process.
+//! the transfer. `BENCH_MIB` sets the sizes in MiB, `BENCH_ROUNDS` the number of rounds, and `BENCH_JSON` the file for
+//! the results. The benchmark is a binary of its own, so that nothing else in the process is measured. The manual
+//! upload runs in another process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)]
 
 mod procfs;
@@ -58,9 +58,9 @@ async fn fill(url: &str, mebibytes: u64) {
     }
 }
 
-/// Resets the machine between two measurements. All writes are on disk, the store is empty, and the page cache
-/// contains only the programs and the database, as for a member in use. Otherwise the content of the page cache would
-/// influence the number of bytes that are read.
+/// Brings the machine into the same state before each measurement: all writes are on disk, the store is empty, and the
+/// page cache contains only the programs and the database, as for a member in use. Otherwise the content of the page
+/// cache would change the number of bytes that are read.
 async fn reset(store: &dyn Store, etcd: &EtcdProcess, programs: &Programs) {
     for object in store.list("").await.unwrap() {
         store.delete(&object.key).await.unwrap();
@@ -83,7 +83,7 @@ fn etcdctl(programs: &Programs) -> PathBuf {
     programs.etcdutl().with_file_name("etcdctl")
 }
 
-/// The measurement of the manual backup: the snapshot to a file, and the upload of the file.
+/// The measured values of the manual backup: the snapshot to a file, and the upload of the file.
 struct Manual {
     file: Duration,
     both: Duration,
@@ -107,7 +107,7 @@ fn manual(programs: &Programs, url: &str, server: &S3Server) -> Manual {
     );
     let file_time = began.elapsed();
     let uploaded = Command::new(std::env::current_exe().unwrap())
-        .args(["--ignored", "--exact", "uploads_file"])
+        .args(["--ignored", "--exact", "manual_upload_stores_the_file"])
         .env(FILE, &file)
         .env(ENDPOINT, &server.endpoint)
         .output()
@@ -128,7 +128,7 @@ const ENDPOINT: &str = "BENCH_ENDPOINT";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[ignore = "a part of the benchmark"]
-async fn uploads_file() {
+async fn manual_upload_stores_the_file() {
     let (Ok(file), Ok(endpoint)) = (std::env::var(FILE), std::env::var(ENDPOINT)) else {
         return;
     };
@@ -152,7 +152,7 @@ async fn uploads_file() {
     upload.commit().await.unwrap();
 }
 
-/// The measurement of a backup.
+/// The measured values of a backup.
 struct Measured {
     time: Duration,
     processor: Duration,
@@ -175,7 +175,7 @@ async fn ours(url: &str, store: Arc<dyn Store>) -> Measured {
         limits: EndpointLimits::default(),
         since: jiff::Timestamp::now(),
     };
-    // Resets the peak of the memory.
+    // Resets the recorded peak of the memory use.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let (began, taken, before) = (Instant::now(), processor(), memory("VmRSS"));
     let (taken_by_all, read) = (processor_of_all(), read_by_all());
@@ -206,7 +206,7 @@ async fn compares_backup_with_manual_upload() {
     let programs = Programs::find("3.6");
     let rounds = numbers("BENCH_ROUNDS", &[3])[0];
     println!(
-        "| database | ours | by hand (the file alone) | ratio | processor time of ours | of all: ours, by hand | read from the disk: ours, by hand | peak memory (before) |\n|---|---|---|---|---|---|---|---|"
+        "| database | operator | manual (snapshot only) | ratio | CPU time of the backup | all processes: operator, manual | disk reads: operator, manual | peak memory (before) |\n|---|---|---|---|---|---|---|---|"
     );
     let mut figures = Vec::new();
     for mebibytes in numbers("BENCH_MIB", &[100, 1024]) {
@@ -214,8 +214,8 @@ async fn compares_backup_with_manual_upload() {
             flags: vec![
                 "--unsafe-no-fsync".to_owned(),
                 "--quota-backend-bytes=8589934592".to_owned(),
-                // By default, etcd keeps at least the last 5,000 writes in memory. With 1 MiB each, they would need
-                // more memory than the database, and too little memory would remain for the page cache.
+                // By default, etcd keeps at least the last 5,000 writes in memory. At 1 MiB each, they would need more
+                // memory than the database, and too little memory would be left for the page cache.
                 "--snapshot-count=100".to_owned(),
                 "--snapshot-catchup-entries=10".to_owned(),
             ],

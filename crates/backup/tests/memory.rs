@@ -1,5 +1,5 @@
-//! The memory of a transfer does not depend on the size of the database. The test has its own binary, so that nothing
-//! else in the process is measured.
+//! The memory use of a transfer does not depend on the size of the database. The test is a binary of its own, so that
+//! nothing else in the process is measured.
 #![allow(clippy::unwrap_used)]
 
 mod procfs;
@@ -18,7 +18,7 @@ use procfs::memory;
 
 const MIB: u64 = 1 << 20;
 
-/// Memory limit for every database size: four parts of 6 MiB, the buffers of the HTTP client, and unused heap.
+/// Memory limit for every size of the database: four parts of 6 MiB, the buffers of the HTTP client, and unused heap.
 const BUDGET: u64 = 80 * MIB;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -52,7 +52,7 @@ async fn memory_does_not_depend_on_database_size() {
         limits: EndpointLimits::default(),
         since: jiff::Timestamp::now(),
     };
-    // Resets the recorded peak of the memory.
+    // Resets the recorded peak of the memory use.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = memory("VmRSS");
     let began = std::time::Instant::now();

@@ -28,7 +28,7 @@ fn now() -> Timestamp {
     "2026-06-15T12:00:00Z".parse().unwrap()
 }
 
-/// The key of a backup with this age in hours. The revisions have different numbers of digits.
+/// The key of a backup with this age in hours. Newer backups have revisions with more digits.
 fn key_at(path: &str, hours_ago: i64) -> String {
     let parts = Numbered {
         time: now() - SignedDuration::from_hours(hours_ago),
@@ -87,7 +87,7 @@ fn removal(store: &Arc<dyn Store>, scope: RemovalScope) -> Removal {
     }
 }
 
-/// Applies a rule that keeps this number of backups. The newest backup has the age 0.
+/// Applies a rule that keeps `count` backups. The newest backup is 0 hours old.
 async fn keep(store: &Arc<dyn Store>, count: i64) -> Result<RemovalResult, Trouble> {
     keep_with_others(store, count, &[]).await
 }
@@ -130,7 +130,7 @@ async fn retention_removes_old_backups_with_manifests() {
         .map(|backup| backup.location)
         .collect();
     assert_eq!(newest[0], format!("s3://bucket/{}", key(0)));
-    // The revisions are 1005, 1004 and 1003. In text order, 999 would be the newest.
+    // The revisions are 1005, 1004 and 1003. Compared as text, 999 would be the newest.
     assert_eq!(keys(store.as_ref()).await, with_manifests((0..3).map(key)));
     assert_eq!(keep(&store, 3).await.unwrap().deleted, 0);
 }
@@ -170,7 +170,7 @@ async fn retention_never_touches_other_objects() {
 }
 
 #[tokio::test]
-async fn retention_lists_more_than_thousand_objects() {
+async fn retention_handles_more_than_thousand_objects() {
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
     futures::stream::iter(0..1001)
@@ -191,7 +191,7 @@ async fn invariant_9_removes_nothing_while_newest_is_incomplete() {
         put(store.as_ref(), &key(hours), UID).await;
     }
     let all = keys(store.as_ref()).await;
-    // In turn, the newest backup is missing, its manifest is missing, or its content was replaced.
+    // Three kinds of damage: the newest backup is missing, its manifest is missing, or its content was replaced.
     for damage in 0..3 {
         match damage {
             0 => store.delete(&key(0)).await.unwrap(),
@@ -222,7 +222,7 @@ async fn keeps_backups_newer_than_verified_backup() {
     assert_eq!(keys(store.as_ref()).await, with_manifests((-2..1).map(key)));
 }
 
-/// If a removal fails at any of its requests, the newest backups stay complete, and the next removal completes the
+/// A removal may fail at any of its requests. The newest backups stay complete, and the next removal completes the
 /// work.
 #[tokio::test]
 async fn next_removal_completes_interrupted_one() {
@@ -236,7 +236,7 @@ async fn next_removal_completes_interrupted_one() {
             for hours in 0..4 {
                 put(store.as_ref(), &key(hours), UID).await;
             }
-            // A crash between the two deletions leaves a manifest without a backup.
+            // The manifest without a backup that a crash between the two deletions leaves.
             put(store.as_ref(), &key(9), UID).await;
             store.delete(&key(9)).await.unwrap();
             faulty.fail_after(call, succeeding, failure());
@@ -298,8 +298,8 @@ async fn removes_only_backups_of_deleted_etcd_backup() {
     );
 }
 
-/// Two EtcdBackups use the same path, one hourly and one daily. The rules of one EtcdBackup neither count nor delete
-/// the backups of the other.
+/// Two EtcdBackups use the same path, one hourly and one daily. The rules of each neither count nor delete the backups
+/// of the other.
 #[tokio::test]
 async fn invariant_13_keeps_backups_of_other_etcd_backups() {
     let server = S3Server::start(&["bucket"]);
@@ -310,7 +310,7 @@ async fn invariant_13_keeps_backups_of_other_etcd_backups() {
     for hours in [2, 24, 48] {
         put(store.as_ref(), &key(hours), "uid-2").await;
     }
-    // The rules of this EtcdBackup apply to backups of a deleted EtcdBackup, and to backups of coreos/etcd-operator.
+    // The rules of this EtcdBackup apply to the backups of a deleted EtcdBackup, and to those of coreos/etcd-operator.
     put(store.as_ref(), &key(6), "uid-0").await;
     store
         .put(&key(7), Bytes::from_static(b"old"))
@@ -337,7 +337,7 @@ async fn invariant_13_keeps_backups_of_other_etcd_backups() {
     );
 }
 
-/// An EtcdBackup with this policy. Its newest backup has the age 0, and the retention rules are not applied yet.
+/// An EtcdBackup with this policy. Its newest backup is 0 hours old, and the retention rules are not applied yet.
 fn pending(store: &dyn Store, policy: &serde_json::Value) -> EtcdBackup {
     let mut policy = policy.clone();
     policy["schedule"] = serde_json::json!("0 0 1 1 *");
@@ -372,7 +372,7 @@ fn planned(backup: &EtcdBackup, ahead: SignedDuration) -> (Plan, Timestamp) {
     (plan(backup, &snapshot, operator), operator)
 }
 
-/// Executes the removal of a plan, if the plan contains one. Returns the number of deleted backups.
+/// Executes the removal of a plan. Returns the number of deleted backups; `None` if the plan contains no removal.
 async fn removed(store: &Arc<dyn Store>, plan: &Plan) -> Option<usize> {
     let Some(Job::Removal { scope, .. }) = plan.job.clone() else {
         return None;
@@ -382,7 +382,7 @@ async fn removed(store: &Arc<dyn Store>, plan: &Plan) -> Option<usize> {
 
 /// Invariant 9 (verify before destroying).
 #[tokio::test]
-async fn clock_ahead_retention() {
+async fn invariant_9_retention_by_clock_ahead_deletes_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(LocalStore::new(dir.path()));
     for hours in [0, 24, 47, 72] {
@@ -390,7 +390,7 @@ async fn clock_ahead_retention() {
     }
     let all = keys(store.as_ref()).await;
     let by_age = pending(store.as_ref(), &serde_json::json!({ "maxAge": "47h30m" }));
-    // The names contain the times, so a wrong clock also changes which backups are the newest.
+    // The times are part of the names, so a wrong clock also changes which backups are the newest.
     let by_count = pending(store.as_ref(), &serde_json::json!({ "maxBackups": 1 }));
     let by_day = pending(
         store.as_ref(),
@@ -412,7 +412,7 @@ async fn clock_ahead_retention() {
                 assert!(trouble.message.contains(part), "{trouble:?}");
             }
             assert_eq!(notices(backup, &plan)[0].reason, "RemovalFailed");
-            // The report does not depend on the current time, so it causes no further reconcile.
+            // The message contains no current time, so it does not trigger further reconciles.
             let mut reported = backup.clone();
             reported.status = Some(status(backup, &plan, operator));
             let (again, later) = planned(
@@ -422,7 +422,7 @@ async fn clock_ahead_retention() {
             assert_eq!(Some(status(&reported, &again, later)), reported.status);
         }
     }
-    // If the two clocks differ by less than an hour, the earlier time counts.
+    // If the two clocks differ by less than an hour, the earlier time is used.
     let (plan, _) = planned(&by_age, SignedDuration::from_mins(59));
     assert_eq!(removed(&store, &plan).await, Some(1));
     let left = with_manifests([0, 24, 47].map(key));

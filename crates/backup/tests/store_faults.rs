@@ -1,5 +1,5 @@
-//! A faulty proxy between the operator and the store. Every fault ends with a complete backup or a reason, never with an
-//! incomplete backup that is reported as complete.
+//! A faulty proxy between the operator and the store. After every fault, the backup is either complete or has failed
+//! with a reason. An incomplete backup is never reported as complete.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
@@ -25,7 +25,6 @@ const OWNER: Owner<'_> = Owner {
     verify_content: true,
 };
 
-/// The fault of a connection.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     /// The proxy answers with this status code.
@@ -34,7 +33,7 @@ enum Fault {
     Cut(usize),
     /// The connection ends after this number of bytes from the store, so its answer is lost.
     Mute(usize),
-    /// Every chunk is delayed.
+    /// Each chunk is forwarded with this delay.
     Slow(Duration),
 }
 
@@ -44,7 +43,7 @@ struct Proxy {
 }
 
 impl Proxy {
-    /// Injects the fault in this number of connections.
+    /// Injects the fault into the first `times` connections.
     async fn start(server: &S3Server, fault: Fault, times: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = Self {
@@ -82,7 +81,7 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, fault: Option<Fault>
                         body.len()
                     );
                     let _ = client.write_all(answer.as_bytes()).await;
-                    // The proxy reads the rest of the request. Otherwise the client would not read the answer.
+                    // The proxy first reads the rest of the request. Otherwise the client would not read the answer.
                     let drain = async { while matches!(client.read(&mut up).await, Ok(1..)) {} };
                     let _ = tokio::time::timeout(Duration::from_millis(300), drain).await;
                     return;
@@ -146,7 +145,7 @@ async fn store_faults_cause_no_false_success() {
         let store: Arc<dyn Store> = Arc::new(S3Store::new(config).await.unwrap());
         let begun = Timestamp::from_second(1_800_000_000 + i64::try_from(case).unwrap()).unwrap();
         let mut troubles = Vec::new();
-        // As the operator does, the test searches a complete backup, starts an attempt if there is none, and retries.
+        // Like the operator, the test looks for a complete backup, starts an attempt if there is none, and retries.
         let stored = loop {
             assert!(troubles.len() < 60, "{fault:?}: {troubles:?}");
             let attempt = async {

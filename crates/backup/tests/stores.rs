@@ -1,4 +1,4 @@
-//! Periodic backups with adoption and retention, on every type of store, with real servers.
+//! Periodic backups, their adoption and their retention, on every type of store with real servers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
@@ -77,10 +77,10 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
     let manifest = download(store.as_ref(), &manifest_key(key)).await.unwrap();
     let manifest: BackupManifest = serde_json::from_slice(&manifest).unwrap();
     assert_eq!(manifest.sha256, newest.sha256);
-    // Directories have no tags.
+    // A directory gives its objects no tag, unlike an object store.
     assert_eq!(manifest.store_tag.is_some(), scheme != "file://");
 
-    // The retention rules delete all backups except the newest one, and no object of a path with a similar name.
+    // The retention rules delete all backups except the newest. They delete no object of a path with a similar name.
     let sibling = "deep/etcd_v2_v9_2019-01-01-00:00:00";
     store.put(sibling, "other".into()).await.unwrap();
     let policy = BackupPolicy {
@@ -112,7 +112,7 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
     assert_eq!(left, expected);
     let parts = name::parse(PATH, key).unwrap();
 
-    // After the manifest was written, another object of the same size has replaced the backup.
+    // After the manifest was written, another object of the same size replaced the backup.
     if manifest.store_tag.is_some() {
         let other = vec![7; content.len()];
         store.put(key, other.into()).await.unwrap();
@@ -130,28 +130,28 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn backup_s3_takes_adopts_and_removes() {
+async fn s3_backups_are_taken_adopted_and_removed() {
     let server = S3Server::start(&["bucket"]);
     let store = S3Store::new(server.config("bucket")).await.unwrap();
     Box::pin(backs_up_adopts_and_removes(Arc::new(store), "s3://bucket/")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn backup_gcs_takes_adopts_and_removes() {
+async fn gcs_backups_are_taken_adopted_and_removed() {
     let server = GoogleServer::start(&["bucket"]);
     let store = GcsStore::new(server.config("bucket")).await.unwrap();
     Box::pin(backs_up_adopts_and_removes(Arc::new(store), "gs://bucket/")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn backup_abs_takes_adopts_and_removes() {
+async fn abs_backups_are_taken_adopted_and_removed() {
     let server = AzureServer::start(&["bucket"]);
     let store = AbsStore::new(&server.config("bucket")).unwrap();
     Box::pin(backs_up_adopts_and_removes(Arc::new(store), "")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn backup_local_takes_adopts_and_removes() {
+async fn local_backups_are_taken_adopted_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     Box::pin(backs_up_adopts_and_removes(
         Arc::new(LocalStore::new(dir.path())),

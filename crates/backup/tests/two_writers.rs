@@ -1,5 +1,5 @@
-//! Another writer uses the same path at the same time, or a proxy answers for the store. A transfer succeeds only if
-//! the store contains its own object and its own manifest.
+//! Another writer uses the same path at the same time, or a proxy answers instead of the store. A transfer succeeds
+//! only if the store contains its own object and its own manifest.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 const KEY: &str = "daily/etcd";
 
-/// The interference with a transfer, and the time at which it happens.
+/// What the other writer does, and when.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interference {
     None,
@@ -55,7 +55,7 @@ enum Interference {
     BackupAtCommitAndWhileRead,
 }
 
-/// A directory with or without tags, and with or without the permission to list objects.
+/// A directory as a store, with or without tags, and with or without the permission to list objects.
 #[derive(Clone)]
 struct Shared {
     inner: LocalStore,
@@ -88,7 +88,7 @@ impl Shared {
         self.has_tags.then(|| writes.to_string())
     }
 
-    /// True if this interference must happen now. Each interference happens once.
+    /// True if this interference must happen now. It happens only once.
     fn interferes(&self, kind: Interference) -> bool {
         let mut interference = self.interference.lock().unwrap();
         let interferes = *interference == kind;
@@ -105,7 +105,8 @@ impl Shared {
         self.writes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Stores a complete backup of the other writer. If the transfer's object exists, the backup has the same size.
+    /// Stores a complete backup of the other writer. If the transfer's object already exists, the backup has the same
+    /// size.
     async fn other_backup(&self) {
         if self.inner.head(KEY).await.unwrap().is_none() {
             self.inner.put(KEY, "other".into()).await.unwrap();
@@ -276,7 +277,7 @@ async fn pair(store: &Shared, key: &str) -> (Bytes, BackupManifest) {
 #[tokio::test]
 async fn invariant_12_mixed_data_and_manifest_is_no_success() {
     let snapshot = recorded().await;
-    // If the store has no tags, the operator reads the whole object.
+    // In a store without tags, the operator reads the whole object.
     for (has_tags, compress) in [(true, false), (false, false), (false, true)] {
         for interference in [
             Interference::DataBeforeManifest,
@@ -296,7 +297,7 @@ async fn invariant_12_mixed_data_and_manifest_is_no_success() {
             let trouble = run(&ours, &store).await.unwrap_err();
             assert_eq!(trouble.reason, Reason::BackupMissing, "{interference:?}");
             assert!(trouble.message.contains("its own path"), "{trouble:?}");
-            // The manifest must not remain, because the object belongs to another backup.
+            // No manifest may remain for this object, because the object belongs to another backup.
             if interference == Interference::DataBeforeManifest
                 || interference == Interference::DataAfterManifest
             {
@@ -354,7 +355,7 @@ async fn backups_of_same_second_have_distinct_names() {
     assert_ne!(keys[0], keys[1]);
 }
 
-/// Without tags, an object of the same size proves nothing.
+/// In a store without tags, an object of the same size may be the object of another writer.
 #[tokio::test]
 async fn invariant_12_without_tags_reads_object_after_foreign_manifest() {
     let snapshot = recorded().await;
@@ -370,7 +371,8 @@ async fn invariant_12_without_tags_reads_object_after_foreign_manifest() {
     let (data, manifest) = pair(&store, KEY).await;
     assert!(data.iter().all(|byte| *byte == 7));
     assert_eq!(manifest.backup_uid.as_deref(), Some("other"));
-    // The next attempt replaces the other writer's backup, even if the other writer interferes before the commit.
+    // The next attempt replaces the backup of the other writer, even if the other writer writes again before the
+    // commit.
     for interference in [
         Interference::None,
         Interference::BackupBeforeCommit,
@@ -384,7 +386,7 @@ async fn invariant_12_without_tags_reads_object_after_foreign_manifest() {
     }
 }
 
-/// In a directory, a read continues with the old file after the file was replaced.
+/// If a file in a directory is replaced during a read, the read continues with the old file.
 #[tokio::test]
 async fn invariant_12_replacement_during_read_is_no_success() {
     let snapshot = recorded().await;
@@ -407,7 +409,7 @@ async fn invariant_12_replacement_during_read_is_no_success() {
         assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
         assert_eq!(*store.interference.lock().unwrap(), Interference::None);
         theirs().await;
-        // An object that was replaced is not adopted either.
+        // A replaced object is not adopted either.
         run(&ours, &store).await.unwrap();
         *store.interference.lock().unwrap() = Interference::BackupWhileRead;
         let found = earlier_attempt(
@@ -428,8 +430,8 @@ async fn invariant_12_replacement_during_read_is_no_success() {
     }
 }
 
-/// The operator process may have ended between the manifest and the confirmation. If another object of the same size
-/// has replaced the object since then, the next process does not adopt it.
+/// The operator process may end between the manifest and the confirmation. If another object of the same size then
+/// replaces the object, the next process does not adopt it.
 #[tokio::test]
 async fn overwritten_object_is_not_adopted() {
     let snapshot = recorded().await;
@@ -474,7 +476,7 @@ async fn overwritten_object_is_not_adopted() {
         let key = format!("{KEY}{key}");
         store.other_data(&key).await;
         if !has_tags && !verify_content {
-            // In a directory, only a read of the content shows that the object was replaced.
+            // In a directory, only reading the content shows that the object was replaced.
             assert_eq!(find().await, EarlierAttempt::Complete(stored));
             continue;
         }

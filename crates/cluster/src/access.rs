@@ -5,7 +5,7 @@ use runtime::credentials::Record;
 
 use crate::seen::{Kept, Seen};
 
-/// The desired access control.
+/// The access control that the spec requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessRule {
     /// `spec.auth.enabled`.
@@ -16,20 +16,20 @@ pub struct AccessRule {
     pub network: bool,
 }
 
-/// The observed access control.
+/// The access control that the operator observed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
     /// Why the operator cannot use the credentials of the spec; `None` if it can.
     pub fault: Option<String>,
     /// True if the user in the Secret is root, which etcd requires for enabling authentication.
     pub is_root: bool,
-    /// State of the operator's record of passwords, compared with the desired password.
+    /// The operator's record of passwords, compared with the password in the spec's Secret.
     pub record: Record,
     /// etcd's answer to a login with the credentials; `None` without credentials.
     pub login: Seen<Option<Login>>,
-    /// The answer of a member that rejected a call without credentials; `None` if no member did.
+    /// The answer of a member that rejected a call that had no credentials; `None` if no member did.
     pub refused: Option<String>,
-    /// The NetworkPolicy, compared with the builder's object.
+    /// The NetworkPolicy, compared with the NetworkPolicy that the operator would build.
     pub network: Kept<()>,
     /// The UID of the NetworkPolicy, if the cluster owns one.
     pub network_uid: Option<String>,

@@ -15,7 +15,7 @@ use serde_json::Value;
 use crate::certificates::CertificateWrite;
 use crate::reason::Reason;
 
-/// One request, with the texts that report the request.
+/// One request, and the texts that describe it in logs and Events.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Action {
     /// Name of the failpoint that runs before the request, as in `FAILPOINTS=before-create-pod=panic`.
@@ -24,9 +24,9 @@ pub struct Action {
     pub text: String,
     /// Reason and verb of the Event; `None` for an action that sends no Event.
     pub event: Option<(Reason, &'static str)>,
-    /// The part of the action in the start of a member; `None` if the action starts no member.
+    /// The role of this action in the start of a member; `None` if the action belongs to no start.
     pub start: Option<StartPart>,
-    /// The request.
+    /// The request to the API server or to etcd.
     pub request: Request,
 }
 
@@ -74,10 +74,10 @@ pub type Chain = Vec<Action>;
 /// equals `planned_from` (invariant 11).
 #[derive(Clone, Debug, PartialEq)]
 pub struct Change {
-    /// The requests of the change, in order. There are several only if learners are added, or if a removal is recorded
-    /// on the PVC before it is sent.
+    /// The requests of the change, in order. A chain has several requests only if it adds learners, or if it records a
+    /// removal on the PVC before it sends the removal.
     pub chain: Chain,
-    /// Names of the members to which the call is sent.
+    /// Names of the members to which the executor sends the call.
     pub via: Vec<String>,
     /// The member list from which the change was planned.
     pub planned_from: Members,
@@ -99,26 +99,28 @@ impl Step {
     }
 }
 
-/// The part of an action in the start of a member. A start first sets a mark on the member's Service. The mark records
+/// The role of an action in the start of a member. A start first sets a mark on the member's Service. The mark records
 /// that a pod of the member may exist (invariants 6 and 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StartPart {
-    /// Sets the mark on the Service of this member. If the start fails, the same process may remove the mark.
+    /// Sets the mark on the Service of this member. If a later action of the start fails, this process may remove the
+    /// mark.
     Mark(String),
-    /// Renews the mark of this member that another process has set. This process never removes such a mark.
+    /// Sets a new mark on the Service of this member, which already has the mark of another process. This process never
+    /// removes such a mark.
     MarkAgain(String),
-    /// Follows the mark. The value decides whether a failure of this action removes the mark.
+    /// Comes after the action that sets the mark. The value decides whether a failure of this action removes the mark.
     Follow(Undo),
-    /// Creates the pod of this member again, on the volume that contains the member's data.
+    /// Creates the pod of this member again, on the volume with the member's data.
     Return(String),
 }
 
 /// Condition under which a failed action removes the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undo {
-    /// Any failure of the action: the PVC and the pod of the member are created only by later actions.
+    /// Any failure removes the mark: no PVC and no pod of the member exists before this action.
     Always,
-    /// Only a failure after which the request certainly had no effect.
+    /// Only a failure after which the request certainly had no effect removes the mark.
     IfNotDone,
 }
 
@@ -139,7 +141,7 @@ impl StartPart {
         }
     }
 
-    /// True if the mark is removed after this action failed. `not_done`: the failed request certainly had no effect.
+    /// True if a failure of this action removes the mark. `not_done`: the failed request certainly had no effect.
     pub fn is_undone(&self, not_done: bool) -> bool {
         match self {
             Self::Follow(Undo::Always) => true,
@@ -154,8 +156,8 @@ impl StartPart {
 pub enum Request {
     /// Creates the object. The request fails if an object of the same name exists.
     Create(Object),
-    /// Applies the object (server-side apply). If the object contains a UID, the request does not change a newer
-    /// object of the same name.
+    /// Applies the object (server-side apply). If the object contains a UID, the request never changes a later object
+    /// of the same name.
     Apply(Object),
     /// Patches an object.
     Patch(Patch),
@@ -165,7 +167,7 @@ pub enum Request {
     Delete(Reference),
     /// Writes a record to the status of the EtcdCluster.
     Record(StatusRecord),
-    /// Calls etcd.
+    /// A call to etcd's members.
     Etcd(EtcdCall),
     /// Writes a Secret of generated certificates, or notifies a pod of its certificates.
     Certificate(CertificateWrite),
@@ -176,41 +178,41 @@ pub enum Request {
 /// An object that is created or applied.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
-    /// A Service.
+    /// A Service of the cluster or of a member.
     Service(Box<Service>),
-    /// A PersistentVolumeClaim.
+    /// The PVC of a member.
     VolumeClaim(Box<PersistentVolumeClaim>),
-    /// A pod.
+    /// The pod of a member.
     Pod(Box<Pod>),
-    /// A PodDisruptionBudget.
+    /// The PodDisruptionBudget of the cluster.
     DisruptionBudget(Box<PodDisruptionBudget>),
-    /// A NetworkPolicy.
+    /// The NetworkPolicy of the cluster.
     NetworkPolicy(Box<NetworkPolicy>),
 }
 
 /// The kind of an object that is patched or deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// A Service.
+    /// A Service of the cluster or of a member.
     Service,
-    /// A PersistentVolumeClaim.
+    /// The PVC of a member.
     VolumeClaim,
-    /// A pod.
+    /// The pod of a member.
     Pod,
-    /// A PodDisruptionBudget.
+    /// The PodDisruptionBudget of the cluster.
     DisruptionBudget,
-    /// A NetworkPolicy.
+    /// The NetworkPolicy of the cluster.
     NetworkPolicy,
-    /// A Secret.
+    /// A Secret of generated certificates or passwords.
     Secret,
 }
 
 /// An observed object. The UID distinguishes the object from a later object of the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference {
-    /// Kind of the object.
+    /// The kind by which the API server is called.
     pub kind: Kind,
-    /// Name of the object.
+    /// The name in the namespace of the EtcdCluster.
     pub name: String,
     /// UID of the object, the precondition of the request.
     pub uid: String,
@@ -219,19 +221,20 @@ pub struct Reference {
 /// A patch of an observed object. The body contains the UID or the resourceVersion as the precondition.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Patch {
-    /// Kind of the object.
+    /// The kind of the patched object.
     pub kind: Kind,
-    /// Name of the object.
+    /// The name of the patched object, in the namespace of the EtcdCluster.
     pub name: String,
     /// The patch, with its precondition.
     pub body: Value,
     /// How the API server merges lists of the body into the object.
     pub form: PatchForm,
-    /// The report if the API server rejects the patch with status 403 or 422; `None` for an ordinary error.
+    /// The report for the user if the API server rejects the patch with status 403 or 422; `None` reports an ordinary
+    /// error.
     pub rejection: Option<Rejection>,
 }
 
-/// The form of a patch.
+/// How the API server applies a patch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PatchForm {
     /// JSON merge patch: a list in the patch replaces the whole list of the object.
@@ -272,7 +275,7 @@ pub struct StatusRecord {
     pub status: Value,
     /// The resourceVersion of the observed EtcdCluster, the precondition of the write.
     pub over: String,
-    /// The work that starts with this record, if invalid certificates can prevent that work.
+    /// The work that starts with this record; `None` for work that invalid certificates cannot prevent.
     pub begins: Option<Begins>,
 }
 
@@ -285,10 +288,10 @@ pub enum Begins {
     Recovery,
 }
 
-/// A call to etcd. The call names members; the executor resolves their client URLs.
+/// A call to etcd. The call contains member names; the executor finds the client URLs of these members.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EtcdCall {
-    /// Adds a member.
+    /// Adds a member to etcd's member list.
     AddMember {
         /// Peer URL of the new member.
         url: String,
@@ -297,28 +300,28 @@ pub enum EtcdCall {
     },
     /// Sets the peer URLs of a member.
     UpdatePeerUrls {
-        /// ID of the member.
+        /// The ID by which etcd knows the member.
         id: MemberId,
         /// All peer URLs of the member.
         urls: Vec<String>,
     },
     /// Promotes a learner to voter.
     Promote {
-        /// ID of the learner.
+        /// The ID by which etcd knows the learner.
         id: MemberId,
     },
-    /// Removes a member.
+    /// Removes a member from etcd's member list.
     Remove {
         /// Name of the member, for rules and messages.
         member: String,
-        /// ID of the member.
+        /// The ID by which etcd knows the member.
         id: MemberId,
     },
     /// Transfers leadership to another member.
     MoveLeader {
         /// Name of the current leader, to which the call is sent.
         from: String,
-        /// The ID of the next leader.
+        /// ID of the next leader.
         id: MemberId,
     },
     /// Enables a downgrade of etcd to the previous minor release, or cancels it.
@@ -328,14 +331,14 @@ pub enum EtcdCall {
     },
     /// Defragments one member. The call runs outside the reconcile, because it can take minutes.
     Defragment {
-        /// Name of the member.
+        /// The member to defragment.
         member: String,
         /// Time at which the defragmentation of this member was recorded in the status.
         recorded: Timestamp,
     },
     /// Compacts etcd's history.
     Compact {
-        /// The revision: etcd deletes the history before it.
+        /// The first revision that etcd keeps: etcd deletes the history before it.
         revision: i64,
         /// Names of the members to which the call is sent.
         via: Vec<String>,
@@ -347,7 +350,7 @@ pub enum EtcdCall {
         /// Index of the entry that the member must have applied.
         until: u64,
     },
-    /// Disarms an alarm.
+    /// Disarms an alarm after its cause is resolved.
     Disarm {
         /// The alarm and its member.
         alarm: Alarm,
@@ -356,7 +359,7 @@ pub enum EtcdCall {
     },
     /// Changes etcd's authentication.
     Auth {
-        /// The change.
+        /// What to change: enable, disable, or set the password.
         change: AuthChange,
         /// Names of the members to which the call is sent.
         via: Vec<String>,
@@ -379,7 +382,8 @@ pub enum AuthChange {
 pub enum Passwords {
     /// Records the desired password.
     Record {
-        /// True if the record also keeps the earlier passwords, because etcd may still have one of them.
+        /// True if the record also keeps the earlier passwords, because the user root may still have an earlier
+        /// password in etcd.
         others: bool,
     },
     /// Deletes the record.

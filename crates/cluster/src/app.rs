@@ -27,8 +27,8 @@ use crate::pod_deletions::PodDeletions;
 use crate::reconcile::ClusterOperator;
 use crate::snapshot_cache::SnapshotCache;
 
-/// Deadlines of calls to members. Each reconcile reads the health of all members, so a member that hangs delays its
-/// own cluster by this time.
+/// Deadlines of calls to members. Each reconcile reads the health of all members, so a member that hangs delays the
+/// reconcile of its cluster by up to these times.
 const DEADLINES: Deadlines = Deadlines {
     connect: Duration::from_secs(1),
     status: Duration::from_secs(1),
@@ -39,7 +39,7 @@ const DEADLINES: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// The texts that name the grant for the endpoints of a cluster to join.
+/// How an administrator grants the endpoints of a cluster to join: the operator, its flag, and the value of the chart.
 pub(crate) const JOINS: GrantedBy = GrantedBy {
     operator: "cluster operator",
     flag: "--join",
@@ -50,9 +50,9 @@ pub(crate) const JOINS: GrantedBy = GrantedBy {
 const FORGET_EVERY: Duration = Duration::from_mins(1);
 
 /// Runs the operator until it shuts down. Every event of a child object triggers a reconcile of its cluster. Seed
-/// members prepare their data with `image`; without it, with the image of the operator's own pod. NetworkPolicies admit
-/// the pods with the labels `pods` in the operator's namespace. `joins` are the endpoints that other namespaces may
-/// join.
+/// members prepare their data with `image`; without `image`, they use the image of the operator's own pod.
+/// NetworkPolicies admit pods of the operator's namespace that have a label from `pods`. `joins` grants etcd endpoints
+/// that objects of other namespaces may join.
 pub async fn work(
     operator: Operator,
     image: Option<String>,

@@ -26,9 +26,10 @@ pub(crate) use secret::{
 pub use secret::{Anchor, Held, Leaf};
 pub(crate) use sign::{Made, Request, authority, leaf};
 
-/// The fraction of its validity after which a certificate is renewed: two thirds.
+/// A certificate is renewed after this fraction of its validity: two thirds.
 const RENEWED_AT: (u32, u32) = (2, 3);
-/// Certificates are valid from this long before their creation, because the clocks of other machines may be behind.
+/// The validity of a certificate starts this long before its creation, because the clocks of other machines may be
+/// behind.
 pub(crate) const SKEW: Duration = Duration::from_mins(5);
 
 /// Why no certificate could be created. The error contains no key.
@@ -85,7 +86,7 @@ impl CaScope {
 /// The settings for generated certificates in the spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
-    /// Namespace of the cluster.
+    /// The namespace of the EtcdCluster, which the names in certificates contain.
     pub namespace: String,
     /// Name of the EtcdCluster.
     pub cluster: String,
@@ -95,7 +96,7 @@ pub struct Rule {
     pub peers: bool,
     /// True if members use TLS with clients.
     pub clients: bool,
-    /// Validity of a certificate.
+    /// How long a new certificate is valid.
     pub validity: Duration,
     /// Validity of a CA certificate.
     pub authority_validity: Duration,
@@ -106,14 +107,14 @@ pub struct Rule {
 }
 
 impl Rule {
-    /// The scopes in which the cluster uses TLS.
+    /// The scopes for which the cluster uses TLS.
     pub fn scopes(&self) -> impl Iterator<Item = CaScope> {
         let peers = self.peers.then_some(CaScope::Peers);
         let clients = self.clients.then_some(CaScope::Clients);
         peers.into_iter().chain(clients)
     }
 
-    /// The uses of the certificates that each member has.
+    /// The uses of certificates. Each member has one certificate for each use.
     pub fn uses_of_member(&self) -> impl Iterator<Item = CertificateUse> {
         let peer = self.peers.then_some(CertificateUse::Peer);
         let server = self.clients.then_some(CertificateUse::Server);
@@ -167,7 +168,7 @@ impl Rule {
     }
 }
 
-/// The time at which a certificate with this validity is renewed.
+/// The renewal time of a certificate with this validity: after two thirds of it.
 pub fn renewal(not_before: Timestamp, not_after: Timestamp) -> Timestamp {
     let life = Duration::try_from(not_after.duration_since(not_before)).unwrap_or_default();
     not_before

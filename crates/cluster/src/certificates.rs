@@ -17,30 +17,34 @@ use member::tls::{Authorities, ClusterTls};
 use crate::authority::{CaScope, Held, Rule, digest, held};
 use crate::expiry::{self, Expiry};
 
-/// The certificates of a cluster: the generated ones, and the CAs and expiries of those in Secrets of other owners.
+/// The certificates of a cluster: generated certificates, and the CAs and expiries of certificates in Secrets of other
+/// owners.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Certificates {
     /// The settings of the spec; `None` if certificates are not generated.
     pub rule: Option<Rule>,
     /// Secrets with this cluster's labels, by name.
     pub secrets: BTreeMap<String, Held>,
-    /// The certificate annotations of each pod, by member.
+    /// The certificate annotations of each pod, by the member's name.
     pub pods: BTreeMap<String, Noted>,
     /// A digest of the CAs in Secrets of other owners; `None` if the operator generates the certificates, or if one of
     /// these Secrets is unreadable.
     pub others: Option<String>,
-    /// The CAs in Secrets of other owners, in the form in which a pod that starts now records them.
+    /// The CAs in Secrets of other owners, in the format of a pod's annotation. A pod that starts now gets this
+    /// annotation.
     pub authorities: Option<Authorities>,
     /// The expiry of each certificate, whether or not the operator issues it.
     pub expiries: Vec<Expiry>,
-    /// The seed member of a restore that owns the cluster. Its pod may not have the cluster's labels yet.
+    /// The seed member of the restore that owns the cluster; `None` without such a restore. The seed's pod may not have
+    /// the cluster's labels yet.
     pub seed: Option<String>,
 }
 
 /// The annotations of a pod about its certificates. Each value is `None` if the annotation is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Noted {
-    /// A digest of the CAs that the pod's etcd trusts, and the time after which a scope has no valid CA.
+    /// A digest of the CAs that the pod's etcd trusts, and the time after which all CAs for peers, or all CAs for
+    /// clients, are invalid.
     pub trust: Option<String>,
     /// A digest of the certificates about which the operator last notified the pod.
     pub certificates: Option<String>,
@@ -50,7 +54,8 @@ pub struct Noted {
 }
 
 impl Certificates {
-    /// Reads the certificates. `cluster` contains the spec in effect; `secrets` have the labels of the cluster.
+    /// Collects the certificates of a cluster. `cluster` contains the spec in effect; `secrets` have the labels of the
+    /// cluster.
     pub fn new(cluster: &EtcdCluster, secrets: &[Secret], pods: &[Pod]) -> Self {
         let rule = rule(cluster, cluster.spec.tls.as_ref());
         let (name, uid) = (cluster.name_any(), cluster.uid().unwrap_or_default());
@@ -112,7 +117,7 @@ impl Certificates {
         self
     }
 
-    /// The Secret of the CA with this scope.
+    /// The Secret of the CA for this scope.
     pub fn authority(&self, scope: CaScope) -> Option<&Held> {
         self.secrets
             .get(&scope.secret(&self.rule.as_ref()?.cluster))
@@ -123,7 +128,8 @@ impl Certificates {
         self.secrets.get(&names::certificate_secret(owner, used))
     }
 
-    /// The value of the annotation that notifies the pod of its certificates; `None` until all its certificates exist.
+    /// The annotation value that notifies the pod about its current certificates; `None` until all certificates of the
+    /// member exist.
     pub fn notification(&self, member: &str) -> Option<String> {
         let rule = self.rule.as_ref()?;
         let prints: Option<Vec<&str>> = rule
@@ -142,7 +148,8 @@ impl Certificates {
     }
 }
 
-/// The settings for generated certificates under this effective TLS policy; `None` if the policy generates none.
+/// The settings for generated certificates in the TLS policy in effect; `None` if that policy does not generate
+/// certificates.
 pub fn rule(cluster: &EtcdCluster, tls: Option<&TlsPolicy>) -> Option<Rule> {
     let spec = &cluster.spec;
     let generated: &GeneratedTls = tls?.generated()?;
@@ -174,16 +181,16 @@ pub fn seed(cluster: &EtcdCluster) -> Option<String> {
 pub enum CertificateWrite {
     /// Creates a CA. Its trust bundle also contains the CAs that the existing certificates trusted.
     Authority {
-        /// The scope of the CA.
+        /// Peers or clients.
         scope: CaScope,
         /// Additional trusted CAs, in PEM.
         beside: Vec<Vec<u8>>,
         /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
     },
-    /// Adds CAs that running members still trust and use to the trust bundle of the CA that replaced them.
+    /// Adds CAs to the trust bundle of a new CA: those that running members still trust and use.
     Rejoin {
-        /// The scope of the CA.
+        /// Peers or clients.
         scope: CaScope,
         /// All trusted CAs except the current and the next signer, in PEM.
         beside: Vec<Vec<u8>>,
@@ -192,41 +199,41 @@ pub enum CertificateWrite {
     },
     /// Creates the next signer. All members must trust it before it signs.
     Prepare {
-        /// The scope of the CA.
+        /// Peers or clients.
         scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
     /// Makes the next signer the current signer.
     Switch {
-        /// The scope of the CA.
+        /// Peers or clients.
         scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
     /// Removes all CAs except the current signer from the trust bundle.
     Retire {
-        /// The scope of the CA.
+        /// Peers or clients.
         scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// Issues a new certificate, or replaces one.
+    /// Issues a certificate: a new one, or the replacement of an existing one.
     Issue {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// The use of the certificate.
+        /// Peer, server or client.
         used: CertificateUse,
         /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
-        /// The resourceVersion precondition of the CA's Secret.
+        /// The resourceVersion precondition of the Secret of the CA that signs.
         by: String,
     },
     /// Copies the CA's trust bundle to the Secret of a certificate. The certificate does not change.
     Trust {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// The use of the certificate.
+        /// Peer, server or client.
         used: CertificateUse,
         /// The resourceVersion precondition of the Secret.
         over: String,
@@ -235,28 +242,28 @@ pub enum CertificateWrite {
     },
     /// Restores the owner and the labels of a Secret. The data does not change.
     Mark {
-        /// Name of the Secret.
+        /// The Secret to restore.
         secret: String,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// Annotates a pod with a digest of its certificates. The change makes the kubelet read the Secrets at once
-    /// instead of within a minute.
+    /// Annotates a pod with a digest of its certificates. The change of the pod makes the kubelet update the mounted
+    /// Secrets at once instead of within a minute.
     Notify {
-        /// Name of the member.
+        /// The member whose pod is annotated.
         member: String,
         /// The UID precondition of the pod.
         uid: String,
-        /// The CAs that the pod's etcd trusts, if the pod lacks this annotation.
+        /// The digest of the CAs that the pod's etcd trusts; `None` if the pod already has this annotation.
         trust: Option<String>,
-        /// The CAs with which the pod was started, if the pod lacks this annotation.
+        /// The CAs with which the pod was started; `None` if the pod already has this annotation.
         authorities: Option<String>,
-        /// The digest of the certificates.
+        /// The digest of the certificates that the member's Secrets contain now.
         certificates: String,
     },
     /// Deletes the Secret of a removed member.
     Discard {
-        /// Name of the Secret.
+        /// The Secret to delete.
         secret: String,
         /// The UID precondition of the Secret.
         uid: String,
@@ -331,7 +338,7 @@ mod tests {
         authority(CaScope::Peers, day, "2026-11-21T12:00:00Z".parse().unwrap()).unwrap()
     }
 
-    /// A Secret of another owner with these CAs.
+    /// Certificates in a Secret of another owner, with these trusted CAs.
     fn of_others(authorities: &[&Made]) -> ClusterTls {
         let all = authorities.iter().map(|made| made.certificate.as_slice());
         let material = Material {
@@ -366,17 +373,17 @@ mod tests {
         let started = with(&[&old], None).trust();
         assert_eq!(with(&[&old], started.clone()).outdated("db-a"), None);
         assert!(with(&[&old, &new], started).outdated("db-a").is_some());
-        // The order of the CAs makes no difference.
+        // The order of the CAs in the bundle makes no difference.
         let both = with(&[&old, &new], None).trust();
         assert_eq!(with(&[&new, &old], both).outdated("db-a"), None);
-        // Without the annotation, it is unknown whether the pod is outdated.
+        // Without the annotation, the operator cannot know whether the pod is outdated.
         assert_eq!(with(&[&new], None).outdated("db-a"), None);
     }
 
     #[test]
     fn expiry_of_static_certificates_is_known() {
         let (one, other) = (made(), made());
-        // One of the two CAs in the bundle has signed the certificate in the same Secret.
+        // One of the two CAs in the bundle signed the certificate in the same Secret.
         let seen = with(&[&one, &other], None);
         let keys: Vec<_> = seen.expiries.iter().map(|one| one.key).collect();
         assert_eq!(keys, ["tls.crt", "ca.crt"]);

@@ -1,5 +1,5 @@
 //! The etcd clients of the clusters. All clusters without TLS and authentication share one client. Every other cluster
-//! has its own client, which is replaced when its credentials change. Keys are in memory only.
+//! has its own client, which is replaced when the cluster's credentials change. Keys are in memory only.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -7,14 +7,13 @@ use std::time::{Duration, Instant};
 
 use etcd::{Access, Deadlines, Etcd, EtcdClient};
 
-/// A client that was not used for this long belongs to a deleted cluster.
+/// A client that was unused for this long belongs to a deleted cluster.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
-/// The clients of the clusters.
 pub struct Clients {
     plain: Arc<dyn Etcd>,
     deadlines: Deadlines,
-    /// The clients by the UID of the EtcdCluster and the token of the cluster.
+    /// The clients by the UID of the EtcdCluster and the token of the etcd cluster.
     kept: Mutex<HashMap<(String, Option<String>), Kept>>,
 }
 
@@ -34,10 +33,12 @@ impl Clients {
         }
     }
 
-    /// The client for the cluster with this UID, token and access. Each token has its own client and login, because a
-    /// restore in place or a recovery starts a new Raft log. A member that receives a login token of the previous
-    /// cluster delays the call until its own log is as long (`isValidSimpleToken` in etcd's
-    /// `server/auth/simple_token.go`). During a recovery, the operator calls both clusters, each with its own client.
+    /// The client for the cluster with this UID, token and access.
+    ///
+    /// A restore in place or a recovery creates a new etcd cluster with a new token and a new Raft log. If the new
+    /// cluster received a login token of the previous cluster, it would delay the call until its own log is as long
+    /// (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`). Each cluster token therefore has its own client
+    /// and login. During a recovery, the operator calls both clusters.
     pub fn of(&self, (uid, token): (&str, Option<&str>), access: &Access) -> Arc<dyn Etcd> {
         if *access == Access::default() {
             return Arc::clone(&self.plain);
@@ -117,12 +118,15 @@ mod tests {
         let gone = Arc::downgrade(&first);
         drop(first);
         clients.forget(now);
-        assert!(gone.upgrade().is_some(), "it is asked again");
+        assert!(
+            gone.upgrade().is_some(),
+            "the second call uses the same client"
+        );
         clients.forget(now + FORGOTTEN);
         assert!(gone.upgrade().is_none());
     }
 
-    /// With a login token of the previous cluster, the seed would delay every call.
+    /// If the seed received a login token of the previous cluster, it would delay every call.
     #[test]
     fn restored_or_recovered_cluster_gets_new_login() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
@@ -136,7 +140,7 @@ mod tests {
         ));
         assert!(
             Arc::ptr_eq(&first, &clients.of(("1", Some("t")), &access("a"))),
-            "a survivor and its seed are asked in turns"
+            "calls to a survivor and to the seed alternate"
         );
     }
 }

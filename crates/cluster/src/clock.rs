@@ -1,11 +1,11 @@
-//! The API server's clock, compared with the operator's own clock.
+//! The difference between the API server's clock and the operator's clock.
 
 use jiff::{SignedDuration, Timestamp};
 
 use crate::authority::SKEW;
 
 /// The API server's time minus the operator's time, both read at the same moment. `None` if the API server sent no
-/// time, or if no decision depends on the difference.
+/// time, or if the operator did not read it because no decision depends on it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ApiServerClock(pub Option<SignedDuration>);
 
@@ -18,9 +18,10 @@ impl ApiServerClock {
         theirs.unwrap_or(now)
     }
 
-    /// The time for issuing and checking certificates: the earlier of the two times if they differ by more than the
-    /// tolerance. With a clock that is far ahead, every CA would expire at once, and no member would trust another. A
-    /// clock that is behind only delays renewals, which are due after two thirds of the validity.
+    /// The time for issuing and checking certificates: the operator's time, or the earlier of the two times if they
+    /// differ by more than the tolerance. With a clock that is far ahead, every CA would expire at once, and no member
+    /// would trust another. A clock that is behind only delays renewals, which are due after two thirds of the
+    /// validity.
     pub fn for_certificates(self, now: Timestamp) -> Timestamp {
         Self(self.difference()).earlier(now)
     }

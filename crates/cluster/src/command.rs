@@ -1,4 +1,4 @@
-//! The command line of `etcd-operator`. With the subcommand `check`, the program is the test pod of `helm test`.
+//! The command line of `etcd-operator`. The subcommand `check` is for the test pod of `helm test`.
 
 use std::process::ExitCode;
 

@@ -1,4 +1,4 @@
-//! The part of the spec that the planner uses. Pure.
+//! The part of the spec that the planner uses. Performs no I/O.
 
 use api::EtcdClusterSpec;
 use api::cluster::{BootstrapMode, unsafe_to_ignore, validate};
@@ -12,8 +12,8 @@ use crate::quantity::bytes;
 use crate::snapshot::{Claim, Desired, RecoveryRule};
 use crate::upkeep::UpkeepRule;
 
-/// Reads the spec in effect. `invalid` contains the problems of the spec. An EtcdCluster that was stored before the
-/// current schema may have any content.
+/// Reads the spec in effect. `invalid` contains the problems of the spec: an EtcdCluster that was stored before the
+/// current schema may contain anything.
 pub fn desired(effective: &Effective, operators: &Operators) -> Desired {
     let cluster = effective.cluster();
     let spec = &cluster.spec;
@@ -64,7 +64,7 @@ pub fn desired(effective: &Effective, operators: &Operators) -> Desired {
     }
 }
 
-/// The properties that the PVCs of the members request; `None` if the members have no PVC.
+/// The PVC properties that the spec requests for members; `None` if members have no PVC.
 fn claim(spec: &EtcdClusterSpec) -> Option<Claim> {
     let claim = spec.pod.as_ref()?.persistent_volume_claim_spec.as_ref()?;
     let requests = claim.resources.as_ref()?.requests.as_ref()?;
@@ -84,9 +84,9 @@ mod tests {
 
     use super::*;
 
-    /// The installed CustomResourceDefinition may be older than the rule, and then accepts the variable.
+    /// An older CustomResourceDefinition does not have the rule and accepts the variable.
     #[test]
-    fn stored_variable_of_owned_flag_is_invalid() {
+    fn stored_variable_of_operator_flag_is_invalid() {
         let spec = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"}]}}"#;
         let cluster = EtcdCluster::new("db", serde_json::from_str(spec).unwrap());
         let invalid = desired(&Effective::as_written(cluster), &Operators::default())

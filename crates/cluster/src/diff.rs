@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::snapshot::{Kept, Shared};
 
-/// Compares an existing object with each object that a builder can make for a state, and returns the state of the
+/// Compares an existing object with each object that a builder can produce, one per state. Returns the state with an
 /// equal object. `is_same` is an additional condition.
 fn compare<K: Resource + Serialize, T>(
     there: Option<&K>,
@@ -61,9 +61,9 @@ pub(crate) fn shared(
     }
 }
 
-/// Builds the client Service. `open`: it has endpoints for clients.
+/// Builds the client Service. `open`: the Service forwards to members.
 pub(crate) fn client_service(members: &Members, open: bool) -> Service {
-    // The builder checks only whether a cluster ID exists, which means that the cluster has formed.
+    // The builder only checks that a cluster ID exists, which means that the cluster has formed.
     let cluster_id = open.then_some("");
     member::client_service(&Members {
         cluster_id,
@@ -71,7 +71,7 @@ pub(crate) fn client_service(members: &Members, open: bool) -> Service {
     })
 }
 
-/// The PodDisruptionBudget that the builder makes for the `minAvailable` of the existing one.
+/// The PodDisruptionBudget that the builder produces with the `minAvailable` of the existing one.
 fn budget_made(
     members: &Members,
     there: Option<&PodDisruptionBudget>,
@@ -84,8 +84,8 @@ fn budget_made(
     Some((min, member::disruption_budget(members, min)))
 }
 
-/// The state of the NetworkPolicy. The complete specification is compared, because an additional peer would admit
-/// another client.
+/// Compares the NetworkPolicy. The whole specification must be equal, because an additional peer would admit another
+/// client.
 pub(crate) fn network(
     members: &Members,
     there: Option<&NetworkPolicy>,
@@ -96,8 +96,8 @@ pub(crate) fn network(
     compare(there, (members.cluster, uid), [((), made)], is_same)
 }
 
-/// True if an object with a name of the cluster belongs to another owner: another owner is set, or the object has
-/// neither an owner nor the cluster's label.
+/// True if an object whose name belongs to this cluster has another owner: its controller reference names another
+/// object, or it has neither an owner nor the cluster's label.
 pub(crate) fn is_of_others(metadata: &ObjectMeta, cluster: &str, uid: &str) -> bool {
     let labels = metadata.labels.as_ref();
     let label = labels.and_then(|labels| labels.get(names::LABEL_CLUSTER));

@@ -1,9 +1,9 @@
 //! Sends the actions of one step. The actions of a chain are sent one after another. The chains and the change of the
 //! members are sent concurrently.
 //!
-//! This module decides nothing. An action that loses a race (the object has changed, exists or is deleted) ends its
-//! chain, and the next reconcile plans it again. The executor itself repeats an action only if the end of the chain
-//! would make the name of a member unusable.
+//! This module decides nothing. An action loses a race if its object has changed, already exists or is deleted. Its
+//! chain then ends, and the next reconcile plans the chain again. The executor repeats an action only if the end of the
+//! chain would make a member's name unusable.
 
 mod calls;
 mod certificates;
@@ -32,10 +32,11 @@ use crate::refusals::Refusals;
 use crate::snapshot::Observed;
 use crate::upkeep::Calls;
 
-/// The first pause before the retry of an action that the API server could not serve.
+/// The first pause before an action is retried. The API server could not serve its first attempt.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The pauses before retries of the removal of a mark. No other process removes the mark.
+/// The pauses before retries of the removal of a mark. The removal must succeed, because no other process removes the
+/// mark.
 const PAUSES: [Duration; 4] = [
     PAUSE,
     Duration::from_millis(300),
@@ -43,22 +44,22 @@ const PAUSES: [Duration; 4] = [
     Duration::from_secs(3),
 ];
 
-/// The result of a step.
+/// The outcome of a step.
 #[derive(Debug, Default)]
 pub struct Acted {
-    /// The completed actions.
+    /// The actions that succeeded.
     pub done: Vec<Action>,
-    /// The failures.
+    /// The errors of the actions that failed.
     pub failed: Vec<Error>,
 }
 
 impl Acted {
-    /// The failure to report: the first one that a retry does not resolve.
+    /// The error to report: the first error that a retry does not resolve.
     pub fn failure(&self) -> Option<&Error> {
         self.failed.iter().find(|error| !error.is_passing())
     }
 
-    /// Combines two results.
+    /// Joins two outcomes.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.done.extend(other.done);
@@ -73,9 +74,9 @@ pub struct ExecuteContext<'a> {
     pub client: &'a Client,
     /// The client of the members.
     pub etcd: &'a Arc<dyn Etcd>,
-    /// The rejected starts of members, with their back-off.
+    /// The back-off of members whose start the API server rejected.
     pub refusals: &'a Refusals,
-    /// The calls to members for which no reconcile waits.
+    /// Long calls to members, such as defragmentations, that run outside the reconcile.
     pub calls: &'a Calls,
     /// The operator's credentials for etcd. They are kept in memory only.
     pub auth: &'a ClusterAuth,
@@ -103,8 +104,8 @@ impl ExecuteContext<'_> {
         chains.into_iter().fold(change, Acted::merge)
     }
 
-    /// Sends a chain. If the start of a member was rejected before, the chain is not sent before its back-off has
-    /// ended.
+    /// Sends a chain. If the chain starts a member whose last start was rejected, nothing is sent until the back-off
+    /// has ended.
     async fn chain(&self, chain: &[Action]) -> Acted {
         let mut parts = chain.iter().filter_map(|action| action.start.as_ref());
         let starts = parts.find_map(StartPart::announces);
@@ -158,10 +159,11 @@ impl ExecuteContext<'_> {
         acted
     }
 
-    /// Sends an action of a chain. The error contains true if the request certainly had no effect. After a Service is
-    /// marked, a request that the API server cannot serve now is repeated while the observation is fresh, because the
-    /// end of the chain would make the name of the member unusable. If an earlier attempt had an effect, the next one
-    /// finds the object.
+    /// Sends an action of a chain. The flag in the error is true if the request certainly had no effect.
+    ///
+    /// After the mark on a Service is set, a request that the API server cannot serve at the moment is retried while
+    /// the observation is fresh: if the chain ended, the name of the member would be unusable. If an earlier attempt
+    /// did have an effect, the retry finds the object.
     async fn repeat(&self, action: &Action, marked: bool) -> Result<Option<String>, (Error, bool)> {
         let (mut pause, mut doubtful) = (PAUSE, false);
         loop {
@@ -181,9 +183,10 @@ impl ExecuteContext<'_> {
     }
 
     /// Removes the mark that a chain has set, even if the observation is too old by now. The precondition is the
-    /// resourceVersion that the same chain wrote. If a Service is marked and its member has neither a pod nor a PVC,
-    /// every other process renews the mark before it starts the member. An unmarked Service therefore still means that
-    /// its member never started (invariant 6).
+    /// resourceVersion that the same chain wrote.
+    ///
+    /// Another process that wants to start the member renews this mark first, which changes the resourceVersion. A
+    /// Service without a mark therefore still means that its member never started (invariant 6).
     async fn undo(&self, member: &str, version: &str) -> Result<(), Error> {
         let patch = unmark(member, version);
         for pause in PAUSES {
@@ -207,7 +210,7 @@ impl ExecuteContext<'_> {
             }
             Err(source) => {
                 acted.failed.push(Error::Etcd {
-                    what: "read the member list again".to_owned(),
+                    what: "read the member list before a change".to_owned(),
                     source,
                 });
                 return acted;
@@ -227,8 +230,8 @@ impl ExecuteContext<'_> {
     }
 }
 
-/// Runs the failpoint of an action, such as `FAILPOINTS=before-create-pod=panic`, so that a test can crash the
-/// operator. There is a failpoint before each request of a step.
+/// Runs the failpoint of an action, such as `FAILPOINTS=before-create-pod=panic`. Each request of a step has a
+/// failpoint before it, where a test can crash the operator.
 fn interrupt(action: &Action) {
     let (point, text) = (action.point, action.text.as_str());
     tracing::debug!(point, text, "action");

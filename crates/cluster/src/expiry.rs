@@ -1,8 +1,9 @@
-//! The expiry of a cluster's certificates from any issuer, and when the operator reports it.
+//! When certificates of a cluster expire, generated ones and those in Secrets of other owners, and when the operator
+//! reports it.
 //!
-//! Pure. The report comes early enough for a reaction. A certificate with a short validity is not reported
-//! permanently, because each stage is also limited to a fraction of the validity. Generated certificates are reported
-//! only if their renewal is overdue.
+//! Performs no I/O. The operator reports an expiry early enough for a reaction. A certificate with a short validity is
+//! not reported all the time, because each stage is also limited to a fraction of the validity. Generated certificates
+//! are reported only if their renewal is overdue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -32,8 +33,8 @@ pub struct Expiry {
 
 const DAY: Duration = Duration::from_hours(24);
 
-/// The stages: the name, the longest remaining time, and the divisor of the validity. The smaller of the two limits
-/// applies.
+/// The stages of the report: the name, the longest remaining time, and the divisor of the validity. The smaller of the
+/// two limits applies.
 const STAGES: [(&str, Duration, u32); 3] = [
     ("1d", DAY, 16),
     ("7d", Duration::from_hours(7 * 24), 8),
@@ -41,7 +42,7 @@ const STAGES: [(&str, Duration, u32); 3] = [
 ];
 
 impl Expiry {
-    /// The name of the stage; `None` if enough time remains, or if the operator renews the certificate in time.
+    /// The name of the stage. `None` if enough time remains, or if the operator will renew the certificate in time.
     pub fn stage(&self, now: Timestamp) -> Option<&'static str> {
         let life = length(self.not_before, self.not_after);
         if now >= self.not_after {
@@ -60,8 +61,9 @@ fn length(from: Timestamp, to: Timestamp) -> Duration {
     Duration::try_from(to.duration_since(from)).unwrap_or_default()
 }
 
-/// The expiries of certificates in Secrets of other owners, and of the CAs that signed them. A CA that remains in a
-/// trust bundle without a certificate, or that was reissued under the same name, is not reported.
+/// The expiries of certificates in Secrets of other owners, and of the CAs that signed these certificates. Two kinds of
+/// CA are not reported: a CA in a trust bundle that has signed no certificate here, and a CA that was issued again
+/// under the same name.
 pub fn of_secrets(tls: &ClusterTls) -> Vec<Expiry> {
     let slots = [
         (Purpose::Peer, &tls.peer),
@@ -121,8 +123,8 @@ pub(crate) fn of_held<'a>(secrets: impl Iterator<Item = (&'a String, &'a Held)>)
     secrets.filter_map(expiry).collect()
 }
 
-/// The report for the status: the certificate that expires first among those that have reached a stage. If none has
-/// reached a stage, the certificate that expires first.
+/// The certificate that the status reports: of all certificates that have reached a stage, the one that expires first.
+/// If no certificate has reached a stage, the one that expires first of all.
 pub fn report(all: &[Expiry], now: Timestamp) -> Option<CertificatesStatus> {
     let first = all.iter().min_by_key(|one| one.not_after)?;
     let worst = all.iter().filter(|one| one.stage(now).is_some());

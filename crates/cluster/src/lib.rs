@@ -2,14 +2,14 @@
 //! recoverable, and never makes a failure worse.
 //!
 //! Observe (reads only) -> plan (pure) -> execute (one step) -> status (pure, one patch). A step consists of the
-//! requests in [`action`]. This process keeps no state: the state is in etcd's member list, the pods, the volumes, and
-//! a few recorded fields of the status.
+//! requests in [`action`]. The state of a cluster is in etcd's member list, the pods, the volumes, and a few recorded
+//! fields of the status. The process can restart at any time without a loss.
 
 #![cfg_attr(
     test,
     expect(
         clippy::large_stack_arrays,
-        reason = "tables of scenarios are arrays of whole clusters"
+        reason = "test tables are arrays of whole clusters"
     )
 )]
 

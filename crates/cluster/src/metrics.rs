@@ -1,8 +1,8 @@
 //! The metrics of each cluster for `/metrics`. The operator computes them from the status that it has just written, so
-//! the metrics and the EtcdCluster always agree.
+//! the metrics and the EtcdCluster agree.
 //!
-//! Labels are the namespace, the cluster's name, and constant words from this file and from [`crate::outcome`]. The
-//! number of series grows with the number of clusters. The series of a deleted cluster are removed.
+//! The labels are the namespace, the cluster's name, and fixed words from this file and from [`crate::outcome`]. The
+//! number of series is proportional to the number of clusters. The series of a deleted cluster are removed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;
@@ -30,7 +30,7 @@ type Alive = Box<dyn Fn() -> HashSet<String> + Send + Sync>;
 #[derive(Default)]
 struct Inner {
     clusters: HashMap<String, Cluster>,
-    /// Counters of events by namespace and name of the event.
+    /// Counters of events, by namespace and event.
     events: BTreeMap<(String, &'static str), u64>,
     alive: Option<Alive>,
 }
@@ -88,7 +88,7 @@ static GAUGES: [Gauge; 12] = [
     },
     Gauge {
         name: "has_quorum",
-        help: "1 while a quorum answers linearizable reads",
+        help: "1 while etcd has a quorum and answers linearizable reads",
         of: |_, status| Some(is_true(&status.conditions, &ConditionType::Available).into()),
     },
     Gauge {
@@ -114,7 +114,7 @@ static GAUGES: [Gauge; 12] = [
     },
     Gauge {
         name: "db_size_in_use_bytes",
-        help: "Largest number of bytes in use in a member's database, exact to 1 MiB or 10 %",
+        help: "Bytes in use in the database of the member that uses most, exact to 1 MiB or 10 %",
         of: |_, status| {
             let members = status.member_details.iter();
             members.filter_map(|one| one.db_size_in_use).max()
@@ -157,17 +157,17 @@ impl Metrics {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Sets the function that returns the UIDs of existing clusters; metrics of other clusters are dropped.
+    /// Sets the function that returns the UIDs of existing clusters. The metrics of all other clusters are removed.
     pub fn alive_with(&self, alive: impl Fn() -> HashSet<String> + Send + Sync + 'static) {
         self.inner().alive = Some(Box::new(alive));
     }
 
-    /// Drops the metrics of deleted clusters even if no scraper reads the metrics.
+    /// Removes the metrics of deleted clusters, even if no scraper reads the metrics.
     pub fn forget(&self) {
         self.inner().sweep();
     }
 
-    /// Records the result of a reconcile.
+    /// Records the outcome of a reconcile.
     pub fn see(&self, cluster: &EtcdCluster, status: &EtcdClusterStatus, done: &[Action]) {
         let namespace = cluster.namespace().unwrap_or_default();
         let inner = &mut *self.inner();
@@ -214,7 +214,7 @@ impl Metrics {
 }
 
 impl Inner {
-    /// Drops deleted clusters, and counts the remaining ones.
+    /// Removes deleted clusters, and counts the remaining clusters.
     fn sweep(&mut self) {
         let Some(alive) = &self.alive else { return };
         let alive = alive();

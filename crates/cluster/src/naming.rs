@@ -1,17 +1,17 @@
 //! Names of new members and tokens of new clusters.
 //!
-//! The planner generates no names: they are an input of the plan. The reconcile generates a random seed for each
-//! observation, and derives all names from the seed. Two plans for the same observation therefore use the same names.
-//! No name is used twice (invariant 6), because no seed is used for two observations.
+//! The planner does not generate names: they are an input of the plan. For each observation, the reconcile generates a
+//! random seed, and derives all names from it. Two plans for the same observation therefore use the same names. No two
+//! observations use the same seed, so no name is used twice (invariant 6).
 
 use api::names;
 use sha2::{Digest, Sha256};
 
-/// Unused names by index. The same index always gives the same name.
+/// A sequence of unused names. The same index always gives the same name.
 pub trait Names {
-    /// The name of a member.
+    /// A member name that no other index and no earlier sequence has.
     fn member(&self, index: u64) -> String;
-    /// The token of a cluster.
+    /// A cluster token that no other index and no earlier sequence has.
     fn token(&self, index: u64) -> String;
 }
 
@@ -31,7 +31,7 @@ impl Seed {
         }
     }
 
-    /// The first `N` bytes of a SHA-256 hash; `N` is at most 32.
+    /// The first `N` bytes of a SHA-256 hash, at most 32.
     fn derive<const N: usize>(&self, purpose: &[u8], index: u64) -> [u8; N] {
         let mut hash = Sha256::new();
         hash.update(self.seed);

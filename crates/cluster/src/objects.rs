@@ -12,13 +12,13 @@ use crate::switch::Started;
 
 /// The Kubernetes objects of one observation.
 pub struct Objects {
-    /// The EtcdCluster, read now and not from a cache.
+    /// The EtcdCluster, freshly read and not from a cache.
     pub cluster: EtcdCluster,
-    /// The pods of the cluster.
+    /// The pods of all members, including a recovery's seed.
     pub pods: Vec<Pod>,
     /// The PVCs of the cluster.
     pub claims: Vec<PersistentVolumeClaim>,
-    /// The Services of the cluster.
+    /// The Services of the whole cluster and of all members.
     pub services: Vec<Service>,
     /// The PodDisruptionBudget of the cluster.
     pub budget: Option<PodDisruptionBudget>,
@@ -26,11 +26,12 @@ pub struct Objects {
     pub secrets: Vec<Secret>,
     /// The certificates with which members start. They are kept in memory only.
     pub tls: ClusterTls,
-    /// The certificates with which members start after the next step of a TLS change. They are kept in memory only.
+    /// The certificates with which members will start after the next step of a TLS change. They are kept in memory
+    /// only.
     pub next_tls: ClusterTls,
     /// The TLS settings with which the running members were started.
     pub started: Started,
-    /// The form of the addresses that the running members use.
+    /// The form of the addresses that the running members use; `None` if no member runs.
     pub form: Option<MemberAddress>,
     /// The API server's clock, compared with the operator's clock.
     pub clock: ApiServerClock,

@@ -1,9 +1,9 @@
 //! Observes a cluster. Reads Kubernetes objects first and then calls etcd, each with a deadline, and returns one
 //! [`Observed`]. Changes nothing.
 //!
-//! The order of the reads matters. A member is added to etcd before its pod is created, and the list is read after the
-//! pods. If the list lacks the member of a pod, the member was therefore removed. An answer that is missing is unknown
-//! (invariant 1). Without the Kubernetes objects, there is no observation.
+//! The order of the reads matters. The operator adds a member to etcd before it creates the member's pod, and reads the
+//! member list after the pods. If the list lacks the member of an observed pod, that member was therefore removed. A
+//! missing answer is unknown, not empty (invariant 1). If the Kubernetes objects cannot be read, the observation fails.
 
 pub mod access;
 mod certificates;
@@ -58,13 +58,13 @@ use crate::upkeep::Upkeep;
 /// Deadline for reading all Kubernetes objects of a cluster.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// Duration of a linearizable read above which etcd counts as overloaded.
+/// A linearizable read that takes longer than this shows that etcd is overloaded.
 const SLOW: Duration = Duration::from_millis(500);
 
-/// Text that introduces an alarm in a member's status: `memberID:1 alarm:NOSPACE`.
+/// Text before the name of an alarm in a member's status: `memberID:1 alarm:NOSPACE`.
 const ALARM: &str = "alarm:";
 
-/// Deadline for a member whose pod is not ready. For a ready member, the deadline of the client applies.
+/// Deadline for calls to a member whose pod is not ready. For a ready member, the client's deadline applies.
 const IMPATIENCE: Duration = Duration::from_millis(250);
 
 /// Why an observation failed.
@@ -84,7 +84,7 @@ pub enum Error {
     Deadline,
 }
 
-/// The parts of the objects that the calls to etcd and the planner need. They are small enough for a cache.
+/// The parts of the Kubernetes objects that the calls to etcd and the planner need. They are small enough for a cache.
 #[derive(Clone, Debug)]
 pub struct KubeSnapshot {
     /// The EtcdCluster as the operator read it.
@@ -118,9 +118,9 @@ impl Objects {
 }
 
 impl KubeSnapshot {
-    /// The access to the members; the error says why the operator cannot reach them.
+    /// The credentials and TLS settings for calls to the members. The error says why the operator cannot connect.
     pub fn access(&self) -> Result<Access, String> {
-        // While TLS is being enabled, the operator may not need a certificate yet, because all client URLs are plain.
+        // While TLS is being enabled, all client URLs may still be plain. The operator then needs no certificate.
         let needed =
             self.urls.is_empty() || self.urls.values().any(|url| url.starts_with("https:"));
         let mut access = match self.tls.access() {
@@ -129,8 +129,8 @@ impl KubeSnapshot {
         };
         let generated = self.without_etcd.certificates.rule.is_some();
         if let Some(tls) = access.tls.as_mut().filter(|_| generated) {
-            // Invariant 21: this user is created when authentication is enabled. The loss of a quorum therefore never
-            // locks the operator out.
+            // Invariant 21: this user is created when authentication is enabled. The operator can therefore log in even
+            // after the loss of the quorum.
             tls.user = Some(names::OPERATOR_USER.to_owned());
         }
         Ok(Access {
@@ -139,12 +139,12 @@ impl KubeSnapshot {
         })
     }
 
-    /// Sets the rule for the URLs of external members.
+    /// Sets the rule that decides which URLs of external members the operator may call.
     pub fn limit_join(&mut self, rule: EndpointRule) {
         self.without_etcd.join_rule = rule;
     }
 
-    /// The token of the cluster that the recovery in progress creates; `None` without one.
+    /// The token of the cluster that a recovery is creating; `None` if no recovery is in progress.
     pub fn seeds_token(&self) -> Option<&str> {
         let record = self.without_etcd.recovery.record.as_ref()?;
         (record.phase == RecoveryPhase::InProgress).then_some(record.token.as_str())
@@ -166,8 +166,9 @@ pub async fn objects(
         let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), namespace);
         let budget_name = names::disruption_budget(name);
         let read = |what| move |source| Error::Read { what, source };
-        // In this order, a concurrent write of a second operator process never appears as a loss. That process records
-        // the intent first, marks the Service before it creates the pod, and creates the PVC before the pod.
+        // Another operator process may write at the same time. That process records the intent first, marks the Service
+        // before it creates the pod, and creates the PVC before the pod. With this order of reads, its writes never
+        // look like a loss.
         let mut services = services
             .list(&of_cluster)
             .await
@@ -179,13 +180,13 @@ pub async fn objects(
             claims.list(&of_cluster),
             budgets.get_opt(&budget_name)
         );
-        let mut claims = claims.map_err(read("volume claims"))?.items;
-        let budget = budget.map_err(read("the disruption budget"))?;
+        let mut claims = claims.map_err(read("PersistentVolumeClaims"))?.items;
+        let budget = budget.map_err(read("the PodDisruptionBudget"))?;
         let cluster = cluster.map_err(read("the EtcdCluster"))?;
         let Some(mut cluster) = cluster else {
             return Ok(None);
         };
-        // The object is cached, and no code reads the managed fields.
+        // The EtcdCluster is cached, and no code reads the managed fields.
         cluster.metadata.managed_fields = None;
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;
@@ -225,8 +226,8 @@ pub async fn objects(
 }
 
 /// Observes a cluster completely: the Kubernetes objects, and the answers of the running members. The seed of a
-/// recovery has a client of its own, because it is another cluster. A call with a login of the previous cluster would
-/// hang there.
+/// recovery belongs to another cluster and has its own client: with a login token of the previous cluster, a call to
+/// the seed would hang.
 pub async fn observe((etcd, seed): (&dyn Etcd, &dyn Etcd), snapshot: &KubeSnapshot) -> Observed {
     let mut observed = unanswered(snapshot);
     if let Err(why) = snapshot.access() {
@@ -243,7 +244,7 @@ pub async fn observe((etcd, seed): (&dyn Etcd, &dyn Etcd), snapshot: &KubeSnapsh
     observed
 }
 
-/// The observation without any answer of a member.
+/// The observation before any member has answered.
 pub fn unanswered(snapshot: &KubeSnapshot) -> Observed {
     let mut observed = snapshot.without_etcd.clone();
     observed.tls = tls::seen(snapshot, jiff::Timestamp::now());
@@ -262,7 +263,7 @@ pub async fn operator_image(image: &OwnImage, observed: &mut Observed) {
     }
 }
 
-/// Reads the members' data hashes at one revision. The plan has requested them.
+/// Reads the members' data hashes at one revision, as requested by the plan.
 pub async fn hashes(
     etcd: &dyn Etcd,
     snapshot: &KubeSnapshot,
@@ -321,7 +322,7 @@ async fn ask(
     observed.upkeep.alarms = alarms(etcd, &via, observed).await;
 }
 
-/// Reads the alarms if a member's status reports one. A healthy cluster therefore costs no additional call.
+/// Reads the alarms only if a member's status reports an alarm. A healthy cluster therefore needs no additional call.
 async fn alarms(etcd: &dyn Etcd, via: &[String], observed: &Observed) -> Seen<Vec<Alarm>> {
     let mut told = observed.answers();
     if !told.any(|(_, status)| status.errors.iter().any(|error| error.contains(ALARM))) {
@@ -338,8 +339,8 @@ async fn timed<T>(call: impl Future<Output = T>) -> (T, Duration) {
     (call.await, since.elapsed())
 }
 
-/// The client URL of each pod's etcd. It contains the pod's IP address, so that the operator depends on neither DNS
-/// nor Service routing. The operator identifies a member by its ID, never by its address.
+/// The client URL of each pod's etcd. It contains the pod's IP address, so the operator depends neither on DNS nor on
+/// Service routing. The operator identifies a member by its ID, never by its address.
 fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> {
     let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();
@@ -360,8 +361,8 @@ fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> 
         .collect()
 }
 
-/// Reads the status of one member. A member whose pod is not ready has a short deadline, because it may have an
-/// address on which etcd does not listen yet.
+/// Reads the status of one member. If the member's pod is not ready, the deadline is short, because etcd may not listen
+/// at this address yet.
 async fn status(etcd: &dyn Etcd, url: &str, ready: bool) -> Result<Status, etcd::Error> {
     if ready {
         return etcd.status(url).await;
@@ -377,17 +378,20 @@ fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
     }
 }
 
-/// The names of the members to call. A member is called if its pod has an address, is not terminating, and belongs to
-/// this cluster and not to an abandoned bootstrap. Ready members come first. First members whose Services have no
-/// endpoints yet are not called: they have nothing to report, and calling them would delay their endpoints. Learners
-/// without endpoints are called, because their answer shows that their requests to the other members are done.
+/// The names of the members to call: their pods have an address, are not terminating, and belong to this cluster and
+/// not to an abandoned bootstrap. Ready members come first.
+///
+/// The first members of a cluster are not called before their Services have endpoints: they have nothing to report, and
+/// the calls would delay the endpoints. Learners without endpoints are called, because the answer of a learner shows
+/// that its requests to other members are done.
 fn asked(observed: &Observed) -> Vec<String> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_closed = |name: &String| {
         let service = observed.services.get(name);
         service.is_some_and(|service| service.closed)
     };
-    // The pod belongs to a recorded cluster, but has no annotations yet. Its answer is compared with the record.
+    // The pod belongs to a recorded cluster, but has no annotations yet. The operator compares the answer of its etcd
+    // with the record.
     let is_taken_over = |pod: &crate::snapshot::Pod| {
         pod.owned && pod.token.is_none() && observed.cluster_id.is_some()
     };
@@ -493,7 +497,7 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
             }
             None => observed
                 .strangers
-                .push(format!("volume claim {}", claim.name_any())),
+                .push(format!("PersistentVolumeClaim {}", claim.name_any())),
         }
     }
     for service in services {

@@ -1,4 +1,4 @@
-//! The results of a reconcile: its errors, and the Events for changes and problems.
+//! The outcome of a reconcile: its errors, and the Events about changes and problems.
 
 use std::time::Duration;
 
@@ -24,7 +24,7 @@ pub enum Error {
         /// The cause.
         #[source]
         source: execute::Error,
-        /// Events for the actions of the step that succeeded.
+        /// Events for the actions of the step that had succeeded before the failure.
         told: Vec<Notice>,
     },
     /// Writing the status failed.
@@ -52,8 +52,8 @@ impl Failure for Error {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            // The back-off is capped, because other work of the cluster may not wait that long, such as a promotion or
-            // the next status report.
+            // The retry delay is at most this interval, although the back-off may be longer: other work of the cluster
+            // cannot wait, such as a promotion or the next status report.
             Self::Act { source, .. } => source.held().map(|left| left.min(STEADY)),
             _ => None,
         }
@@ -61,8 +61,7 @@ impl Failure for Error {
 }
 
 impl Acted {
-    /// The failure that needs attention, with its causes. `None` if nothing failed, or only with errors that a retry
-    /// resolves.
+    /// The failure that needs attention, with its causes. `None` if nothing failed, or if a retry resolves all errors.
     pub fn in_words(&self) -> Option<String> {
         self.failure().map(|error| Chain(error).to_string())
     }
@@ -112,7 +111,7 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
     match turned(before, after, &ConditionType::Degraded) {
         Some(is) if is.status != "True" => turn(Reason::Healthy, false, is),
         Some(is) if is.reason == Reason::MemberDown.as_str() => turn(Reason::MemberDown, true, is),
-        // Every other reason is a problem and is reported as one.
+        // Every other reason is a problem, and has an Event as a problem.
         Some(_) | None => {}
     }
     let within = |status: &EtcdClusterStatus| {
@@ -141,7 +140,7 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
     }
     if before.control_paused != after.control_paused {
         notices.push(if after.control_paused {
-            let text = "spec.paused is true: nothing is changed until it is false";
+            let text = "spec.paused is true: the operator changes nothing until it is false";
             Notice::change(Reason::Paused.as_str(), "Pause", text)
         } else {
             Notice::change(
@@ -165,8 +164,8 @@ fn turned<'a>(
     (was.status != is.status).then_some(is)
 }
 
-/// The text of a rejection by etcd, without the name of the member that answered. Every member gives the same answer.
-/// With the names, each member would cause a separate Event.
+/// The text of a rejection by etcd, without the name of the member that answered. All members answer with the same
+/// text, but with the names, each answer would cause a separate Event.
 fn postponed(error: &execute::Error) -> String {
     match error {
         execute::Error::Etcd {
@@ -239,11 +238,16 @@ mod tests {
         ] {
             assert!(told.contains(&expected), "{expected:?} in {told:?}");
         }
-        assert_eq!(told.len(), 5, "and the one that is postponed: {told:?}");
+        assert_eq!(
+            told.len(),
+            5,
+            "the four Events above, and the Event of the postponed promotion: {told:?}"
+        );
         assert!(notices.iter().any(|one| one.note.contains("not in sync")));
     }
 
-    /// The back-off of one member does not delay the other members, and changes in etcd trigger no reconcile.
+    /// A start in back-off does not delay the next reconcile: other members need work, and changes in etcd trigger no
+    /// reconcile.
     #[test]
     fn backed_off_start_keeps_reconcile_interval() {
         let again = |left: Duration| {
@@ -263,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn member_down_and_back_are_events() {
+    fn member_failure_and_return_become_events() {
         let status = |degraded: bool, reason: &str| {
             let mut conditions = Vec::new();
             let finding = Finding::new(ConditionType::Degraded, degraded, reason.into(), "why");

@@ -1,12 +1,12 @@
-//! The planner computes one step from the desired state and the observed state. Pure, synchronous, and total: it
-//! always returns a plan.
+//! The planner computes one step from the desired state and the observed state. It is pure and synchronous, and returns
+//! a plan for every input.
 //!
-//! Each phase returns its part of the plan, a [`Draft`] with actions that [`actions`] builds. A phase does not read
-//! the actions of another phase. `conflicts` resolves conflicts between phases.
+//! Each phase returns its part of the plan, a [`Draft`] with actions that [`actions`] builds. A phase does not read the
+//! actions of another phase; [`conflicts`] resolves conflicts between phases.
 //!
 //! The planner has no client, clock, randomness or log. It never fails: each obstacle is a [`Reason`] with a text,
-//! which the user sees in `waitingFor`, in a condition and in an Event. A step can be interrupted at any point. The
-//! next plan depends on the observed state alone, and no step depends on a remembered one.
+//! which the user sees in `waitingFor`, in a condition and in an Event. A step may be interrupted at any point, because
+//! the next plan depends only on the observed state.
 
 pub(crate) mod actions;
 mod adoption;
@@ -72,17 +72,17 @@ pub use versions::VersionRules;
 pub(crate) use versions::{Course, course, current_version};
 pub use view::{Data, Fate, Health, MemberState, View, name_of};
 
-/// Requeue delay while an event is imminent that no watch reports, such as a promotion or an election.
+/// Requeue delay while a change is imminent that causes no watch event, such as a promotion or an election.
 const SOON: Duration = Duration::from_millis(100);
-/// Requeue delay while etcd must change its state.
+/// Requeue delay while etcd needs a moment before it allows the next step.
 const SHORTLY: Duration = Duration::from_millis(250);
 /// Requeue delay while no member answers.
 const BLIND: Duration = Duration::from_secs(1);
-/// etcd accepts an addition, or the removal of a live voter, only after the voters have been connected for this time
-/// (`HealthInterval` in etcd's server). A voter cannot be connected for longer than it runs.
+/// etcd accepts an addition, or the removal of a live voter, only after the voters have been connected to each other
+/// for this time (`HealthInterval` in etcd's server). No voter has been connected for longer than it has been running.
 const CONNECTED: Duration = Duration::from_secs(5);
-/// Requeue delay while the cluster is healthy or no action is possible. The operator then checks etcd's health,
-/// because etcd sends no events.
+/// Requeue delay while the cluster is healthy or no action is possible. etcd sends no events, so the operator checks
+/// its health at this interval.
 pub(crate) const STEADY: Duration = Duration::from_secs(10);
 
 /// A reason with a text for the user. It says why a step waits, or describes a problem.
@@ -94,14 +94,14 @@ pub struct Plan {
     /// The actions to execute now.
     pub step: Step,
     /// Revision at which the operator must compare the members' data before the next step; `None` if the plan needs no
-    /// comparison. For the comparison, each member reads its whole database, so the operator does not compare in every
+    /// comparison. Each member reads its whole database for the comparison, so the operator does not compare in every
     /// reconcile.
     pub asks: Option<i64>,
     /// Description of the step, for the status.
     pub next: Option<String>,
-    /// Reasons for waiting: obstacles that Kubernetes or etcd removes without help.
+    /// Obstacles that Kubernetes or etcd will remove without help from the user.
     pub waiting_for: Vec<Explanation>,
-    /// Problems of which the user must know, or which the user must resolve.
+    /// Problems that the user must know or resolve.
     pub problems: Vec<Explanation>,
     /// Delay until the next reconcile, unless a watch event triggers one earlier.
     pub requeue: Duration,
@@ -140,7 +140,7 @@ struct Draft<'a> {
     waiting_for: Vec<Explanation>,
     problems: Vec<Explanation>,
     requeue: Duration,
-    /// True if a chain is missing because one of its objects cannot be built.
+    /// True if a chain is missing, because one of its objects cannot be built.
     incomplete: bool,
     /// Names of the members to drain from the client Service.
     drained: BTreeSet<String>,
@@ -167,7 +167,7 @@ impl<'a> Draft<'a> {
         self.chains.push(chain);
     }
 
-    /// Adds a chain of actions. If an object of the chain cannot be built, adds the problem instead.
+    /// Adds a chain of actions. If an object of the chain cannot be built, adds the problem instead of the chain.
     fn try_chain(&mut self, chain: Result<Chain, Explanation>) {
         match chain {
             Ok(chain) => self.chain(chain),
@@ -181,7 +181,7 @@ impl<'a> Draft<'a> {
     /// Adds the draft of another phase to this draft.
     fn join(&mut self, phase: Self) {
         self.chains.extend(phase.chains);
-        // Invariant 2: only the first change of the members counts.
+        // Invariant 2: only the first change of the members is kept.
         self.change = self.change.take().or(phase.change);
         self.asks = phase.asks.or(self.asks);
         self.next.extend(phase.next);
@@ -212,7 +212,7 @@ impl<'a> Draft<'a> {
         self.add_problem(Explanation::new(reason, message));
     }
 
-    /// Adds a problem once, because several chains may lack the same object.
+    /// Adds a problem, unless the draft already contains it: several chains may lack the same object.
     fn add_problem(&mut self, problem: Explanation) {
         if !self.problems.contains(&problem) {
             self.problems.push(problem);
@@ -255,7 +255,8 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
         tokens: 0,
     };
     if observed.deleting {
-        let text = "the object is being deleted; garbage collection removes what it owns";
+        let text =
+            "the EtcdCluster is being deleted; garbage collection deletes the objects that it owns";
         draft.wait(Reason::Deleting, text, STEADY);
         return draft.finish();
     }
@@ -265,7 +266,7 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
              ended"
         );
         draft.wait(Reason::Restoring, text, BLIND);
-        // The certificates are maintained, because the pod of the seed waits for its certificates.
+        // The certificates are maintained even now, because the pod of the seed waits for its certificates.
         let keeper = Keeper::of(build);
         draft.join(certificates::keep(
             build,
@@ -280,7 +281,7 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
         return draft.finish();
     }
     if desired.paused {
-        let text = "spec.paused is true: nothing is changed until it is false";
+        let text = "spec.paused is true: the operator changes nothing until it is false";
         draft.wait(Reason::Paused, text, STEADY);
         return draft.finish();
     }
@@ -326,10 +327,10 @@ fn formed<'a>(
             draft.join(blind::blind(build, (intent, cluster_id), why, names));
         }
         Seen::Known(list) if list.cluster_id != cluster_id => {
-            // Invariant 1: an answer from another cluster is no information about this cluster.
+            // Invariant 1: an answer from another cluster says nothing about this cluster.
             let answered = list.cluster_id;
             let text = format!(
-                "the members answer for cluster {answered}, but this is cluster {cluster_id}: nothing is changed"
+                "the members report cluster ID {answered}, but the status records {cluster_id}: nothing is changed"
             );
             draft.problem(Reason::ForeignCluster, text);
         }

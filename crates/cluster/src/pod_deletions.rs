@@ -1,11 +1,13 @@
-//! Interrupts an observation if a pod ends during its calls to etcd. The pods are then read again.
+//! Interrupts an observation if a pod ends while the observation calls etcd. The pods are then read again.
 //!
-//! A call to a member whose pod ends is answered late or never: the leader may be lost, and a stopping member first
-//! waits for its open requests (`stopServers` in etcd's `server/embed/etcd.go`). An observation that began earlier
-//! would wait for all its deadlines. It would delay the next observation, which knows about the deletion. The end of a
+//! A call to a member is answered late or never if the member's pod ends: the leader may be lost, and a stopping member
+//! first waits for its open requests (`stopServers` in etcd's `server/embed/etcd.go`). An observation that began before
+//! would wait for all its deadlines, and would delay the next observation, which knows about the deletion. The end of a
 //! pod therefore interrupts the observation in progress. The operator draws no conclusion from the missing answers
-//! (invariant 1). Without the end of a pod, an observation has its full time. Otherwise the operator would report each
-//! election as an outage.
+//! (invariant 1).
+//!
+//! As long as no pod ends, an observation has its full time. Otherwise the operator would report each election as an
+//! outage.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -13,9 +15,9 @@ use std::time::Duration;
 
 use tokio::sync::watch::{Receiver, Sender, channel};
 
-/// Time in which a healthy cluster answers, even if one pod ends.
+/// Within this time, a healthy cluster answers even if a pod ends.
 const PROMPT: Duration = Duration::from_millis(300);
-/// The shorter limit if a write is pending that does not depend on etcd's answer.
+/// The shorter limit while a write is pending that does not need etcd's answer.
 const URGENT: Duration = Duration::from_millis(100);
 
 /// The observations in progress, by the cluster's UID.
@@ -24,19 +26,19 @@ pub struct PodDeletions(Mutex<HashMap<String, Sender<()>>>);
 
 impl PodDeletions {
     fn senders(&self) -> MutexGuard<'_, HashMap<String, Sender<()>>> {
-        // No operation under the lock leaves a partial state.
+        // A panic under the lock cannot leave a partial state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Interrupts the observation of this cluster: one of its pods is terminating or has ended.
+    /// Interrupts the observation of this cluster, because a pod of the cluster is terminating or has ended.
     pub fn notify(&self, uid: &str) {
         if let Some(sender) = self.senders().get(uid) {
             sender.send_replace(());
         }
     }
 
-    /// Subscribes to the ends of pods. The caller must subscribe before it reads the pods, because a pod may end after
-    /// the read.
+    /// Subscribes to the ends of pods. The caller must subscribe before it reads the pods, because a pod may end right
+    /// after the read.
     pub fn subscribe(&self, uid: &str) -> Subscription {
         let mut senders = self.senders();
         senders.retain(|_, sender| sender.receiver_count() > 0);
@@ -45,12 +47,12 @@ impl PodDeletions {
     }
 }
 
-/// Receives the ends of pods for one observation.
+/// Notifies an observation when a pod ends.
 pub struct Subscription(Receiver<()>);
 
 impl Subscription {
     /// Waits for the answer. `None` if the answer does not arrive soon, and either a pod has ended since the
-    /// subscription or a write is `urgent`.
+    /// subscription, or `urgent` is true.
     pub async fn or_interrupted<T>(
         &mut self,
         answer: impl Future<Output = T>,
@@ -59,7 +61,7 @@ impl Subscription {
         let interrupted = async {
             tokio::time::sleep(if urgent { URGENT } else { PROMPT }).await;
             if !urgent && self.0.changed().await.is_err() {
-                // The sender was dropped, so no pod end can arrive.
+                // The sender was dropped, so no notification can arrive.
                 std::future::pending::<()>().await;
             }
         };
@@ -90,7 +92,10 @@ mod tests {
             subscription.or_interrupted(pending::<()>(), false).await,
             None
         );
-        assert!(begun.elapsed() >= PROMPT, "etcd gets its time");
+        assert!(
+            begun.elapsed() >= PROMPT,
+            "etcd has its full time to answer"
+        );
     }
 
     /// Invariant 1: an election is no outage, so it does not shorten the observation.
@@ -130,7 +135,7 @@ mod tests {
         tokio::select! {
             dropped = subscription.or_interrupted(pending::<()>(), false) => assert_eq!(dropped, None),
             () = late => {}
-            () = tokio::time::sleep(PROMPT * 20) => panic!("it was not heard"),
+            () = tokio::time::sleep(PROMPT * 20) => panic!("the observation did not notice the end of the pod"),
         }
     }
 
@@ -145,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn finished_observations_leave_no_entry() {
+    fn finished_observations_are_forgotten() {
         let deletions = PodDeletions::default();
         drop(deletions.subscribe(UID));
         drop(deletions.subscribe("another"));

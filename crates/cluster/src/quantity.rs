@@ -1,4 +1,4 @@
-//! Converts Kubernetes quantities to bytes. Pure.
+//! Converts Kubernetes quantities to bytes. Performs no I/O.
 
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 
@@ -20,7 +20,7 @@ pub fn bytes(quantity: &Quantity) -> Option<u64> {
     u64::try_from(product.div_ceil(divisor)).ok()
 }
 
-/// The multiplier and the divisor of a quantity's suffix.
+/// The factor of a quantity's suffix, as a multiplier and a divisor.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
     let binary = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     let decimal = ["k", "M", "G", "T", "P", "E"];

@@ -12,7 +12,7 @@ macro_rules! lists_of_reasons {
     ($($(#[$meta:meta])* $list:ident { $($name:ident,)+ })+) => {
         api::reasons! {
             /// The reason of a state or a change.
-            #[expect(missing_docs, reason = "the names are the reasons; the message of each says more")]
+            #[expect(missing_docs, reason = "each name is the reason itself, and the message with it explains it")]
             pub enum Reason {
                 $($($name,)+)+
             }
@@ -224,8 +224,8 @@ lists_of_reasons! {
 }
 
 impl Reason {
-    /// True if the operator waits because the step is impossible or would do harm: the Event is a warning. All other
-    /// waits end by themselves, and are reported only in `status.waitingFor`.
+    /// True if the operator waits because the step is impossible or would do harm. The Event is then a warning. All
+    /// other waits end without help, and are reported only in `status.waitingFor`.
     pub fn warns_of_wait(self) -> bool {
         matches!(
             self,
@@ -255,7 +255,7 @@ impl Reason {
         matches!(self, Self::Hibernated | Self::Hibernating)
     }
 
-    /// True if the reason of the condition is that `spec.hibernate` has stopped the cluster or is stopping it.
+    /// True if the condition has this reason: `spec.hibernate` has stopped the cluster or is stopping it.
     pub fn is_of_hibernation(condition: &Condition) -> bool {
         Self::parse(&condition.reason).is_some_and(Self::is_hibernation)
     }
@@ -363,12 +363,12 @@ mod tests {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         sources(&root.join("src"), &mut text);
         let mut used = words_after(&text, "Reason::");
-        // The crate runtime uses these reasons in its failures.
+        // The reasons that the crate runtime uses in its failures.
         let own = fs::read_to_string(root.join("src/reason.rs")).unwrap();
         let (_, converted) = own.split_once("From<FaultKind> for Reason").unwrap();
         used.extend(words_after(converted, "Self::"));
         for name in all() {
-            assert!(used.contains(name), "{name} is used nowhere");
+            assert!(used.contains(name), "no code uses the reason {name}");
         }
         let text: String = text.split_whitespace().collect();
         let problems = words_after(&text, "problem(Reason::");

@@ -24,8 +24,8 @@ use crate::refusals::Refusals;
 use crate::snapshot_cache::SnapshotCache;
 use crate::upkeep::Calls;
 
-/// Number of clusters that are read from the API server concurrently. The time in which a reconcile waits for etcd
-/// does not count, so clusters that hang do not block the reads of other clusters.
+/// At most this number of clusters are read from the API server concurrently. A reconcile that waits for etcd does not
+/// count, so clusters that hang do not block the reads of other clusters.
 const READS: usize = 16;
 
 /// The clients, caches and records that all reconciles use.
@@ -71,14 +71,14 @@ impl ClusterOperator {
         }
     }
 
-    /// Sets the source of the notifications about pods that end during an observation.
+    /// Sets the source of notifications about pods that end during an observation.
     #[must_use]
     pub fn with_pod_deletions(self, deletions: Arc<PodDeletions>) -> Self {
         Self { deletions, ..self }
     }
 
-    /// Sets the client for the writes of a step. The client must send each request only once. A client that retries
-    /// after a pause would also send a request whose observation is too old by then (invariant 11).
+    /// Sets the client that writes the actions of a step. It must send each request only once: a client that retries
+    /// after a pause would also send a request based on an observation that is too old by then (invariant 11).
     #[must_use]
     pub fn writing_by(self, writer: Client) -> Self {
         Self { writer, ..self }
@@ -90,7 +90,7 @@ impl ClusterOperator {
         Self { joins, ..self }
     }
 
-    /// Sets the namespace and the pods of the operators, which NetworkPolicies admit.
+    /// Sets the namespace and the labels of the operators' pods. NetworkPolicies admit these pods.
     #[must_use]
     pub fn of(self, operators: Operators) -> Self {
         Self { operators, ..self }

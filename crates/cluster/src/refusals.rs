@@ -1,9 +1,9 @@
-//! The rejected starts of members, and the time of each retry.
+//! The starts of members that the API server rejected, and the time of each retry.
 //!
-//! The start of a member sets a mark on the member's Service, and removes it if the API server rejects a later
-//! request. Both changes are events of the cluster's own objects, and trigger a reconcile at once. Without the
-//! back-off in this module, the operator would therefore retry as fast as the API server answers. The state is in
-//! memory only: a new operator process retries once.
+//! The start of a member sets a mark on the member's Service, and removes the mark if the API server rejects a later
+//! request. Both changes are events of the cluster's own objects and trigger a reconcile at once. Without the back-off
+//! in this module, the operator would retry as fast as the API server answers. The state is in memory only: a new
+//! operator process retries once.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,7 +22,7 @@ use crate::reason::Reason;
 pub struct Refusals(Mutex<HashMap<(String, String), Refusal>>);
 
 struct Refusal {
-    /// Generation of the EtcdCluster: a rejected start may succeed with another spec.
+    /// Generation of the EtcdCluster. With another spec, a rejected start may succeed.
     generation: Option<i64>,
     times: u32,
     until: Instant,
@@ -32,12 +32,12 @@ struct Refusal {
 
 impl Refusals {
     fn all(&self) -> MutexGuard<'_, HashMap<(String, String), Refusal>> {
-        // No operation under the lock leaves a partial state.
+        // A panic under the lock cannot leave a partial state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The error of the last rejection while the member is backed off; `None` if the member may be started. The text
-    /// equals that of the rejection, so that the error is reported only once.
+    /// The error of the last rejection, during the member's back-off; `None` if the member may be started. The text is
+    /// the same as in the rejection, so that the error is reported only once.
     pub fn holds(&self, cluster: &EtcdCluster, member: &str, now: Instant) -> Option<Error> {
         let all = self.all();
         let refusal = all.get(&key(cluster, member))?;
@@ -49,8 +49,7 @@ impl Refusals {
         })
     }
 
-    /// Records that the start of a member was rejected. An error that a retry resolves, such as a lost race, is not
-    /// recorded.
+    /// Records that the start of a member was rejected, unless a retry resolves the error, such as a lost race.
     pub fn refused(&self, cluster: &EtcdCluster, member: &str, error: &Error, now: Instant) {
         if error.is_passing() {
             return;
@@ -69,12 +68,12 @@ impl Refusals {
         all.insert(key(cluster, member), refusal);
     }
 
-    /// Records that the member was started, which ends its back-off.
+    /// Ends the back-off of a member, because the member was started.
     pub fn allowed(&self, cluster: &EtcdCluster, member: &str) {
         self.all().remove(&key(cluster, member));
     }
 
-    /// Drops old records. The back-off of each dropped record has ended long before.
+    /// Drops old records. Their back-off ended long ago.
     pub fn forget(&self, now: Instant) {
         self.all()
             .retain(|_, refusal| now < refusal.until + MAX_BACKOFF * 5);

@@ -1,4 +1,4 @@
-//! Results of reads: an answer, or the comparison of an object with the object that the builder makes.
+//! Results of reads: an answer, or the comparison of an object with the object that the operator would build.
 
 /// An answer, or the reason why it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -19,16 +19,16 @@ impl<T> Seen<T> {
     }
 }
 
-/// A Service, PodDisruptionBudget or NetworkPolicy of the whole cluster, compared with the object that the builder
-/// makes.
+/// A Service, PodDisruptionBudget or NetworkPolicy of the whole cluster, compared with the object that the operator
+/// would build.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kept<T> {
     /// The object does not exist.
     Missing,
-    /// The object exists, and differs from the builder's object.
+    /// The object exists, and differs from the object that the operator would build.
     Drifted,
-    /// The object equals the object that the builder makes for the state in this value.
+    /// The object equals the object that the operator would build for this state.
     AsMade(T),
-    /// The name is used by an object of another owner.
+    /// An object of another owner has this name.
     Others,
 }

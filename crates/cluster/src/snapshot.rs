@@ -44,19 +44,19 @@ pub struct Service {
     pub resource_version: String,
     /// True if the EtcdCluster owns the Service.
     pub owned: bool,
-    /// True if the Service has the mark that a pod may have been created. The mark is set before the pod is created.
+    /// True if the Service has the mark that a pod may exist. The mark is set before the pod is created.
     pub started: bool,
     /// True if another process has renewed the mark to continue the start. No process removes a renewed mark.
     pub renewed: bool,
-    /// True if the Service differs from the object that the builder makes.
+    /// True if the Service differs from the object that the operator would build.
     pub drifted: bool,
-    /// True if the Service has no endpoints yet. The Service of a first member starts in this state.
+    /// True if the Service has no endpoints on purpose, as for a first member at its start.
     pub closed: bool,
     /// Creation time, from which the age of the member is computed.
     pub created: Timestamp,
 }
 
-/// The state of the objects that belong to the whole cluster.
+/// The objects that belong to the whole cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shared {
     /// The headless Service.
@@ -72,7 +72,7 @@ pub struct Shared {
 /// The records and answers for the recovery from a lost quorum.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovery {
-    /// `status.recovery`.
+    /// `status.recovery`. `None` if no recovery was recorded.
     pub record: Option<RecoveryStatus>,
     /// The value of the annotation by which a person approves a recovery.
     pub approval: Option<String>,
@@ -82,11 +82,11 @@ pub struct Recovery {
     pub unavailable_since: Option<Timestamp>,
     /// Location and revision of the last backup in the status, as text.
     pub last_backup: Option<String>,
-    /// The local member lists of the members. They are read only while no quorum answers.
+    /// The member lists that the members have on their disks. They are read only while no quorum answers.
     pub local: Vec<Members>,
-    /// `status.replaced`.
+    /// `status.replaced`. `None` if no restore in place has replaced the cluster.
     pub replaced: Option<ReplacedStatus>,
-    /// Names of the members in the status of an operator that recorded no bootstrap. If there are any, a cluster
+    /// Names of the members in a status that an operator without recorded bootstraps wrote. If there are any, a cluster
     /// existed.
     pub named_before: BTreeSet<String>,
     /// The answer of the seed during a recovery. The seed is the first member of the new cluster.
@@ -101,7 +101,7 @@ impl Recovery {
     }
 }
 
-/// The answer of the seed of a recovery.
+/// What the seed of a recovery answered about its new cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeedAnswer {
     /// The linearizable member list of the new cluster.
@@ -136,24 +136,24 @@ pub struct Observed {
     pub disks: BTreeMap<String, Disk>,
     /// Services of the members, by the name of the member.
     pub services: BTreeMap<String, Service>,
-    /// Pods and PVCs with the labels of this cluster that belong to another owner, or whose owner is unknown.
+    /// Pods and PVCs with the labels of this cluster that have another owner or no known owner.
     pub strangers: Vec<String>,
     /// The objects of the whole cluster.
     pub shared: Shared,
-    /// The linearizable member list. It is read after the Kubernetes objects. If the list lacks the member of an
-    /// observed pod, that member was therefore removed.
+    /// The linearizable member list. It is read after the Kubernetes objects, so if it lacks the member of an observed
+    /// pod, that member was removed.
     pub members: Seen<Members>,
     /// Client URLs of the cluster that this EtcdCluster joins. They come from its annotation.
     pub join: Vec<String>,
     /// The URLs of external members that the operator may call.
     pub join_rule: EndpointRule,
     /// The client URLs of the external members, by the name of the member. Members that the operator may not call are
-    /// missing.
+    /// left out.
     pub elsewhere: BTreeMap<String, String>,
     /// The status of each running member, by the name of the member.
     pub statuses: BTreeMap<String, Seen<Status>>,
-    /// The answers of the health listeners of members that do not serve clients yet, requested in the same
-    /// observation. By the name of the member.
+    /// The answers of health listeners, by the name of the member, from the same observation. Only for members that do
+    /// not serve clients yet.
     pub pulses: BTreeMap<String, Pulse>,
     /// The members' data hashes at the revision that the plan requested. Empty if no plan has requested them.
     pub hashes: BTreeMap<String, Seen<Option<KeyHash>>>,
@@ -165,7 +165,7 @@ pub struct Observed {
     pub tls: Tls,
     /// The progress of a TLS change.
     pub tls_rollout: Option<TlsRollout>,
-    /// The certificates of the cluster.
+    /// The generated certificates, and the expiry of others.
     pub certificates: crate::certificates::Certificates,
     /// The state of authentication and of the NetworkPolicy.
     pub access: Access,
@@ -177,12 +177,12 @@ pub struct Observed {
 }
 
 impl Observed {
-    /// The answer of a member for itself.
+    /// The status that a member reports about itself.
     pub fn answer(&self, member: &str) -> Option<&Status> {
         self.statuses.get(member).and_then(Seen::known)
     }
 
-    /// The answers of all members, by name.
+    /// The status that each member reports about itself, by name.
     pub fn answers(&self) -> impl Iterator<Item = (&String, &Status)> {
         let statuses = self.statuses.iter();
         statuses.filter_map(|(name, seen)| Some((name, seen.known()?)))
@@ -197,13 +197,13 @@ impl Observed {
     }
 }
 
-/// `spec.recovery`.
+/// The rules in `spec.recovery`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecoveryRule {
     /// True if the operator may recover a lost quorum without the approval of a person.
     pub automatic: bool,
-    /// How long the quorum must have been lost before an automatic recovery starts. A recovery also waits this long
-    /// for a survivor that does not answer.
+    /// How long the quorum must have been lost before an automatic recovery starts. A recovery also waits at most this
+    /// long for a survivor that does not answer.
     pub after: Duration,
 }
 
@@ -211,23 +211,23 @@ pub struct RecoveryRule {
 #[allow(clippy::struct_excessive_bools)] // Each flag is a setting of its own.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
-    /// `spec.size`.
+    /// `spec.size`: the number of voters.
     pub size: usize,
-    /// Number of members that are bootstrapped together: `spec.size`, or one with `bootstrap: Seed`.
+    /// Number of members that are bootstrapped together: `spec.size`, or 1 with `bootstrap: Seed`.
     pub first: usize,
     /// True if members keep their data on PVCs.
     pub durable: bool,
     /// The properties that the members' PVCs request; `None` without PVCs.
     pub claim: Option<Claim>,
-    /// `spec.hibernate`.
+    /// `spec.hibernate`: whether all pods must be deleted.
     pub hibernate: bool,
-    /// `spec.upkeep`.
+    /// The rules in `spec.upkeep`.
     pub upkeep: UpkeepRule,
-    /// `spec.version`.
+    /// `spec.version`: the desired etcd version.
     pub version: String,
     /// The image of `spec.repository` and `spec.version`.
     pub image: String,
-    /// `spec.repository`.
+    /// `spec.repository`: the image without its tag.
     pub repository: String,
     /// The hash of the spec fields from which pods are built.
     pub spec_hash: String,
@@ -236,9 +236,9 @@ pub struct Desired {
     /// `spec.memberReplacement.keepVolumes`: how long the operator keeps the volume of a member that other software
     /// removed from etcd.
     pub keep_volumes: Duration,
-    /// `spec.recovery`.
+    /// The rules in `spec.recovery`.
     pub recovery: RecoveryRule,
-    /// `spec.paused`.
+    /// `spec.paused`: whether the operator may change anything.
     pub paused: bool,
     /// True if the cluster has a PodDisruptionBudget.
     pub budget: bool,
@@ -246,8 +246,8 @@ pub struct Desired {
     pub access: AccessRule,
     /// Why the spec is invalid, with the field, the problem and the remedy; `None` if it is valid.
     pub invalid: Option<String>,
-    /// Why no member may be started with this spec; `None` if members may be started. The spec uses fields that are
-    /// not in effect and must not be ignored.
+    /// Why no member may be started with this spec: it uses fields that are not in effect and must not be ignored.
+    /// `None` if members may be started.
     pub refused: Option<String>,
     /// The EtcdCluster with the spec in effect, from which the builders make all objects.
     pub object: EtcdCluster,
@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn removal_note_round_trips_and_unreadable_note_keeps_volume() {
+    fn removal_annotation_round_trips_and_damaged_one_keeps_volume() {
         let since: Timestamp = "2026-11-23T08:00:00Z".parse().unwrap();
         for (note, removal) in [
             ("operator", Removal::ByOperator),
@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_note_about_image_change_as_written() {
+    fn image_change_annotation_round_trips() {
         for (note, from, restarts, unreadable) in [
             ("3.6.16/2", "3.6.16", 2, false),
             ("3.6.16/-1/unreadable", "3.6.16", -1, true),

@@ -1,9 +1,9 @@
-//! A cache of the last read of each cluster. With it, reconciling an idle cluster costs no request to the API server.
+//! A cache with the last read of each cluster. With it, reconciling an idle cluster costs no request to the API server.
 //!
-//! The operator watches all objects except etcd. Between two reconciles, only etcd can therefore change without an
-//! event. The periodic reconcile takes the Kubernetes objects from this cache until an event arrives, and calls only
-//! etcd. The operator never writes from cached data: if a plan contains a write, the operator reads everything again
-//! and plans again (invariant 1).
+//! The operator watches all Kubernetes objects, so between two reconciles only etcd can change without an event. The
+//! periodic reconcile takes the Kubernetes objects from this cache until an event arrives, and calls only etcd. The
+//! operator never writes from cached data: if a plan contains a write, it reads everything again and plans again
+//! (invariant 1).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::observe::KubeSnapshot;
 
-/// Maximum age of a cached read. The limit bounds the effect of a lost event, for example if a watch was interrupted
-/// while an object was deleted.
+/// Maximum age of a cached read. It limits the effect of a lost event, for example if a watch was interrupted while an
+/// object was deleted.
 const LONGEST: Duration = Duration::from_mins(1);
 
 /// The last read, by the cluster's UID.
@@ -22,13 +22,13 @@ pub struct SnapshotCache(Mutex<Memory>);
 #[derive(Default)]
 struct Memory {
     snapshots: HashMap<String, (KubeSnapshot, Instant)>,
-    /// Clusters that are being read now, and have had no event since the read began.
+    /// Clusters that are being read now. An event removes the cluster, so its read is not cached.
     reading: HashSet<String>,
 }
 
 impl SnapshotCache {
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        // No operation under the lock leaves a partial state.
+        // A panic under the lock cannot leave a partial state.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -60,8 +60,8 @@ impl SnapshotCache {
         snapshots.retain(|_, (_, read)| now.duration_since(*read) < LONGEST);
     }
 
-    /// The cached read; `None` if the EtcdCluster has another resourceVersion, an event has arrived since the read, or
-    /// the read is too old.
+    /// The cached read. `None` if the EtcdCluster has another resourceVersion, if an event has arrived since the read,
+    /// or if the read is too old.
     pub fn get(&self, uid: &str, version: Option<&str>, now: Instant) -> Option<KubeSnapshot> {
         let memory = self.memory();
         let (snapshot, read) = memory.snapshots.get(uid)?;
@@ -127,7 +127,7 @@ mod tests {
             memory.snapshots.is_empty() && memory.reading.is_empty()
         };
         assert!(nothing());
-        // A read has found that the cluster was deleted.
+        // The next read finds that the cluster was deleted.
         cache.begin(UID);
         cache.invalidate(UID);
         assert!(nothing());

@@ -1,8 +1,8 @@
 //! The status, computed from the observation, the plan and the executed step. Pure and deterministic: the same input
 //! gives the same bytes. An unchanged status is not written, so status writes do not trigger reconciles in a loop.
 //!
-//! The report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation` and `TLS`. These
-//! fields are records that the actions of the plan write. If the report is deleted, the operator computes it again.
+//! The report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation` and `TLS`: actions of
+//! the plan write these fields as records. If a person deletes the report, the operator computes it again.
 
 mod conditions;
 mod members;
@@ -28,13 +28,13 @@ use crate::snapshot::{Desired, Observed};
 pub struct Report<'a> {
     /// The EtcdCluster of the observation.
     pub cluster: &'a EtcdCluster,
-    /// The settings that the planner takes from the spec.
+    /// The part of the spec that the planner uses.
     pub desired: &'a Desired,
     /// The observation.
     pub observed: &'a Observed,
-    /// The plan.
+    /// The plan of this reconcile.
     pub plan: &'a Plan,
-    /// The failure of the step as text; `None` if the step succeeded or was only postponed.
+    /// The failure of the step as text; `None` if the step succeeded or was postponed.
     pub failure: Option<String>,
 }
 
@@ -59,7 +59,7 @@ impl Report<'_> {
         waiting.any(|waiting| waiting.reason.is_hibernation())
     }
 
-    /// The current report in the object, without the records.
+    /// The report that the object contains now, without the records.
     pub fn current(&self) -> EtcdClusterStatus {
         let mut current = self.cluster.status.clone().unwrap_or_default();
         current.conditions.retain(conditions::is_ours);
@@ -145,8 +145,8 @@ impl Report<'_> {
     }
 }
 
-/// The reasons for waiting, as one text. If the operator has nothing to wait for but a problem remains, the text
-/// points to the condition.
+/// The reasons for waiting, as one text. If the operator waits for nothing but a problem remains, the text refers to
+/// the condition.
 fn waits(plan: &Plan, waiting: &[&str]) -> Option<String> {
     match waiting {
         [] if readiness::needs_user(plan) => {

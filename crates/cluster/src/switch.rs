@@ -1,5 +1,5 @@
-//! Changes the TLS settings while members run. This module determines the settings with which the members were
-//! started, and the next step toward the spec. Pure, and plain data without keys.
+//! Changes the TLS settings while members run. This module determines the settings with which the members were started,
+//! and the next step toward the spec. Performs no I/O: it contains plain data without keys.
 //!
 //! The status records the settings (`status.TLS`) before the first member starts with them. A cluster that has lost
 //! its pods therefore returns with the same settings, and any operator process can continue the change. The
@@ -17,7 +17,7 @@ use member::tls::Fault;
 pub enum Maker {
     /// The user, through Secrets.
     Others,
-    /// The operator.
+    /// The cluster operator, as a client of the members.
     Operator,
 }
 
@@ -37,7 +37,7 @@ pub enum Clients {
 pub struct TlsMode {
     /// Connections between members.
     pub peers: PeerStage,
-    /// Connections of clients.
+    /// How members accept clients.
     pub clients: Clients,
     /// Who issues the certificates; `None` without TLS.
     pub maker: Option<Maker>,
@@ -63,7 +63,7 @@ impl TlsMode {
         }
     }
 
-    /// The mode as a predicate whose subject is the members.
+    /// The mode as text after the subject "members".
     pub fn words(self) -> String {
         let peers = match self.peers {
             PeerStage::Plain => "communicate with each other without TLS",
@@ -82,7 +82,7 @@ impl TlsMode {
     }
 }
 
-/// The next step of a change of the TLS settings.
+/// The next step toward the TLS settings of the spec.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Next {
     /// No step is needed: members start with the settings of the spec, or with equivalent settings.
@@ -125,7 +125,7 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     if stage == there.peers {
         return Ok(Next::Step(wanted.cloned()));
     }
-    // An intermediate stage uses the certificates of the side that has peer certificates.
+    // An intermediate stage needs certificates, so it uses the settings of the side that has peer certificates.
     let base = if there.peers == PeerStage::Tls {
         wanted
     } else {
@@ -137,8 +137,9 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     })))
 }
 
-/// The next step of a change from static to generated certificates, or back. The two sets do not trust each other. The
-/// members therefore first return to plain text between each other, and clients use plain text during the change.
+/// The next step of a change from static to generated certificates, or back. The two sets of certificates do not trust
+/// each other. Members therefore first return to plain text between each other, and clients use plain text during the
+/// change.
 fn exchange(
     (at, here): (Option<&TlsPolicy>, TlsMode),
     (wanted, there): (Option<&TlsPolicy>, TlsMode),
@@ -189,7 +190,7 @@ pub struct TlsRollout {
     pub next: Option<Step>,
     /// The mode of each member, by name. Only members whose pod shows the mode are included.
     pub modes: BTreeMap<String, TlsMode>,
-    /// Why running members cannot reach the settings of the spec.
+    /// Why running members cannot reach the settings of the spec; `None` if they can.
     pub refused: Option<String>,
 }
 
@@ -206,7 +207,7 @@ pub struct Step {
 impl TlsRollout {
     /// Computes the progress of a change from the settings of the running members. `wanted` is the policy in the spec.
     pub fn of(started: &Started, wanted: Option<&TlsPolicy>) -> Self {
-        // The operator alone decides the peer stage, so the stage in the spec is ignored.
+        // Only the operator decides the peer stage, so the stage in the spec is ignored.
         let wanted = wanted.cloned().map(|tls| TlsPolicy {
             peer_stage: None,
             ..tls
@@ -251,7 +252,7 @@ impl TlsRollout {
         others.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// The change in progress as text, if any.
+    /// The change in progress, as text; `None` without a change.
     pub fn under_way(&self) -> Option<String> {
         let at = TlsMode::of(self.at.as_ref());
         let waits = self.waits_for();
@@ -285,13 +286,13 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    /// The stages of a change, including the last stage.
+    /// The peer stages from the first policy to the second, including the last stage.
     fn mode(from: &str, to: &str) -> Vec<PeerStage> {
         let (mut at, to) = (policy(from), policy(to));
         let mut stages = Vec::new();
         while let Next::Step(step) = next(at.as_ref(), to.as_ref()).unwrap() {
             stages.push(peers_of(step.as_ref()));
-            assert!(stages.len() < 8, "no end: {stages:?}");
+            assert!(stages.len() < 8, "the stages never end: {stages:?}");
             at = step;
         }
         assert_eq!(at, to);
@@ -324,13 +325,13 @@ mod tests {
         let mut at = None;
         for stage in [PeerStage::PlainAndTls, PeerStage::TlsTwice] {
             let Next::Step(step) = next(at.as_ref(), wanted.as_ref()).unwrap() else {
-                panic!("it is not there yet");
+                panic!("the first change is not complete");
             };
             at = step;
             assert_eq!(peers_of(at.as_ref()), stage);
             let back = next(at.as_ref(), None).unwrap();
             let Next::Step(back) = back else {
-                panic!("it is not back yet")
+                panic!("the reverted change is not complete")
             };
             assert_eq!(peers_of(back.as_ref()), stage.towards(PeerStage::Plain));
         }
@@ -344,7 +345,10 @@ mod tests {
         }
         for (from, to) in [(GENERATED, ALL), (ALL, GENERATED)] {
             let why = next(policy(from).as_ref(), policy(to).as_ref()).unwrap_err();
-            assert!(why.contains("static and generated"), "{why}");
+            assert!(
+                why.contains("a change between static and generated certificates"),
+                "{why}"
+            );
         }
     }
 

@@ -3,7 +3,7 @@
 
 use member::tls::Fault;
 
-/// A cluster's TLS.
+/// The TLS state of a cluster.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Tls {
     /// A text that names the source of the certificates; `None` without TLS.
@@ -15,8 +15,8 @@ pub struct Tls {
 impl Tls {
     /// The problems that prevent the start of members. `formed`: true if the cluster has formed.
     pub fn in_the_way(&self, formed: bool) -> impl Iterator<Item = &Fault> {
-        // A problem of the operator's own certificate prevents no member from serving. While the cluster forms, the
-        // operator needs this certificate to observe the members.
+        // A problem of the operator's own certificate does not prevent members from serving. But while the cluster
+        // forms, the operator needs this certificate to observe the members.
         let faults = self.faults.iter();
         faults.filter(move |fault| !formed || fault.concerns_members())
     }

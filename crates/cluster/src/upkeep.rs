@@ -1,8 +1,9 @@
-//! The planner's view of the members' databases: alarms, the recorded defragmentation, and the call in progress.
+//! The planner's view of the members' databases: the alarms, the defragmentation in the status, and the call in
+//! progress.
 //!
 //! A defragmentation may take minutes. Its call runs outside the reconciles, so that the operator continues to manage
-//! the cluster meanwhile. Only the process that sent the call knows about it. A new process calls the recorded member
-//! again, and etcd runs the second call after the first.
+//! the cluster in the meantime. Only the process that sent the call knows about it. A new process calls the recorded
+//! member again, and etcd runs the second call after the first.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -17,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::seen::Seen;
 
-/// A call whose result was not requested for this long belongs to a deleted cluster.
+/// If no reconcile has asked for the result of a call for this long, the cluster of the call was deleted.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
 /// The observed state of the members' databases.
@@ -25,7 +26,7 @@ const FORGOTTEN: Duration = Duration::from_mins(10);
 pub struct Upkeep {
     /// The active alarms. They are read only if a member reports an alarm.
     pub alarms: Seen<Vec<Alarm>>,
-    /// `status.defragmentation`.
+    /// `status.defragmentation`. `None` if no defragmentation was recorded.
     pub record: Option<DefragmentationStatus>,
     /// The result of the call to the recorded member; `None` if this process has sent no such call.
     pub call: Option<Call>,
@@ -95,7 +96,7 @@ impl Default for UpkeepRule {
     }
 }
 
-/// The defragmentation calls of this process: at most one per cluster, by the cluster's UID.
+/// The defragmentation calls of this process, by the cluster's UID: at most one per cluster.
 #[derive(Debug, Default)]
 pub struct Calls(Mutex<HashMap<String, Under>>);
 
@@ -199,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn call_runs_once_and_keeps_answer_until_recorded() {
+    async fn defragmentation_runs_once_and_its_answer_is_kept_until_recorded() {
         let (calls, open) = (Calls::default(), record(1, false));
         let what = || ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
         assert_eq!(calls.of("uid", Some(&open)), None);
@@ -218,7 +219,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn deleted_cluster_leaves_no_call() {
+    async fn deleted_cluster_leaves_no_defragmentation_call() {
         let calls = Calls::default();
         let what = ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
         calls.begin("uid", what, std::future::pending().boxed());
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn failed_call_reports_reason() {
+    async fn failed_defragmentation_call_reports_reason() {
         let (calls, open) = (Calls::default(), record(1, false));
         let what = ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
         let call = async { Err(etcd::Error::Timeout("db-a".into())) };

@@ -1,5 +1,5 @@
-//! Pods of coreos/etcd-operator and of this operator, with damage. A member's pod is read by every reconcile, and users
-//! can edit its labels and annotations.
+//! Damaged pods of coreos/etcd-operator and of this operator. Every reconcile reads the members' pods, and users can
+//! edit the labels and annotations of pods.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -28,7 +28,7 @@ const COREOS: &str = r#"{"metadata":{"name":"db-7xwq2m4n6b","namespace":"prod","
 {"exitCode":137,"reason":"OOMKilled","message":"panic: tocommit(11) is out of range [lastIndex(8)]",
 "startedAt":"2026-11-20T00:00:00Z","finishedAt":"2026-11-20T23:00:00Z"}}}]}}"#;
 
-/// A member of this operator, without a kubelet since minutes.
+/// A member of this operator. Its kubelet has been silent for minutes.
 const LOST: &str = r#"{"metadata":{"name":"db-aaaaaaaaaa","namespace":"prod","uid":"pod-a",
 "creationTimestamp":"2026-11-20T00:00:00Z","deletionTimestamp":"2026-11-21T00:15:30Z","deletionGracePeriodSeconds":30,
 "annotations":{"etcd.database.coreos.com/cluster-id":"14841639068965178418","etcd.version":"3.6.16"},
@@ -42,7 +42,7 @@ const LOST: &str = r#"{"metadata":{"name":"db-aaaaaaaaaa","namespace":"prod","ui
 {"reason":"ErrImagePull","message":"failed: read udp 10.0.0.2:5969->10.0.0.1:53: i/o timeout"}}}]}}"#;
 
 #[test]
-fn samples_are_valid() {
+fn sample_pods_are_read_as_members() {
     for text in [COREOS, LOST] {
         let pod: Pod = serde_json::from_str(text).unwrap();
         let read = cluster::observe::pod(&pod, &EtcdClusterSpec::default(), true);
@@ -58,7 +58,7 @@ proptest! {
         if let Ok(pod) = bounded(|| serde_json::from_slice::<Pod>(&text)) {
             let spec = EtcdClusterSpec::default();
             let read = bounded(|| cluster::observe::pod(&pod, &spec, owned));
-            // The same pod is read in the same way, or an idle cluster would be reconciled forever.
+            // Two reads of the same pod must be equal. Otherwise an idle cluster would be reconciled forever.
             prop_assert_eq!(format!("{read:?}"), format!("{:?}", cluster::observe::pod(&pod, &spec, owned)));
         }
         assert_little_memory();

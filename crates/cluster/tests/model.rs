@@ -7,8 +7,8 @@
 //! may act concurrently. The model checks the invariants at every plan, every write and every tick. The main check is
 //! that no acknowledged write is lost. After the faults stop, the cluster must converge.
 //!
-//! A seed determines all events of a run, with the same result on every machine. The model omits events of a failing
-//! run that are not necessary for the failure, and prints the others as a story. docs/contributing/testing.md describes
+//! A seed determines all events of a run, with the same result on every machine. If a run fails, the model leaves out
+//! the events that the failure does not need, and prints the others as a story. docs/contributing/testing.md describes
 //! the variables `MODEL_SEED`, `MODEL_ROUNDS` and `MODEL_FROM`.
 
 #![allow(clippy::panic, clippy::unwrap_used)]
@@ -77,7 +77,7 @@ use event::{Event, Setup};
 use mutation::Mutation;
 use story::{explore, hunt, play, play_seed, tell};
 
-/// Default number of rounds, for runs with one operator and for runs with two.
+/// Default number of rounds, the same for runs with one operator and for runs with two.
 const ROUNDS: usize = 120_000;
 /// Number of rounds within which the model must detect each mistake.
 const HUNT: usize = 600_000;
@@ -123,7 +123,7 @@ fn invariant_11_concurrent_operators_do_no_harm() {
     check(true);
 }
 
-/// The model detects each deliberate mistake, on a seed that passes without the mistake.
+/// The model detects each deliberate mistake on some seed. The same seed passes without the mistake.
 #[test]
 fn model_finds_every_deliberate_mistake() {
     let next = AtomicUsize::new(0);
@@ -204,7 +204,7 @@ fn cluster_forms_in_few_rounds_without_faults() {
 }
 
 #[test]
-fn old_etcd_grows_with_voters() {
+fn etcd_before_3_4_grows_with_voters() {
     let events = [
         [Event::Round, Event::Tick].repeat(9),
         vec![Event::Resize(3)],
@@ -214,8 +214,8 @@ fn old_etcd_grows_with_voters() {
     assert_eq!(played.broken, None);
 }
 
-/// Before etcd 3.4, an operator process that finds the Service of the second member marked continues its start. The
-/// model detects the deliberate mistake, and the same events pass without the mistake.
+/// Before etcd 3.4: if an operator process finds a mark on the Service of the second member, it continues the start
+/// that another process began. The model detects the deliberate mistake, and the same events pass without the mistake.
 #[test]
 fn invariant_6_suspended_operator_keeps_starts_of_others() {
     let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
@@ -243,14 +243,14 @@ fn invariant_6_suspended_operator_keeps_starts_of_others() {
 }
 
 #[test]
-fn reaches_every_size_despite_changed_target() {
+fn reaches_every_size_even_if_size_changes_again() {
     let sizes = || 1..=7_usize;
     let modes = sizes()
         .flat_map(|from| sizes().flat_map(move |via| sizes().map(move |to| (from, via, to))));
     for (from, via, to) in modes {
         let version = ["3.6.16", "3.5.35", "3.3.27"][from % 3];
         let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
-        // The size changes at a different time in each case.
+        // The size changes again at a different moment in each case.
         let midway = pass((from + via + to) % 9);
         let events = [
             pass(9),

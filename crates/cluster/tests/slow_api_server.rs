@@ -1,8 +1,8 @@
 //! Tests the operator with an API server that answers slowly. An observation is valid for only ten seconds, so a step
-//! may stop after any write. Nevertheless, the operator must not replace a member whose start has begun.
+//! may end after any write. The operator must still not replace a member after its start has begun.
 //!
-//! The API server is real, and the test simulates the kubelets and etcd. The test limits the number of requests,
-//! because each request delays the bootstrap.
+//! The API server is real, and the test simulates the kubelets and etcd. The number of requests is limited, because
+//! each request delays the bootstrap.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../runtime/tests/api_server/server.rs"]
@@ -40,7 +40,7 @@ use server::ApiServer;
 use tower::{Layer, Service};
 
 const NAMESPACE: &str = "default";
-/// Time limit for an operation that should take a minute.
+/// Time limit for operations that should take a minute.
 const PATIENCE: Duration = Duration::from_mins(4);
 
 /// Delays every answer, and counts the requests.
@@ -51,7 +51,7 @@ struct Slow {
 }
 
 impl Slow {
-    /// Number of requests, and number of sequential requests. Concurrent requests count as one.
+    /// The number of requests, and the same number with concurrent requests counted as one.
     fn counted(&self) -> (usize, usize) {
         let asked = self.asked.lock().unwrap();
         let mut turns = 0;
@@ -110,7 +110,7 @@ where
 /// One cluster and its operator.
 struct Story {
     name: &'static str,
-    /// A client without the delay.
+    /// A client that is not delayed.
     client: Client,
     slow: Slow,
     operator: ClusterOperator,
@@ -236,7 +236,7 @@ impl Story {
         }
     }
 
-    /// Reconciles until the condition holds; returns the names of all members so far.
+    /// Reconciles until the condition is true. Returns the names of all members so far.
     async fn until(&self, done: impl AsyncFn(&EtcdCluster) -> bool) -> BTreeSet<String> {
         let mut first: Option<BTreeSet<String>> = None;
         while self.begun.elapsed() < PATIENCE {
@@ -251,7 +251,7 @@ impl Story {
             if done(&cluster).await {
                 return first.unwrap_or_default();
             }
-            // The test has no watches, so any object may have changed since the last reconcile.
+            // The test watches no objects, so any object may have changed since the last reconcile.
             self.cache.invalidate(&cluster.uid().unwrap_or_default());
             let snapshot = Box::pin(self.operator.reconcile(Arc::new(cluster)));
             let pause = match snapshot.await {
@@ -263,7 +263,10 @@ impl Story {
             };
             tokio::time::sleep(pause.min(Duration::from_millis(100))).await;
         }
-        panic!("{}: not within {PATIENCE:?}", self.name);
+        panic!(
+            "{}: the condition is not true after {PATIENCE:?}",
+            self.name
+        );
     }
 
     async fn comes_to_its_end(&self) {
@@ -329,7 +332,7 @@ const TLS: &str = r#"{"size":3,"version":"3.6.16","TLS":{"generated":{}}}"#;
 const BOTH: &str = r#"{"size":3,"version":"3.6.16","TLS":{"generated":{}},"pod":{"persistentVolumeClaimSpec":{
     "accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}}"#;
 
-/// Each request takes half a second or one second. Without TLS, the cluster must also form and grow.
+/// Each request takes half a second, or a whole second. Without TLS, the cluster must also form and grow.
 #[tokio::test]
 async fn bootstrap_keeps_member_names_with_slow_api_server() {
     let server = ApiServer::start().await;

@@ -1,4 +1,4 @@
-//! TLS material and credentials for the access to a cluster. Kept in memory only.
+//! TLS material and credentials with which the client connects to a cluster. Kept in memory only.
 //!
 //! `Debug` prints whether TLS and credentials are set, never their content (invariant 14).
 
@@ -20,7 +20,7 @@ pub struct TlsAccess {
     pub ca: Vec<u8>,
     /// The certificate chain and the key of the client. `None` if the members require no client certificate.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
-    /// The common name of the client's certificate, if etcd should have a user with this name. The client creates this
+    /// The common name of the client's certificate, if etcd should have a user of this name. The client creates this
     /// user when it enables authentication. `None` if another certificate has the same common name.
     pub user: Option<String>,
 }
@@ -40,7 +40,7 @@ pub struct Credentials {
     pub user: String,
     /// The user's password.
     pub password: String,
-    /// Previous passwords. They may still be valid while the password is being changed.
+    /// Previous passwords. etcd may still have one of them while the password is being changed.
     pub former: Vec<String>,
 }
 
@@ -61,8 +61,8 @@ impl fmt::Debug for Credentials {
 }
 
 /// Splits an endpoint into the client URL and the host name after `#`. The operators dial members at pod IP addresses,
-/// but certificates contain host names. So the client verifies the certificate against the name after `#`. Verification
-/// is never skipped.
+/// but certificates contain host names. The client therefore verifies the certificate against the name after `#`. It
+/// never skips the verification.
 pub(crate) fn split(endpoint: &str) -> (&str, Option<&str>) {
     match endpoint.split_once('#') {
         Some((url, name)) => (url, Some(name)),

@@ -1,4 +1,4 @@
-//! Converts errors of etcd and of the connection into [`Error`]. Pure.
+//! Converts errors of etcd and of the connection into [`Error`]. Performs no I/O.
 
 use std::error::Error as StdError;
 
@@ -7,7 +7,7 @@ use http_body_util::LengthLimitError;
 use crate::limits::MAX_ANSWER;
 use crate::port::Error;
 
-/// gRPC status codes, with the numbers of the protocol.
+/// gRPC status codes with their numbers.
 mod code {
     pub(super) const DEADLINE_EXCEEDED: i32 = 4;
     pub(super) const PERMISSION_DENIED: i32 = 7;
@@ -20,14 +20,14 @@ mod code {
 /// etcd's error for the promotion of a member that is already a voter.
 pub(crate) const ALREADY_VOTER: &str = "etcdserver: can only promote a learner member";
 
-/// Last words of etcd's error for a revision that was compacted.
+/// End of etcd's error for a revision that was compacted.
 pub(crate) const COMPACTED: &str = "required revision has been compacted";
 
 /// etcd's errors for a user or role that already exists.
 pub(crate) const USER_EXISTS: &str = "user name already exists";
 pub(crate) const ROLE_EXISTS: &str = "role name already exists";
 
-/// Last words of etcd's error for a read that an election interrupts.
+/// End of etcd's error for a read that an election interrupts.
 pub(crate) const LEADER_CHANGED: &str = "leader changed";
 
 /// The error with which a learner rejects every call except `Status`.
@@ -99,8 +99,8 @@ fn answered(endpoint: &str, code: i32, message: &str) -> Error {
     if message.contains("member not found") {
         return Error::MemberNotFound;
     }
-    // etcd derives the member ID from the URLs and the time in seconds. So an existing ID means that a member with the
-    // same URLs was added within the same second.
+    // etcd derives the member ID from the URLs and the time in seconds. An ID that exists therefore means that a member
+    // with the same URLs was added within the same second.
     if message.contains("Peer URLs already exists") || message.contains("member ID already exist") {
         return Error::PeerUrlExists;
     }

@@ -19,9 +19,9 @@ use crate::limits::MAX_ANSWER;
 
 /// The header that contains the token (`rpctypes.TokenFieldNameGRPC`).
 const HEADER: &str = "token";
-/// The call that issues a token. The request contains no token, because etcd would reject an expired one.
+/// The call that issues a token. Its request contains no token, because etcd would reject an expired one.
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
-/// The only call without a size limit here. Its response is a stream of messages of at most 4 MiB.
+/// The only call without a size limit in this module. Its response is a stream of messages of at most 4 MiB.
 const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
 
 /// The current token of a client.

@@ -1,4 +1,4 @@
-//! The real client, based on `etcd-client`. It has one connection for each member, until the connection fails or is
+//! The real client, based on `etcd-client`. It keeps one connection for each member, until the connection fails or is
 //! idle.
 //!
 //! The client makes no decisions about membership. It connects, sends a call within a deadline, and converts the
@@ -44,7 +44,7 @@ struct Connection {
     answered: Instant,
 }
 
-/// The etcd client of the operators.
+/// The client through which the operators call etcd.
 pub struct EtcdClient {
     access: Access,
     deadlines: Deadlines,
@@ -141,7 +141,8 @@ impl EtcdClient {
         self.ask_hedged(endpoint, deadline, &NOT_HEDGED, call).await
     }
 
-    /// Like [`Self::ask`], while other members get the same call. `overtaken` is set when another member has responded.
+    /// Like [`Self::ask`], for a call that other members get as well. `overtaken` is set when another member has
+    /// responded first.
     async fn ask_hedged<T, C, F>(
         &self,
         endpoint: &str,
@@ -157,8 +158,8 @@ impl EtcdClient {
         let call = |client: &Client| Box::pin(call(client.clone()));
         let answer = timeout(deadline, async {
             let client = self.connection(endpoint).await?;
-            // For a short call to one member, the client certificate is sufficient. Such a call does not wait for a
-            // login, because without a quorum no member issues a token.
+            // For a short call to one member, the client certificate is enough. The call does not wait for a login,
+            // because without a quorum no member issues a token.
             let brief = self.session.has_certificate() && deadline <= self.deadlines.status;
             let mut login = if brief {
                 self.session.login_number()
@@ -244,8 +245,8 @@ impl EtcdClient {
         }
     }
 
-    /// The members in the order in which they are called, at most [`MAX_ENDPOINTS`]. The member that responded most
-    /// recently comes first.
+    /// The members in the order in which they are called, at most [`MAX_ENDPOINTS`]. The member that responded last
+    /// comes first.
     fn ordered<'a>(&self, via: &'a [String]) -> Vec<&'a str> {
         let connections = self.connections();
         let mut ordered: Vec<&str> = via.iter().map(String::as_str).collect();
@@ -258,8 +259,8 @@ impl EtcdClient {
         ordered
     }
 
-    /// Sends a read that any member may answer. If a member does not respond in time, the next member gets the same
-    /// read concurrently.
+    /// Sends a read that any member may answer. If a member does not respond in time, the next member also gets the
+    /// read, and the first response is used.
     async fn read<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
     where
         C: Fn(Client) -> F + Send + Sync,
@@ -299,9 +300,9 @@ impl EtcdClient {
         }
     }
 
-    /// Sends a change. The next member gets the change only if the previous one certainly did not apply it, or if a
-    /// second application is harmless. Changes contain a member's ID or URL, so etcd rejects duplicates. A member that
-    /// does not respond may have applied the change, so a timeout ends the call.
+    /// Sends a change. The next member gets the change only if the previous member certainly did not apply it, or if a
+    /// second application is harmless. A member that does not respond may have applied the change, so a timeout ends
+    /// the call. Changes contain a member's ID or URL, so etcd rejects duplicates.
     async fn change<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
     where
         C: Fn(Client) -> F + Send + Sync,
@@ -338,9 +339,9 @@ fn has_certificate(access: &Access) -> bool {
 impl Etcd for EtcdClient {
     async fn members(&self, via: &[String]) -> Result<Members, Error> {
         self.read(via, |mut client| async move {
-            // etcd before 3.5 always returns its local list, and the library never requests a linearizable list. So a
-            // linearizable read of an empty range is sent first, on the same member. When the read returns, the member
-            // has applied everything that was committed before the read.
+            // etcd before 3.5 always returns its local list, and the library never requests a linearizable list. A
+            // linearizable read of an empty range on the same member therefore comes first. When it returns, the member
+            // has applied everything that was committed before.
             let barrier = client
                 .get(
                     [0_u8],
@@ -373,7 +374,7 @@ impl Etcd for EtcdClient {
     }
 
     async fn local_members(&self, member: &str) -> Result<Members, Error> {
-        // The library requests the local list of the member, which is correct here.
+        // Not linearizable on purpose: the caller wants the member's own list.
         self.ask(member, self.deadlines.status, |mut client| async move {
             let list = client.member_list().await?;
             members_from(list.header(), list.members())

@@ -1,7 +1,7 @@
 //! A cluster in memory for the operators' tests. It follows etcd's membership rules and fails on demand.
 //!
-//! The fake implements `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server. Unlike etcd, it
-//! requires no minimum age of a connection: a member that is up counts as connected.
+//! The fake implements `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server. Unlike etcd, it does
+//! not require that connections have existed for some time: a member that is up counts as connected.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -38,7 +38,7 @@ pub struct FakeMember {
 /// The state of a [`FakeEtcd`]. Tests read and change it.
 #[derive(Clone, Debug)]
 pub struct FakeState {
-    /// The cluster's ID.
+    /// The ID that all members of the fake report.
     pub cluster_id: ClusterId,
     /// The members, in order of their addition.
     pub members: Vec<FakeMember>,
@@ -48,7 +48,7 @@ pub struct FakeState {
     pub max_learners: usize,
     /// The target version of an enabled downgrade.
     pub downgrade: Option<String>,
-    /// The raised alarms.
+    /// The alarms that etcd has raised and not disarmed.
     pub alarms: Vec<Alarm>,
     /// The compaction revision.
     pub compacted: i64,
@@ -62,7 +62,7 @@ pub struct FakeState {
     pub pulses: BTreeMap<String, Pulse>,
     /// How long a `status` call takes.
     pub slow: Duration,
-    /// The results of the next calls. `Some` fails a call, `None` lets it succeed.
+    /// The results of the next calls. `Some` makes a call fail, and `None` lets it succeed.
     pub script: VecDeque<Option<Error>>,
     next_id: u64,
 }
@@ -114,7 +114,7 @@ impl FakeEtcd {
         }
     }
 
-    /// Reads or changes the state.
+    /// Lets a test read or change the state of the fake.
     pub fn with<T>(&self, change: impl FnOnce(&mut FakeState) -> T) -> T {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let answer = change(&mut state);
@@ -212,7 +212,7 @@ impl FakeState {
             .voters()
             .filter(|member| !member.member.name.is_empty())
             .count();
-        // The new member itself counts neither as started nor as connected.
+        // The new member itself does not count as started or connected.
         let quorum = usize::midpoint(voters, 1) + 1;
         if !learner && voters > 1 && started < quorum {
             return Err(Error::Unavailable(
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn rejects_second_learner_and_early_promotion() {
+    async fn fake_etcd_rejects_second_learner_and_early_promotion() {
         let (etcd, via) = three();
         let added = etcd.add_member(&via, &peer("d"), true).await.unwrap();
         assert_eq!(added.members.members.len(), 4);
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn removes_dead_voter_but_keeps_quorum() {
+    async fn fake_etcd_removes_dead_voter_but_keeps_quorum() {
         let (etcd, via) = three();
         etcd.with(|state| state.find(MemberId(3)).unwrap().up = false);
         let live = etcd.remove_member(&via, MemberId(2)).await;
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn linearizable_calls_fail_without_quorum() {
+    async fn fake_etcd_fails_linearizable_calls_without_quorum() {
         let (etcd, via) = three();
         etcd.with(|state| {
             state.members[0].up = false;

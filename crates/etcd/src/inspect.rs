@@ -4,12 +4,12 @@
 //! the snapshot is the last key of the `key` bucket. This key is at the right edge of the bucket's tree.
 //!
 //! Pages arrive in the order of the file, not in the order of the tree. The file also contains pages outside of the
-//! tree: old pages, and pages that etcd has committed while it sends. Such pages may have greater keys than the
-//! snapshot. So the inspector keeps a few bytes of each page, and follows the right edge of the tree at the end. It
-//! keeps the last child of each branch page, and the last revision of each leaf page. Of the leaf pages, it keeps only
-//! those with the greatest revisions.
+//! tree: old pages, and pages that etcd commits while it sends. Such pages may have higher revisions than the snapshot.
+//! The inspector therefore keeps a few bytes of each page, and follows the right edge of the tree at the end. It keeps
+//! the last child of each branch page and the last revision of each leaf page, but only of the leaf pages with the
+//! highest revisions.
 //!
-//! No I/O. Only the right edge of the tree is interpreted.
+//! Performs no I/O. Only the right edge of the tree is parsed.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -26,7 +26,7 @@ pub use walk::{Revisions, WalkError};
 /// Length in bytes of the SHA-256 after the file.
 const TRAILER: usize = 32;
 
-/// etcd's file has a length that is a multiple of this number of bytes. If 32 more bytes follow, they are the SHA-256.
+/// The length of etcd's file is a multiple of this number of bytes. If 32 more bytes follow, they are the SHA-256.
 const ALIGNMENT: u64 = 512;
 
 /// Result of the inspection of a snapshot.
@@ -59,7 +59,7 @@ pub enum InspectError {
     /// The SHA-256 at the end does not match the received bytes, because the stream was damaged or truncated.
     #[error("the snapshot's SHA-256 does not match the SHA-256 that etcd sent with it")]
     ChecksumMismatch,
-    /// The length is neither a multiple of the sector size nor 32 bytes more than a multiple.
+    /// The length is neither a multiple of the sector size, nor such a multiple plus 32 bytes.
     #[error("the snapshot is truncated after {size} bytes")]
     Truncated {
         /// Bytes received.
@@ -80,7 +80,7 @@ pub enum InspectError {
 pub struct Inspector {
     size: u64,
     body: Sha256,
-    /// The last bytes so far. Whether they are a part of the file or the SHA-256 is known only at the end.
+    /// The last bytes so far. Only at the end is it known whether they belong to the file or are the SHA-256.
     held: Vec<u8>,
     pages: Pages,
 }
@@ -160,7 +160,7 @@ impl Inspector {
     }
 }
 
-/// A revision key whose bytes are in the overflow pages of a page, and therefore arrive later.
+/// A revision key that arrives later than its page, because its bytes are in the page's overflow pages.
 struct Pending {
     page: u64,
     /// Offset of the key from the start of the file.
@@ -168,7 +168,7 @@ struct Pending {
     bytes: Vec<u8>,
 }
 
-/// The parts of the pages that are kept.
+/// The parts of the pages that the inspector keeps.
 struct Pages {
     offset: u64,
     page_size: usize,
@@ -179,8 +179,8 @@ struct Pages {
     branches: Vec<(u64, u64)>,
     /// The pages that list buckets or contain the store's metadata, in the order of the file.
     notes: Vec<(u64, Note)>,
-    /// Leaf pages as (revision of the last key, page number). Only the `MAX_LEAVES` pages with the highest revisions are
-    /// kept.
+    /// Leaf pages as (revision of the last key, page number). Only the `MAX_LEAVES` pages with the highest revisions
+    /// are kept.
     leaves: BinaryHeap<Reverse<(i64, u64)>>,
     pending: Vec<Pending>,
 }
@@ -284,8 +284,8 @@ impl Pages {
     }
 
     fn keep_leaf(&mut self, page: u64, revision: i64) {
-        /// Maximum number of leaf pages that are kept (2 MiB of memory). The right edge is lost only if etcd writes
-        /// more leaf pages than this while it sends.
+        /// The inspector keeps at most this number of leaf pages (2 MiB of memory). The right edge is lost only if etcd
+        /// writes more leaf pages than this while it sends.
         const MAX_LEAVES: usize = 1 << 17;
         if self.leaves.len() == MAX_LEAVES {
             if let Some(Reverse((least, _))) = self.leaves.peek()
@@ -309,7 +309,7 @@ impl Pages {
             None => buckets.compacted,
         };
         let revision = match buckets.key_root {
-            // The bucket is so small that its content is inlined in the root page.
+            // The bucket is so small that its content is inside the root page.
             None => buckets.inline_revision,
             Some(page) => self.last_revision(page)?,
         };

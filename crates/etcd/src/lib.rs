@@ -1,7 +1,7 @@
 //! The etcd port: the interface of the operators to an etcd cluster, as a trait, with a real client and a fake.
 //!
-//! Callers address members by client URL. The crate does not know Kubernetes. Every call has a deadline that the client
-//! enforces, so a member that does not respond delays its caller no longer than the deadline.
+//! Callers address members by client URL. The crate does not know Kubernetes. The client enforces a deadline for every
+//! call, so a member that does not respond delays its caller only until the deadline.
 
 mod access;
 mod answer;

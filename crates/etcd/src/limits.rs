@@ -1,5 +1,5 @@
-//! Limits for responses of a member. The user who creates an EtcdBackup chooses the endpoints, so a response may have
-//! any size. Pure.
+//! Limits for responses of a member. The users who create EtcdBackups choose the endpoints, so a response may have any
+//! size. Performs no I/O.
 
 /// Maximum number of members in a list. A longer list is rejected, not shortened, because a shortened list would hide
 /// members (invariant 1).

@@ -6,20 +6,21 @@
 //! - A learner requires a token like every member. Since 3.5.26 and 3.6.9, also for `Status`.
 //! - While authentication is disabled, tokens are neither issued nor required.
 //!
-//! So the client requests a token from any member that issues one, and presents it to all members. If a member does not
-//! know the token, the client requests a new one.
+//! The client therefore requests a token from any member that issues one, and presents it to all members. If a member
+//! does not know the token, the client requests a new one.
 //!
 //! Certificates: if members require client certificates, a client whose certificate names a user needs no token.
 //! Without a quorum no token is issued, and the certificate is the only way to authenticate. etcd checks the
-//! certificate only if the request has no token (`AuthInfoFromCtx` in `server/etcdserver/v3_server.go`). So the client
-//! drops a token that a member does not know.
+//! certificate only if the request has no token (`AuthInfoFromCtx` in `server/etcdserver/v3_server.go`). The client
+//! therefore drops a token that a member does not know.
 //!
 //! Suspect logins: a token contains a position in the log of the cluster that issued it. If the log of a member ends
 //! before this position, the member does not reject the token, but blocks the call (`isValidSimpleToken` in
 //! `simple_token.go`). This happens if the member lags, or if it belongs to a new cluster after a restore or recovery.
-//! So a login becomes suspect when a call gets no response. A missing response can also have other causes. So a client
-//! without a certificate uses the suspect token until it has a new one. A client with a certificate uses only the
-//! certificate until then.
+//! A login therefore becomes suspect when a call gets no response.
+//!
+//! A missing response can also have other causes. A client without a certificate uses the suspect token until it has a
+//! new one. A client with a certificate uses only the certificate until then.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -36,17 +37,18 @@ use crate::channel::{MemberChannels, Token};
 use crate::limits::MAX_ENDPOINTS;
 use crate::port::{Error, Login};
 
-/// How long a rejected login is not repeated. Each attempt costs the member a slow password hash.
+/// A rejected login is not repeated within this time. Each attempt costs the member a slow password hash.
 const REJECTION_CACHE: Duration = Duration::from_secs(3);
-/// How long no login is attempted after no member has responded. Calls that need no login must not wait for one.
+/// After no member has responded, no login is attempted for this time. Calls that need no login must not wait for one.
 const NO_ANSWER_BACKOFF: Duration = Duration::from_secs(2);
 /// After this time, the client checks again whether authentication is enabled. Until the check ends, calls use the
 /// existing token. Without a quorum no new token is issued, but a member keeps a token that is used regularly.
 const LOGIN_CACHE: Duration = Duration::from_mins(4);
 
-/// A call makes its login suspect if it had no response for at least this time. The time is shorter than the shortest
+/// A call makes its login suspect only if it had no response for at least this time. It is shorter than the shortest
 /// timeout of a caller: the cluster operator waits 250 ms for members that are not ready, and members that block calls
-/// do not become ready. A read does not count if another member has responded first ([`Session::watch`]).
+/// do not become ready. A read does not make its login suspect if another member has responded first
+/// ([`Session::watch`]).
 const MIN_UNANSWERED: Duration = Duration::from_millis(200);
 /// Minimum time between two suspect logins. A new login costs a member a password hash, and the cluster a log entry.
 const SUSPECT_INTERVAL: Duration = Duration::from_secs(15);
@@ -71,19 +73,19 @@ struct State {
     suspect: Suspect,
 }
 
-/// State of a suspect login.
+/// A suspect login, and what the client uses until a new login exists.
 #[derive(Debug, Default)]
 struct Suspect {
     /// The time at which a login last became suspect.
     since: Option<Instant>,
     /// The number of the suspect login that calls use until a new login exists.
     presented: Option<u64>,
-    /// The suspect login that is not used while the certificate authenticates the client, with its token.
+    /// The suspect login with its token. It is not used while the certificate authenticates the client.
     suspended: Option<(LoginResult, HeaderValue)>,
 }
 
 impl State {
-    /// The login that calls may use. `None` if the login is `stale` or an old rejection.
+    /// The login that calls may use. `None` if the login has the number `stale`, or if it is an old rejection.
     fn usable(&self, stale: Option<u64>) -> Option<(Login, u64)> {
         let found = self.found.as_ref()?;
         let rejected = matches!(found.login, Login::Refused(_));
@@ -109,7 +111,7 @@ pub(crate) struct Session {
     login_lock: tokio::sync::Mutex<()>,
     /// Number of passwords that etcd has rejected so far.
     pub(crate) rejected: AtomicUsize,
-    /// The members of the last call. If the called member is a learner, another of these members issues the token.
+    /// The members that the last call named. If the called member is a learner, another of them issues the token.
     members: Mutex<Vec<String>>,
 }
 
@@ -175,7 +177,7 @@ impl Session {
     }
 
     /// Watches a call that presents this login. If the call is dropped without a response, the login becomes suspect.
-    /// It does not if `overtaken` is set, because another member has then responded to the same login.
+    /// If `overtaken` is set, it does not: another member has then responded to the same login.
     pub(crate) fn watch<'a>(
         &'a self,
         login: Option<u64>,
@@ -210,12 +212,12 @@ impl Session {
         }
     }
 
-    /// The suspect login that the caller should replace. Returned to only one caller.
+    /// The suspect login that the caller should replace. Only one caller gets it.
     pub(crate) fn take_suspect(&self) -> Option<u64> {
         self.found().suspect.presented.take()
     }
 
-    /// Uses the suspended login again, because the certificate is not sufficient. Returns its number.
+    /// Uses the suspended login again, because the certificate is not enough. Returns the number of the login.
     pub(crate) fn restore_login(&self) -> Option<u64> {
         let mut known = self.found();
         if known.found.is_some() {
@@ -249,7 +251,7 @@ impl Session {
         self.with_certificate
     }
 
-    /// Forgets the login, because authentication has changed. Also forgets that no member has responded.
+    /// Forgets the login, because authentication has changed. Also ends the back-off after no member had responded.
     pub(crate) fn forget(&self) {
         let mut known = self.found();
         (known.found, known.no_answer_since) = (None, None);
@@ -384,7 +386,7 @@ fn into_result((login, number): (Login, u64)) -> Result<Option<(Login, u64)>, Er
 }
 
 /// Logs in at one member with the first password that the member accepts. `rejected` is the number of passwords that
-/// were already rejected. Each attempt costs the member a password hash. So a client that timed out continues with the
+/// were already rejected: each attempt costs the member a password hash, so a client that timed out continues with the
 /// next password.
 pub(crate) async fn log_in(
     client: &Client,
@@ -421,7 +423,7 @@ pub(crate) async fn log_in(
 
 /// Whether the member rejects the call because it requires a token or does not know the token.
 pub(crate) fn asks_for_token(error: &etcd_client::Error) -> bool {
-    // Some calls of older releases return other texts, with the code `Unknown`.
+    // For some calls, older releases return other texts, with the code `Unknown`.
     const TEXTS: [&str; 3] = [
         "invalid auth token",
         "user name is empty",

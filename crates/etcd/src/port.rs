@@ -1,4 +1,4 @@
-//! The trait `Etcd` and its types. No I/O.
+//! The trait `Etcd` and its types. Performs no I/O.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -46,7 +46,7 @@ pub struct Member {
     pub id: MemberId,
     /// The name. Empty until the member has started for the first time.
     pub name: String,
-    /// The registered peer URLs.
+    /// The peer URLs in etcd's member list.
     pub peer_urls: Vec<String>,
     /// The client URLs. Empty until the member has started for the first time.
     pub client_urls: Vec<String>,
@@ -66,7 +66,7 @@ pub struct Members {
 /// The status of one member (`Maintenance.Status`). The member answers without a quorum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// The cluster ID in the response header. This is the cluster that the member belongs to in its own view.
+    /// The cluster ID in the response header: the cluster to which the member believes it belongs.
     pub cluster_id: ClusterId,
     /// The ID of the member that responded, from the response header.
     pub member_id: MemberId,
@@ -74,11 +74,11 @@ pub struct Status {
     pub version: String,
     /// The leader. `None` if the member knows no leader.
     pub leader: Option<MemberId>,
-    /// Whether the member is a learner in its own view.
+    /// Whether the member regards itself as a learner.
     pub is_learner: bool,
     /// The store revision up to which the member has applied.
     pub revision: i64,
-    /// The raft term of the member.
+    /// The Raft term that the member reports.
     pub raft_term: u64,
     /// The index of the last raft entry that the member knows to be committed.
     pub raft_index: u64,
@@ -111,7 +111,7 @@ pub struct Pulse {
     pub peers: BTreeSet<MemberId>,
 }
 
-/// The kind of an alarm.
+/// What an alarm says about its member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AlarmKind {
     /// The database has reached its quota, and the cluster rejects writes.
@@ -120,12 +120,12 @@ pub enum AlarmKind {
     Corrupt,
 }
 
-/// A raised alarm.
+/// An alarm that etcd has raised for a member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Alarm {
     /// The member that raised the alarm.
     pub member: MemberId,
-    /// The kind of the alarm.
+    /// What the alarm says about its member.
     pub kind: AlarmKind,
 }
 
@@ -138,8 +138,8 @@ pub struct Added {
     pub members: Members,
 }
 
-/// etcd's hash of the keys at a revision (`HashKV`). Two hashes can be compared if their revisions and compaction
-/// revisions are equal, even between versions of etcd.
+/// etcd's hash of the keys at a revision (`HashKV`). Two hashes are comparable if their revisions and their compaction
+/// revisions are equal, even if the versions of etcd differ.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct KeyHash {
     /// CRC-32C of all revisions of all keys that are not compacted.
@@ -157,7 +157,7 @@ pub enum Login {
     Accepted,
     /// etcd rejects the current password, but accepts a previous one.
     Former,
-    /// etcd rejects all passwords. Contains the text of the error.
+    /// etcd rejects all passwords, with this error.
     Refused(String),
 }
 
@@ -183,7 +183,7 @@ pub enum Error {
     /// is not ready or no leader exists.
     #[error("etcd rejects the call temporarily: {0}")]
     Unavailable(String),
-    /// The member is not in the member list.
+    /// No member with this ID is in the member list.
     #[error("member not found")]
     MemberNotFound,
     /// A member with one of these peer URLs already exists.
@@ -202,12 +202,12 @@ pub enum Error {
 
 /// Calls to an etcd cluster. Client URLs have the form `http://name.namespace.svc:2379`.
 ///
-/// `via` lists the client URLs of members. The call is sent to one after another until a member responds.
+/// `via` lists client URLs of members. The call is sent to these members one after another until a member responds.
 #[async_trait]
 pub trait Etcd: Send + Sync {
     /// Returns the linearizable member list.
     async fn members(&self, via: &[String]) -> Result<Members, Error>;
-    /// Returns the status of one member, in its own view.
+    /// Returns the status that one member reports about itself.
     async fn status(&self, member: &str) -> Result<Status, Error>;
     /// Returns the health data of one member. `health` is an address with a port, such as `10.0.0.7:2381`. The request
     /// uses neither TLS nor credentials.
@@ -220,13 +220,13 @@ pub trait Etcd: Send + Sync {
     /// Disarms an alarm. Succeeds if the alarm is not raised.
     async fn disarm(&self, via: &[String], alarm: Alarm) -> Result<(), Error>;
     /// Compacts all revisions before `revision`. Returns after one member has removed them from its database. Succeeds
-    /// if the revision is already compacted.
+    /// if this revision is already compacted.
     async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error>;
     /// Appends entries without effect to the Raft log until this member has applied the entry `until`. Keys, revisions,
     /// leases and alarms stay as they are.
     async fn append_entries(&self, member: &str, until: u64) -> Result<(), Error>;
-    /// Defragments the database file of one member. The member answers no other call until it has finished. If the
-    /// caller stops waiting, the defragmentation continues, and a second call waits for its end.
+    /// Defragments the database file of one member. The member answers no other call meanwhile. If the caller stops
+    /// waiting, the defragmentation continues, and a second call waits for its end.
     async fn defragment(&self, member: &str) -> Result<(), Error>;
     /// Adds a member that has not started yet.
     async fn add_member(
@@ -265,7 +265,7 @@ pub trait Etcd: Send + Sync {
     /// stream.
     async fn snapshot(&self, member: &str) -> Result<Snapshot, Error>;
     /// Returns the hash of one member's keys at a revision. `None` if the member has compacted this revision. The
-    /// member answers without a quorum. It reads its whole database and applies no entries until it has finished.
+    /// member answers without a quorum. It reads its whole database for the hash, and applies no entries meanwhile.
     async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error>;
 }
 
@@ -273,7 +273,7 @@ pub trait Etcd: Send + Sync {
 mod tests {
     use super::*;
 
-    /// The operators write IDs into statuses and compare them as text. One of sixteen IDs would start with a zero.
+    /// The operators write IDs into statuses and compare them as text, and one of sixteen IDs would start with a zero.
     #[test]
     fn ids_have_no_leading_zeros() {
         assert_eq!(

@@ -32,7 +32,7 @@ impl Programs {
         let system = || (minor == "3.4").then(|| on_path("etcd")).flatten();
         let etcd = named.or_else(built).or_else(system).unwrap_or_else(|| {
             panic!(
-                "no etcd {minor} on this machine: run `cargo xtask testbed build` (3.4: `apt-get install etcd-server`), \
+                "etcd {minor} is not installed: run `cargo xtask testbed build` (3.4: `apt-get install etcd-server`), \
                  or set ETCD_BIN to the program"
             )
         });
@@ -47,14 +47,13 @@ impl Programs {
         }
         on_path("etcdutl").unwrap_or_else(|| {
             panic!(
-                "no etcdutl next to {}: run `cargo xtask testbed build`",
+                "etcdutl is missing next to {}: run `cargo xtask testbed build`",
                 self.etcd.display()
             )
         })
     }
 }
 
-/// The directory with the programs that the testbed has built.
 pub fn cache() -> PathBuf {
     let base = std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty());
     let base = base.map_or_else(
@@ -84,10 +83,10 @@ pub fn on_path(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// A port that no other test program uses. Test programs run concurrently, so a port that the system assigns for a
-/// moment is soon used by another program or connection. These ports are below the range from which the system assigns
-/// (`ip_local_port_range` starts at 32768). A process reserves ports in blocks. Each block has a file lock that ends
-/// with the process.
+/// A port that no other test program uses. Test programs run concurrently: if the system assigned a port for a moment,
+/// another program or connection could soon use it. These ports are below the range from which the system assigns
+/// (`ip_local_port_range` starts at 32768). A process reserves ports in blocks. Each block has a file lock, which the
+/// system releases when the process ends.
 pub fn free_port() -> u16 {
     static PORTS: Mutex<Ports> = Mutex::new(Ports {
         locks: Vec::new(),
@@ -104,11 +103,8 @@ pub fn free_port() -> u16 {
     }
 }
 
-/// The first port.
 const FIRST_PORT: u16 = 16_384;
-/// Number of ports in a block.
 const PORTS_PER_BLOCK: u16 = 32;
-/// Number of blocks.
 const BLOCK_COUNT: u16 = 500;
 
 struct Ports {

@@ -12,7 +12,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 /// How long a test waits for any condition.
 const MAX_WAIT: Duration = Duration::from_secs(90);
 
-/// Deadlines of at most the length of the cluster operator's, for tests of unanswered calls.
+/// Deadlines for tests of unanswered calls. They are not longer than those of the cluster operator.
 const QUICK: Deadlines = Deadlines {
     connect: Duration::from_millis(500),
     status: Duration::from_millis(1500),
@@ -63,7 +63,7 @@ fn client(password: &str, former: &[&str]) -> EtcdClient {
     EtcdClient::with_deadlines(access, PATIENT)
 }
 
-/// Options with a cheap password hash. On a busy machine, a normal hash takes longer than the deadline of a call.
+/// Options with a fast password hash. On a busy machine, the default hash takes longer than the deadline of a call.
 fn cheap_hashes() -> Start {
     Start {
         flags: vec!["--bcrypt-cost=4".to_owned()],
@@ -152,7 +152,7 @@ async fn invariant_21_enabling_auth_resumes_after_interruption() {
     let root = client("current", &[]);
     assert_eq!(root.login(&via).await.unwrap(), Some(Login::Accepted));
     root.disable_auth(&via).await.unwrap();
-    // The role exists already and is granted.
+    // The role already exists, and is only granted.
     client("another", &[]).enable_auth(&via).await.unwrap();
     assert!(client("another", &[]).members(&via).await.is_ok());
 }
@@ -292,7 +292,7 @@ fn certified() -> Certified {
 
 /// Without a quorum no token is issued. A client whose certificate names a user needs no token.
 #[tokio::test]
-async fn certificate_user_reaches_member_without_quorum() {
+async fn client_with_certificate_user_needs_no_quorum() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let Certified { start, tls, _dir } = certified();
         let mut members = EtcdProcess::start_cluster(&Programs::find(minor), 3, &start).await;
@@ -305,7 +305,7 @@ async fn certificate_user_reaches_member_without_quorum() {
         assert_eq!(list.members.len(), 3, "{minor}");
         members[1].kill();
         members[2].kill();
-        // Three clients: one that has logged in, a new one, and a seed without a password.
+        // Three clients: one that has logged in before, a new one, and a seed without a password.
         let clients = [
             root,
             EtcdClient::new(access(Some(&tls))),
@@ -331,8 +331,8 @@ async fn enable_auth(tls: Option<&TlsAccess>, via: &[String]) {
 }
 
 async fn leaderless(client: &EtcdClient, member: &str) {
-    // The first time limit is twice as long as the operator's timeout for members that are not ready, because the
-    // machine may be busy. The limit grows after each attempt, but stays below the login timeout.
+    // The first limit is twice as long as the operator's timeout for members that are not ready, because the machine
+    // may be busy. The limit grows with each attempt, but stays below the login timeout.
     let (mut limit, max_limit) = (Duration::from_millis(500), Duration::from_millis(1500));
     let end = Instant::now() + MAX_WAIT;
     loop {
@@ -345,7 +345,7 @@ async fn leaderless(client: &EtcdClient, member: &str) {
     }
 }
 
-/// The token comes from another cluster with a longer log, so the member blocks calls that present it.
+/// The token comes from another cluster with a longer log. The member therefore blocks calls that present it.
 #[tokio::test]
 async fn replaces_login_that_blocks_calls() {
     let mut blocked = 0;
@@ -369,7 +369,7 @@ async fn replaces_login_that_blocks_calls() {
             }
             let root = quick(tls);
             answered(|| root.members(&other)).await;
-            // On a slow machine, the login may already be suspect.
+            // If the machine is slow, the login may already be suspect.
             let first = root.members(&via).await;
             blocked += usize::from(matches!(first, Err(Error::Timeout(_))));
             let failed = matches!(first, Err(Error::Timeout(_) | Error::Unavailable(_)));
@@ -384,8 +384,8 @@ async fn replaces_login_that_blocks_calls() {
     assert!(blocked > 0, "no member blocked a call");
 }
 
-/// Without a quorum, a missing response does not mean that the login is invalid. No new token is issued, so the login
-/// remains in use.
+/// Without a quorum, a missing response does not mean that the login is invalid. No new token is issued, so the client
+/// keeps the login.
 #[tokio::test]
 async fn keeps_login_until_new_token_is_issued() {
     for minor in ["3.4", "3.6"] {
@@ -409,7 +409,7 @@ async fn keeps_login_until_new_token_is_issued() {
     }
 }
 
-/// Members keep tokens in memory. After a restart of all members, none of them knows the token.
+/// Members keep tokens in memory, so after a restart of all members, none of them knows the token.
 #[tokio::test]
 async fn login_survives_restart_of_all_members() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {

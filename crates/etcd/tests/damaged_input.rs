@@ -1,4 +1,4 @@
-//! Damaged databases and metrics, from damaged real ones.
+//! Parses damaged databases and metrics. The originals come from real members.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -15,11 +15,10 @@ use proptest::sample::{Index, select};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
-/// The bytes after a database: its SHA-256.
+/// Length of the SHA-256 after a database.
 const TRAILER: usize = 32;
-/// The page size of the databases.
 const PAGE: usize = 4096;
-/// The part of a page with its header and its first elements.
+/// The first part of a page, with its header and its first elements.
 const HEAD: usize = 256;
 
 /// The part of etcd's metrics that the operator reads, as etcd 3.6 writes it.
@@ -41,7 +40,8 @@ fn databases() -> Vec<Vec<u8>> {
         .to_vec()
 }
 
-/// Changes at the beginnings of pages, where the headers and the elements are. The length stays, so the pages are read.
+/// Databases with damage at the beginning of pages, where the headers and the elements are. The length does not change,
+/// so that the pages are read.
 fn with_damaged_pages() -> impl Strategy<Value = Vec<u8>> {
     let change = (
         any::<Index>(),
@@ -66,7 +66,7 @@ fn inspect(database: &[u8], chunk: usize) -> Result<Inspected, InspectError> {
     inspector.finish()
 }
 
-/// Inspects a database in one piece, in pieces, and in a file.
+/// Inspects a database in one piece, in chunks, and in a file.
 fn read(database: &[u8], chunk: usize) {
     let whole = bounded(|| inspect(database, database.len().max(1)));
     assert_eq!(bounded(|| inspect(database, chunk)), whole);
@@ -79,7 +79,7 @@ fn read(database: &[u8], chunk: usize) {
 }
 
 #[test]
-fn samples_are_valid() {
+fn undamaged_databases_are_read() {
     for database in databases() {
         let inspected = inspect(&database, PAGE).unwrap();
         assert!(inspected.trailer && inspected.revision > 1);
@@ -112,13 +112,13 @@ proptest! {
         let pulse = bounded(|| runtime.block_on(ask(answer)));
         prop_assert!(pulse.is_some() || !whole);
         if let Some(pulse) = pulse {
-            // Two peers are sampled, and a damaged line may name another one.
+            // The sample names two peers. A damaged line may add another name.
             prop_assert!(pulse.peers.len() < 10, "{:?}", pulse);
         }
     }
 }
 
-/// Asks a server with this answer.
+/// The pulse that the client reads from a server with this response.
 async fn ask(answer: String) -> Option<etcd::Pulse> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();

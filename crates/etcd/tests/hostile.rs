@@ -106,7 +106,7 @@ fn framed(message: &[u8]) -> Bytes {
     [&[0][..], &length, message].concat().into()
 }
 
-/// A length-delimited protobuf field.
+/// A protobuf field with a length prefix.
 fn field(number: u8, content: &[u8]) -> Vec<u8> {
     let mut field = vec![(number << 3) | 2];
     let mut length = content.len();
@@ -119,7 +119,7 @@ fn field(number: u8, content: &[u8]) -> Vec<u8> {
     field
 }
 
-/// A `MemberListResponse` that contains the same member `count` times.
+/// A `MemberListResponse` with `count` copies of the same member.
 fn list_of(count: usize, member: &[u8]) -> Vec<u8> {
     field(2, member).repeat(count)
 }
@@ -182,7 +182,7 @@ async fn hostile_etcd_member_list_at_limit_is_accepted() {
     );
 }
 
-/// The prefix announces 3 MiB, which is below the limit of the client library.
+/// The length prefix announces 3 MiB, which the client library would accept.
 #[tokio::test]
 async fn hostile_etcd_long_responses_are_limited() {
     let piece: Bytes = [&[0, 0, 48, 0, 0][..], &[0].repeat(60_000)].concat().into();
@@ -199,7 +199,7 @@ async fn hostile_etcd_long_responses_are_limited() {
     for error in &errors {
         assert!(error.to_string().contains("more than 512 KiB"), "{error}");
     }
-    // In addition to the limit, the client library accepts the bytes that fit into its windows.
+    // The client library receives at most the limit plus the bytes that fit into its windows.
     let calls = errors.len() as u64;
     assert!(member.sent() < calls * 6 * MIB, "{} bytes", member.sent());
     assert_little_memory();
@@ -289,7 +289,7 @@ async fn hostile_etcd_endless_metrics_are_limited() {
             .contains("longer than that of an etcd member"),
         "{error}"
     );
-    // In addition to the limit, the sockets buffer some MiB.
+    // The client receives at most the limit plus some MiB in the buffers of the sockets.
     let sent = sent.load(Ordering::SeqCst);
     assert!(sent < 20 * MIB, "{sent} bytes");
 }

@@ -19,11 +19,11 @@ fn urls(members: &[EtcdProcess]) -> Vec<String> {
         .collect()
 }
 
-/// Maximum number of attempts in [`is_quick`].
+/// [`is_quick`] makes at most this number of attempts.
 const ATTEMPTS: usize = 5;
 
-/// Returns the result of the first attempt that takes less than `limit`. A busy machine delays only some attempts, but
-/// a call that is too slow is slow in every attempt.
+/// Returns the result of the first attempt that takes less than `limit`. A busy machine delays some attempts, but a
+/// call that is really too slow is slow in every attempt.
 async fn is_quick<T>(limit: Duration, mut ask: impl AsyncFnMut() -> T) -> T {
     let mut times = Vec::new();
     for _ in 0..ATTEMPTS {
@@ -109,7 +109,7 @@ async fn health_data_matches_member_status() {
     assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}");
 }
 
-/// Shows why the `has_leader` of a learner is not sufficient.
+/// Shows why the value `has_leader` of a learner does not prove a connection to the leader.
 #[tokio::test]
 async fn learner_without_leader_still_reports_leader() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -128,7 +128,7 @@ async fn learner_without_leader_still_reports_leader() {
         let _learner = EtcdProcess::join(&programs, "m1", &peer, &start);
         let until = async |peers: &BTreeSet<MemberId>| loop {
             match client().pulse(&health).await {
-                // On a busy machine, the connection may exist long before the member applies its first entry.
+                // On a busy machine, the connection may exist long before the member has applied its first entry.
                 Ok(pulse)
                     if pulse.has_leader
                         && pulse.peers == *peers
@@ -180,7 +180,7 @@ async fn membership_changes_follow_etcd_rules() {
     };
     let mut learner = EtcdProcess::join(&programs, "m1", &peer, &start);
     assert!(learner.serves().await);
-    // A learner does not answer a linearizable list, so the next member must answer it.
+    // A learner does not answer a linearizable request for the list, so the next member must answer it.
     let both = [learner.client_url.clone(), via[0].clone()];
     assert_eq!(client.members(&both).await.unwrap().members.len(), 2);
     // The second promotion succeeds, although the member is already a voter.
@@ -243,7 +243,7 @@ async fn unresponsive_member_times_out_without_delaying_lists() {
     assert!(matches!(status, Err(Error::Timeout(_))), "{status:?}");
 
     let via = [silent, refused, etcd.client_url.clone()];
-    // Each attempt uses a new client.
+    // A new client in each attempt knows of no earlier response.
     let limit = Duration::from_millis(1800);
     let first = is_quick(limit, async || {
         let client = client();

@@ -1,4 +1,4 @@
-//! Compares the results of the inspector on real databases with `etcdutl snapshot status` of the same bytes.
+//! The inspector reads real databases. `etcdutl snapshot status` must report the same for the same bytes.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -47,7 +47,8 @@ async fn snapshot(etcd: &EtcdProcess) -> Vec<u8> {
     chunks.concat()
 }
 
-/// Compares the inspection of one snapshot with the tool and the server, as a whole and in chunks of many sizes.
+/// Compares the inspection of one snapshot with etcdutl and with the server. The inspector gets the snapshot as a
+/// whole, and in chunks of many sizes.
 async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> Inspected {
     let before = EtcdClient::new(Access::default())
         .status(&etcd.client_url)
@@ -65,7 +66,7 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
     );
     assert!(whole.trailer);
     assert_eq!(whole.size, bytes.len() as u64);
-    // Reading only the pages on the path to the revisions gives the same result.
+    // A walk over only the pages with the revisions gives the same result.
     let walked = Revisions::of_file(file.as_file()).unwrap();
     assert_eq!(
         (walked.revision, walked.compacted, walked.store_revision()),
@@ -76,7 +77,7 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
         "{whole:?} but the server reports {}",
         before.revision
     );
-    // Small chunks of a large file would take long, and test nothing more than small chunks of a small file.
+    // A large file in small chunks would take long, and test nothing that a small file does not test.
     let sizes: &[usize] = if bytes.len() < 1 << 20 {
         &[7, 33, 4096, 40_000]
     } else {
@@ -148,7 +149,7 @@ async fn many_databases(minor: &str, seed: u64) {
             fill(&mut client, rng, puts, largest).await;
             agrees(&programs, &etcd, rng).await;
         }
-        // The large value has several overflow pages, and a small value follows.
+        // The large value has several overflow pages. A small value follows it.
         client
             .put("big", vec![b'_'; 1_400_000], None)
             .await
@@ -192,7 +193,7 @@ async fn compaction_revision_applies_after_newest_keys_are_deleted() {
     assert_eq!(inspected.compacted, 3);
 }
 
-/// Pages that etcd writes during the transfer are in the file, but do not belong to the snapshot.
+/// The file contains pages that etcd writes during the transfer. They do not belong to the snapshot.
 #[tokio::test]
 async fn concurrent_writes_do_not_raise_snapshot_revision() {
     let programs = Programs::find("3.6");
@@ -291,7 +292,7 @@ async fn damaged_file_never_panics() {
     let rng = &mut StdRng::seed_from_u64(5);
     fill(&mut client, rng, 30, 3000).await;
     let whole = snapshot(&etcd).await;
-    // The checksum is left out, so that the damage reaches the parser of the pages.
+    // Without the checksum, the damage reaches the parser of the pages.
     let bytes = &whole[..whole.len() - 32];
     let (mut understood, mut walked) = (0, 0);
     for round in 0..400 {

@@ -63,13 +63,14 @@ async fn answer(ca: &str, endpoint: &str) -> Error {
     client.status(endpoint).await.unwrap_err()
 }
 
-/// Invariant 20: at an IP address, the client verifies the member's host name, and it always verifies the CA.
+/// Invariant 20: for a member at an IP address, the client verifies the host name in the endpoint. It always verifies
+/// the CA.
 #[tokio::test]
 async fn invariant_20_verifies_host_name_at_ip_address() {
     let (one, two) = (authority(), authority());
     let port = member(&one, "db-a.prod.svc").await;
     let address = format!("https://127.0.0.1:{port}");
-    // The handshake succeeds, and the call gets no response.
+    // The handshake succeeds. The call then gets no response.
     let good = answer(&one.pem, &format!("{address}#db-a.prod.svc")).await;
     assert!(!matches!(good, Error::Tls(_)), "{good:?}");
     for (ca, endpoint) in [

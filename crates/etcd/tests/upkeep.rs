@@ -1,4 +1,4 @@
-//! The client against real etcd processes: a full database and its repair, and alarms.
+//! The client against real etcd processes: a database that is full and is repaired, and alarms.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::{Duration, Instant};
@@ -11,7 +11,7 @@ const MINORS: [&str; 4] = ["3.4", "3.5", "3.6", "3.7"];
 /// Size of a value in bytes: an eighth of the quota.
 const VALUE: usize = 1 << 20;
 
-/// Writes one key until etcd rejects the write. The history of the key fills the database.
+/// Overwrites one key until etcd rejects the write. The history of the key fills the database.
 async fn fill(url: &str) -> i64 {
     let mut client = Client::connect([url], None).await.unwrap();
     for _ in 0..100 {
@@ -49,9 +49,9 @@ async fn repairs_full_database() {
 
         client.compact(&via, revision).await.unwrap();
         client.compact(&via, revision - 1).await.unwrap();
-        // etcd updates the size with its next commit. A request for the alarms triggers a commit.
+        // etcd updates the size only with its next commit. A request for the alarms triggers a commit.
         let begun = Instant::now();
-        // etcd 3.4 is skipped: it commits only after a write, and a full database rejects writes.
+        // etcd 3.4 is skipped: it commits only after writes, and a full database rejects writes.
         loop {
             if minor == "3.4" {
                 break;

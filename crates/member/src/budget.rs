@@ -12,9 +12,9 @@ pub fn quorum(voters: usize) -> usize {
     voters / 2 + 1
 }
 
-/// The budget that keeps `quorum` voters. It does not count learners, because the loss of a learner does not affect the
-/// quorum. It counts voters with the role label `busy`: they are temporarily removed from the client Service, but still
-/// vote.
+/// The PodDisruptionBudget that keeps `quorum` voters. Learners do not count, because the loss of a learner does not
+/// affect the quorum. Voters with the role label `busy` count: they are temporarily outside of the client Service, but
+/// still vote.
 pub fn disruption_budget(members: &Members<'_>, quorum: usize) -> PodDisruptionBudget {
     let by_role = LabelSelectorRequirement {
         key: names::LABEL_ROLE.to_owned(),
@@ -71,6 +71,6 @@ mod tests {
         let roles = &selector.match_expressions.unwrap()[0];
         assert_eq!(roles.key, "etcd.database.coreos.com/role");
         let values = roles.values.clone().unwrap_or_default();
-        assert_eq!(values, ["busy", "voter"], "a busy voter votes");
+        assert_eq!(values, ["busy", "voter"], "a busy voter counts as a voter");
     }
 }

@@ -1,6 +1,6 @@
 //! Parses X.509 certificates into plain data: validity, names, issuer, public key.
 //!
-//! Pure. Parsing does not verify a certificate. rustls verifies the chains.
+//! Performs no I/O. Parsing does not verify a certificate. rustls verifies the chains.
 
 #![expect(
     clippy::redundant_closure_for_method_calls,
@@ -21,7 +21,7 @@ const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
 const SUBJECT_ALT_NAME: [u64; 4] = [2, 5, 29, 17];
 const BASIC_CONSTRAINTS: [u64; 4] = [2, 5, 29, 19];
 
-/// Why a text is not a certificate. The message contains no part of the text (invariant 14).
+/// Why a text is not a certificate. The error contains no part of the text (invariant 14).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
     /// The text has no PEM block of type CERTIFICATE.
@@ -35,7 +35,7 @@ pub enum Unreadable {
     Certificate,
 }
 
-/// A parsed certificate.
+/// The fields of a certificate that the operators use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Certificate {
     /// Start of the validity.
@@ -48,7 +48,7 @@ pub struct Certificate {
     pub dns_names: Vec<String>,
     /// IP addresses of the subjectAltName extension.
     pub addresses: Vec<IpAddr>,
-    /// Whether this is the certificate of a certificate authority (CA).
+    /// True for the certificate of a certificate authority (CA).
     pub is_authority: bool,
     /// Serial number, in hexadecimal.
     pub serial: String,
@@ -60,12 +60,11 @@ pub struct Certificate {
     pub public_key: Vec<u8>,
     /// SHA-256 of the DER encoding, in hexadecimal.
     pub fingerprint: String,
-    /// The DER encoding.
+    /// The certificate in DER, for the verification by rustls.
     pub der: CertificateDer<'static>,
 }
 
-/// All certificates in a PEM text, in their order. The text is a leaf with its intermediate certificates, or a trust
-/// bundle.
+/// All certificates in a PEM text, in their order: a leaf with its intermediate certificates, or a trust bundle.
 ///
 /// # Errors
 /// Fails if the text contains no certificate, or a block that cannot be parsed.
@@ -114,8 +113,8 @@ impl Certificate {
         })
     }
 
-    /// The identity of an authority: a hash of its subject and public key, in sixteen hexadecimal digits. A reissued
-    /// authority with the same subject and key has the same identity, because it verifies the same certificates.
+    /// The identity of an authority: a hash of its subject and public key, in sixteen hexadecimal digits. An authority
+    /// that is reissued with the same subject and key keeps its identity, because it verifies the same certificates.
     pub fn identity(&self) -> String {
         let mut hasher = Sha256::new();
         hasher.update(&self.subject);
@@ -167,7 +166,7 @@ fn to_be_signed(reader: &mut BERReaderSeq<'_, '_>) -> ASN1Result<Certificate> {
     Ok(certificate)
 }
 
-/// Reads a UTCTime or GeneralizedTime. A time after the range of `Timestamp` becomes `Timestamp::MAX`.
+/// Reads a UTCTime or GeneralizedTime. A time that `Timestamp` cannot represent becomes `Timestamp::MAX`.
 fn time(reader: BERReader<'_, '_>) -> ASN1Result<Timestamp> {
     let tag = reader.lookahead_tag()?;
     let seconds = if tag == yasna::tags::TAG_UTCTIME {

@@ -1,11 +1,11 @@
 //! Compares a running pod with the spec. Labels and annotations change in place. CPU and memory change in place through
 //! the subresource `resize`. Every other change requires a new pod.
 //!
-//! Pure. The annotations of a pod record the spec for which it was created: a hash of the fields that require a new pod
-//! ([`spec_hash`]), and a copy of the fields that change in place. The comparison is between the recorded and the
-//! current spec, and not between a built pod and a running pod. So these deviations are not differences: values that
-//! the API server, a webhook or the kubelet has set, pods of an operator release that builds them differently, and the
-//! flags of a member's first start. The image is compared elsewhere.
+//! Performs no I/O. The annotations of a pod record the spec for which it was created: a hash of the fields that
+//! require a new pod ([`spec_hash`]), and a copy of the fields that change in place. This module compares the recorded
+//! spec with the current spec, and never a built pod with a running pod. It therefore ignores values that the API
+//! server, a webhook or the kubelet has set, pods that another operator release builds differently, and the flags of a
+//! member's first start. The image is compared elsewhere.
 
 use std::collections::BTreeMap;
 
@@ -19,13 +19,14 @@ use serde_json::{Value, json};
 use super::hash::{is_resizable, without_empty};
 use super::{ANNOTATION_SPEC_HASH, spec_hash};
 
-/// Annotation with the applied values of the fields that change in place. On a pod, these are labels, annotations, CPU
-/// and memory. If a key is removed from the spec, this annotation tells the operator to remove the key from the object.
+/// Annotation with the applied values of the fields that change in place. For a pod, these are labels, annotations, CPU
+/// and memory. If a key is removed from the spec, the operator knows from this annotation that it must remove the key
+/// from the object.
 pub(super) const ANNOTATION_APPLIED_SPEC: &str = "etcd.database.coreos.com/said";
-/// Annotation with the CPU and memory for which the API server has rejected an in-place resize of the pod.
+/// Annotation with the CPU and memory of a resize in place that the API server has rejected for this pod.
 const ANNOTATION_RESIZE_REFUSED: &str = "etcd.database.coreos.com/resize-refused";
 
-/// The differences between a pod and the spec, each with its remedy. Empty if the pod matches the spec.
+/// The differences between a pod and the spec, grouped by what resolves them. Empty if the pod matches the spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
     /// Labels and annotations to change in place, without a restart.
@@ -49,18 +50,18 @@ impl Difference {
 /// Labels and annotations to set. The value `None` removes the key.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetadataPatch {
-    /// Labels by key.
+    /// The new values of labels. `None` deletes a label.
     pub labels: BTreeMap<String, Option<String>>,
-    /// Annotations by key.
+    /// The new values of annotations. `None` deletes an annotation.
     pub annotations: BTreeMap<String, Option<String>>,
 }
 
 /// A resize that the node has not completed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resizing {
-    /// Whether the node must first free resources. The wait for them has no time limit.
+    /// True if the node must first free resources. This may take forever.
     pub deferred: bool,
-    /// The message of the kubelet.
+    /// The reason that the kubelet gives.
     pub message: String,
 }
 
@@ -126,8 +127,8 @@ pub(super) fn record(spec: &EtcdClusterSpec) -> [(String, String); 3] {
 /// The image and the version for which a pod was created, from its annotations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// The image in the annotation. If the annotation is missing, or its tag differs from that of the container, the
-    /// image of the container.
+    /// The image in the annotation. If the annotation is missing, or if its tag differs from the tag of the container's
+    /// image, the image of the container.
     pub image: String,
     /// The version. `None` if unknown.
     pub version: Option<String>,
@@ -135,8 +136,8 @@ pub struct Notes {
 
 impl Notes {
     /// Reads the annotations of a pod. The annotation contains the requested image, even if a webhook has replaced the
-    /// registry in the image of the container. If the tags of the annotation and the container differ, a user has
-    /// changed the annotation, and the image of the container is used.
+    /// registry in the image of the container. If the tags differ, a user has changed the annotation, and the image of
+    /// the container is used.
     pub fn of(pod: &Pod) -> Self {
         let image = image(pod);
         let version = annotation(pod, names::ANNOTATION_VERSION).cloned();
@@ -161,7 +162,7 @@ impl Notes {
         }
     }
 
-    /// The annotations that are missing or wrong, with the correct values.
+    /// The annotations that are missing or wrong, each with its correct value.
     fn missing(&self, pod: &Pod) -> BTreeMap<String, Option<String>> {
         let version = self.version.clone();
         let notes = [
@@ -238,8 +239,8 @@ fn metadata(
     let known = before.unwrap_or(&none);
     let same = known.labels == desired.labels && known.annotations == desired.annotations;
     let mut notes = Notes::of(pod).missing(pod);
-    // `tls` is set only if the hashes are equal. So if the annotation differs, a user has changed it, and the pod need
-    // not be replaced.
+    // `tls` is set only if the hashes are equal. If the annotation differs anyway, a user has changed the annotation,
+    // and the pod need not be replaced.
     if let Some(tls) = tls
         && annotation(pod, names::ANNOTATION_TLS) != Some(&tls)
     {
@@ -356,7 +357,7 @@ fn resize(pod: &Pod) -> Option<Resize> {
     condition("PodResizeInProgress").map(|one| in_progress(message(one)))
 }
 
-/// The CPU and memory in the resources. Other resources do not change in place. They are a part of the hash.
+/// The CPU and memory in the resources. Other resources cannot change in place. They are part of the hash.
 fn resizable(resources: &ResourceRequirements) -> Value {
     let pick = |side: &Option<BTreeMap<String, _>>| {
         let all = side.iter().flatten();

@@ -8,13 +8,13 @@ use api::version::EtcdVersion;
 
 use super::{Member, Members, Start, initial_cluster_of_names};
 
-/// Maximum number of concurrent learners in etcd 3.6 and later. The value is the size of the largest cluster, because a
-/// change of the flag would require a restart of every member.
+/// Maximum number of concurrent learners in etcd 3.6 and later. It is the size of the largest cluster, because a change
+/// of the setting would restart every member.
 pub const MAX_LEARNERS: u8 = 7;
-/// The environment variable for this limit. etcd reads its flags also from the environment.
+/// The environment variable for this limit. etcd also reads its flags from the environment.
 pub const VARIABLE_MAX_LEARNERS: &str = "ETCD_MAX_LEARNERS";
 
-/// The arguments of the etcd container. The program itself is not included.
+/// The arguments of the etcd container, without the program itself.
 pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
     let addresses = members.addresses();
     let name = member.name;
@@ -22,7 +22,7 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     let mut arguments = vec![
         format!("--name={name}"),
         format!("--data-dir={DATA_DIR}"),
-        // For the address 0.0.0.0, Go also listens on IPv6 if the system supports IPv6.
+        // With the address 0.0.0.0, Go also listens on IPv6 if the system supports it.
         format!("--listen-peer-urls={}", peer_listeners(members)),
         format!("--listen-client-urls={}", client_listeners(members)),
         format!("--initial-advertise-peer-urls={peer_url}"),
@@ -63,7 +63,7 @@ fn start_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
     let (state, initial_cluster) = match &member.start {
         Start::Bootstrap { members: first } => ("new", initial_cluster_of_names(members, first)),
         Start::Join { initial_cluster } => ("existing", initial_cluster.clone()),
-        // Invariant 6: a member without data, whose list contains only itself, fails to start.
+        // Invariant 6: without data, a member that lists only itself fails to start.
         Start::OnDisk => (
             "existing",
             initial_cluster_of_names(members, &[member.name.to_owned()]),
@@ -101,8 +101,8 @@ fn option_arguments(options: &EtcdOptions) -> impl Iterator<Item = String> {
     flags.map(|option| format!("--{}={}", option.flag, option.value))
 }
 
-/// The user's own flags. Validation rejects flags that the operator owns, but an older object may contain such a flag.
-/// The flag is then left out here.
+/// The user's own flags, without flags that the operator owns. Validation rejects those, but an older object may
+/// contain them.
 fn extra_arguments(members: &Members<'_>) -> Vec<String> {
     let extra = members
         .spec
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn first_member_starts_with_all_first_members() {
+    fn first_member_gets_all_first_members_in_initial_cluster() {
         let arguments = Fixture::default().arguments();
         assert!(has(&arguments, "--initial-cluster-state=new"));
         assert!(has(&arguments, "--initial-cluster-token=token"));
@@ -181,8 +181,8 @@ mod tests {
     }
 
     /// Go binds the unspecified IPv4 address to both IP families, and on a system without IPv4 only to IPv6
-    /// (`favoriteAddrFamily` in its package `net`). Members advertise host names instead of pod IP addresses. So the
-    /// same arguments work with IPv4, IPv6 and dual stack.
+    /// (`favoriteAddrFamily` in its package `net`). Members advertise host names instead of pod IP addresses. The same
+    /// arguments therefore work with IPv4, IPv6 and dual stack.
     #[test]
     fn arguments_work_with_both_ip_families() {
         let arguments = Fixture::default().arguments();
@@ -248,14 +248,14 @@ mod tests {
     }
 
     #[test]
-    fn extra_arguments_never_override_owned_flags() {
+    fn extra_arguments_never_override_operator_flags() {
         let extra = r#"{"pod":{"extraArgs":["--log-level=debug","--name=other","--initial-cluster-state=new"]}}"#;
         let arguments = Fixture::with(extra).arguments();
         assert_eq!(arguments.last().unwrap(), "--log-level=debug");
         assert!(!has(&arguments, "--name=other"));
     }
 
-    /// Invariant 23: a member listens where it is dialed, in every stage.
+    /// Invariant 23: in every stage, a member listens at the URL that it advertises.
     #[test]
     fn listeners_and_advertised_urls_follow_tls_stage() {
         let with = |stage: &str, accepts: bool| {

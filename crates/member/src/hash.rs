@@ -1,8 +1,8 @@
 //! A hash of the spec. A running pod is replaced if its recorded hash differs from the hash of the spec.
 //!
-//! The input is the spec, not the built pod. So a release of the operator that builds pods differently restarts no
-//! members ([ADR 14](../../../docs/adr/0014-what-rolls-out.md)). Equal specs have equal hashes in every release, which
-//! a test with two fixed hashes checks. A release that must hash other fields uses a new form number, and still
+//! The input is the spec, not the built pod. A release of the operator that builds pods differently therefore restarts
+//! no members ([ADR 14](../../../docs/adr/0014-what-rolls-out.md)). Equal specs have equal hashes in every release,
+//! which a test with two fixed hashes checks. A release that must hash other fields uses a new form number, and still
 //! recognizes the older forms.
 
 use std::collections::BTreeMap;
@@ -14,9 +14,9 @@ use sha2::{Digest, Sha256};
 /// Prefix of the hash, with the form number.
 const FORM: &str = "1-";
 
-/// The hash of the spec: the form number, and sixteen hexadecimal digits. It covers only fields whose change requires a
-/// new pod. Image and version are compared separately, and volumes change without a new pod. Labels, annotations, CPU
-/// and memory change in place (`difference`).
+/// The hash of the spec: the form number and sixteen hexadecimal digits. It covers only the fields that require a new
+/// pod. Image and version are compared separately, and volumes change without a new pod. Labels, annotations, CPU and
+/// memory change in place (`difference`).
 pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     let mut pod = spec.pod.clone().unwrap_or_default();
     pod.persistent_volume_claim_spec = None;
@@ -101,7 +101,7 @@ mod tests {
             "extraArgs":["--log-level=debug"],"terminationGracePeriodSeconds":20,"priorityClassName":"high"}}"#;
 
     /// A release that changes one of these hashes restarts the members of all clusters. Use a new form number instead,
-    /// and recognize this form too.
+    /// and still recognize this form.
     #[test]
     fn spec_hash_is_stable_across_releases() {
         assert_eq!(spec_hash(&spec("{}")), "1-44136fa355b3678a");

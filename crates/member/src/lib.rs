@@ -55,15 +55,15 @@ pub const ANNOTATION_SPEC_HASH: &str = "etcd.database.coreos.com/spec-hash";
 pub struct Members<'a> {
     /// Name of the EtcdCluster.
     pub cluster: &'a str,
-    /// Namespace of the EtcdCluster.
+    /// The namespace in which the objects of members are created.
     pub namespace: &'a str,
-    /// Spec of the EtcdCluster.
+    /// The spec in effect of the EtcdCluster.
     pub spec: &'a EtcdClusterSpec,
-    /// Owner reference for garbage collection. `None` only for an EtcdCluster that does not come from an API server.
+    /// Owner reference for garbage collection. `None` only if the EtcdCluster does not come from an API server.
     pub owner: Option<OwnerReference>,
     /// The token of the recorded bootstrap.
     pub token: &'a str,
-    /// The recorded cluster ID. `None` if none is recorded.
+    /// The recorded cluster ID. `None` if the status has no record of it.
     pub cluster_id: Option<&'a str>,
 }
 
@@ -85,7 +85,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// How addresses of members are built.
+    /// How the addresses of members are formed.
     pub fn addresses(&self) -> Addresses {
         let tls = self.spec.tls.as_ref();
         Addresses {
@@ -99,7 +99,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// The TLS stage of the traffic between members.
+    /// The TLS stage of connections between members.
     pub fn peers(&self) -> PeerStage {
         peers_of(self.spec.tls.as_ref())
     }
@@ -114,8 +114,8 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// The annotations that identify the cluster of a pod or PVC. They are needed if the EtcdCluster is created again
-    /// and its status is lost.
+    /// The annotations that identify the cluster of a pod or PVC. If the EtcdCluster is created again without its
+    /// status, only they show to which cluster the object belongs.
     fn identity_annotations(&self) -> BTreeMap<String, String> {
         let mut annotations = BTreeMap::from([(
             names::ANNOTATION_CLUSTER_TOKEN.to_owned(),
@@ -163,21 +163,21 @@ impl Role {
 /// The initial cluster in the flags of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// One of the first members. State `new`, with the names of all first members. Used only within the recorded
+    /// One of the first members: state `new`, with the names of all first members. Used only within the recorded
     /// bootstrap (invariant 6). If the disk has data, etcd continues with that data.
     Bootstrap {
         /// The names of all first members, including this one.
         members: Vec<String>,
     },
-    /// A member that was added and has never run. State `existing`, with the [`initial_cluster`] of the member list
-    /// that the addition has returned.
+    /// A member that was added and has never run: state `existing`, with the [`initial_cluster`] of the member list
+    /// that etcd returned for the addition.
     Join {
         /// `name=peer-url,...` of all members, including this one.
         initial_cluster: String,
     },
-    /// A member that has run before, and gets a new pod on its disk. State `existing`, with only itself in the list. If
-    /// the data exists, etcd ignores the list. If the data is lost, etcd finds no other member and fails to start. So
-    /// it does not start empty under its old ID (invariant 6).
+    /// A member that has run before and gets a new pod on its disk: state `existing`, with only itself in the list. If
+    /// the data exists, etcd ignores the list. If the data is lost, etcd finds no other member and fails to start, so
+    /// it never starts empty under its old ID (invariant 6).
     OnDisk,
 }
 

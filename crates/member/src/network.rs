@@ -1,4 +1,4 @@
-//! The NetworkPolicy of a cluster. It says who may connect to the members. Some network plugins do not enforce
+//! The NetworkPolicy of a cluster, which decides who may connect to the members. Some network plugins do not enforce
 //! NetworkPolicies.
 
 use std::collections::BTreeMap;
@@ -32,8 +32,8 @@ pub struct Operators {
     pub labels: BTreeMap<String, String>,
 }
 
-/// Builds the policy. It restricts only ingress, so that a seed can fetch its data. Probes of the kubelet are allowed:
-/// they come from the node of the pod, which Kubernetes always allows.
+/// Builds the policy. It restricts only ingress, so that a seed can fetch its data. The kubelet's probes come from the
+/// node of the pod, and Kubernetes always allows them.
 pub fn network_policy(
     members: &Members<'_>,
     access: &NetworkAccess,
@@ -58,7 +58,7 @@ pub fn network_policy(
         });
         clients.extend(access.clients.iter().cloned());
     }
-    // The operators check the health of members that do not serve clients yet, so they may connect to the metrics port.
+    // The operators use the metrics port to check the health of members that do not serve clients yet.
     let metrics = (!access.metrics.is_empty()).then(|| {
         let operators = std::iter::once(from_operators(operators));
         operators.chain(access.metrics.iter().cloned()).collect()
@@ -155,7 +155,7 @@ mod tests {
             "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": "operators" } },
             "podSelector": { "matchLabels": { "app.kubernetes.io/name": "etcd-operator" } },
         });
-        // Without this rule, a pod that writes a backup to a PVC could not connect to the cluster.
+        // Without this rule, pods that write backups to a PVC could not connect to the cluster.
         let backup_pod = json!({ "podSelector": { "matchLabels": {
             "app.kubernetes.io/managed-by": "etcd-backup-operator", "app.kubernetes.io/name": "etcd-backup",
         } } });

@@ -128,8 +128,8 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
             port("metrics", names::METRICS_PORT),
         ]),
         readiness_probe: Some(probe::readiness(members, member.version)),
-        // The operator reads no logs. The last log lines in the termination message distinguish a damaged disk from an
-        // invalid setting.
+        // The operator reads no logs. With this policy, the termination message contains the last log lines, which
+        // distinguish a damaged disk from an invalid setting.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         resources: policy.resources.clone(),
         security_context: Some(
@@ -163,7 +163,7 @@ fn environment(member: &Member<'_>, policy: &PodPolicy, arguments: &[String]) ->
 }
 
 /// Whether a variable of `spec.pod.etcdEnv` is set in the pod. Validation rejects variables of flags that the operator
-/// owns, but an older object may contain one. For example, `ETCD_FORCE_NEW_CLUSTER` alone can destroy a cluster. A
+/// owns, but an older object may contain them. For example, `ETCD_FORCE_NEW_CLUSTER` alone can destroy a cluster. A
 /// variable is also left out if its flag is on the command line, because etcd does not start with both (`verifyEnv` in
 /// its `pkg/flags`).
 fn is_allowed_variable(variable: &str, arguments: &[String]) -> bool {
@@ -171,11 +171,12 @@ fn is_allowed_variable(variable: &str, arguments: &[String]) -> bool {
     refused_variable(variable).is_none() && !flag_of_env(variable).is_some_and(given)
 }
 
-/// The variable that makes etcd report `NOT_SERVING` in gRPC health checks (`grpc.health.v1`) during a defragmentation.
-/// Clients then switch to another member. Before 3.6 the setting is a flag
-/// (`--experimental-stop-grpc-service-on-defrag`, in 3.5 since 3.5.14). Since 3.6 it is a feature gate. etcd 3.6 does
-/// not start with both the flag and the gate, and no release starts with both a variable and its flag (`verifyEnv` in
-/// etcd's `pkg/flags`). So the variable is left out if the user sets the flag or the gate.
+/// The variable that makes etcd report `NOT_SERVING` in gRPC health checks (`grpc.health.v1`) during a defragmentation,
+/// so that clients switch to another member. Before 3.6 the setting is a flag
+/// (`--experimental-stop-grpc-service-on-defrag`, in 3.5 since 3.5.14). Since 3.6 it is a feature gate.
+///
+/// etcd 3.6 does not start with both the flag and the gate, and no release starts with both a variable and its flag
+/// (`verifyEnv` in etcd's `pkg/flags`). The variable is therefore left out if the user sets the flag or the gate.
 fn stop_grpc_on_defragmentation(
     member: &Member<'_>,
     policy: &PodPolicy,
@@ -251,7 +252,7 @@ pub fn pod_security() -> PodSecurityContext {
     }
 }
 
-/// Default security context of a container.
+/// The security context that containers get if the spec sets none.
 pub fn container_security() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
@@ -264,8 +265,8 @@ pub fn container_security() -> SecurityContext {
     }
 }
 
-/// The affinity of the spec. Without one, members prefer different nodes. With `antiAffinity` of v1beta2, members
-/// require different nodes.
+/// The affinity of the spec. If the spec has none, members prefer different nodes. With `antiAffinity` of v1beta2,
+/// members require different nodes.
 fn affinity(cluster: &str, policy: &PodPolicy) -> Affinity {
     if let Some(given) = &policy.affinity {
         return given.clone();
@@ -310,8 +311,8 @@ fn spread(cluster: &str, policy: &PodPolicy) -> Vec<TopologySpreadConstraint> {
 }
 
 /// The tolerations of the spec. By default, Kubernetes evicts the pods of a lost node after five minutes, and an
-/// `emptyDir` is lost with its pod. If `spec.memberReplacement.after` is longer, the pods tolerate a lost node for that
-/// time.
+/// `emptyDir` is lost together with its pod. If `spec.memberReplacement.after` is longer, the pods tolerate a lost node
+/// for that time.
 fn tolerations(members: &Members<'_>, policy: &PodPolicy) -> Option<Vec<Toleration>> {
     let mut all = policy.tolerations.clone();
     let after = members.spec.replace_after();
@@ -339,7 +340,8 @@ fn own_members(cluster: &str) -> LabelSelector {
     }
 }
 
-/// Whether a container waits for an image that the kubelet cannot get; `reason` is that of its state `waiting`.
+/// Whether a container waits for an image that the kubelet cannot get. `reason` is the reason of the container's state
+/// `waiting`.
 pub fn is_image_failure(reason: &str) -> bool {
     matches!(
         reason,

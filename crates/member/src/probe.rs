@@ -11,11 +11,11 @@ use super::Members;
 use super::flags::has_metrics_listener;
 
 /// The readiness probe. A ready member serves linearizable reads, so it is connected to a quorum. A member with a
-/// NOSPACE alarm stays ready, because it serves reads and the repair must reach it.
+/// NOSPACE alarm stays ready, because it serves reads and must be reachable for the repair.
 pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
-    // Up to 3.4, a request to `/health` writes an entry to the Raft log. etcd 3.6 does not start on a log with such
-    // entries (`v2ToV3Request` in its `apply_v2.go`). So the probe requests `/version`, which etcd serves after the
-    // member has joined.
+    // Up to 3.4, a request to `/health` writes an entry to the Raft log, and etcd 3.6 does not start on a log with such
+    // entries (`v2ToV3Request` in its `apply_v2.go`). The probe therefore requests `/version`, which etcd serves after
+    // the member has joined.
     let writes = !version.has_readyz() && version.minor() < (3, 5);
     let path = if version.has_readyz() {
         "/readyz"
@@ -29,7 +29,8 @@ pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
     } else {
         CLIENT_PORT
     };
-    // The kubelet has no client certificate. For a client port with TLS, it only checks whether the port is open.
+    // The kubelet has no client certificate. If the client port uses TLS, the probe only checks whether the port is
+    // open.
     let (http_get, tcp_socket) = if port == CLIENT_PORT && members.addresses().client_tls {
         let port = IntOrString::Int(port.into());
         (None, Some(TCPSocketAction { port, host: None }))

@@ -1,14 +1,14 @@
-//! The pod of a seed member: a member's pod with one more init container. The init container fetches a snapshot from an
-//! object store or from another member. It also copies the program `etcd-restore-operator` to a shared volume.
+//! The pod of a seed member: a member's pod with an additional init container. The init container fetches a snapshot
+//! from an object store or from another member, and copies the program `etcd-restore-operator` to a shared volume.
 //!
 //! The etcd container starts this program. If the data directory does not exist, the program creates it with the tool
 //! in the etcd image. Then the program replaces itself with etcd. The crate `restore` contains the program.
 //!
-//! A second init container for this work would make the start slower. The kubelet would have to start that container,
-//! and it needs up to a second to detect the end of the first one.
+//! A second init container would make the start slower: the kubelet would have to start it, after up to a second in
+//! which the kubelet detects the end of the first one.
 //!
-//! Pure. The restore operator creates a seed from a backup. The cluster operator creates a seed from the survivor of a
-//! lost quorum.
+//! Performs no I/O. The restore operator creates a seed from a backup. The cluster operator creates a seed from the
+//! survivor of a lost quorum.
 
 use std::path::PathBuf;
 
@@ -34,9 +34,9 @@ const PROGRAM: &str = "/var/etcd-tools/etcd-restore-operator";
 /// The image of the operators. Its program prepares the data of a seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperatorImage {
-    /// Name of the image.
+    /// The image with its tag or digest.
     pub image: String,
-    /// Pull policy of the image.
+    /// The pull policy of the image. `None` for the default of Kubernetes.
     pub pull_policy: Option<String>,
 }
 
@@ -94,17 +94,18 @@ impl Source {
 /// The properties of a seed member.
 #[derive(Clone, Debug)]
 pub struct Seed<'a> {
-    /// Name of the member.
+    /// The name of the seed.
     pub member: &'a str,
     /// Version of etcd, and of the tool that creates its data directory.
     pub version: &'a EtcdVersion,
-    /// Source of the snapshot.
+    /// Where the snapshot comes from.
     pub source: Source,
-    /// The increase of the revision. All older revisions are marked as compacted. Requires etcd 3.6.
+    /// The number by which the revision is increased; all older revisions are marked as compacted. `None` for no
+    /// increase. Requires etcd 3.6.
     pub bump_revision: Option<u64>,
 }
 
-/// The content of a snapshot.
+/// What the seed has found out about its snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Contents {
@@ -130,7 +131,7 @@ pub struct Origin {
     /// message is limited.
     #[serde(rename = "place")]
     pub location_hash: String,
-    /// The increase of the revision, 0 without one.
+    /// The number by which the revision was increased, 0 for no increase.
     pub bump_revision: u64,
 }
 
@@ -148,18 +149,19 @@ pub struct DataDirectorySettings {
     pub peer_url: String,
     /// Token of the new cluster.
     pub token: String,
-    /// The increase of the revision. All older revisions are marked as compacted. Requires etcd 3.6.
+    /// The number by which the revision is increased; all older revisions are marked as compacted. `None` for no
+    /// increase. Requires etcd 3.6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bump_revision: Option<u64>,
 }
 
-/// The termination message of a seed's program. It is missing if the program has replaced itself with etcd.
+/// The termination message of a seed's program. It does not exist if the program has replaced itself with etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
 pub enum Report {
     /// The snapshot was fetched.
     Done(Contents),
-    /// The program failed.
+    /// The program of the seed ended with an error.
     Failed {
         /// The reason for the condition.
         reason: String,
@@ -175,14 +177,14 @@ impl Report {
     }
 }
 
-/// The pod of a seed member. `members` contains the token of the cluster that starts from this seed.
+/// The pod of a seed member. `members` contains the token of the new cluster that starts from this seed.
 pub fn seed_pod(members: &Members<'_>, seed: Seed<'_>, operator: &OperatorImage) -> Pod {
     let member = Member {
         name: seed.member,
         version: seed.version,
         role: Role::Voter,
-        // The state is never `new`, because etcd must not start as an empty cluster if the restored data is missing
-        // (invariant 6).
+        // The state is never `new`: if the restored data is missing, etcd must not start as an empty cluster (invariant
+        // 6).
         start: Start::OnDisk,
     };
     let mut pod = pod(members, &member);
@@ -269,8 +271,8 @@ fn tools(read_only: bool) -> VolumeMount {
     }
 }
 
-/// The name of the seed member of a restore. It depends only on the UID of the restore. So concurrent operator
-/// processes choose the same name, and so does a process after a crash.
+/// The name of the seed member of a restore. It depends only on the UID of the restore, so concurrent operator
+/// processes, and a process after a crash, choose the same name.
 pub fn seed_name(cluster: &str, restore: &str) -> String {
     let digest = Sha256::digest(restore);
     let mut random = [0; names::MEMBER_SUFFIX];
@@ -333,7 +335,7 @@ mod tests {
         assert_eq!(settings(&pod).token, "token");
     }
 
-    /// The cluster operator reads flags from pods. So a seed must have exactly the flags of an ordinary member.
+    /// The cluster operator reads flags from pods, so a seed must have exactly the flags of an ordinary member.
     #[test]
     fn seed_runs_etcd_like_ordinary_member() {
         let fixture = Fixture::durable();
@@ -401,9 +403,9 @@ mod tests {
         }
     }
 
-    /// A recorded spec may be older than the validation rule, and contain such variables.
+    /// A recorded spec may be older than the validation rule and contain such variables.
     #[test]
-    fn seed_omits_variables_of_owned_flags() {
+    fn seed_omits_variables_of_operator_flags() {
         let json = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"},{"name":"GOGC","value":"50"}]}}"#;
         let spec = built_of(&Fixture::with(json), None).spec.unwrap();
         let all = spec.init_containers.into_iter().flatten();

@@ -10,9 +10,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::Members;
 use super::difference::ANNOTATION_APPLIED_SPEC;
 
-/// The Service of a member. It gives the member its permanent address. The operator creates it before it adds the
-/// member and before it creates the pod. The Service publishes addresses that are not ready, because a member that is
-/// joining is not ready.
+/// The Service of a member. It gives the member its permanent address. The operator creates the Service before it adds
+/// the member and before it creates the pod. The Service publishes addresses of pods that are not ready, because a
+/// joining member is not ready.
 pub fn member_service(members: &Members<'_>, member: &str) -> Service {
     let labels = names::member_labels(members.cluster, member);
     Service {
@@ -29,8 +29,8 @@ pub fn member_service(members: &Members<'_>, member: &str) -> Service {
     }
 }
 
-/// The Service without endpoints, so that connections are refused immediately. The first members start with such
-/// Services, see [`is_closed`].
+/// The Service without endpoints: connections are refused immediately. First members start with such Services, see
+/// [`is_closed`].
 #[must_use]
 pub fn closed(mut service: Service) -> Service {
     let selector = service
@@ -43,9 +43,9 @@ pub fn closed(mut service: Service) -> Service {
     service
 }
 
-/// The Service without the second peer port, for the create request. The create request counts as another field
-/// manager, so a later apply could not remove a port that it has set. The second port exists only while TLS between
-/// members is being switched. So it is applied after the create request.
+/// The Service without the second peer port, as the create request needs it. The create request counts as another field
+/// manager, so a later apply could not remove a port that the create request has set. The second port exists only while
+/// TLS between members is being switched, so it is applied after the create request.
 #[must_use]
 pub fn without_second_port(mut service: Service) -> Service {
     if let Some(ports) = service.spec.as_mut().and_then(|spec| spec.ports.as_mut()) {
@@ -57,7 +57,7 @@ pub fn without_second_port(mut service: Service) -> Service {
 /// Whether a member's Service has no endpoints yet.
 ///
 /// At its start, each first member requests the bootstrap state of the others, with a timeout of one second (etcd's
-/// `isMemberBootstrapped`). Members that start concurrently listen, but do not serve yet. So each request would wait
+/// `isMemberBootstrapped`). Members that start concurrently listen, but do not answer yet, so each request would wait
 /// for its timeout. A refused connection fails immediately.
 #[must_use]
 pub fn is_closed(service: &Service) -> bool {
@@ -102,7 +102,7 @@ pub fn client_service(members: &Members<'_>) -> Service {
         names::cluster_labels(members.cluster),
     );
     let annotations = policy.annotations.clone().into_iter();
-    // The applied policy later shows which settings were removed from the spec.
+    // From the recorded `spec.services.client`, the operator sees later which settings were removed from the spec.
     let applied = applied.map(|applied| (ANNOTATION_APPLIED_SPEC.to_owned(), applied));
     let annotations = annotations.chain(applied);
     let annotations: BTreeMap<String, String> = annotations.collect();
@@ -128,7 +128,7 @@ pub fn client_service(members: &Members<'_>) -> Service {
 }
 
 /// Whether the existing client Service was built for the same `spec.services.client` as `built`. If not, the existing
-/// Service may contain settings that were removed from the spec.
+/// Service may contain settings that are no longer in the spec.
 #[must_use]
 pub fn has_same_policy(built: &Service, existing: &Service) -> bool {
     let applied = |service: &Service| {
@@ -233,12 +233,15 @@ mod tests {
         ] {
             let spec = service.spec.unwrap();
             assert_eq!(spec.ip_family_policy.as_deref(), Some("PreferDualStack"));
-            assert_eq!(spec.ip_families, None, "the cluster's own order");
+            assert_eq!(
+                spec.ip_families, None,
+                "the order of IP families is that of the Kubernetes cluster"
+            );
         }
     }
 
     #[test]
-    fn closed_service_selects_no_pod() {
+    fn service_without_endpoints_selects_no_pod() {
         let fixture = Fixture::default();
         let open = member_service(&fixture.members(), "db-aaaaaaaaaa");
         let closed = closed(open.clone());

@@ -1,5 +1,5 @@
 //! The TLS Secrets of a cluster. Checks them before a member is started with them. Also builds the [`Access`] with
-//! which the operators connect to members. Pure: `runtime::reach` reads the Secrets.
+//! which the operators connect to members. Performs no I/O: `runtime::reach` reads the Secrets.
 //!
 //! Key material leaves this module only inside an [`Access`] (invariant 14). No check of a certificate can be turned
 //! off (invariant 20).
@@ -24,14 +24,14 @@ pub use started::Authorities;
 /// A TLS Secret and its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// Name of the Secret.
+    /// The Secret that has the fault.
     pub secret: String,
-    /// The content, or the fault because of which it cannot be used.
+    /// The content, or the fault that makes it unusable.
     pub found: Result<Material, Fault>,
 }
 
-/// The TLS Secrets of a cluster. All are `None` if the cluster does not use TLS. Generated certificates are not
-/// included, because each member has its own.
+/// The TLS Secrets of a cluster. All are `None` if the cluster does not use TLS. Secrets of generated certificates are
+/// not included, because each member has its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterTls {
     /// Certificate for traffic between members.
@@ -59,13 +59,13 @@ impl ClusterTls {
         }
     }
 
-    /// All faults of the Secrets, for members with these addresses. Pure.
+    /// All faults of the Secrets, for members with these addresses. Performs no I/O.
     pub fn faults(&self, addresses: &Addresses, now: Timestamp) -> Vec<Fault> {
         check::faults(self, addresses, now)
     }
 
-    /// All faults of the Secrets for running members. Such members trust the authorities with which they were started.
-    /// A Secret that has a fault in `own` is not reported again. Pure.
+    /// All faults of the Secrets for running members, which trust the authorities with which they were started. A
+    /// Secret with a fault in `own` is not reported again. Performs no I/O.
     pub fn faults_of_started(
         &self,
         started: &BTreeMap<String, Authorities>,
@@ -77,9 +77,9 @@ impl ClusterTls {
         faults
     }
 
-    /// Completes a spec with two facts from the Secrets: the names of their keys and, if the spec sets no member
-    /// address, the form of the member addresses. The form of running members (`running`) takes precedence. Without
-    /// running members, the form is `Pod` if the certificates cover only that form, otherwise `Service`.
+    /// Completes a spec with two facts from the Secrets: the names of their keys, and the form of the member addresses
+    /// if the spec sets none. The form of running members (`running`) takes precedence. Without running members, the
+    /// form is `Pod` if the certificates cover only that form, and otherwise `Service`.
     pub fn complete_spec(
         &self,
         spec: &mut EtcdClusterSpec,
@@ -116,8 +116,8 @@ impl ClusterTls {
                 MemberAddress::Service
             }
         });
-        // The default `Service` is not written. So a spec with the default and a spec without the field build equal
-        // objects.
+        // The default `Service` is not written, so that a spec with the default and a spec without the field build
+        // equal objects.
         if chosen == MemberAddress::Pod {
             spec.member_address = Some(chosen);
         }

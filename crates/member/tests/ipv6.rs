@@ -1,4 +1,4 @@
-//! Starts members with the flags of their pods, as real processes that reach each other only over IPv6.
+//! Starts members with the flags of their pods, as real processes that can connect to each other only over IPv6.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::net::Ipv6Addr;
@@ -16,8 +16,8 @@ use tempfile::TempDir;
 
 const NAMES: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
 
-/// The ports and the data directory of one member. Members in pods need no separate ports, because each pod has its own
-/// address.
+/// The ports and the data directory of one member. In pods, members need no separate ports, because each pod has its
+/// own address.
 struct Place {
     name: &'static str,
     peer: u16,
@@ -36,8 +36,8 @@ impl Drop for Running {
     }
 }
 
-/// The arguments of the pod, with other URLs. In a pod, URLs contain the name of the member's Service, and all members
-/// use the same ports. Here each member uses `[::1]` and its own ports. The listen addresses are unchanged.
+/// The arguments of the pod with other URLs. In a pod, URLs contain the name of the member's Service, and all members
+/// use the same ports. Here, each member uses `[::1]` and ports of its own. The listen addresses are not changed.
 fn arguments(of: &Place, places: &[Place], version: &EtcdVersion) -> Vec<String> {
     let cluster = EtcdCluster::new("db", EtcdClusterSpec::default());
     let members = Members::of(&cluster, "default", "token", None);
@@ -127,7 +127,7 @@ async fn members_form_cluster_over_ipv6_only() {
         };
         assert_eq!(list.members.len(), 3);
         for place in &places {
-            // This member may see the leader later than the others.
+            // This member may see the leader a moment later than the others.
             let status = loop {
                 match client
                     .status(&format!("http://[::1]:{}", place.client))
@@ -143,7 +143,7 @@ async fn members_form_cluster_over_ipv6_only() {
                 tokio::time::sleep(Duration::from_millis(200)).await;
             };
             assert!(status.version.starts_with(minor), "{}", status.version);
-            // The readiness probe connects to this port.
+            // The readiness probe connects to the metrics port.
             std::net::TcpStream::connect((Ipv6Addr::LOCALHOST, place.metrics)).unwrap();
             std::net::TcpStream::connect(("127.0.0.1", place.client)).unwrap();
         }

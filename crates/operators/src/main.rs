@@ -1,4 +1,4 @@
-//! The program of all three operators. The name with which it is started selects the operator: `etcd-operator`,
+//! The program of all three operators. The name under which it is started selects the operator: `etcd-operator`,
 //! `etcd-backup-operator` or `etcd-restore-operator`. The image contains the program once, and links with the other
 //! names.
 

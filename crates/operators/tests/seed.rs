@@ -1,5 +1,5 @@
-//! Tests of the programs in the seed's pod against real servers: backups in an S3 server, data directories that etcd's
-//! own tools create, and etcd, started as in a member's pod. If a required program is missing, the tests fail with the
+//! The programs in the seed's pod, with real servers: backups in an S3 server, data directories that etcd's own tools
+//! create, and an etcd that is started as in a member's pod. If a required program is missing, the tests fail with the
 //! command that installs it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
@@ -62,7 +62,7 @@ async fn take_snapshot(programs: &Programs) -> (Bytes, i64, KeyHash) {
             .await
             .unwrap();
     }
-    // Some keys have several generations, some are deleted, and a compaction runs in between.
+    // Some keys have several generations, some are deleted, and one compaction runs in between.
     for index in (0..KEYS).step_by(7) {
         let key = format!("/key/{index:05}");
         client.delete(key.as_str(), None).await.unwrap();
@@ -202,8 +202,7 @@ async fn restores_all_keys(minor: &'static str) {
     restores_all_keys_into(minor, minor).await;
 }
 
-/// Restores a backup of the minor version `of` into a cluster with another minor version, with the tool of the
-/// cluster's version.
+/// Restores a backup of the minor version `of` into a cluster with the version `minor`, with the tool of `minor`.
 async fn restores_all_keys_into(of: &'static str, minor: &str) {
     let mut world = World::new(of).await;
     world.set_target_minor(minor);
@@ -228,7 +227,7 @@ async fn restores_all_keys_into(of: &'static str, minor: &str) {
         .await
         .expect("etcd starts on the restored directory");
     assert_eq!(status.revision, world.revision);
-    // The restored etcd has the same keys as the member that was backed up, and the report contains their hash.
+    // The restored etcd has the same keys as the member in the backup, and the report contains the hash of these keys.
     let port = EtcdClient::new(Access::default());
     let found = port.hash(&member.client_url, restored.revision).await;
     assert_eq!(found.unwrap(), Some(world.hash));
@@ -279,11 +278,10 @@ async fn restarted_seed_keeps_existing_data() {
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let first = prepare(&world.prepare(&peer_url)).unwrap();
     std::fs::write(world.data().join("mark"), "live").unwrap();
-    // The node has restarted. Since then, the Secret and the backup were deleted.
+    // The node has restarted, and the Secret and the backup were deleted in the meantime.
     let mut again = world.fetch_from("missing/nothing");
     again.secret = None;
-    // The program reports the existing data, even if the arguments require another SHA-256. The operator compares the
-    // two.
+    // The program reports the existing data, even if the arguments require another SHA-256. The operator compares them.
     again.sha256 = Some("ab".repeat(32));
     assert_eq!(fetch(&again).await.unwrap(), first);
     assert_eq!(prepare(&world.prepare(&peer_url)).unwrap(), first);
@@ -300,10 +298,10 @@ async fn interrupted_restore_reuses_fetched_snapshot() {
     let half = world.volume.path().join("restore/data/member/snap");
     std::fs::create_dir_all(&half).unwrap();
     std::fs::write(half.join("db"), "half").unwrap();
-    // The second start does not fetch the backup again, although it was deleted.
+    // The second start does not fetch the backup again, so it works although the backup was deleted.
     world.store().await.delete("a/backup").await.unwrap();
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
-    // The snapshot is also reused if the arguments name another location of the same backup.
+    // The arguments may name another location of the same backup. The snapshot is still reused.
     let mut copy = world.fetch_from("missing/nothing");
     copy.sha256 = Some(fetched.sha256.clone());
     assert_eq!(fetch(&copy).await.unwrap(), fetched);
@@ -311,7 +309,7 @@ async fn interrupted_restore_reuses_fetched_snapshot() {
     assert!(world.data().join("member/snap/db").exists());
 }
 
-/// The node crashed before the whole snapshot was on disk.
+/// The node crashed before the whole snapshot was on its disk.
 #[tokio::test]
 async fn truncated_snapshot_is_fetched_again() {
     let world = World::new("3.6").await;
@@ -326,7 +324,7 @@ async fn truncated_snapshot_is_fetched_again() {
 }
 
 #[tokio::test]
-async fn keeps_data_directory_of_other_origin() {
+async fn keeps_data_directory_that_another_program_created() {
     let world = World::new("3.6").await;
     std::fs::create_dir(world.data()).unwrap();
     std::fs::write(world.data().join("mark"), "another's").unwrap();
@@ -336,8 +334,8 @@ async fn keeps_data_directory_of_other_origin() {
     assert_eq!(std::fs::read_dir(world.data()).unwrap().count(), 1);
 }
 
-/// Invariant 9: without a manifest, only its location identifies a backup. A snapshot from another location is not
-/// reused, and the report contains the origin of the data.
+/// Invariant 9: without a manifest, a backup is identified only by its location. A snapshot from another location is
+/// not reused, and the report contains the origin of the data.
 #[tokio::test]
 async fn snapshot_of_other_backup_is_not_reused() {
     let world = World::new("3.6").await;
@@ -361,7 +359,7 @@ async fn snapshot_of_other_backup_is_not_reused() {
         ..from(&here)
     };
     assert_eq!(origin(&prepare(&raised).unwrap()), raised_origin);
-    // The report about an existing data directory contains the origin of its data, whatever the arguments are.
+    // The report about an existing data directory contains the origin of its data, and ignores the arguments.
     assert_eq!(origin(&fetch(&other).await.unwrap()), raised_origin);
 }
 
@@ -385,7 +383,7 @@ async fn seed_restores_backup_without_manifest() {
     prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
 }
 
-/// Invariant 9: no data directory is created from a backup that differs from the data that etcd sent.
+/// Invariant 9: no data directory is created from a backup that differs from what etcd sent.
 #[tokio::test]
 async fn seed_rejects_damaged_backup() {
     let world = World::new("3.6").await;
@@ -400,7 +398,7 @@ async fn seed_rejects_damaged_backup() {
     world
         .refuses(&world.fetch(), Reason::SnapshotUnreadable, "another backup")
         .await;
-    // A database that was copied from a disk has no checksum at its end.
+    // A database that was copied from a disk has no checksum at the end.
     let bare = world.snapshot.slice(..world.snapshot.len() - 32);
     world.put("a/backup", &bare).await;
     world
@@ -457,7 +455,7 @@ async fn rejects_backup_with_wrong_manifest() {
         .await;
 }
 
-/// Invariant 9: a complete backup that is not the chosen one is rejected, with or without a manifest.
+/// Invariant 9: a complete backup is rejected if it is not the chosen backup, with or without a manifest.
 #[tokio::test]
 async fn rejects_backup_that_overwrote_chosen_backup() {
     let world = World::new("3.6").await;
@@ -473,13 +471,13 @@ async fn rejects_backup_that_overwrote_chosen_backup() {
     let manifest = manifest_key("a/backup");
     world.store().await.delete(&manifest).await.unwrap();
     world.refuses(&another, unreadable, why).await;
-    // The snapshot of an earlier start is checked too.
+    // A snapshot that an earlier start fetched is checked as well.
     let fetched = fetch(&right).await.unwrap();
     assert_eq!(fetch(&another).await.unwrap_err().reason, unreadable);
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
 }
 
-/// Invariant 12: after decompression, the restored data equals the data that etcd sent.
+/// Invariant 12: after decompression, the restored data equals what etcd sent.
 #[tokio::test]
 async fn fetches_compressed_backup_and_rejects_truncated_backup() {
     let world = World::new("3.6").await;

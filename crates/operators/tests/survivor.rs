@@ -1,5 +1,5 @@
-//! Creates seeds from the survivor of a lost quorum, against real servers. etcd sends a snapshot without a leader, and
-//! its own tool creates the first member of a new cluster from this snapshot.
+//! Creates seeds from the survivor of a lost quorum, with real servers. Without a leader, etcd still sends a snapshot,
+//! and its own tool creates the first member of a new cluster from it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::time::{Duration, Instant};
@@ -17,10 +17,10 @@ mod on_disk;
 use on_disk::{Member, tool};
 
 const KEYS: usize = 200;
-/// The increase of the revision, for those versions of etcd that support it.
+/// The number by which the revision is increased, for versions of etcd that support it.
 const BUMP: u64 = 1_000_000;
 
-/// A cluster of three members, of which two are lost. The survivor has no leader.
+/// A cluster of three members. Two members are lost, and the survivor has no leader.
 struct Loss {
     programs: Programs,
     members: Vec<EtcdProcess>,
@@ -141,7 +141,7 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
         let key = format!("/key/{index:05}");
         assert_eq!(member.value(&key).await, Some(format!("value {index}")));
     }
-    // The restore does not change the survivor.
+    // The restore leaves the survivor unchanged.
     let after = leaderless(&loss.members[0].client_url).await;
     assert_eq!(
         (after.revision, after.cluster_id),
@@ -153,7 +153,7 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
 }
 
 /// Asserts that etcd rejects a watch that continues at an old revision. The lost members may have used this revision
-/// for another write, so the client must start a new watch.
+/// for another write, so clients must start a new watch.
 async fn check_old_watch_is_rejected(member: &Member, revision: i64) {
     let mut client = etcd_client::Client::connect([&member.client_url], None)
         .await

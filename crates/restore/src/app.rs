@@ -1,4 +1,4 @@
-//! Starts the watches, and requests a reconcile for each change that they report.
+//! Starts the watches, and requests a reconcile for each change that a watch reports.
 
 use std::sync::Arc;
 
@@ -20,8 +20,9 @@ use crate::metrics::RestoreMetrics;
 use crate::naming;
 use crate::reconcile::ReconcileContext;
 
-/// Runs the restore operator until its shutdown. `image` is the image of seed pods; without it, seed pods use the image
-/// of the operator's own pod. `ambient` lists the locations that namespaces may read with the operator's own identity.
+/// Runs the restore operator until its shutdown. `image` is the image of seed pods; without `image`, seed pods use the
+/// image of the operator's own pod. `ambient` contains the locations that other namespaces may read with the operator's
+/// own identity.
 pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>) {
     let controller = controller::<EtcdRestore>(&operator);
     operator.metrics.collect(RestoreMetrics {

@@ -1,7 +1,7 @@
-//! Sends the planned requests in order. Decides nothing.
+//! Sends the planned requests in order. This module decides nothing.
 //!
-//! Each request is sent once. Its precondition (invariant 11) is a resourceVersion, a UID, or an observation that is at
-//! most ten seconds old.
+//! Each request is sent once, and has a precondition (invariant 11): a resourceVersion, a UID, or an observation that
+//! is at most ten seconds old.
 
 use std::time::Instant;
 
@@ -26,25 +26,24 @@ mod undo;
 
 pub use undo::Undo;
 
-/// Grace period for old members in seconds. It is short because no member serves clients until they have stopped, and
-/// because the cluster no longer uses their data.
+/// Grace period for old members in seconds. It is short, because no member serves clients until the old members have
+/// stopped, and because the cluster no longer uses their data.
 const STOP_SECONDS: u32 = 1;
 
-/// The client that sends requests, and the tasks that undo delayed writes.
+/// The client that sends requests, and the tasks that undo late writes.
 #[derive(Clone)]
 pub struct ExecuteContext {
-    /// A client that sends each request once. A retry could send the request later than ten seconds after the
-    /// observation.
+    /// A client that sends each request once. A retry could send a request more than ten seconds after the observation.
     pub client: Client,
-    /// The tasks that undo delayed writes.
+    /// The tasks that undo late writes.
     pub undo: Undo,
 }
 
-/// Sends the requests of a plan. `since` is the start time of the observation from which they were planned.
+/// Sends the requests of a plan. `since` is the start time of the observation on which the plan is based.
 ///
 /// # Errors
 ///
-/// Fails at the first request that the API server rejects, whose precondition does not hold, or whose observation is
+/// Fails at the first request that the API server rejects, that has an unmet precondition, or whose observation is
 /// older than ten seconds. The remaining requests are not sent.
 pub async fn execute(
     context: &ExecuteContext,
@@ -71,8 +70,8 @@ pub async fn execute(
     Ok(())
 }
 
-/// Writes the status of the EtcdRestore with the observed resourceVersion as precondition. If the
-/// CustomResourceDefinition lacks a field of the status, only this problem is written.
+/// Writes the status of the EtcdRestore, with the observed resourceVersion as precondition. If the
+/// CustomResourceDefinition lacks a field that the status needs, writes only this problem.
 ///
 /// # Errors
 ///
@@ -123,7 +122,8 @@ impl ExecuteContext {
                 after_cutover,
             } => {
                 in_time(since)?;
-                // If the pod exists already, another operator process has created it, and the next reconcile checks it.
+                // If the pod already exists, another operator process has created it. The next reconcile checks the
+                // pod.
                 if let Created::New(created) = self.create(&namespace, pod.as_ref()).await? {
                     undo::delayed_seed(self, restore, cluster, (created, *after_cutover));
                 }
@@ -131,8 +131,7 @@ impl ExecuteContext {
             Request::Lock(cluster) => {
                 let lock = json!({ "annotations": { ANNOTATION_RESTORE: naming::uid(restore) } });
                 let locked = self.patch(&namespace, cluster.as_ref(), &lock).await;
-                // The lock may have been set even if the request failed. Only a conflict proves that the lock was not
-                // set.
+                // The lock may be set even if the request failed. Only a conflict proves that it is not set.
                 if !locked.as_ref().is_err_and(apply::Error::is_conflict) {
                     undo::delayed_lock(self, restore, cluster);
                 }
@@ -237,7 +236,7 @@ impl ExecuteContext {
             .map(drop)
     }
 
-    /// True if the pod is deleted and no other pod has its name.
+    /// Deletes a pod if it is unchanged. Returns true if the pod is deleted and no other pod has its name.
     async fn delete_unchanged(
         &self,
         pod: &Pod,
@@ -267,7 +266,7 @@ impl ExecuteContext {
     }
 }
 
-/// Invariant 11: a suspended operator process, whose lease has expired meanwhile, sends no further write.
+/// Invariant 11: a suspended operator process may have lost its lease, and sends no further write.
 fn in_time(since: Instant) -> Result<(), Error> {
     if apply::is_fresh(since) {
         return Ok(());

@@ -17,8 +17,8 @@ use tower::service_fn;
 /// The received requests in order, each with its method and kind, such as `PATCH etcdrestores/status`.
 pub(crate) type Requests = Arc<Mutex<Vec<String>>>;
 
-/// Starts a server. `answer` gets a request and the number of equal earlier requests, and returns a status code and an
-/// object. The object of an error response is not read.
+/// Starts a server. `answer` gets a request and the number of earlier requests that were equal. It returns a status
+/// code and an object; with an error code, the object is ignored.
 pub(crate) fn server(
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Client, Requests) {
@@ -67,7 +67,7 @@ pub(crate) fn restore_in_place() -> EtcdRestore {
     restore
 }
 
-/// The image of the seed pods, set by a flag.
+/// The image of the seed pods, as set by a flag.
 pub(crate) fn image(client: &Client) -> OwnImage {
     let operator = Operator::new(
         ("etcd-restore-operator", "restore"),

@@ -1,8 +1,8 @@
 //! The metrics of each EtcdRestore, with its namespace and name as labels. The metric of a failure also has the reason
 //! of the condition as a label. There are few reasons, so the number of time series stays small.
 //!
-//! The values are computed from the cached objects at each scrape. So deleted objects have no metrics, and a restart of
-//! the operator loses no values.
+//! The values are computed from the cached objects at each scrape. Deleted objects therefore have no metrics, and a
+//! restart of the operator loses no values.
 
 use std::fmt;
 
@@ -84,7 +84,7 @@ fn metrics<'a>(
         ("size_bytes", "Size of the restored backup in bytes", size),
         (
             "progress_bytes",
-            "Bytes of the backup that the seed has fetched",
+            "Bytes of the backup that the seed has fetched so far",
             progress,
         ),
         (

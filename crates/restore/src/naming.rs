@@ -11,7 +11,8 @@ pub fn uid(restore: &EtcdRestore) -> &str {
     restore.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// The name of the target EtcdCluster, from the record if the restore has started, otherwise from the spec.
+/// The name of the target EtcdCluster: the recorded name if the restore has started, and otherwise the name in the
+/// spec.
 pub fn target(restore: &EtcdRestore) -> &str {
     let seed = restore
         .status

@@ -32,25 +32,25 @@ use crate::{naming, plan};
 
 /// Time limit for one read of Kubernetes.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit for all reads of the store in one observation.
+/// Time limit for all reads of the store in an observation.
 const STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// The clients and settings for reads.
 pub struct ObserveContext<'a> {
     /// The client of the API server.
     pub client: &'a Client,
-    /// The client of etcd.
+    /// The client for calls to the seed and to old members.
     pub etcd: &'a dyn Etcd,
     /// The namespaces that may use the identity of the operator.
     pub grants: &'a Grants,
     /// The image of seed members.
     pub image: &'a OwnImage,
-    /// The problem with the Secrets for access to the members that the spec of the cluster names. `None` without a
+    /// The problem with the Secrets that the spec of the cluster names for access to the members. `None` without a
     /// problem.
     pub fault: Option<&'a str>,
 }
 
-/// Reads the data that the plan needs in the current state of the restore.
+/// Reads the data that the plan needs in the current state of the restore. Data that it does not need is left out.
 pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Observation {
     let mut observation = Observation {
         snapshot: Snapshot::not_read(),
@@ -85,7 +85,7 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
             let lock = cluster.annotations().get(ANNOTATION_RESTORE);
             let locked = lock.map(String::as_str) == Some(naming::uid(restore));
             let named = members::named(context, restore, &namespace, (&cluster, locked)).await;
-            // If the seed's pod cannot be read, the TLS settings in the status of the EtcdCluster are used.
+            // If the seed's pod cannot be read, the TLS settings from the status of the EtcdCluster are used.
             let pod = named.pod.as_ref().ok().and_then(Option::as_ref);
             let effective = effective::as_started(&cluster, pod, locked);
             let certificates = tls::read(context.client, &namespace, &effective).await;
@@ -172,7 +172,8 @@ async fn read_seed(
     members::check_storage(context.client, &mut snapshot.seed, &objects.seed).await;
     members::read_progress(&mut snapshot.seed, objects.seed.pod.as_ref()).await;
     let pod = objects.seed.pod.as_ref();
-    // An aborted restore sends no request to etcd. A slow response would make every observation too old to be executed.
+    // For an aborted restore, no request is sent to etcd. A slow response would make every observation too old to be
+    // executed.
     let queries_seed = if cut_over {
         members::needs_answer(restore, snapshot)
     } else {
@@ -190,7 +191,7 @@ async fn read_seed(
     }
 }
 
-/// Whether the seed contains another backup than the recorded one. The operator deletes such a seed without querying
+/// Whether the seed contains another backup than the recorded backup. The operator deletes such a seed without querying
 /// its etcd.
 fn contains_other_backup(snapshot: &Snapshot) -> bool {
     let Pod::Present(facts) = &snapshot.seed.pod else {

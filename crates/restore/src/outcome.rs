@@ -1,4 +1,4 @@
-//! Converts the outcome of the requests into a status and a time for the next reconcile. Pure.
+//! Converts the outcome of the requests into a status and a time for the next reconcile. Performs no I/O.
 
 use api::EtcdRestore;
 use k8s_openapi::jiff::Timestamp;
@@ -20,13 +20,12 @@ pub enum Error {
     /// The API server rejected the request or could not be reached.
     #[error("a request to the API server failed")]
     Write(#[from] apply::Error),
-    /// A precondition of the request does not hold.
+    /// A precondition of the request is not met.
     #[error("{0}")]
     Missing(String),
     /// The observation is too old, because the process was suspended or the API server was slow.
     #[error(
-        "the observation took longer than {} seconds, so the step is planned again: the API server or etcd responds slowly, or the \
-         operator has too little CPU",
+        "the observation took longer than {} seconds, so the operator repeats it: the API server or etcd responds slowly, or the operator has too little CPU",
         apply::FRESH.as_secs()
     )]
     TooOld,
@@ -77,8 +76,8 @@ impl Error {
     }
 }
 
-/// Replaces a rejection of the PVC because of missing storage by a plan that reports the problem with its remedy. Such
-/// a rejection is not a failure of the operator, so the controller does not back off.
+/// If the API server rejects the PVC because of missing storage, returns a plan that reports this problem with its
+/// remedy instead of the error. The rejection is no failure of the operator, so the controller does not back off.
 pub(crate) fn replan_without_storage(
     restore: &EtcdRestore,
     snapshot: &Snapshot,
@@ -155,7 +154,7 @@ mod tests {
                 assert!(trouble.message.contains(part), "{}", trouble.message);
             }
         }
-        // Neither missing permissions nor a quota without a status are reported as missing storage.
+        // Missing permissions, and a quota without a status, are not reported as missing storage.
         let rights = "persistentvolumeclaims is forbidden: User \"a\" cannot create resource \"persistentvolumeclaims\"";
         let unknown = "status unknown for quota: few, resources: persistentvolumeclaims";
         for other in [

@@ -49,11 +49,10 @@ pub use write::{Check, Object, Request};
 
 /// Interval of reconciles while no member serves clients.
 const OUTAGE_POLL: Duration = Duration::from_millis(200);
-/// Shortest interval of reconciles while the seed's etcd starts, which emits no event.
+/// Shortest interval of reconciles while the seed's etcd starts, because its start causes no event.
 const SEED_START_POLL: Duration = Duration::from_millis(100);
-/// Wait for the deletion of another pod with the seed's name. Its node may not answer.
-const NAME_TAKEN: &str = "the deletion of another pod with the seed's name; if its node is lost permanently, delete the \
-                          Node";
+/// The plan waits for the deletion of another pod with the seed's name. The node of that pod may not answer.
+const NAME_TAKEN: &str = "the deletion of another pod with the seed's name; if the node of that pod is lost permanently, delete the Node";
 
 /// Plans the next action.
 pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
@@ -79,8 +78,7 @@ pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     }
 }
 
-/// Plans the next action at the time `now`, which decides whether the EtcdRestore expires and how long a problem has
-/// lasted.
+/// Plans the next action. The time `now` decides whether the EtcdRestore expires, and how long a problem has lasted.
 pub fn plan_at(restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let plan = expiry::expire(plan(restore, snapshot), restore, now);
     missing_storage::delay_abandonment(plan, restore, snapshot, now)
@@ -94,7 +92,7 @@ fn remove_finalizer() -> Plan {
 }
 
 /// Removes the finalizer of a halted restore before the rejection is reported. A rejected restore has nothing to clean
-/// up, so a user can delete it even when no operator runs.
+/// up, so users must be able to delete it even when no operator runs.
 fn without_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     match plan.state {
         PlanState::Halted(_) if in_place::has_finalizer(restore) => remove_finalizer(),
@@ -123,8 +121,8 @@ pub fn final_plan(restore: &EtcdRestore) -> Option<Plan> {
     if status.is_some_and(|status| status.succeeded) {
         return Some(Plan::complete());
     }
-    // A rejection is final for this generation of the spec. The restore does not start later, not even after the
-    // existing cluster is deleted.
+    // A rejection is final for this generation of the spec. The restore does not start later, even if the existing
+    // cluster is deleted.
     let generation = restore.metadata.generation;
     let refused = conditions::find(restore.conditions(), &ConditionType::Failed).filter(|failed| {
         failed.status == "True"
@@ -183,7 +181,7 @@ fn refuse(restore: &EtcdRestore) -> Plan {
     )
 }
 
-/// Invariant 9: a cluster that another restore has locked is not changed. That restore continues.
+/// Invariant 9: a cluster that another restore has locked is not changed. The other restore continues.
 fn refuse_locked(restore: &EtcdRestore) -> Plan {
     let name = naming::target(restore);
     let message = if is_verified(restore) {
@@ -237,7 +235,7 @@ fn seed_is_recorded(restore: &EtcdRestore) -> bool {
 
 fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let in_place = in_place::replaces(restore).is_some();
-    // After the cutover only the handover remains, even for a deleted restore. In a new cluster, clients may have
+    // After the cutover only the handover remains, even if the restore is deleted. In a new cluster, clients may have
     // written to the seed, so no object of the seed is created again.
     if in_place::has_cut_over(restore, cluster) {
         return if in_place {
@@ -276,8 +274,8 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
     }
 }
 
-/// Sets the finalizer before the handover, so that a deletion of the EtcdRestore waits for the end of the handover.
-/// Before the handover, a deletion of the EtcdRestore also deletes its new cluster.
+/// Sets the finalizer before the handover, so that a deletion of the EtcdRestore waits for the end of the handover. If
+/// the EtcdRestore is deleted before the handover, its new cluster is deleted too.
 fn with_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     if matches!(plan.action, Action::RecordFormed { .. }) && !in_place::has_finalizer(restore) {
         return Plan::act(
@@ -337,7 +335,7 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(trouble);
     }
-    // Invariant 9: an answer at the seed's address counts only after the backup was verified.
+    // Invariant 9: an answer at the seed's address is ignored until the backup is verified.
     let Some(restored) = pod.restored else {
         return Plan::wait_for("the backup to be fetched and verified in the seed's pod");
     };
@@ -383,8 +381,8 @@ fn is_known(known: Option<(&str, i64)>, cluster: &str, revision: i64) -> bool {
     known.is_some_and(|(id, at)| id == cluster && at == revision)
 }
 
-/// The interval of reconciles until the seed's etcd serves. It grows with the size of the backup: before etcd starts,
-/// the seed creates its data directory, which takes one or two seconds for each GiB.
+/// The interval of reconciles until the seed's etcd serves. It grows with the size of the backup, because the seed
+/// first creates its data directory, which takes one or two seconds per GiB.
 fn seed_poll(fetched: Option<Moved>) -> Duration {
     let gibibytes = fetched.map_or(0, |fetched| fetched.bytes >> 30);
     let factor = u32::try_from(gibibytes).unwrap_or(u32::MAX).max(1);
@@ -400,7 +398,7 @@ fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving)
         return Plan::wait_for("the cluster operator to report the cluster as Available");
     }
     match serving {
-        // The hash is compared only before the cutover, so it is not queried here.
+        // The hash is compared only before the cutover. It was not requested here.
         Serving::NotRead | Serving::Differs { .. } => Plan::wait_for("the cluster to serve"),
         Serving::Unknown(why) => Plan::wait_for(format!("the cluster to serve: {why}")),
         Serving::Serves { cluster_id, .. } if !cluster.is_cluster(cluster_id) => Plan::wait_for(

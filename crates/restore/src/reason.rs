@@ -30,7 +30,7 @@ api::reasons! {
         DefinitionOutdated,
         /// No member of the etcd cluster answers.
         EtcdUnreachable,
-        /// The restore is abandoned. Before the cutover, the existing cluster is unchanged.
+        /// The restore is abandoned. If this happens before the cutover, the existing cluster is unchanged.
         GivenUp,
         /// The cluster operator manages the EtcdCluster again.
         HandedOver,
@@ -58,11 +58,11 @@ api::reasons! {
         RestoreComplete,
         /// The restore has failed or requires manual action.
         RestoreFailed,
-        /// The restore waits for the end of a temporary problem.
+        /// The restore waits until a temporary problem ends.
         RestoreWaits,
         /// A Secret or one of its keys is missing.
         SecretMissing,
-        /// The seed's pod ended permanently.
+        /// The seed's pod has ended and does not run again.
         SeedEnded,
         /// The seed member cannot be prepared.
         SeedFailed,

@@ -92,7 +92,7 @@ impl ReconcileContext {
         status::set_progress(&mut desired, &snapshot.seed.pod);
         let written = report(&self.execute, &restore, &desired, &now).await;
         match executed.and(written) {
-            // The status reports the delay. The delay is not a failure, so the controller does not back off.
+            // The status reports the delay. This is no failure, so the controller does not back off.
             Err(Error::TooOld) => Ok(requeue(Some(CONFLICT_RETRY))),
             Err(Error::Status(error)) if error.is_conflict() => Ok(requeue(Some(CONFLICT_RETRY))),
             Err(Error::Status(error)) if error.is_missing() => Ok(Done::default()),
@@ -177,7 +177,7 @@ mod tests {
         }
     }
 
-    /// An EtcdRestore in place that was deleted, its EtcdCluster, and the seed's Service, which still exists.
+    /// An EtcdRestore in place that was deleted, its EtcdCluster, and the seed's Service.
     fn aborted() -> (EtcdRestore, Value, Value) {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
         let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
@@ -204,7 +204,7 @@ mod tests {
         (restore, cluster, service)
     }
 
-    /// A failure would make the controller back off.
+    /// If this counted as a failure, the controller would back off.
     #[tokio::test]
     async fn old_observation_of_restore_is_repeated_without_failure() {
         for (age, too_old) in [(0, false), (11, true)] {

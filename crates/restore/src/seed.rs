@@ -1,8 +1,8 @@
-//! The program in a seed's pod. `fetch` fetches the snapshot from a store or directly from a member. `start` creates
-//! and verifies the data directory, and then becomes etcd. Both write their result as JSON to the termination message
-//! of the container.
+//! The program in a seed's pod. `fetch` fetches the snapshot, from a store or directly from a member. `start` creates
+//! and verifies the data directory, and then the process becomes etcd. Both write their result as JSON to the
+//! termination message of their container.
 //!
-//! The data directory is created under a temporary name, and renamed after everything was verified. If it exists,
+//! The data directory is created under a temporary name, and is renamed after everything was verified. If it exists,
 //! nothing is fetched or created, so a restarted pod never overwrites live data. The program does not use the
 //! Kubernetes API.
 
@@ -90,7 +90,7 @@ pub async fn run(command: &Command) -> bool {
                 let server = progress::serve(move || meter.read());
                 let fetched = tokio::select! {
                     fetched = fetch(arguments) => fetched,
-                    // The progress is served until `fetch` ends, even if the server ends before.
+                    // The progress is served until `fetch` ends. If the server ends first, `fetch` continues.
                     fetched = async { server.await; std::future::pending().await } => fetched,
                 };
                 (&arguments.paths, fetched)
@@ -100,8 +100,9 @@ pub async fn run(command: &Command) -> bool {
     };
     let (paths, result) = tokio::select! {
         done = work => done,
-        // The kernel delivers SIGTERM to the first process of a container only if a handler exists. The other processes
-        // of the container, such as etcdutl, end together with the first. The next start repeats unfinished work.
+        // The kernel delivers SIGTERM to the first process of a container only if the process has a handler. The other
+        // processes of the container, such as etcdutl, end together with the first process. The next start repeats
+        // unfinished work.
         () = terminated() => std::process::exit(TERMINATED),
     };
     let succeeded = result.is_ok();
@@ -130,7 +131,7 @@ async fn terminated() {
 }
 
 fn shorten(mut message: String) -> String {
-    // Half of the limit remains for the JSON around the message and for its escapes.
+    // The other half of the limit is for the JSON around the message and for its escapes.
     message.truncate(message.floor_char_boundary(MESSAGE_LIMIT / 2));
     message
 }
@@ -162,7 +163,7 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Tro
     Ok(serde_json::from_slice(&text).ok())
 }
 
-/// Writes a file under a temporary name and renames it. So the file is either complete or missing.
+/// Writes a file under a temporary name and renames it, so that the file is either complete or missing.
 fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), Trouble> {
     let text = serde_json::to_vec(value).unwrap_or_default();
     let unfinished = path.with_extension("unfinished");
@@ -195,8 +196,8 @@ fn sync_directories(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Whether the data directory was created. An empty directory does not count, because a user's container may have
-/// created it, and etcd would start in it without data. An empty directory is removed.
+/// Whether the data directory was created. An empty directory does not count, and is removed: a user's container may
+/// have created it, and etcd would start in it without data.
 fn is_created(paths: &Paths) -> bool {
     // `remove_dir` fails for a directory with content.
     let _ = fs::remove_dir(paths.data());

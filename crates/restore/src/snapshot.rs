@@ -16,39 +16,39 @@ use crate::reason::Trouble;
 
 /// An observation: the facts for the plan, and the objects for the requests.
 pub struct Observation {
-    /// The facts.
+    /// The input of the planner.
     pub snapshot: Snapshot,
-    /// The objects.
+    /// The input for the requests.
     pub objects: Objects,
 }
 
 /// Objects as they were read.
 pub struct Objects {
-    /// The EtcdCluster.
+    /// The EtcdCluster as it was read. `None` if it does not exist.
     pub cluster: Option<EtcdCluster>,
     /// The spec in effect of the EtcdCluster.
     pub effective: Option<EtcdClusterSpec>,
-    /// The recorded backup. Without a record, the backup that the spec names.
+    /// The recorded backup or, without a record, the backup that the spec names.
     pub backup: Result<ChosenBackup, Trouble>,
     /// The image of the container `fetch`.
     pub image: Result<OperatorImage, String>,
-    /// The objects of the seed.
+    /// The seed's objects as they were read.
     pub seed: SeedObjects,
 }
 
 /// The objects of the seed that this EtcdCluster owns.
 #[derive(Default)]
 pub struct SeedObjects {
-    /// The pod.
+    /// The seed's pod. `None` if it does not exist.
     pub pod: Option<KubePod>,
-    /// The PersistentVolumeClaim.
+    /// The seed's PVC. `None` if it does not exist.
     pub pvc: Option<PersistentVolumeClaim>,
-    /// The Service.
+    /// The seed's Service. `None` if it does not exist.
     pub service: Option<Service>,
 }
 
-/// Whether an object with the name of a seed's object is unusable: it is being deleted, or has another owner than
-/// `owner`.
+/// Whether an object cannot be used although it has the name of a seed's object: it is being deleted, or has another
+/// owner than `owner`.
 pub(crate) fn takes_name<K: Resource>(object: &K, owner: &str) -> bool {
     let metadata = object.meta();
     metadata.deletion_timestamp.is_some() || !is_owned(metadata, owner)
@@ -65,7 +65,7 @@ pub struct Snapshot {
     pub found: Option<ChosenBackup>,
     /// The objects of the seed. Read while the restore holds the lock of the cluster.
     pub seed: Seed,
-    /// The answer of etcd: from the seed, and after the handover from any member of the cluster.
+    /// The answer of etcd: from the seed before the handover, and from any member of the cluster after it.
     pub serving: Serving,
     /// The pods of the old members. Read after the cutover.
     pub old_members: OldMembers,
@@ -92,7 +92,7 @@ pub enum OldMembers {
     NotRead,
     /// The API server did not answer.
     Unknown(String),
-    /// The remaining pods.
+    /// The pods that still exist.
     Known(Vec<OldPod>),
 }
 
@@ -103,7 +103,7 @@ impl OldMembers {
     }
 }
 
-/// The pod of an old member.
+/// A pod of the cluster that the restore replaces.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OldPod {
     /// The name of the pod.
@@ -129,14 +129,14 @@ pub enum Cluster {
     Present(Box<ClusterFacts>),
 }
 
-/// The facts of the EtcdCluster.
+/// What the planner knows about the EtcdCluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterFacts {
-    /// The UID of the EtcdCluster.
+    /// The UID by which a recreated EtcdCluster is recognized.
     pub uid: String,
     /// The UID of the EtcdRestore that holds the restore lock.
     pub lock: Option<String>,
-    /// The recorded cluster ID.
+    /// The cluster ID in the EtcdCluster's status.
     pub cluster_id: Option<String>,
     /// Whether the cluster operator reports a healthy quorum.
     pub available: bool,
@@ -154,7 +154,7 @@ impl ClusterFacts {
         self.cluster_id.as_deref() == Some(id)
     }
 
-    /// Whether the cluster is the recorded one, with the same UID and cluster ID.
+    /// Whether the cluster still has the recorded UID and cluster ID.
     pub fn is_still(&self, was: &ReplacesStatus) -> bool {
         let same = match &was.cluster_id {
             Some(id) => self.is_cluster(id),
@@ -175,14 +175,14 @@ pub enum Source {
     Ready(Box<EtcdClusterSpec>),
 }
 
-/// The objects of the seed.
+/// What the planner knows about the seed's objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seed {
-    /// The Service.
+    /// Whether the seed's Service exists.
     pub service: Child,
     /// The PersistentVolumeClaim. Not read if members have no volumes.
     pub pvc: Child,
-    /// The pod.
+    /// Whether the seed's pod exists, and its state.
     pub pod: Pod,
 }
 
@@ -210,7 +210,7 @@ pub enum Child {
     Present,
 }
 
-/// The pod of the seed.
+/// Whether the seed's pod exists, and its state.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pod {
     /// The API server did not answer.
@@ -219,7 +219,7 @@ pub enum Pod {
     Absent,
     /// A pod with this name is being deleted or has another owner.
     NameTaken,
-    /// The pod exists.
+    /// The pod exists and belongs to this restore.
     Present(PodFacts),
 }
 
@@ -235,7 +235,7 @@ pub enum Life {
     Ended,
 }
 
-/// The backup of a seed's pod, if it is not the recorded one. The text names both backups.
+/// The backup of a seed's pod, if it differs from the recorded backup. The text names both backups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OtherBackup {
     /// The pod fetches the other backup and has not reported its data.
@@ -245,21 +245,24 @@ pub enum OtherBackup {
 }
 
 /// The facts of the seed's pod.
-#[expect(clippy::struct_excessive_bools, reason = "independent facts of a pod")]
+#[expect(
+    clippy::struct_excessive_bools,
+    reason = "each flag is an independent fact of a pod"
+)]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodFacts {
     /// Whether a kubelet still runs the pod.
     pub life: Life,
-    /// Whether the pause since the creation of the pod has not passed, so the pod must not be replaced yet.
+    /// Whether the pod must not be replaced yet, because the pause since its creation has not passed.
     pub recent: bool,
     /// Whether the container `fetch` has succeeded, but its report is missing or unreadable. A kubelet may lose a
     /// termination message.
     pub report_lost: bool,
-    /// The backup of the pod if it is not the recorded one.
+    /// The backup of the pod; `None` if it is the recorded backup.
     pub other_backup: Option<OtherBackup>,
     /// Whether the pod accepts only the recorded SHA-256 and the recorded increase of the revision.
     pub checks_sha256: bool,
-    /// The problem because of which the pod does not start. The kubelet retries.
+    /// Why the pod does not start; `None` if it does. The kubelet retries.
     pub trouble: Option<Trouble>,
     /// The revision that an etcd with the fetched and verified backup serves. etcd starts only after the data directory
     /// was created, so any answer at the pod's address comes from this data.
@@ -294,7 +297,7 @@ pub enum Serving {
         /// The hash from etcd.
         found: u32,
     },
-    /// etcd serves.
+    /// The seed's etcd answers.
     Serves {
         /// The cluster ID in hexadecimal, without leading zeros.
         cluster_id: String,

@@ -1,5 +1,5 @@
-//! Opens the location of the backup, and reads its manifest and size. Two callers use this module: the operator, which
-//! reads the Secrets from the API server, and the program in the seed's pod, which reads mounted files.
+//! Opens the location of the backup, and reads its manifest and its size. Two programs use this module: the operator,
+//! which reads the Secrets from the API server, and the program in the seed's pod, which reads mounted files.
 
 use std::path::Path;
 
@@ -50,7 +50,9 @@ pub fn trouble(error: &store::Error) -> Trouble {
     let reason = match error {
         store::Error::NoSuchBucket { .. } => Reason::BucketMissing,
         store::Error::NoSuchObject { .. } => Reason::BackupMissing,
-        store::Error::AccessDenied(_) | store::Error::ClockSkew(_) => Reason::AccessDenied,
+        store::Error::AccessDenied(_)
+        | store::Error::NoIdentity(_)
+        | store::Error::ClockSkew(_) => Reason::AccessDenied,
         store::Error::Secret { .. } => Reason::SecretMissing,
         store::Error::Invalid { .. } => Reason::InvalidSpec,
         _ => Reason::StoreUnreachable,
@@ -59,7 +61,7 @@ pub fn trouble(error: &store::Error) -> Trouble {
 }
 
 impl OpenedSource {
-    /// The manifest of the backup; `None` if it does not exist, as for backups of the original operator.
+    /// The manifest of the backup; `None` if it does not exist, as for backups of coreos/etcd-operator.
     ///
     /// # Errors
     ///
@@ -111,8 +113,8 @@ impl OpenedSource {
     }
 }
 
-/// Compares the size of the stored backup with its manifest, before anything is changed. Detects a truncated backup,
-/// and a backup with the manifest of another one.
+/// Compares the size of the stored backup with its manifest before anything is changed. Detects a truncated backup, and
+/// a backup with the manifest of another backup.
 ///
 /// # Errors
 ///
@@ -138,7 +140,7 @@ fn unreadable_manifest(key: &str, why: &str) -> Trouble {
     Trouble::new(
         Reason::SnapshotUnreadable,
         format!(
-            "the manifest {key:?} of the backup cannot be read: {why}; restore another backup, or delete that object and \
+            "the manifest {key:?} of the backup cannot be read: {why}; restore another backup, or delete the manifest and \
              set spec.etcdCluster.template"
         ),
     )

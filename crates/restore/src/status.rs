@@ -1,4 +1,4 @@
-//! Computes the status and the Events of an EtcdRestore. Pure; the time is an argument.
+//! Computes the status and the Events of an EtcdRestore. Performs no I/O: the time is an argument.
 
 use api::EtcdRestore;
 use api::backup::Progress;
@@ -12,8 +12,8 @@ use crate::plan::{Action, Plan, PlanState};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Pod, PodFacts};
 
-/// The status after a reconcile. If the step has failed, the status reports the failure instead of the state of the
-/// plan, and records nothing.
+/// The status after a reconcile. If a step has failed, the status reports the failure instead of the state of the plan,
+/// and contains no new record.
 pub fn compute(
     restore: &EtcdRestore,
     plan: &Plan,
@@ -74,7 +74,7 @@ pub fn outdated_definition(
     status
 }
 
-/// Sets the progress of the seed. If the seed does not answer, the last progress is kept.
+/// Sets the progress of the seed. If the seed does not answer, the last progress stays.
 pub fn set_progress(status: &mut EtcdRestoreStatus, seed: &Pod) {
     let number = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
     if let Pod::Present(PodFacts {
@@ -404,7 +404,7 @@ mod tests {
         );
         let reason = status.reason.as_ref();
         assert!(reason.is_some_and(|it| it.contains("older")));
-        // All other fields of the status are unchanged.
+        // All other fields of the status stay unchanged.
         let before = EtcdRestoreStatus {
             conditions: Vec::new(),
             reason: None,

@@ -1,10 +1,10 @@
 //! The read-only admin server: `/healthz`, `/readyz` and `/metrics`.
 //!
-//! A standby is Ready, because it can take over the lease. If the process cannot take over the lease, `/readyz` fails,
-//! and its body contains the missing condition.
+//! A standby is Ready, because it can take over the lease. If the process can neither lead nor take over the lease,
+//! `/readyz` fails, and its body names what the process waits for.
 //!
-//! Every pod can connect to the port. So slow and idle connections are closed, and the number of connections is
-//! limited. Clients then take little memory and few file descriptors.
+//! Every pod can connect to the port. Slow and idle connections are therefore closed, and the number of connections is
+//! limited, so that clients take little memory and few file descriptors.
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
@@ -52,13 +52,13 @@ const LIMITS: Limits = Limits {
 /// Pause after the server could not accept a connection, for example because no file descriptor was free.
 const ACCEPT_RETRY: Duration = Duration::from_secs(1);
 
-/// Why the admin server could not start or has stopped.
+/// Why the admin server did not start, or why it stopped.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The address is in use or does not belong to this host.
     #[error("cannot listen on {address}: choose another --listen-addr")]
     Bind {
-        /// The requested address.
+        /// The address that the operator could not use.
         address: SocketAddr,
         /// The error of the operating system.
         #[source]
@@ -69,7 +69,7 @@ pub enum Error {
     Serve(#[source] std::io::Error),
 }
 
-/// The condition that prevents the process from leading. The code that waits sets it, and `/readyz` reports it.
+/// What prevents the process from leading. The code that waits for it sets the text, and `/readyz` reports the text.
 #[derive(Clone, Default)]
 pub struct Readiness(Arc<Mutex<Waiting>>);
 
@@ -108,7 +108,7 @@ impl Readiness {
     }
 }
 
-/// What the routes of the server read.
+/// The state that the routes of the server report.
 #[derive(Clone)]
 pub struct Admin {
     /// Whether the process can lead.
@@ -195,7 +195,7 @@ impl Connections {
     }
 }
 
-/// Counts as one open connection until it is dropped.
+/// An open connection, which is counted until the slot is dropped.
 struct Slot {
     connections: Connections,
     address: IpAddr,

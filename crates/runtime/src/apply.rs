@@ -1,8 +1,8 @@
 //! Every write to the API server: server-side apply by one field manager, create under a fixed name, delete with a UID
 //! precondition, and status updates that are sent only if the status differs.
 //!
-//! Invariant 11: two operator processes may send these writes concurrently. Because of the fixed names, UIDs and
-//! resource versions, the later write changes nothing.
+//! Invariant 11: two operator processes may send these writes concurrently. Fixed names, UIDs and resource versions
+//! ensure that the later write changes nothing.
 
 use std::collections::BTreeMap;
 use std::fmt::Debug;
@@ -19,15 +19,15 @@ use serde_json::{Value, json};
 pub use crate::answer::is_not_found;
 use crate::outcome::Failure;
 
-/// Reason of a write that the schema of the installed CRD rejects.
+/// Reason of a failed write: the schema of the installed CRD rejects it.
 pub const DEFINITION_OUTDATED: &str = "DefinitionOutdated";
-/// Text in the message with which the API server rejects an applied object because the schema lacks one of its fields
-/// (`validate.go` of structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields). It then rejects the
-/// whole object.
+/// Part of the API server's message if the schema lacks a field of an applied object (`validate.go` of
+/// structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields). The API server then rejects the whole
+/// object.
 const UNDECLARED: &str = "field not declared in schema";
 
-/// Maximum age of an observation when a write is sent (invariant 11). Shorter than the lease: a process that was
-/// suspended past its lease sends no further write.
+/// Maximum age of an observation when a write is sent (invariant 11). It is shorter than the lease: a process that was
+/// suspended until its lease expired sends no further write.
 pub const FRESH: Duration = Duration::from_secs(10);
 
 /// Invariant 11: true if an observation that began at this time is recent enough for a write.
@@ -41,7 +41,7 @@ pub enum Error {
     /// The object cannot be serialized as JSON, which is a defect of the code that builds it.
     #[error("cannot serialize {kind} {name}")]
     Serialise {
-        /// The kind.
+        /// The kind of the object.
         kind: String,
         /// The name of the object.
         name: String,
@@ -56,7 +56,7 @@ pub enum Error {
          templates/crds.yaml); the API server reports: {message}"
     )]
     Definition {
-        /// The kind.
+        /// The kind of the object.
         kind: String,
         /// The API server's message, which contains the field.
         message: String,
@@ -64,9 +64,9 @@ pub enum Error {
     /// The API server rejected the request or could not be reached.
     #[error("cannot {verb} {kind} {name}")]
     Api {
-        /// The operation.
+        /// What the operator tried, for example `create`.
         verb: &'static str,
-        /// The kind.
+        /// The kind of the object.
         kind: String,
         /// The name of the object.
         name: String,
@@ -107,19 +107,19 @@ api::reasons! {
         NotFound,
         /// The object exists, or has changed.
         Conflict,
-        /// The object is invalid.
+        /// The API server does not accept the content of the object.
         Refused,
         /// Too many requests.
         Throttled,
-        /// Another answer.
+        /// Any other error response.
         ApiServerError,
-        /// No answer.
+        /// The API server did not answer.
         ApiServerUnreachable,
     }
 }
 
 impl ApiFailure {
-    /// The kind of this error.
+    /// Finds the kind of an error of the Kubernetes client.
     pub fn of(error: &kube::Error) -> Self {
         match error {
             kube::Error::Api(status) => match status.code {
@@ -278,8 +278,8 @@ where
 /// Applies the status subresource as `manager`, unless `current` equals `desired`. Fields that this manager has applied
 /// before and now omits are removed. Fields of other managers are not changed.
 ///
-/// Use this function only for reports, which the next reconcile writes again. The API server ignores the UID on the
-/// status subresource, so a report can reach a new object with the same name. For records, use [`status_if_unchanged`].
+/// Use this function only for reports, which the next reconcile writes again. On the status subresource, the API server
+/// ignores the UID, so a report can reach a new object of the same name. For records, use [`status_if_unchanged`].
 ///
 /// # Errors
 /// Fails if the API server rejects the status or cannot be reached.
@@ -422,13 +422,13 @@ where
     }
 }
 
-/// Whether the object with the UID `owner` is an owner.
+/// Whether `owner`, a UID, is one of the owners of the object.
 pub fn is_owned(metadata: &ObjectMeta, owner: &str) -> bool {
     let mut owners = metadata.owner_references.iter().flatten();
     owners.any(|one| one.uid == owner)
 }
 
-/// Whether an object has this owner and these labels.
+/// Whether an object has this owner and all of these labels.
 pub fn is_marked(metadata: &ObjectMeta, owner: &str, labels: &BTreeMap<String, String>) -> bool {
     let found = |key: &String| metadata.labels.as_ref()?.get(key);
     is_owned(metadata, owner) && labels.iter().all(|(key, value)| found(key) == Some(value))
@@ -439,8 +439,8 @@ pub fn owner_reference<K: Resource<DynamicType = ()>>(owner: &K) -> Option<Owner
     owner.controller_owner_ref(&())
 }
 
-/// The part of the API server's message that contains the missing field. The part with the object is left out. `None`
-/// for another message.
+/// The part of the API server's message that names the missing field, without the part about the object. `None` for any
+/// other message.
 fn undeclared(message: &str) -> Option<&str> {
     if !message.contains(UNDECLARED) {
         return None;
@@ -474,7 +474,7 @@ fn failed<K: Resource<DynamicType = ()>>(
     name: &str,
     source: kube::Error,
 ) -> Error {
-    // This project installs only the CRDs of its own API group, so the remedy applies only to these.
+    // This project installs only the CRDs of its own API group, so only they get the remedy.
     if K::group(&()) == api::names::GROUP
         && let kube::Error::Api(status) = &source
         && let Some(message) = undeclared(&status.message)

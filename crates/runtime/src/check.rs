@@ -12,8 +12,8 @@ use tracing::{error, info};
 use crate::client::sending_once;
 use crate::outcome::Chain;
 
-/// How long the command waits for an operator. A new Service has no endpoints until the kube-proxies have seen its
-/// pods.
+/// The command waits at most this long for an operator. A new Service has no endpoints until the kube-proxies have seen
+/// its pods.
 const PATIENCE: Duration = Duration::from_mins(1);
 const RETRY: Duration = Duration::from_secs(1);
 
@@ -57,8 +57,8 @@ async fn until_ready(url: &Uri, deadline: Instant) -> Result<(), String> {
     }
 }
 
-/// Sends a request with the client of the Kubernetes API. This client also supports plain HTTP and is already part of
-/// the program.
+/// Sends a request with the client of the Kubernetes API, which also supports plain HTTP and is part of the program
+/// anyway.
 async fn get(url: &Uri) -> Result<String, kube::Error> {
     let mut config = Config::new(url.clone());
     // Plain HTTP needs no CA certificates, and the image may contain none.

@@ -7,11 +7,11 @@ use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use kube::client::Body;
 
-/// The path that is requested. Every authenticated client may read it, and the API server answers it cheaply.
+/// Every authenticated client may read this path, and the response costs the API server little.
 const PATH: &str = "/version";
 
 /// The time of the API server minus the local time, accurate to about a second. `None` if the response has no valid
-/// `Date` header. The response to a rejected request has this header too.
+/// `Date` header. Even the response to a rejected request has this header.
 ///
 /// # Errors
 /// Fails if the API server does not respond. The difference is then unknown.

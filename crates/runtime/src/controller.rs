@@ -1,5 +1,5 @@
-//! The controller wiring of all three operators. It selects objects by scope, isolates objects that cannot be parsed,
-//! and backs off for each object separately. It also limits the concurrency and shuts down gracefully.
+//! The controller of all three operators. It selects objects by scope, isolates objects that cannot be parsed, backs
+//! off for each object separately, limits the concurrency, and shuts down gracefully.
 //!
 //! The `Reconcile` implementation makes all decisions about an object.
 
@@ -37,7 +37,7 @@ const _: () = assert!(
 /// Maximum number of concurrent reconciles. An operator can turn off this limit with [`without_concurrency_limit`].
 const CONCURRENCY: u16 = 64;
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
-/// Maximum pause after a failed reconcile.
+/// Maximum pause before a failed reconcile is retried.
 pub const MAX_BACKOFF: Duration = Duration::from_mins(2);
 
 /// The reconciler of one operator.
@@ -94,8 +94,8 @@ where
     controller.with_config(Config::default().concurrency(0))
 }
 
-/// The API for watches of children or other kinds. It reads only their metadata: an event only triggers a reconcile, so
-/// specs are neither transferred nor cached. An object that cannot be parsed does not end the watch.
+/// The API for watches of children or other kinds. It reads only their metadata, because an event only triggers a
+/// reconcile: specs are neither transferred nor cached, and an object that cannot be parsed does not end the watch.
 pub fn watched<K>(operator: &Operator) -> Api<PartialObjectMeta<K>>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
@@ -103,7 +103,7 @@ where
     operator.scope.api(operator.client.clone())
 }
 
-/// Runs the controller until the shutdown. The reconciles that run at that time finish first.
+/// Runs the controller until the shutdown. Reconciles that are running at that time finish first.
 pub async fn drive<R: Reconcile>(
     operator: &Operator,
     controller: Controller<Guarded<R::Object>>,
@@ -151,7 +151,7 @@ pub async fn drive<R: Reconcile>(
 enum Failed<E: Failure> {
     #[error(transparent)]
     Reconcile(E),
-    /// The message of the panic is only in the log, because it may contain anything (invariant 14).
+    /// The message of the panic is only in the log, because it may contain anything, even a secret (invariant 14).
     #[error(
         "the operator panicked in the reconcile of this object and retries it. Other objects are not affected. Report this \
          defect with the log of the operator's pod"
@@ -259,7 +259,7 @@ impl Backoff {
         }
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        // Entries of deleted objects expire.
+        // Drops old entries, because their objects may have been deleted.
         failures.retain(|_, (_, last)| now.duration_since(*last) < MAX_BACKOFF * 10);
         let (count, last) = failures.entry(Key::of(object.as_ref())).or_insert((0, now));
         let delay = delay(*count);

@@ -1,7 +1,7 @@
 //! The operator's own CRD. If RBAC allows it, the operator creates or updates the CRD. Otherwise the operator waits for
 //! the CRD, and reports that it is missing or outdated.
 //!
-//! A CRD with the schemas of Kubernetes types takes megabytes of memory. So the object is built only where it is
+//! A CRD with the schemas of Kubernetes types takes megabytes of memory. The object is therefore built only where it is
 //! compared or written, and dropped afterwards.
 
 use std::time::Duration;
@@ -20,8 +20,8 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Annotation with the release that wrote the CRD. An older operator does not remove the fields of a newer release.
 const RELEASE: &str = "etcd.database.coreos.com/release";
 
-/// Returns when objects of this kind can be listed in the operator's scope. With `create`, the operator first creates
-/// or updates the CRD that `create` builds.
+/// Waits until objects of this kind can be listed in the operator's scope. With `create`, the operator first creates or
+/// updates the CRD that `create` builds.
 pub async fn ready(
     client: &Client,
     kind: &ApiResource,
@@ -53,7 +53,7 @@ pub async fn ready(
     }
 }
 
-/// Why objects cannot be listed yet, or `None` if they can. The check lists objects, because the operator may lack the
+/// Why objects cannot be listed yet; `None` if they can. The check lists objects, because the operator may lack the
 /// permission to read CRDs.
 async fn missing(client: &Client, kind: &ApiResource, scope: &Scope) -> Option<String> {
     let api: Api<DynamicObject> = match scope {
@@ -90,7 +90,7 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
     wanted
         .annotations_mut()
         .insert(RELEASE.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    // If a CRD was created with `apiextensions.k8s.io/v1beta1`, as coreos/etcd-operator did, this field is `true`. The
+    // If a CRD was created with `apiextensions.k8s.io/v1beta1`, as by coreos/etcd-operator, this field is `true`. The
     // API server would then reject a schema with defaults.
     wanted.spec.preserve_unknown_fields = Some(false);
     let params = PatchParams::apply("etcd-operator-crd").force();
@@ -109,11 +109,12 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
     Ok(())
 }
 
-/// Whether the operator updates the installed CRD. It does not update a CRD without the release annotation, which the
-/// chart or a person has installed.
+/// Whether the operator updates the installed CRD. A CRD without the release annotation was installed by the chart or a
+/// person, and is not updated.
 fn should_write(found: &CustomResourceDefinition, wanted: &CustomResourceDefinition) -> bool {
     let Some(release) = found.annotations().get(RELEASE) else {
-        // A CRD of `apiextensions.k8s.io/v1beta1` without subresources was created by the old operator, and is updated.
+        // A CRD of `apiextensions.k8s.io/v1beta1` without subresources was created by coreos/etcd-operator. It is
+        // updated.
         return found.spec.versions.iter().all(|v| v.subresources.is_none());
     };
     let same = serde_json::to_value(&found.spec.versions).ok()

@@ -3,7 +3,7 @@
 //!
 //! They come from two Secrets. The user's Secret, which `spec.auth.secret` names, contains the desired password. The
 //! operator's own Secret contains the passwords that the operator has set in etcd or is about to set. The operators can
-//! log in as long as one of these passwords is correct (invariant 21).
+//! log in as long as either Secret contains a correct password (invariant 21).
 
 use std::fmt;
 use std::time::Duration;
@@ -38,11 +38,11 @@ pub struct Recorded {
     pub user: String,
     /// The passwords, the newest first.
     pub passwords: Vec<String>,
-    /// UID of the Secret.
+    /// The UID by which a recreated Secret is recognized.
     pub uid: String,
     /// Resource version of the Secret, which is the precondition of the next write.
     pub resource_version: String,
-    /// Whether the content cannot be parsed. Then `user` and `passwords` are empty.
+    /// True if the content cannot be parsed. `user` and `passwords` are then empty.
     pub is_damaged: bool,
     /// Whether the Secret has the owner reference and the labels that the operator sets.
     pub is_marked: bool,
@@ -74,7 +74,7 @@ pub enum Record {
     None,
     /// Only the desired password is recorded.
     Wanted,
-    /// Only the desired password is recorded. But someone has changed the owner or the labels of the Secret.
+    /// Only the desired password is recorded, but a person has changed the owner or the labels of the Secret.
     WantedUnmarked,
     /// The desired password is recorded first, followed by other passwords.
     WantedFirst,
@@ -124,7 +124,7 @@ impl ClusterAuth {
             Some(Ok((user, password))) => Some(Credentials {
                 user: user.clone(),
                 password: password.clone(),
-                // The recorded passwords of another user cannot be used.
+                // Recorded passwords that belong to another user cannot be used.
                 former: if recorded.is_some_and(|one| one.user == *user) {
                     passwords
                 } else {
@@ -175,8 +175,8 @@ impl ClusterAuth {
         self.recorded.as_ref()
     }
 
-    /// The user and the passwords to record, the desired password first. With `others`, all recorded passwords that may
-    /// still be valid in etcd follow.
+    /// The user and the passwords to record, the desired password first. With `others`, it is followed by all recorded
+    /// passwords that may still be valid in etcd.
     pub fn to_record(&self, others: bool) -> Option<(String, Vec<String>)> {
         let Some(Ok((user, password))) = &self.wanted else {
             return None;
@@ -241,7 +241,7 @@ async fn wanted(
     pair(&secret).map_err(|why| format!("{field}: Secret {name} {why}"))
 }
 
-/// The user and the password in a Secret of type `kubernetes.io/basic-auth`. Pure.
+/// The user and the password in a Secret of type `kubernetes.io/basic-auth`. Performs no I/O.
 fn pair(secret: &Secret) -> Result<(String, String), String> {
     let user = text(secret, USERNAME)?;
     let password = text(secret, PASSWORD)?;
@@ -259,7 +259,7 @@ fn text(secret: &Secret, key: &str) -> Result<String, String> {
     let value = value.ok_or_else(|| format!("has no key {key}: add it"))?;
     let text = String::from_utf8(value.0.clone());
     let text = text.map_err(|_| format!("has a key {key} that is not UTF-8 text: correct it"))?;
-    // Editors and `echo` append a line break, which is not a part of the password.
+    // Editors and `echo` append a line break. It is not part of the password.
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {
         return Err(format!("has an empty key {key}: set its value"));
@@ -276,7 +276,7 @@ async fn recorded(
     Ok(secret.map(|secret| record(&secret, cluster)))
 }
 
-/// Parses the operator's own Secret. Pure.
+/// Parses the operator's own Secret. Performs no I/O.
 fn record(secret: &Secret, cluster: &EtcdCluster) -> Recorded {
     let bytes = |key: &str| {
         let data = secret.data.as_ref()?;

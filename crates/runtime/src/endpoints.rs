@@ -1,6 +1,7 @@
-//! Grants of etcd endpoints. The NetworkPolicy of every cluster admits the operators, so a cluster-wide operator could
-//! carry the requests of one tenant to the cluster of another. Outside of the operator's own namespace, an object
-//! therefore names only endpoints that the administrator grants to its namespace (invariant 28). Pure.
+//! Grants of etcd endpoints. The NetworkPolicy of every cluster admits the operators. Through a cluster-wide operator,
+//! a tenant could therefore send requests to the cluster of another tenant. Outside of the operator's own namespace, an
+//! object may therefore name only endpoints that the administrator has granted to its namespace (invariant 28).
+//! Performs no I/O.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -10,7 +11,7 @@ use api::names::{CLIENT_PORT, cluster_of_member, is_cluster_name};
 
 use crate::scope::Scope;
 
-/// Every namespace or every host in a grant.
+/// In a grant, this text means every namespace or every host.
 const ALL: &str = "*";
 
 /// The endpoints that one namespace or every namespace may name.
@@ -24,7 +25,7 @@ pub struct EndpointGrant {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Hosts {
     All,
-    /// All names with this ending, which begins with a dot.
+    /// All names that end with this text, which begins with a dot.
     Below(String),
     One(Host),
 }
@@ -87,14 +88,14 @@ impl EndpointGrant {
     }
 }
 
-/// How an administrator grants endpoints. Part of messages.
+/// How an administrator grants endpoints, for messages.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GrantedBy {
     /// Name of the operator, such as `backup operator`.
     pub operator: &'static str,
-    /// The flag of the operator.
+    /// The flag with which an administrator grants endpoints.
     pub flag: &'static str,
-    /// The value of the chart.
+    /// The chart value for this flag.
     pub value: &'static str,
 }
 
@@ -102,13 +103,13 @@ pub struct GrantedBy {
 #[derive(Clone, Debug, Default)]
 pub struct EndpointGrants {
     by: GrantedBy,
-    /// The namespace without limits; `None` if no namespace has limits.
+    /// The namespace without restrictions; `None` if no namespace is restricted.
     own: Option<String>,
     grants: Vec<EndpointGrant>,
 }
 
 impl EndpointGrants {
-    /// A namespaced operator manages only its own namespace, so it limits nothing.
+    /// A namespaced operator manages only its own namespace, so it restricts nothing.
     pub fn new(scope: &Scope, own: &str, by: GrantedBy, grants: Vec<EndpointGrant>) -> Self {
         Self {
             by,
@@ -134,7 +135,7 @@ impl EndpointGrants {
     }
 }
 
-/// The etcd endpoints that objects of one namespace may name. The default has no limit.
+/// The etcd endpoints that objects of one namespace may name. The default is no restriction.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointRule {
     limit: Option<Limit>,
@@ -153,12 +154,11 @@ impl EndpointRule {
         self.limit.is_some()
     }
 
-    /// Checks that an operator may connect to a URL. The URL comes from an object or from the answer of an etcd, so its
-    /// author may be hostile.
+    /// Checks that an operator may connect to a URL. The URL comes from an object or from the response of an etcd, so
+    /// it may be hostile.
     ///
-    /// # Errors
-    /// If no grant covers the URL. The text continues a sentence that begins with the field and the URL, and has the
-    /// remedy.
+    /// # Errors Fails if no grant covers the URL. The text continues a sentence that begins with the field and the URL,
+    /// and contains the remedy.
     pub fn check(&self, url: &str) -> Result<(), String> {
         let Some(limit) = &self.limit else {
             return Ok(());
@@ -206,8 +206,8 @@ impl fmt::Display for Host {
     }
 }
 
-/// The EtcdClusters of a namespace that the host of a URL can belong to, by the exact names that Kubernetes gives to
-/// their Services and pods. An IP address belongs to none, because its owner changes.
+/// The EtcdClusters of a namespace to which the host of a URL can belong, by the exact names that Kubernetes gives to
+/// their Services and pods. An IP address belongs to no cluster, because its owner changes.
 pub fn clusters_named(url: &str, namespace: &str) -> Vec<String> {
     let Some((Host::Name(host), CLIENT_PORT)) = target(url) else {
         return Vec::new();
@@ -234,7 +234,7 @@ pub fn clusters_named(url: &str, namespace: &str) -> Vec<String> {
         .collect()
 }
 
-/// The host and the port of a URL. `None` if clients could find another host in the URL than this function does.
+/// The host and the port of a URL. `None` if another client could understand the URL as another host.
 fn target(url: &str) -> Option<(Host, u16)> {
     let (scheme, rest) = url.split_once("://")?;
     let usual = match scheme {
@@ -265,15 +265,15 @@ fn split_port(text: &str, usual: u16) -> Option<(&str, u16)> {
     let Some((host, port)) = text.split_once(':') else {
         return Some((text, usual));
     };
-    // `parse` also accepts a sign.
+    // Parsing a number would also accept a sign.
     let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
     let port = port.parse::<u16>().ok();
     let port = port.filter(|port| *port > 0 && is_number)?;
     Some((host, port))
 }
 
-/// Whether a text is a DNS name in lower case. Resolvers read a last label that begins with a digit as part of an IP
-/// address, such as `0x7f.1`.
+/// Whether a text is a DNS name in lower case. Resolvers read a name as an IP address if its last label begins with a
+/// digit, such as `0x7f.1`.
 fn is_name(text: &str) -> bool {
     let is_numeric = |label: &str| label.starts_with(|first: char| first.is_ascii_digit());
     text.split('.').all(is_label) && !text.rsplit('.').next().is_some_and(is_numeric)
@@ -318,7 +318,7 @@ mod tests {
         assert!(!rule(&[], "operators").is_limited());
         let grants = EndpointGrants::new(&Scope::Namespace("n".into()), "n", BY, Vec::new());
         assert!(grants.of("n").allows(url), "a namespaced operator");
-        // The grant of the message is sufficient.
+        // The grant that the message proposes is enough.
         let granted = ["team-b=main-client.team-a.svc:2379"];
         assert!(rule(&granted, "team-b").allows(url));
         assert!(!rule(&granted, "team-c").allows(url));
@@ -361,7 +361,8 @@ mod tests {
         }
     }
 
-    /// Two readers of these URLs could find different hosts in them. Not even a grant for all hosts covers them.
+    /// Two programs that parse these URLs may find different hosts in them. Even a grant for all hosts does not cover
+    /// them.
     const AMBIGUOUS: [&str; 27] = [
         "",
         "main-client.b.svc:2379",
@@ -405,9 +406,9 @@ mod tests {
         }
     }
 
-    /// Invariant 28.
+    /// Invariant 28 (endpoints of other namespaces).
     #[test]
-    fn only_exact_names_of_own_namespace_name_its_clusters() {
+    fn invariant_28_clusters_are_found_only_by_exact_names_of_own_namespace() {
         let named = |url: &str| clusters_named(url, "b");
         for url in [
             "http://main-client.b.svc:2379",

@@ -2,7 +2,7 @@
 //! Event.
 //!
 //! Only the name and the count of an Event are kept in memory. The recorder of `kube` is not used, because it takes
-//! kilobytes for each note: it keeps whole Events, and lets them expire only at the next publication. It also
+//! kilobytes for each note: it keeps whole Events, and drops expired ones only at the next publication. It also
 //! distinguishes Events only by their reason.
 
 use std::collections::HashMap;
@@ -19,18 +19,17 @@ use tokio::task::JoinHandle;
 use crate::answer::is_not_found;
 use crate::notice::Notice;
 
-/// A notice that is repeated within this time increments the count of its Event. After this time, it creates a new
-/// Event.
+/// If a notice is repeated within this time, it increments the count of its Event. Later it creates a new Event.
 pub(crate) const SERIES: Duration = Duration::from_mins(6);
 /// Time limit for one publication. Later publications about the same object wait for it. The limit is shorter than the
-/// refill interval of the rate limit, so that the queue does not grow without limit.
+/// refill interval of the rate limit, so that the queue does not grow without bounds.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum length of the note of an Event in bytes (events.k8s.io allows 1 kB).
 const NOTE_LIMIT: usize = 1000;
 
-/// The in-flight publications of each object. They are sent in order: a count that arrives before the creation of its
-/// Event, or after a higher count, would be lost. Each publication is a task that waits for the previous task of its
-/// object. So no reconcile waits for an Event, and objects do not wait for each other. The rate limit bounds the number
+/// The publications of each object that are in flight. They are sent in order: a count that arrives before its Event is
+/// created, or after a higher count, would be lost. Each publication is a task that waits for the previous task of its
+/// object, so no reconcile waits for an Event, and objects do not wait for each other. The rate limit bounds the number
 /// of tasks.
 pub(crate) struct Queue {
     last: HashMap<String, JoinHandle<()>>,
@@ -57,10 +56,10 @@ impl Queue {
         let (before, deadline) = (self.last.remove(object), self.deadline);
         let task = tokio::spawn(async move {
             if let Some(before) = before {
-                // The previous task may have panicked, which does not block the queue.
+                // If the previous task panicked, the queue continues.
                 let _ = before.await;
             }
-            // The timeout prevents a request without a response from blocking the queue.
+            // Without the timeout, a request without a response would block the queue.
             let _ = tokio::time::timeout(deadline, publish).await;
         });
         self.last.insert(object.to_owned(), task);
@@ -169,7 +168,7 @@ fn shorten(note: &str) -> String {
 mod tests {
     use super::*;
 
-    /// The first publication is slow, and two worker threads could run publications out of order.
+    /// Two worker threads could run the publications out of order, because the first publication is slow.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn events_of_one_object_are_published_in_order() {
         let (sent, mut received) = tokio::sync::mpsc::unbounded_channel();

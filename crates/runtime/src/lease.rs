@@ -2,8 +2,8 @@
 //! so it takes over a released lease quickly. A leader that cannot renew its lease stops before another process can
 //! take it over.
 //!
-//! A lease is no fencing: for a moment, two processes can both regard themselves as leader. The preconditions of the
-//! operators' writes make this harmless (invariant 11), not this module.
+//! A lease is no fencing: for a moment, two processes may both regard themselves as leader. The preconditions of the
+//! operators' writes make this harmless (invariant 11).
 
 use std::time::{Duration, Instant};
 
@@ -20,8 +20,8 @@ const DURATION: Duration = Duration::from_secs(20);
 const GRACE: Duration = Duration::from_secs(12);
 /// How often a standby tries to take the lease.
 const RETRY: Duration = Duration::from_secs(2);
-/// Time limit for each request about the lease, so that a connection that hangs does not outlive the lease. It is
-/// longer than the retry interval of a standby, because it also closes idle connections.
+/// Time limit for each request about the lease, so that no request hangs for longer than the lease is valid. The limit
+/// also closes idle connections, so it is longer than the retry interval of a standby.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
 /// Why the leader election failed or the lease was lost.
@@ -33,13 +33,13 @@ pub enum Error {
     /// Another process holds the lease.
     #[error("the lease {name} was taken over by another process")]
     Taken {
-        /// The name of the Lease.
+        /// The Lease that another process now holds.
         name: String,
     },
     /// The lease could not be renewed in time.
-    #[error("the lease {name} could not be renewed in time")]
+    #[error("the lease {name} was not renewed in time")]
     NotRenewed {
-        /// The name of the Lease.
+        /// The Lease that this process held.
         name: String,
         /// The error of the last attempt.
         #[source]
@@ -107,7 +107,7 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
 }
 
 /// Tries to take the lease for one retry interval. Each attempt creates a new lock, because a lock reads the Lease only
-/// when it is created, and when the term that it has read expires.
+/// twice: when it is created, and when the term that it has read expires.
 async fn attempt(
     client: &Client,
     candidate: &Candidate,
@@ -179,7 +179,7 @@ impl Lease {
     }
 }
 
-/// Groups failed renewals into outages. If the pause between two failures is long enough, a renewal between them has
+/// Groups failed renewals into outages. If the pause between two failures is long enough, a renewal in between has
 /// succeeded.
 #[derive(Default)]
 struct Outage {
@@ -194,7 +194,7 @@ impl Outage {
             .is_some_and(|last| now.duration_since(last) < DURATION.saturating_sub(GRACE));
         let began = match self.began {
             Some(began) if continues => began,
-            _ => now.checked_sub(CALL_TIMEOUT).unwrap_or(now), // The first request may have hung for this long.
+            _ => now.checked_sub(CALL_TIMEOUT).unwrap_or(now), // The first request may have hung for the whole timeout.
         };
         self.began = Some(began);
         self.last = Some(now);
@@ -223,8 +223,7 @@ mod tests {
         );
     }
 
-    /// Retries inside the client could take minutes. The leader would then notice too late that its lease was not
-    /// renewed.
+    /// If the client retried for minutes, the leader would notice too late that its lease was not renewed.
     #[tokio::test]
     async fn lease_requests_are_not_retried() {
         use tokio::io::{AsyncReadExt, AsyncWriteExt};

@@ -1,6 +1,6 @@
-//! The code that the three operators share: the start of a process, the leader lease, the controller wiring, the writes
-//! to the API server, and the access to the members of a cluster. It also turns each outcome of a reconcile into a log
-//! line, an Event and a metric.
+//! The code that the three operators share: the start of a process, the leader lease, the controller, the writes to the
+//! API server, and the access to the members of a cluster. It also turns each outcome of a reconcile into a log line,
+//! an Event and a metric.
 //!
 //! This crate does not know the operators. It makes no decision about clusters, backups or restores.
 

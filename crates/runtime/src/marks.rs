@@ -1,5 +1,5 @@
-//! The two conditions that the driver itself writes. `Unreadable` is set on an object that cannot be parsed. `Managed`
-//! reports whether an operator manages the object.
+//! The two conditions that the driver itself writes: `Unreadable` on an object that cannot be parsed, and `Managed`,
+//! which reports whether an operator manages the object.
 //!
 //! Each of the two conditions has its own field manager, so the rest of the status is not changed.
 
@@ -43,7 +43,7 @@ pub(crate) struct Marks<K> {
     scope: Scope,
     namespace: String,
     report: Arc<Report>,
-    /// The last reported parse error of each object, by UID. It avoids repeated writes.
+    /// The last reported parse error of each object, by UID. An error that is in this map is not written again.
     unreadable: Mutex<Unreadable>,
     /// For each object outside of this operator's scope, by UID: its scope annotation, and when it was first seen.
     waiting: Mutex<HashMap<String, (Option<String>, Instant)>>,
@@ -67,7 +67,7 @@ where
         }
     }
 
-    /// Invariant 15: the object gets a condition and an Event. It does not delay other objects.
+    /// Invariant 15: the object gets a condition and an Event, and delays no other object.
     pub(crate) async fn unreadable(&self, reference: &ObjectReference, invalid: &InvalidObject) {
         if !is_new_error(
             &mut locked(&self.unreadable),
@@ -98,7 +98,7 @@ where
     }
 
     /// Reports that this operator manages the object. A condition with the same status and reason is not written again.
-    /// Otherwise two operators with the same scope would overwrite each other again and again.
+    /// Otherwise two operators with the same scope would overwrite each other forever.
     pub(crate) async fn report_managed(&self, reference: &ObjectReference, object: &K) {
         locked(&self.waiting).remove(&uid(reference));
         let current = condition_of(object, MANAGED);
@@ -113,8 +113,8 @@ where
         self.write(reference, "scope", &json!([condition])).await;
     }
 
-    /// Handles an object whose scope annotation requires another operator. If no such operator reports within [`GRACE`]
-    /// that it manages the object, reports the object as unmanaged. Returns the delay until the next check.
+    /// Handles an object with a scope annotation that requires another operator. If no such operator reports within
+    /// [`GRACE`] that it manages the object, reports the object as unmanaged. Returns the delay until the next check.
     pub(crate) async fn report_unmanaged(
         &self,
         reference: &ObjectReference,
@@ -147,7 +147,7 @@ where
 
     fn grace_left(&self, uid: String, annotation: Option<&str>, now: Instant) -> Duration {
         let mut waiting = locked(&self.waiting);
-        // Entries of deleted objects expire.
+        // Drops old entries, because their objects may have been deleted.
         waiting.retain(|_, (_, since)| now.duration_since(*since) < GRACE * 100);
         let fresh = || (annotation.map(str::to_owned), now);
         let seen = waiting.entry(uid).or_insert_with(fresh);
@@ -184,8 +184,7 @@ where
     }
 }
 
-/// Stores the parse error of an object. Returns true if this error was not stored before. Entries of deleted objects
-/// expire.
+/// Stores the parse error of an object. Returns true if the error is new. Drops old entries.
 fn is_new_error(
     reported: &mut Unreadable,
     object: &ObjectReference,
@@ -309,12 +308,12 @@ mod tests {
             json!({ "observedGeneration": 3,
                 "conditions": [{ "type": MANAGED, "status": status, "reason": reason }] })
         };
-        // Each row has a status, the result for a namespaced operator, and the result for a cluster-wide operator.
+        // Each row contains a status, the result for a namespaced operator, and the result for a cluster-wide operator.
         let cases = [
             (json!(null), false, false),
             (json!({ "phase": "Creating" }), false, false),
             (managed("False", "NotManaged"), false, false),
-            // The annotation was changed, and the operator with the other scope has not taken over the object yet.
+            // A user changed the annotation, and the operator with the other scope has not taken over the object yet.
             (managed("True", "Namespaced"), false, true),
             (managed("True", "ClusterWide"), true, false),
             (json!({ "observedGeneration": 3 }), false, false),

@@ -11,8 +11,8 @@ pub struct Notice {
     pub action: &'static str,
     /// The message. If a user must act, it contains the remedy.
     pub note: String,
-    /// Whether the operator has made a change. Then the notice is published each time. A notice about a state is
-    /// published once as long as the state lasts.
+    /// True if the operator has made a change: the notice is then published each time. A notice about a state is
+    /// published once, as long as the state lasts.
     pub change: bool,
 }
 

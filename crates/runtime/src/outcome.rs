@@ -1,7 +1,7 @@
 //! Publishes the result of each reconcile as log lines, Events and metrics.
 //!
 //! The labels of metrics are `&'static str`s and namespaces, so their number is limited. The text of an error is in
-//! logs and Events, but never in a label.
+//! logs and Events, and never in a label.
 //!
 //! Invariant 14: callers never pass the content of a Secret to this module.
 
@@ -23,11 +23,11 @@ use tracing::{debug, info, warn};
 use crate::event::{Queue, Reporter, SERIES, Series};
 pub use crate::notice::Notice;
 
-/// After this time, a state that has not changed is published again, because Events expire after an hour by default.
+/// A state that has not changed is published again after this time, because Events expire after an hour by default.
 const REPEAT_AFTER: Duration = Duration::from_mins(30);
 /// Maximum number of Events in a burst, for one reason and one object.
 const BURST: u32 = 20;
-/// After each such interval, one more Event is allowed.
+/// After a burst, one Event is allowed in each interval of this length.
 const REFILL: Duration = Duration::from_secs(30);
 
 /// The result of a successful reconcile.
@@ -49,7 +49,7 @@ pub trait Failure: StdError + Send + Sync + 'static {
         &[]
     }
 
-    /// Time until the retry, if the failure determines this time. Such a failure does not increase the back-off.
+    /// Time until the retry; `None` applies the back-off. A failure with a time does not increase the back-off.
     fn retry_after(&self) -> Option<Duration> {
         None
     }
@@ -64,7 +64,7 @@ impl fmt::Display for Chain<'_> {
         f.write_str(&shown)?;
         let mut cause = self.0.source();
         while let Some(error) = cause {
-            // Some libraries include the text of the cause in their own text.
+            // The text of an error may already include the text of its cause, as in some libraries.
             let text = error.to_string();
             if !shown.contains(&text) {
                 write!(f, ": {text}")?;
@@ -99,7 +99,7 @@ pub struct Metrics {
 impl Metrics {
     /// Registers the metrics. `word` is a part of their names, as in `etcd_operator_cluster_reconcile_...`.
     pub fn register(registry: &mut Registry, word: &str) -> Self {
-        // The buckets cover 5 ms to 82 s. A reconcile that takes longer is stuck.
+        // The buckets cover 5 ms to 82 s. A reconcile that takes longer than that is stuck.
         let buckets: fn() -> Histogram = || Histogram::new(exponential_buckets(0.005, 2.0, 15));
         let metrics = Self {
             duration: Family::new_with_constructor(buckets),
@@ -145,9 +145,9 @@ struct History {
 struct Published {
     at: Instant,
     series: Series,
-    /// Whether the state has ended. If the state occurs again, the note is published again.
+    /// True if the state has ended. If the state occurs again, the note is published again.
     ended: bool,
-    /// Whether the note reports a change. Then the entry is only used to count repetitions.
+    /// True if the note reports a change. The entry then only counts repetitions.
     change: bool,
 }
 
@@ -159,8 +159,8 @@ impl Published {
 }
 
 /// The rate limit for Events with one reason about one object: a burst of [`BURST`] Events, and then one Event per
-/// [`REFILL`]. It prevents an unstable cluster from overloading the API server with Events. Each reason has its own
-/// limit, so many failures do not suppress the Event of the recovery.
+/// [`REFILL`]. An unstable cluster therefore cannot overload the API server with Events. Each reason has its own limit,
+/// so many failures do not suppress the Event of the recovery.
 struct Allowance {
     left: u32,
     since: Instant,
@@ -181,7 +181,7 @@ impl Allowance {
 
 enum Decision {
     Publish(Series),
-    /// The same state was published before.
+    /// The same state was published before, and has not ended.
     Duplicate,
     /// The rate limit allows no Event.
     RateLimited,
@@ -251,7 +251,7 @@ impl Report {
         }
     }
 
-    /// Marks those published states as ended that the latest reconcile does not report.
+    /// Marks the published states as ended that the latest reconcile no longer reports.
     fn mark_ended(&self, object: &ObjectReference, notices: &[Notice]) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         for ((uid, reason), notes) in &mut history.notes {
@@ -278,7 +278,8 @@ impl Report {
                     .get_or_create(&Where { namespace })
                     .inc();
                 if notice.change {
-                    // A state is published as soon as the limit allows. For a change, this log line is the only record.
+                    // A state is published later, as soon as the limit allows. For a change, this log line is the only
+                    // record.
                     info!(
                         reason = notice.reason,
                         "{} (no Event: rate limit)", notice.note
@@ -382,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn chain_contains_each_cause_once() {
+    fn error_text_contains_each_cause_once() {
         assert_eq!(Chain(&Outer(Inner)).to_string(), "outer: inner");
     }
 

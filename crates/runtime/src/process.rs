@@ -1,7 +1,7 @@
 //! The parts of an operator process: logs, clients, admin server, CRD, lease, controller, shutdown.
 //!
-//! At the shutdown, the running reconciles finish before the lease is released. So the next process starts at once, but
-//! never runs concurrently with this one.
+//! At the shutdown, the running reconciles finish before the lease is released. The next process therefore starts at
+//! once, and never runs concurrently with this one.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -38,11 +38,11 @@ const DRAIN: Duration = Duration::from_secs(20);
 /// Number of worker threads. An operator mostly waits for responses, so one thread per core of a large machine would
 /// only take memory.
 const WORKER_THREADS: usize = 2;
-/// Read timeout for connections to the API server. Without a timeout, a connection to a lost server would hang forever.
-/// A healthy watch receives a bookmark about once a minute.
+/// Read timeout for connections to the API server. Without it, a connection to a lost server would hang forever. On a
+/// healthy watch, a bookmark arrives about once a minute.
 const READ_TIMEOUT: Duration = Duration::from_mins(2);
-/// Maximum number of threads that block, for example in a DNS lookup or a file read. While DNS is down, lookups hang
-/// longer than their callers wait, so without this limit the number of threads would grow.
+/// Maximum number of blocking threads, for example for DNS lookups and file reads. While DNS is down, lookups hang for
+/// longer than their callers wait, so the number of threads would grow without this limit.
 const MAX_BLOCKING_THREADS: usize = 64;
 
 /// Why the process ended without a shutdown signal.
@@ -95,7 +95,7 @@ pub struct Operator {
     pub client_without_retry: Client,
     /// Which objects the operator manages.
     pub scope: Scope,
-    /// Namespace of the operator.
+    /// The namespace of the operator's own pod.
     pub namespace: String,
     /// Name of the operator's pod.
     pub identity: String,
@@ -191,7 +191,7 @@ pub fn run_once(log_json: bool, task: impl Future<Output = bool>) -> Result<Exit
     })
 }
 
-/// Makes every panic abort the process, and not only its task. Failpoints use this to simulate a crash.
+/// Makes every panic abort the whole process instead of only its task. Failpoints use this to simulate a crash.
 pub fn abort_on_panic() {
     std::panic::set_hook(Box::new(|what| {
         tracing::error!("{what}");
@@ -268,7 +268,7 @@ where
     };
     leader.set(1);
     tokio::select! {
-        // Invariant 11: another process may be the leader from now on. So the process ends without waiting for its
+        // Invariant 11: another process may be the leader from now on, so this process ends without waiting for its
         // reconciles.
         lost = lease.hold() => return Err(lost.into()),
         ended = &mut server => return admin_result(ended),
@@ -330,7 +330,7 @@ fn admin_result(
     }
 }
 
-/// Waits until `work` ends, but not longer than [`DRAIN`] after the start of the shutdown.
+/// Waits until `work` ends, at most for [`DRAIN`] after the start of the shutdown.
 async fn drain(work: impl Future<Output = ()>, shutdown: &CancellationToken) {
     let deadline = async {
         shutdown.cancelled().await;

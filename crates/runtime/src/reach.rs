@@ -1,5 +1,4 @@
-//! Access to the members of a cluster: the client certificate and the credentials, from the Secrets that the spec
-//! names.
+//! Access to the members of a cluster: the client certificate and the credentials from the Secrets that the spec names.
 //!
 //! The access is kept in memory only, and never printed (invariant 14).
 
@@ -39,7 +38,7 @@ pub async fn of_cluster(client: &Client, cluster: &EtcdCluster) -> Result<Access
     }
 }
 
-/// Reads the TLS Secrets of a cluster. If a Secret cannot be read, this is a fault of the Secret.
+/// Reads the TLS Secrets of a cluster. A Secret that cannot be read is reported as a fault of that Secret.
 pub async fn cluster_tls(
     client: &Client,
     (namespace, cluster): (&str, &str),

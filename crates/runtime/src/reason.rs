@@ -28,16 +28,17 @@ impl<R: fmt::Display> fmt::Display for Trouble<R> {
 }
 
 #[cfg(test)]
-#[allow(unreachable_pub, reason = "declared as operators declare it")]
+#[allow(
+    unreachable_pub,
+    reason = "the operators declare their reasons in this way"
+)]
 mod tests {
     use super::Trouble;
 
     api::reasons! {
-        /// Two reasons.
+        /// Reasons for the test.
         pub enum Reason {
-            /// One.
             SecretMissing,
-            /// The other.
             InvalidSpec,
         }
     }

@@ -30,7 +30,7 @@ impl Scope {
         }
     }
 
-    /// Whether this operator manages the object, by the rule of v1beta2.
+    /// Whether this operator manages the object, by the rules of v1beta2.
     pub fn takes<K: Resource>(&self, object: &K) -> bool {
         let annotation = object
             .annotations()

@@ -1,8 +1,8 @@
 //! Azure Blob Storage: one container, one identity.
 //!
 //! An object is a block blob. The service checks each block against its MD5, and a block list joins the blocks to the
-//! blob. Blocks without a list are invisible. Azure removes them after a week and has no request to remove them earlier
-//! (<https://learn.microsoft.com/rest/api/storageservices/put-block>).
+//! blob. Blocks that are in no list are invisible. Azure removes them after a week and has no request to remove them
+//! earlier (<https://learn.microsoft.com/rest/api/storageservices/put-block>).
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -35,10 +35,10 @@ mod transport;
 pub(crate) use access::account_at;
 pub use access::{AbsAccess, AbsCloud, AbsConfig};
 
-/// Number of blobs that a page should have. A page of the default size, 5,000 blobs, can have 10 MiB.
+/// Number of blobs requested for each page of a listing. A page of the default size, 5,000 blobs, can have 10 MiB.
 const BLOBS_PER_PAGE: u32 = 1_000;
 
-/// A container of Azure Blob Storage.
+/// A container of Azure Blob Storage, as a store.
 #[derive(Clone)]
 pub struct AbsStore {
     /// The client for requests that send no content.
@@ -156,12 +156,12 @@ impl AbsStore {
             too_long(&self.place, MAX_PAGE)
         } else if text.contains(markup::FAULT) {
             self.place.excessive(format!(
-                "sends a list that the operator does not read: check that the endpoint is an object store ({text})"
+                "sends a list that the operator rejects: check that the endpoint is an object store ({text})"
             ))
         } else if text.contains("timed out") {
             Error::Timeout(self.place.endpoint.clone())
         } else if text.contains(identity::NO_TOKEN) {
-            Error::AccessDenied(text)
+            Error::NoIdentity(text)
         } else {
             self.place.unreachable(&text)
         }
@@ -190,8 +190,8 @@ fn described(blob: &Blob) -> Object {
 struct AbsSink {
     store: AbsStore,
     key: String,
-    /// A random number in the block IDs of this upload. It distinguishes the blocks from those of another upload of the
-    /// same key.
+    /// A random number in the block IDs of this upload, which distinguishes its blocks from those of another upload of
+    /// the same key.
     upload: u64,
 }
 
@@ -243,8 +243,8 @@ impl Upload for AbsUpload {
                 let committed = store.bulk.blob_client(key).put_block_list(list).await;
                 if let Err(error) = committed {
                     let failure = store.explain(key, &error);
-                    // If the response was lost, the service rejects the retry, because the blocks are now committed.
-                    // The upload has succeeded if the blob consists of these blocks.
+                    // If the response was lost, the service rejects the retry, because the blocks are committed by now.
+                    // If the blob consists of these blocks, the upload has succeeded.
                     return if self.has_own_blocks().await {
                         store.verify(key, self.parts.written()).await
                     } else {
@@ -288,8 +288,8 @@ struct AbsVersion {
 #[async_trait]
 impl Version for AbsVersion {
     async fn body(&self, part: Range<u64>) -> Result<Body, Error> {
-        // The chunk size makes the client send one request for the whole part. Below 4 MiB, the client would request a
-        // checksum that few services calculate.
+        // With this chunk size, the client sends one request for the whole part. Below 4 MiB, the client would request
+        // a checksum that few services calculate.
         let wanted = part.end.saturating_sub(part.start);
         let pages = self
             .store

@@ -14,8 +14,8 @@ const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 /// Number of bytes that are needed to recognize a Zstandard stream.
 pub const BEGINNING: usize = MAGIC.len();
 
-/// The default level of zstd. It compresses about as fast as a network transfers, to a fifth or a third of the size for
-/// text keys and values.
+/// The default level of zstd. It compresses about as fast as a network transfers. Text keys and values shrink to a
+/// fifth or a third.
 const LEVEL: i32 = 3;
 
 /// Size of an output piece in bytes.
@@ -82,7 +82,7 @@ pub struct Decompressor {
     piece: Vec<u8>,
     /// Whether the input so far is a complete stream.
     complete: bool,
-    /// Whether zstd can return more output without more input.
+    /// Whether zstd may have more output without more input.
     full: bool,
 }
 

@@ -1,10 +1,10 @@
-//! Converts the errors of all stores into [`Error`] with a remedy. Pure.
+//! Converts the errors of all stores into [`Error`] with a remedy. Performs no I/O.
 
 use std::error::Error as StdError;
 
 use crate::port::Error;
 
-/// Maximum number of characters of the store's text in a message.
+/// Of the store's text, a message contains at most this number of characters.
 const MAX_MESSAGE: usize = 1_000;
 
 /// The bucket and the endpoint as error messages show them.
@@ -28,7 +28,8 @@ impl Place {
         }
     }
 
-    /// Converts the error of a request without an object: such a request reports a missing bucket as a missing object.
+    /// Converts the error of a request without an object. For such a request, a missing bucket is reported as a missing
+    /// object.
     pub(crate) fn about_bucket(&self, error: Error) -> Error {
         match error {
             Error::NoSuchObject { .. } => Error::NoSuchBucket {
@@ -40,7 +41,7 @@ impl Place {
 
     /// The error for a missing response.
     pub(crate) fn unreachable(&self, text: &str) -> Error {
-        // The error of rustls for a server that responds without TLS.
+        // This is the error of rustls if a server responds without TLS.
         if text.contains("InvalidContentType") {
             return Error::Unreachable {
                 endpoint: self.endpoint.clone(),
@@ -53,9 +54,7 @@ impl Place {
             return Error::Certificate(text.to_owned());
         }
         if text.contains("no providers in chain") || text.contains("credentials provider") {
-            return Error::AccessDenied(
-                "no credentials were found for the pod's own identity".to_owned(),
-            );
+            return Error::NoIdentity("no credentials were found".to_owned());
         }
         Error::Unreachable {
             endpoint: self.endpoint.clone(),
@@ -63,8 +62,8 @@ impl Place {
         }
     }
 
-    /// The error for a response that does not come from a store, or comes from the wrong port of a store. Stores report
-    /// errors with a reason, and this response has none.
+    /// The error for a response that does not come from a store, or comes from another port of the store. A store
+    /// reports errors with a reason, and this response has none.
     pub(crate) fn foreign(&self, answer: &str) -> Error {
         Error::Other(format!(
             "{answer}: {} does not respond like an object store: correct the endpoint, and check whether it starts with \
@@ -74,7 +73,7 @@ impl Place {
     }
 
     /// Like [`Place::answered`], for the response to a HEAD request. Such a response never has a body, so a missing
-    /// reason is no evidence. A redirection or "method not allowed" still does not come from a store.
+    /// reason does not prove that the server is no store. A redirection or "method not allowed" still proves it.
     pub(crate) fn answered_to_head(
         &self,
         key: &str,
@@ -231,13 +230,13 @@ mod tests {
                 Some("InvalidAccessKeyId"),
                 Some(403),
                 "",
-                "check the credentials in the Secret",
+                "check the credentials",
             ),
             (
                 Some("SignatureDoesNotMatch"),
                 Some(403),
                 "",
-                "check the credentials in the Secret",
+                "check the credentials",
             ),
             (None, Some(403), "", "bucket's policy"),
             (
@@ -256,7 +255,7 @@ mod tests {
                 Some("AuthenticationFailed"),
                 Some(403),
                 "Server failed to authenticate the request",
-                "check the credentials in the Secret",
+                "check the credentials",
             ),
             (
                 Some("AuthorizationHeaderMalformed"),
@@ -274,6 +273,10 @@ mod tests {
             place.answered("k", None, "", Some(404)),
             Error::NoSuchObject { .. }
         ));
+        let no_identity = place.unreachable("no providers in chain provided credentials");
+        let text = no_identity.to_string();
+        assert!(text.contains("name a Secret in the spec"), "{text}");
+        assert!(!text.contains("check the credentials"), "{text}");
         // A response without a reason does not come from a store, except for a response to HEAD.
         for (status, is_foreign) in [(400, false), (412, false), (301, true), (405, true)] {
             let of = |error: Error| error.to_string().contains("correct the endpoint");

@@ -1,4 +1,4 @@
-//! A store for the operators' tests. It stores objects in a directory, and its requests fail on demand.
+//! A store for the operators' tests. It keeps objects in a directory, and its requests fail on demand.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -9,7 +9,7 @@ use bytes::Bytes;
 use crate::local::LocalStore;
 use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 
-/// The requests that a [`FaultyStore`] can let fail.
+/// The requests that a [`FaultyStore`] can make fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
     /// [`Store::begin`].
@@ -32,7 +32,7 @@ pub enum Call {
     Delete,
 }
 
-/// A directory whose requests fail as the script says.
+/// A store in a directory. Its requests fail as the script says.
 #[derive(Clone, Debug)]
 pub struct FaultyStore {
     inner: LocalStore,
@@ -48,7 +48,8 @@ impl FaultyStore {
         }
     }
 
-    /// Lets the next request of this kind fail with `error`. Errors of several calls are used in order.
+    /// Lets the next request of this kind fail with `error`. If this is called several times, the errors are used in
+    /// order.
     pub fn fail(&self, call: Call, error: Error) {
         self.fail_after(call, 0, error);
     }

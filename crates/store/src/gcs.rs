@@ -1,8 +1,8 @@
 //! Google Cloud Storage: one bucket, one identity, over Google's JSON API.
 //!
-//! Google's own client writes small objects, and only to Google's own endpoint, because it reads responses of any size
-//! into memory. The JSON API is used for everything else: the client lists and looks up objects only over gRPC, and has
-//! errors in chunked uploads.
+//! Google's own client reads responses of any size into memory, so it is used only to write small objects, and only at
+//! Google's own endpoint. The JSON API is used for everything else, because the client lists and looks up objects only
+//! over gRPC, and its chunked uploads have errors.
 //!
 //! A resumable upload has no parts that can be sent concurrently. An unfinished upload is invisible and costs nothing.
 //! Google removes it after a week (<https://cloud.google.com/storage/docs/resumable-uploads>).
@@ -33,7 +33,7 @@ use package::Package;
 /// A bucket of Google Cloud Storage.
 #[derive(Clone)]
 pub struct GcsStore {
-    /// Google's own client. `None` for an endpoint that the user has chosen.
+    /// Google's own client. `None` if the user has chosen the endpoint.
     package: Option<Package>,
     json: Json,
     place: Place,

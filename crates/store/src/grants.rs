@@ -1,5 +1,5 @@
 //! Grants for the operator's own cloud identity. An EtcdBackup or EtcdRestore without a Secret uses this identity, so
-//! an administrator grants locations to namespaces. Pure.
+//! an administrator grants namespaces the locations that they may use. Performs no I/O.
 
 use std::str::FromStr;
 
@@ -42,7 +42,7 @@ impl FromStr for Grant {
     }
 }
 
-/// Whether no part of the path is empty, `.` or `..`. A client or a store might resolve such a part, so the path would
+/// Whether no part of the path is empty, `.` or `..`. A client or a store might resolve such a part, and the path would
 /// lead outside of the grant.
 fn is_plain(path: &str) -> bool {
     path.split('/').all(|part| !matches!(part, "" | "." | ".."))
@@ -90,8 +90,7 @@ impl Grants {
         };
         let wanted = place.map_err(|problem| {
             format!(
-                "spec.{block}.{problem}, and spec.{block}.{secret} is not set: set spec.{block}.{secret}, because the \
-                 operator does not use its own identity in this way"
+                "spec.{block}.{problem}, and spec.{block}.{secret} is not set: set spec.{block}.{secret}, because the operator does not use its own identity with this setting"
             )
         })?;
         let granted = is_plain(source.path())
@@ -111,8 +110,8 @@ impl Grants {
     }
 }
 
-/// The location that a grant must cover. Fails if TLS verification is off or the tenant chooses the CA, because the
-/// tenant could then impersonate the store and get the operator's token.
+/// The location that a grant must cover. Fails if TLS verification is off or the namespace chooses the CA: users of the
+/// namespace could then impersonate the store and get the operator's token.
 fn s3_place(s3: &S3Source) -> Result<String, &'static str> {
     if s3.insecure_skip_verify {
         return Err("insecureSkipVerify is set");

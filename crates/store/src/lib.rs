@@ -1,8 +1,8 @@
 //! The object-store port: a trait, one module for each provider, and a fake.
 //!
-//! Objects are written as streams that are committed or aborted. No object is visible under its key before
-//! [`Upload::commit`] has returned. Keys are full object names. This crate neither creates names nor matches name
-//! patterns.
+//! Objects are written as streams, which are committed or aborted. No object is visible under its key before
+//! [`Upload::commit`] has returned. Keys are full object names. This crate neither creates names nor matches patterns
+//! of names.
 
 mod abs;
 pub mod compression;

@@ -1,5 +1,5 @@
-//! Limits for responses and listings. The user who creates an EtcdBackup or EtcdRestore chooses the endpoint. So a
-//! response may be endless, and a listing may never end. The content of an object is a stream and has no limit here.
+//! Limits for responses and listings. Users choose the endpoints of EtcdBackups and EtcdRestores, so a response may be
+//! endless, and a listing may never end. The content of an object is a stream and has no limit here.
 
 use std::collections::HashSet;
 use std::collections::hash_map::RandomState;
@@ -17,8 +17,8 @@ pub(crate) const MAX_PAGE: usize = 16 << 20;
 /// responses of the known services have a few KiB.
 pub(crate) const MAX_ANSWER: usize = 1 << 20;
 
-/// Minimum number of bytes that each chunk of a response counts against the limit. A chunk of one byte takes far more
-/// memory and time than one byte.
+/// Each chunk of a response counts as at least this number of bytes, because a chunk of one byte takes far more memory
+/// and time than one byte.
 pub(crate) const MIN_CHUNK: usize = 64;
 
 /// Maximum number of entries in one page. S3 and Google send 1,000, Azure sends 5,000.
@@ -27,20 +27,19 @@ pub(crate) const MAX_PAGE_ENTRIES: usize = 10_000;
 /// Maximum number of entries in a listing.
 pub(crate) const MAX_ENTRIES: usize = 100_000;
 
-/// Maximum size of all keys and identifiers of a listing in bytes: 120 bytes for each of [`MAX_ENTRIES`].
+/// Maximum size in bytes of all keys and identifiers of a listing: 120 bytes for each of [`MAX_ENTRIES`].
 const MAX_TEXT: usize = 12 << 20;
 
 /// Maximum number of pages in a listing. Azure may send empty pages.
 const MAX_PAGES: usize = 1_000;
 
-/// Maximum length in bytes of the marker of a page. The marker becomes a part of the next URL. Markers of the known
+/// Maximum length in bytes of the marker for the next page, which becomes a part of the next URL. Markers of the known
 /// services have at most a few KiB.
 const MAX_MARKER: usize = 16 << 10;
 
 /// Maximum duration of a listing. A page takes less than a second.
 pub(crate) const LISTING_TIMEOUT: Duration = Duration::from_mins(2);
 
-/// The entries of a listing that is in progress.
 pub(crate) struct Listing<'a, T> {
     place: &'a Place,
     prefix: &'a str,

@@ -24,20 +24,20 @@ use directory::Directory;
 use tenant::{Room, Tenant};
 use upload::{LocalUpload, UnfinishedFile};
 
-/// Prefix of the names of unfinished files. Such files are not objects.
+/// Prefix of the names of unfinished files. These files are not objects.
 const UNFINISHED: &str = ".unfinished-";
 
-/// After this time without a write, an unfinished file of another process counts as abandoned. The time is longer than
+/// An unfinished file of another process counts as abandoned if it was not written for this time, which is longer than
 /// any pause of an upload.
 const ABANDONED_AFTER: Duration = Duration::from_mins(10);
 
-/// Number of hexadecimal digits that identify the owner of an unfinished file.
+/// Number of hexadecimal digits that identify the owner in the name of an unfinished file.
 const OWNER_DIGITS: usize = 8;
 
-/// Size of a read in bytes.
+/// Number of bytes in each read.
 const CHUNK: u64 = 1 << 20;
 
-/// A directory with objects.
+/// A directory with objects, as a store.
 #[derive(Clone, Debug)]
 pub struct LocalStore {
     directory: Directory,
@@ -62,7 +62,7 @@ impl LocalStore {
         }
     }
 
-    /// Like [`LocalStore::new`], with a location that messages show.
+    /// Like [`LocalStore::new`], with the location that messages name.
     pub fn named(root: impl Into<PathBuf>, location: String) -> Self {
         Self {
             location,
@@ -71,7 +71,7 @@ impl LocalStore {
     }
 
     /// Sets the owner in the names of unfinished files, for a directory to which several processes write. Unfinished
-    /// files of other owners are listed only ten minutes after their last write.
+    /// files of other owners are listed only if their last write is ten minutes old.
     #[must_use]
     pub fn owned_by(mut self, owner: &str) -> Self {
         let mut digits = hex::encode(Md5::digest(owner));
@@ -102,7 +102,7 @@ impl LocalStore {
         below.map_or_else(|| root.to_owned(), |below| root.join(below))
     }
 
-    /// Whether another process may still write to an unfinished file.
+    /// Whether another process may still be writing to an unfinished file.
     fn may_be_in_use(&self, name: &str, written: &Metadata) -> bool {
         let is_abandoned = written
             .modified()
@@ -188,7 +188,7 @@ impl LocalStore {
         self.check_links(&base)?;
         let mut objects = Vec::new();
         match walk(&base, "", prefix, MAX_ENTRIES, &mut objects) {
-            // The directory of a namespace is created with its first backup.
+            // The directory of a namespace is created with the first backup of the namespace.
             Err(error) if error.kind() == ErrorKind::NotFound && self.tenant.is_some() => {
                 fs::metadata(self.directory.root())
                     .map_err(|error| self.directory.explain("", &error))?;
@@ -261,7 +261,7 @@ fn unfinished_name(owner: Option<&str>, target: &str) -> String {
     let random = rand::random::<u64>();
     match owner {
         None => format!("{UNFINISHED}{random:016x}-{target}"),
-        // The name has the same length as without an owner.
+        // The name must have the same length as a name without an owner.
         Some(owner) => format!("{UNFINISHED}{owner}.{:07x}-{target}", random >> 36),
     }
 }
@@ -289,7 +289,7 @@ fn open_file(path: &Path) -> std::io::Result<Option<(File, u64)>> {
     Ok(Some((File::open(path)?, metadata.len())))
 }
 
-/// Success if the file is missing.
+/// Removes a file. Succeeds if the file is missing.
 fn remove_if_present(path: &Path) -> std::io::Result<()> {
     match fs::remove_file(path) {
         Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
@@ -375,8 +375,8 @@ impl Store for LocalStore {
     }
 }
 
-/// Lists only directories that can contain matches: other directories, such as `lost+found`, may be
-/// inaccessible. Files that are deleted meanwhile are skipped. Ends after more than `limit` objects.
+/// Lists objects below a directory. Enters only directories that can contain matches, because other directories, such
+/// as `lost+found`, may be inaccessible. Skips files that are deleted meanwhile. Ends after more than `limit` objects.
 fn walk(
     dir: &Path,
     below: &str,
@@ -475,7 +475,7 @@ mod tests {
         assert_eq!(store.list("nothing/there").await.unwrap(), []);
     }
 
-    /// Some unfinished files belong to running processes, others to dead ones.
+    /// Some unfinished files belong to running processes, and some to processes that no longer exist.
     #[tokio::test]
     async fn lists_only_abandoned_files_of_other_owners() {
         let dir = tempfile::tempdir().unwrap();
@@ -513,7 +513,7 @@ mod tests {
 
     /// Invariant 13: each namespace has its own objects, and the operator's namespace keeps its paths.
     #[tokio::test]
-    async fn tenant_directory_is_separate() {
+    async fn invariant_13_each_namespace_has_its_own_directory() {
         let dir = tempfile::tempdir().unwrap();
         let own = LocalStore::new(dir.path());
         let [a, b] = ["team-a", "team-b"].map(|namespace| own.for_namespace(namespace, None));
@@ -550,7 +550,7 @@ mod tests {
 
     /// Invariant 13: other software with access to the volume may have created links.
     #[tokio::test]
-    async fn tenant_symlinks_are_not_followed() {
+    async fn invariant_13_symlinks_in_directory_of_namespace_are_not_followed() {
         let dir = tempfile::tempdir().unwrap();
         let own = LocalStore::new(dir.path());
         let victim = own.for_namespace("victim", None);
@@ -591,19 +591,19 @@ mod tests {
         let keys = tenant.list("etcd/").await.unwrap();
         assert_eq!(keys, [], "a listing does not enter links");
         assert_eq!(victim.head("etcd/main").await.unwrap().unwrap().size, 6);
-        // The operator's namespace belongs to the administrator, who may use links.
+        // The operator's own namespace belongs to the administrator, who may use links.
         let through = "namespaces/team-a/etcd/main";
         assert!(own.head(through).await.unwrap().is_some());
     }
 
     #[tokio::test]
-    async fn tenant_quota_limits_uploads() {
+    async fn quota_of_namespace_limits_uploads() {
         let dir = tempfile::tempdir().unwrap();
         let own = LocalStore::new(dir.path());
         let store = own.for_namespace("team-a", Some(1000));
         let other = own.for_namespace("team-b", Some(1000));
         store.put("one", vec![0; 600].into()).await.unwrap();
-        // While it streams: the first chunk fits, and the second one does not.
+        // A quota can be exceeded during an upload: the first chunk fits, and the second does not.
         let mut upload = store.begin("two").await.unwrap();
         upload.write(vec![0; 400].into()).await.unwrap();
         let error = upload.write(vec![0; 1].into()).await.unwrap_err();
@@ -614,7 +614,7 @@ mod tests {
         ] {
             assert!(text(&error).contains(part), "{error}");
         }
-        // A concurrent upload counts before its commit.
+        // The bytes of a concurrent upload count before it is committed.
         let error = store.begin("three").await.err().unwrap();
         assert!(matches!(error, Error::Full(_)), "{error}");
         upload.abort().await.unwrap();

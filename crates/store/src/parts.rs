@@ -15,7 +15,7 @@ pub(crate) const PART: usize = 6 << 20;
 /// 12 MiB for objects larger than 6 GiB.
 const MAX_IN_FLIGHT: usize = 3;
 
-/// How long an abort waits for the parts in flight before it removes the upload.
+/// An abort waits this long for the parts in flight before it removes the upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Number of parts after which the part size doubles. The size doubles only once, because a snapshot stream may be
@@ -28,7 +28,7 @@ const MAX_PARTS: usize = 10_000;
 /// The store's side of an upload.
 #[async_trait]
 pub(crate) trait Sink: Clone + Send + Sync + 'static {
-    /// What the store needs to know about each part when the upload is completed.
+    /// What the store must know about each part to complete the upload.
     type Part: Send + 'static;
     /// Starts the upload. Called once, before the first part is sent.
     async fn begin(&self) -> Result<(), Error>;
@@ -166,8 +166,9 @@ impl<S: Sink> Parts<S> {
 pub(crate) struct InFlight<P>(JoinSet<Result<(usize, P), Error>>);
 
 impl<P: Send + 'static> InFlight<P> {
-    /// Waits until no part is in flight, but not longer than the timeout. Without the wait, the store could receive a
-    /// part during the abort and keep it forever. A request that is dropped here may still complete in the store.
+    /// Waits until no part is in flight, but not longer than the timeout. Without this wait, the store could receive a
+    /// part after the abort and keep it forever. A request that is dropped after the timeout may still complete in the
+    /// store.
     pub(crate) async fn wait(mut self) {
         let all = async { while self.0.join_next().await.is_some() {} };
         if tokio::time::timeout(ABORT_TIMEOUT, all).await.is_err() {
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hostile_etcd_upload_of_endless_snapshot_fails() {
+    async fn hostile_etcd_upload_of_endless_snapshot_ends_with_error() {
         let mut parts = Parts::new(Discarding, 1);
         let chunk = Bytes::from(vec![0; 2 * MAX_PARTS + 10]);
         let error = parts.write(chunk).await.unwrap_err().to_string();
@@ -224,7 +225,7 @@ mod tests {
         }
     }
 
-    /// A sink that counts the parts in flight.
+    /// A sink that counts how many parts are in flight.
     #[derive(Clone, Default)]
     struct Counting(Arc<Mutex<(usize, usize, usize)>>);
 
@@ -243,7 +244,7 @@ mod tests {
                 counts.0 += 1;
                 counts.1 = counts.1.max(counts.0);
             }
-            // Every second part takes longer, so later parts complete before earlier ones.
+            // Sending a part with an even number takes longer, so later parts complete before earlier ones.
             tokio::time::sleep(Duration::from_millis(if number.is_multiple_of(2) {
                 1
             } else {

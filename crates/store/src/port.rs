@@ -1,10 +1,10 @@
-//! The trait `Store` and its types. No I/O.
+//! The trait `Store` and its types. Performs no I/O.
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use futures::stream::BoxStream;
 
-/// The metadata of an object.
+/// What a store reports about an object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Object {
     /// The full key inside the bucket.
@@ -14,7 +14,7 @@ pub struct Object {
     /// Time of the last write, in seconds since the epoch. `None` if the store does not report it.
     pub modified_unix_seconds: Option<i64>,
     /// Identifies one version of the object, for example an entity tag. `None` if the store does not report it. Some
-    /// stores report it for a single object, but not in listings.
+    /// stores report it for a single object, but not in a listing.
     pub tag: Option<String>,
 }
 
@@ -38,9 +38,9 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// How much younger than its process an upload may appear, in seconds. Times are whole seconds, and clocks differ.
-    /// Some stores (versitygw) report the time of the last part as the start. They may accept a part after the process
-    /// has died.
+    /// An upload may appear younger than its process by up to this number of seconds: times are whole seconds, and
+    /// clocks differ. Some stores (versitygw) report the time of the last part as the start, and may accept a part
+    /// after the process has ended.
     const CLOCK_TOLERANCE: i64 = 5;
 
     /// Whether the upload was started before a process that started at `unix_seconds`.
@@ -49,7 +49,7 @@ impl Unfinished {
     }
 }
 
-/// A committed object.
+/// An object that the store has acknowledged.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Committed {
     /// Size of the stored object in bytes, read from the store after the commit.
@@ -70,12 +70,18 @@ pub enum Error {
     /// The object does not exist.
     #[error("object {key:?} does not exist")]
     NoSuchObject {
-        /// The requested key.
+        /// The key that does not exist.
         key: String,
     },
     /// The identity lacks a permission, or the credentials are wrong.
-    #[error("access denied: {0}; check the credentials in the Secret and the bucket's policy")]
+    #[error("access denied: {0}; check the credentials and the bucket's policy")]
     AccessDenied(String),
+    /// The spec names no Secret, and the pod of this process has no usable cloud identity. The text is the cause.
+    #[error(
+        "the spec names no Secret, and the pod has no usable cloud identity ({0}): name a Secret in the spec, or configure \
+         a cloud identity for the pod's ServiceAccount"
+    )]
+    NoIdentity(String),
     /// The clock of the node and the clock of the store differ too much for signed requests.
     #[error("the store rejects the time of the request: correct this node's clock ({0})")]
     ClockSkew(String),
@@ -90,7 +96,7 @@ pub enum Error {
         "the store at {endpoint} cannot be reached: check the endpoint, the network and DNS ({detail})"
     )]
     Unreachable {
-        /// The endpoint.
+        /// The endpoint that did not answer.
         endpoint: String,
         /// The error of the connection.
         detail: String,
@@ -120,7 +126,7 @@ pub enum Error {
     /// The configuration is invalid.
     #[error("{field}: {problem}")]
     Invalid {
-        /// The field of the spec.
+        /// The field of the spec to correct.
         field: String,
         /// The problem and the remedy.
         problem: String,

@@ -1,6 +1,6 @@
 //! Reads an object from its start, and continues after a broken connection. Several parts of a large object are read
 //! concurrently, because stores limit a connection to the throughput of one disk (85 to 90 MB/s on S3:
-//! <https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html>). Independent of the
+//! <https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html>). Works with any
 //! store.
 
 use std::ops::Range;
@@ -13,20 +13,20 @@ use futures::stream::{self, BoxStream, StreamExt, TryStreamExt};
 
 use crate::port::{Error, ObjectStream};
 
-/// Number of consecutive attempts without data after which a read fails.
+/// A read fails after this number of consecutive attempts without data.
 const ATTEMPTS: u32 = 5;
 
-/// Maximum time without data on a connection.
+/// An attempt fails if its connection delivers no data for this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Size of a part in bytes.
 pub(crate) const PART: u64 = 8 << 20;
 
-/// Number of parts that are being read or buffered. These parts, and the part that the caller consumes, are the memory
-/// of a read.
+/// Number of parts that are being read or buffered. A read needs the memory of these parts and of the part that the
+/// caller consumes.
 const CONCURRENT_PARTS: usize = 6;
 
-/// Chunks smaller than this number of bytes are joined.
+/// Chunks with fewer bytes than this are joined.
 const MIN_CHUNK: usize = 16 << 10;
 
 /// The content of a part of an object.
@@ -41,7 +41,7 @@ pub(crate) trait Version: Send + Sync + 'static {
     fn endpoint(&self) -> String;
 }
 
-/// The start of an object, whose request was already sent.
+/// The start of an object. Its request was already sent.
 pub(crate) struct First {
     /// Number of bytes.
     pub(crate) size: u64,
@@ -49,7 +49,8 @@ pub(crate) struct First {
     pub(crate) body: Body,
 }
 
-/// Reads all `size` bytes of a version. The rest of the object is not requested part by part if it fits into one part.
+/// Reads all `size` bytes of a version. The first part may already have been requested. Sends no further request if it
+/// contains the whole object.
 pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> ObjectStream {
     let version = Arc::new(version);
     let first_size = first.as_ref().map_or(PART, |first| first.size);
@@ -130,7 +131,7 @@ struct Reading<V> {
     failures: u32,
 }
 
-/// Reads a part with retries. `body` is the content of a request that was already sent.
+/// Reads a part with retries. `body` is the content of a request for this part that was already sent.
 fn resumed<V: Version>(version: Arc<V>, part: Range<u64>, body: Option<Body>) -> Body {
     let reading = Reading {
         version,
@@ -205,7 +206,7 @@ mod tests {
         content: Bytes,
         /// Number of requests that break, and the number of bytes before each break.
         breaks: (AtomicUsize, usize),
-        /// Each request waits until this many requests are in flight.
+        /// Each request waits until this number of requests are in flight.
         concurrent: Option<Barrier>,
         parts: Mutex<Vec<Range<u64>>>,
     }
@@ -214,7 +215,7 @@ mod tests {
         fn of(size: u64) -> Self {
             let size = usize::try_from(size).unwrap();
             let bytes = (0_u32..).map(|at| (at / 3 % 251).to_le_bytes()[0]);
-            // The block length does not divide the part size, so every part has other bytes.
+            // The length of the block does not divide the part size, so the bytes of every part differ.
             let block: Vec<u8> = bytes.take(999_983).collect();
             let mut content = block.repeat(size / block.len() + 1);
             content.truncate(size);
@@ -276,7 +277,7 @@ mod tests {
     async fn parts_are_read_concurrently_and_in_order() {
         let size = 3 * CONCURRENT_PARTS as u64 * PART;
         let source = Arc::new(TestObject {
-            // Sequential requests would wait at this barrier forever.
+            // If the requests were sequential, they would wait at this barrier forever.
             concurrent: Some(Barrier::new(CONCURRENT_PARTS)),
             ..TestObject::of(size)
         });
@@ -346,7 +347,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn parts_are_contiguous(from in 1..10 * PART, more in 0..100 * PART) {
+        fn requested_parts_are_contiguous(from in 1..10 * PART, more in 0..100 * PART) {
             let size = from + more;
             let mut at = from;
             for part in parts(from, size) {

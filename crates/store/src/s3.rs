@@ -2,7 +2,7 @@
 //!
 //! Stores without checksums or checksum trailers are supported. A store that supports CRC32C says so when an upload
 //! starts, calculates the CRC32C of each part, and reports it. For other stores, `Content-MD5` protects the parts. In
-//! both cases the signed SHA-256 of the body is checked. The complete object is checked by its size, and by its
+//! both cases, the store checks the signed SHA-256 of the body. The complete object is checked by its size, and by its
 //! checksum or entity tag.
 
 use std::sync::Arc;
@@ -48,7 +48,7 @@ pub struct S3Store {
     protection: S3Protection,
     part: usize,
     listing_timeout: Duration,
-    /// Set if the store does not calculate checksums of parts.
+    /// Set as soon as the store turns out not to calculate checksums of parts.
     no_checksums: Arc<AtomicBool>,
 }
 
@@ -75,8 +75,9 @@ impl S3Store {
         })
     }
 
-    /// Writes an object in one request and returns the expected checksums. The request always has an MD5: before the
-    /// first request, nothing shows whether the store supports other checksums, and the MD5 of a small object is cheap.
+    /// Writes an object in one request and returns the expected checksums. The request always contains an MD5: before
+    /// the first request, nothing shows whether the store supports other checksums, and the MD5 of a small object costs
+    /// little.
     async fn put_whole(&self, key: &str, content: Bytes) -> Result<Whole, Error> {
         let md5 = md5_of(&content);
         let written = self
@@ -117,7 +118,7 @@ impl S3Store {
         Ok(store)
     }
 
-    /// The same store with other parts of this size, for tests. Real stores reject parts smaller than 5 MiB.
+    /// The same store with parts of this size, for tests. Real stores reject parts smaller than 5 MiB.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn with_parts_of(mut self, bytes: usize) -> Self {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::port::Error;
 
-/// The keys and values of a Secret, or of the directory where the Secret is mounted.
+/// The keys and values of a Secret, read from the API server or from the directory where the Secret is mounted.
 pub type SecretData = BTreeMap<String, Vec<u8>>;
 
 /// The text of a required key. White space at both ends is removed, because `echo` and editors add it.
@@ -29,8 +29,8 @@ pub(crate) fn optional<'a>(data: &'a SecretData, key: &str) -> Result<Option<&'a
     Ok(Some(text.trim()).filter(|text| !text.is_empty()))
 }
 
-/// Fails if a key is misspelled, because it would be ignored without an error. Other unknown keys are allowed, because
-/// other programs may read the same Secret.
+/// Fails if a key is misspelled: it would be ignored without an error. Other unknown keys are allowed, because other
+/// programs may use the same Secret.
 pub(crate) fn reject_misspelled(data: &SecretData, known: &[&str]) -> Result<(), Error> {
     let plain = |key: &str| key.to_ascii_lowercase().replace(['-', '_', '.'], "");
     for key in data.keys().filter(|key| !known.contains(&key.as_str())) {
@@ -44,7 +44,6 @@ pub(crate) fn reject_misspelled(data: &SecretData, known: &[&str]) -> Result<(),
     Ok(())
 }
 
-/// The error for an invalid key.
 pub(crate) fn invalid_key(key: &str, problem: String) -> Error {
     Error::Secret {
         key: key.to_owned(),

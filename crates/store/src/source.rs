@@ -21,20 +21,20 @@ const CA_KEY: &str = "ca.crt";
 pub struct Target {
     /// The bucket, container or directory.
     pub store: Arc<dyn Store>,
-    /// The key of the backup.
+    /// The key of the backup in the store.
     pub key: String,
 }
 
-/// A Secret that a block names.
+/// A Secret that a storage block names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SecretName<'a> {
     /// The field of the spec that names the Secret, for messages.
     pub field: &'static str,
-    /// Name of the Secret.
+    /// The Secret that the spec names.
     pub name: &'a str,
 }
 
-/// The Secrets that a block names. The caller reads them and passes their data to [`open`] as [`Secrets`].
+/// The Secrets that a storage block names. The caller reads them and passes their data to [`open`] as [`Secrets`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SecretNames<'a> {
     /// The Secret with the credentials. `None` means the pod's own identity, if the store supports it (see
@@ -44,7 +44,7 @@ pub struct SecretNames<'a> {
     pub ca: Option<SecretName<'a>>,
 }
 
-/// The data of the Secrets that a block names.
+/// The data of the Secrets that a storage block names.
 #[derive(Clone, Copy, Default)]
 pub struct Secrets<'a> {
     /// Data of [`SecretNames::credentials`].
@@ -58,7 +58,7 @@ pub struct Secrets<'a> {
 pub struct Directories {
     /// The part of the operator's directory for the storage type `Local` that belongs to the namespace of the block.
     pub local: Option<LocalStore>,
-    /// The mount path of the PersistentVolumeClaim that the block names.
+    /// The directory where the PersistentVolumeClaim of the block is mounted.
     pub claim: Option<PathBuf>,
 }
 
@@ -81,8 +81,8 @@ pub fn secrets_of<'a>(source: &StorageSource<'a>) -> SecretNames<'a> {
     SecretNames { credentials, ca }
 }
 
-/// The bucket and key that are accessed with the pod's own identity, because the block names no Secret. `None` if the
-/// block names one. The caller must check that the namespace of the object may use this identity.
+/// The bucket and key that are accessed with the pod's own identity; `None` if the block names a Secret. The caller
+/// must check that the namespace of the object may use this identity.
 pub fn ambient(source: &StorageSource<'_>) -> Option<ObjectPath> {
     let no_secret = source.has_bucket() && secrets_of(source).credentials.is_none();
     no_secret
@@ -115,7 +115,7 @@ pub async fn open(
         StorageSource::Local(local) => {
             let store = directories.local.clone().ok_or_else(|| {
                 let problem = "Local: the operator has no directory for backups: set its flag \
-                    --local-directory (backups.localVolume of the chart), or use PVC";
+                    --local-directory (backups.localVolume of the chart), or set spec.storageType to PVC";
                 invalid("spec.storageType", problem.to_owned())
             })?;
             Ok(directory(store, &local.path))
@@ -233,7 +233,7 @@ pub(crate) fn oss_config(
     })
 }
 
-/// Replaces the setting or the Secret key in an error by the field of the spec.
+/// Replaces the setting or the key in an error by the field of the spec.
 fn in_spec(source: &StorageSource<'_>, error: Error) -> Error {
     let secrets = secrets_of(source);
     match error {

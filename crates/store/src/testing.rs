@@ -21,7 +21,7 @@ pub use servers::{
     ACCESS_KEY, ACCOUNT, ACCOUNT_KEY, AzureServer, GoogleServer, S3Server, SECRET_KEY,
 };
 
-/// Pseudorandom bytes. A part at the wrong offset changes the content, so a test detects it.
+/// Pseudorandom bytes. A part at a wrong offset changes the content, so a test detects it.
 pub fn content(size: usize) -> Bytes {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(size + 8);
@@ -63,7 +63,7 @@ pub async fn download(store: &dyn Store, key: &str) -> Result<Bytes, Error> {
     Ok(whole)
 }
 
-/// How a store handles the unfinished uploads of a dead process.
+/// What a store does with the unfinished uploads of a process that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
     /// The store lists them, and the operator removes them.
@@ -83,7 +83,7 @@ pub async fn conforms(store: &dyn Store, leftovers: Leftovers) {
     special_characters_in_keys_are_kept(store).await;
 }
 
-/// Requests for a missing object succeed, except for a read.
+/// For a missing object, all requests succeed except reads.
 async fn missing_objects_are_reported(store: &dyn Store) {
     assert_eq!(store.head("a/nothing").await.unwrap(), None);
     assert_eq!(store.list("").await.unwrap(), []);
@@ -95,7 +95,7 @@ async fn missing_objects_are_reported(store: &dyn Store) {
     );
 }
 
-/// Objects of many sizes are read back unchanged, also after a replacement.
+/// Objects of many sizes are read back unchanged, also after they are replaced.
 async fn objects_round_trip(store: &dyn Store) {
     for size in [
         0,
@@ -130,8 +130,8 @@ async fn objects_round_trip(store: &dyn Store) {
     assert_eq!(download(store, "a/b/small").await.unwrap(), content(70));
 }
 
-/// An object is replaced during its read. The object is larger than the read buffer, so the read must return the old
-/// content or an error, never the new content.
+/// An object is replaced while it is read. The object is larger than the read buffer, so the read must return the old
+/// content or an error, and never the new content.
 async fn concurrent_replacement_does_not_mix_content(store: &dyn Store) {
     let before = content(80 << 20);
     let after: Bytes = before.iter().map(|byte| !byte).collect();
@@ -181,7 +181,7 @@ async fn upload_is_invisible_before_commit(store: &dyn Store) {
     );
 }
 
-/// Discards only uploads of exactly this key that are older than the process.
+/// Only uploads of exactly this key that are older than the process are discarded.
 async fn discards_uploads_of_dead_process(store: &dyn Store, leftovers: Leftovers) {
     let mut left = Vec::new();
     for key in ["a/b/left", "a/b/left-other"] {
@@ -227,7 +227,7 @@ async fn discards_uploads_of_dead_process(store: &dyn Store, leftovers: Leftover
         .unwrap();
 }
 
-/// A listing returns all pages, and only keys with the prefix.
+/// A listing returns the keys of all pages, and only keys with the prefix.
 async fn listing_returns_all_pages(store: &dyn Store) {
     for index in 0..1005 {
         store
@@ -247,7 +247,7 @@ async fn listing_returns_all_pages(store: &dyn Store) {
     assert_eq!(store.list("many/").await.unwrap().len(), 1004);
 }
 
-/// Keys may contain characters that have a meaning in URLs.
+/// Keys may contain characters with a special meaning in URLs.
 async fn special_characters_in_keys_are_kept(store: &dyn Store) {
     for key in [
         "odd/a b+c",

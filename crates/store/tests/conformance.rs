@@ -8,7 +8,7 @@ use store::testing::{
 use store::{AbsStore, Directories, GcsStore, LocalStore, S3Store, SecretData, Secrets, open};
 
 #[tokio::test]
-async fn directory_conforms() {
+async fn directory_fulfills_store_contract() {
     let dir = tempfile::tempdir().unwrap();
     conforms(&LocalStore::new(dir.path()), Leftovers::Removable).await;
     let left: Vec<_> = std::fs::read_dir(dir.path().join("a/b")).unwrap().collect();
@@ -16,22 +16,22 @@ async fn directory_conforms() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn s3_conforms() {
+async fn s3_fulfills_store_contract() {
     let server = S3Server::start(&["bucket"]);
     let store = S3Store::new(server.config("bucket")).await.unwrap();
     conforms(&store, Leftovers::Removable).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn google_conforms() {
+async fn google_fulfills_store_contract() {
     let server = GoogleServer::start(&["bucket"]);
     let store = GcsStore::new(server.config("bucket")).await.unwrap();
     conforms(&store, Leftovers::Expiring).await;
 }
 
-/// Small objects are written with Google's own client, as at Google's own endpoint.
+/// Small objects are written with Google's own client, as is done at Google's own endpoint.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn google_conforms_with_official_client() {
+async fn google_with_official_client_fulfills_store_contract() {
     let server = GoogleServer::start(&["bucket"]);
     let config = server.config("bucket");
     let store = GcsStore::with_trusted_endpoint(config).await.unwrap();
@@ -39,16 +39,16 @@ async fn google_conforms_with_official_client() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn azure_conforms() {
+async fn azure_fulfills_store_contract() {
     let server = AzureServer::start(&["bucket"]);
     let store = AbsStore::new(&server.config("bucket")).unwrap();
     conforms(&store, Leftovers::Expiring).await;
 }
 
-/// OSS is accessed through its S3 endpoint, with the Secret of v1beta2. The test address is not in OSS's domain, so the
+/// OSS is accessed through its S3 endpoint, with the Secret of v1beta2. The test server is not in OSS's domain, so the
 /// bucket is in the path.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn oss_conforms_over_its_s3_endpoint() {
+async fn oss_fulfills_store_contract_over_s3_endpoint() {
     let server = S3Server::start(&["bucket"]);
     let source = OssSource {
         path: "bucket/key".to_owned(),

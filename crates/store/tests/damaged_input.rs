@@ -1,5 +1,5 @@
-//! Damaged answers of stores, through the real clients: listings in XML and JSON, descriptions of objects, errors. Every
-//! call ends, with a result or with an error.
+//! The real clients get damaged responses of stores: listings in XML and JSON, descriptions of objects, errors. Every
+//! call ends, with a result or an error.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -18,7 +18,7 @@ use store::grants::Grant;
 use store::{Error, Store};
 use tokio::runtime::Runtime;
 
-/// Longer than the retries of a client.
+/// Longer than all retries of a client together.
 const CALL: Duration = Duration::from_mins(2);
 
 /// A listing, as Amazon S3 sends it.
@@ -62,7 +62,7 @@ impl TestServer {
             for mut stream in listener.incoming().flatten() {
                 let (status, body) = current.lock().unwrap().clone();
                 std::thread::spawn(move || {
-                    // The requests of this test have no body, and fit into one read.
+                    // The requests of this test have no body, and each fits into one read.
                     let mut request = [0; 1 << 14];
                     if !matches!(stream.read(&mut request), Ok(read) if read > 0) {
                         return;
@@ -82,7 +82,7 @@ impl TestServer {
     }
 }
 
-/// A server with one client of each store. All cases of a test share it.
+/// A server with one client for each kind of store. All cases of a test share it.
 struct Clients {
     server: TestServer,
     runtime: Runtime,
@@ -106,7 +106,7 @@ impl Clients {
         }
     }
 
-    /// The names that a store lists with this answer. 0: S3, 1: Google, 2: Azure.
+    /// The names that a store lists from this response. `store` is 0 for S3, 1 for Google, 2 for Azure.
     fn list(&self, store: usize, status: u16, body: &str) -> Result<Vec<String>, Error> {
         *self.server.answer.lock().unwrap() = (status, body.to_owned());
         let listed = self.runtime.block_on(async {
@@ -119,7 +119,7 @@ impl Clients {
     }
 }
 
-/// Listings and errors of one store, with their statuses.
+/// Responses of one store, listings and errors, each with its status.
 fn answers() -> impl Strategy<Value = (usize, u16, String)> {
     prop_oneof![
         3 => damaged_text(&[S3_LIST]).prop_map(|text| (0_usize, 200_u16, text)),
@@ -132,7 +132,7 @@ fn answers() -> impl Strategy<Value = (usize, u16, String)> {
 }
 
 #[test]
-fn samples_are_valid() {
+fn undamaged_listings_are_read() {
     let clients = Clients::start();
     for (store, list) in [S3_LIST, GOOGLE_LIST, AZURE_LIST].into_iter().enumerate() {
         let names = clients.list(store, 200, list).unwrap();
@@ -148,7 +148,7 @@ fn damaged_answers_are_read_or_rejected() {
     let clients = Clients::start();
     proptest!(cases(48), |((store, status, body) in answers())| {
         if let Ok(names) = clients.list(store, status, &body) {
-            // A changed answer repeats a few objects at most.
+            // A damaged response can repeat only a few objects.
             prop_assert!(names.len() < 100, "{:?}", names);
         }
         assert_little_memory();

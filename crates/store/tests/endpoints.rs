@@ -23,7 +23,7 @@ fn web_server(answer: &'static str) -> String {
     format!("127.0.0.1:{}", address.port())
 }
 
-/// The configurations of the test servers. Only their endpoint is replaced.
+/// The configurations for the test servers. A test replaces only the endpoint.
 struct Configs(S3Config, GcsConfig, AbsConfig);
 
 impl Configs {
@@ -66,7 +66,7 @@ async fn wrong_endpoint_fails_with_remedy() {
         assert!(error.contains("use a URL with http://"), "{name}: {error}");
         assert!(!error.contains("caSecret"), "{name}: {error}");
     }
-    // How TLS servers respond to plain HTTP, and how web servers respond that are not stores.
+    // The responses of TLS servers to plain HTTP, and of web servers that are no stores.
     for answer in [
         "HTTP/1.1 400 Bad Request\r\ncontent-length: 48\r\n\r\nClient sent an HTTP request to an HTTPS server.\n",
         "HTTP/1.1 301 Moved Permanently\r\nlocation: https://elsewhere/\r\ncontent-length: 0\r\n\r\n",
@@ -80,7 +80,7 @@ async fn wrong_endpoint_fails_with_remedy() {
         }
     }
 
-    // The server responds with a web page instead of a list, like a proxy that blocks the request.
+    // Like a proxy that blocks the request, the server responds with a web page instead of a list.
     let page = "HTTP/1.1 200 OK\r\ncontent-type: text/html\r\ncontent-length: 26\r\n\r\n<html><p>Welcome</p></html";
     let server = web_server(page);
     for (name, store) in configs.stores(&format!("http://{server}")).await {

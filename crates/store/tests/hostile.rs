@@ -1,5 +1,5 @@
 //! A hostile store sends endless responses and listings, wrong sizes and slow bytes. Every call ends with an error that
-//! contains the store and the remedy, and uses limited memory.
+//! names the store and the remedy, and uses limited memory.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -18,7 +18,7 @@ use store::{AbsStore, Error, GcsStore, S3Store, Store};
 
 const MIB: u64 = 1 << 20;
 
-/// Number of bytes that sockets and HTTP clients buffer in addition to the bytes that the operator reads.
+/// Sockets and HTTP clients buffer up to this number of bytes, in addition to the bytes that the operator reads.
 const BUFFERS: u64 = 20 * MIB;
 
 /// A response of the hostile store, without its status line.
@@ -41,7 +41,7 @@ enum Then {
 
 impl Reply {
     fn new(first: impl Into<Vec<u8>>, then: Then) -> Self {
-        // Azure's client requires these headers in a list.
+        // Azure's client requires these headers in the response to a list request.
         let headers = "x-ms-request-id: 6f1d4d3c-6c2a-4f25-9d57-0d5e0a2f9f11\r\n\
                        date: Tue, 24 Nov 2026 00:00:00 GMT\r\n";
         Self {
@@ -63,7 +63,7 @@ impl Reply {
     }
 }
 
-/// A server that computes its reply from the head of each request.
+/// A server that determines its reply from the head of each request.
 struct HostileServer {
     endpoint: String,
     /// Number of bytes that were sent to the clients.
@@ -192,7 +192,7 @@ fn assert_limit<T>(name: &str, server: &HostileServer, result: Result<T, Error>,
     );
 }
 
-/// The start of a listing, in the format of the store that the request addresses.
+/// The start of a listing, in the format of the store to which the request is sent.
 fn beginning(request: &str) -> &'static str {
     if request.contains("/storage/v1/") {
         "{\"items\":["
@@ -203,7 +203,7 @@ fn beginning(request: &str) -> &'static str {
     }
 }
 
-/// A page of a listing with `count` entries and the marker of the next page.
+/// A page of a listing with `count` entries, and with the marker of the next page.
 fn page(request: &str, count: usize, marker: &str) -> String {
     if request.contains("/storage/v1/") {
         let items = vec!["{\"name\":\"key\",\"size\":\"1\"}"; count].join(",");
@@ -250,7 +250,7 @@ async fn hostile_store_endless_list_response_is_limited() {
             let sent = server.sent() - before;
             assert!(sent < 16 * MIB + BUFFERS, "{name}: {sent} bytes");
         }
-        // No request was retried.
+        // The clients have retried no request.
         assert_eq!(server.requests(), 3);
     }
     assert_little_memory();
@@ -267,7 +267,7 @@ async fn hostile_store_other_endless_responses_are_limited() {
             let deleted = store.delete("key").await;
             let put = store.put("key", "content".into()).await;
             let got = store.get("key").await.map(|object| object.size);
-            // Of a successful response, Azure's client reads only the headers.
+            // Azure's client reads only the headers of a successful response.
             if !status.starts_with("200") {
                 for result in [&deleted, &put] {
                     assert!(result.is_err(), "{name}: {status}");
@@ -351,7 +351,7 @@ async fn hostile_store_slow_listing_times_out() {
     }
     let unfinished = s3.unfinished("prefix").await;
     assert_limit("S3 uploads", &server, unfinished, "did not end the listing");
-    // Without the limit for the listing, each attempt takes 20 s.
+    // Without the time limit for the listing, each attempt would take 20 s.
     assert!(
         began.elapsed() < Duration::from_secs(15),
         "{:?}",
@@ -362,7 +362,7 @@ async fn hostile_store_slow_listing_times_out() {
 /// Responses that take many times their size in memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_memory_intensive_responses_are_limited() {
-    // The list arrives in chunks of one byte.
+    // A list in chunks of one byte.
     let server = HostileServer::start(|request| {
         let first = beginning(request);
         let first = format!("{:x}\r\n{first}\r\n", first.len());
@@ -374,7 +374,7 @@ async fn hostile_store_memory_intensive_responses_are_limited() {
         assert_limit(name, &server, result, "more than 16 MiB");
     }
 
-    // The list consists of empty entries, 15 MiB in total.
+    // A list of empty entries, 15 MiB in total.
     let server = HostileServer::start(|request| {
         let (entry, end) = match beginning(request) {
             json if json.starts_with('{') => ("{\"name\":\"\",\"size\":\"0\"},", "]}"),
@@ -401,7 +401,7 @@ async fn hostile_store_memory_intensive_responses_are_limited() {
     assert_little_memory();
 }
 
-/// The first part of an object is read into memory, so the store must not choose its size.
+/// The first part of an object is read into memory, so the store must not decide its size.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_wrong_size_of_part_is_rejected() {
     let server = HostileServer::start(|_| {

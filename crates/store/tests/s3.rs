@@ -1,4 +1,4 @@
-//! Tests of S3 against a real server: failures, and data of failed uploads that remains.
+//! S3 against a real server: failures, and the data that failed uploads leave.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ struct Proxy {
     cuts: Arc<AtomicUsize>,
 }
 
-/// The connections that the proxy cuts.
+/// Which connections the proxy cuts, and when.
 #[derive(Clone, Copy)]
 struct Cuts {
     /// Number of connections that are cut.
@@ -202,7 +202,7 @@ async fn aborted_or_dropped_upload_leaves_no_stored_data() {
         }
         assert!(
             !server.unfinished("bucket").is_empty(),
-            "the test does not see unfinished uploads"
+            "the server shows no unfinished upload before the abort"
         );
         if abort {
             upload.abort().await.unwrap();
@@ -235,7 +235,7 @@ async fn errors_contain_cause_and_remedy() {
     for (config, expected) in [
         (no_bucket, "bucket \"other\" does not exist: create it"),
         (unknown_key, "access denied"),
-        (wrong_secret, "check the credentials in the Secret"),
+        (wrong_secret, "check the credentials"),
         (
             unreachable,
             "the store at http://127.0.0.1:1 cannot be reached",
@@ -259,7 +259,7 @@ async fn errors_contain_cause_and_remedy() {
     }
 }
 
-/// A client with the permissions of the bucket's owner.
+/// A client with the permissions of the owner of the bucket.
 fn owner(server: &S3Server) -> aws_sdk_s3::Client {
     use aws_sdk_s3::config::{BehaviorVersion, Credentials, Region};
     let credentials = Credentials::new(ACCESS_KEY, SECRET_KEY, None, None, "test");
@@ -274,7 +274,7 @@ fn owner(server: &S3Server) -> aws_sdk_s3::Client {
 }
 
 #[tokio::test]
-async fn stored_objects_are_locked() {
+async fn objects_are_stored_with_object_lock() {
     let server = S3Server::start(&[]);
     let owner = owner(&server);
     let created = owner
@@ -300,7 +300,7 @@ async fn stored_objects_are_locked() {
         let hours = (until - i64::try_from(now.as_secs()).unwrap()) / 3600;
         assert!((70..=72).contains(&hours), "{hours} hours");
     }
-    // If the bucket does not support locks, the upload must fail. Otherwise it would store an unlocked backup.
+    // If the bucket does not support locks, the upload must fail. Otherwise the backup would be stored without a lock.
     let plain = S3Server::start(&["bucket"]);
     let mut config = plain.config("bucket");
     config.protection.lock = Some(ObjectLock {
@@ -351,7 +351,7 @@ async fn invariant_12_store_rejects_damaged_data() {
                     tokio::select! {
                         read = client.read(&mut up) => {
                             let Ok(read @ 1..) = read else { return };
-                            // A byte after the head of the request is damaged.
+                            // One byte of the body is damaged, long after the head of the request.
                             if passed > 100_000 { up[read - 1] ^= 1 }
                             passed += read;
                             if server.write_all(&up[..read]).await.is_err() { return }

@@ -1,5 +1,4 @@
-//! Connections to stores with TLS: with trusted certificates they succeed, with other certificates they fail with a
-//! remedy.
+//! Connections to stores with TLS: they succeed with a trusted certificate, and fail with a remedy otherwise.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -94,7 +93,7 @@ async fn untrusted_certificate_is_reported() {
         }
     }
 
-    // The connection succeeds if the client trusts the CA or does not verify certificates.
+    // The connection succeeds if the client trusts this CA or does not verify certificates.
     for config in [
         S3Config {
             ca: Some(ca.into_bytes()),
@@ -116,7 +115,7 @@ async fn untrusted_certificate_is_reported() {
 }
 
 /// The server that issues the container's identity has an untrusted certificate. The test starts itself as a child
-/// process, because the environment variables of this process must not change.
+/// process with other environment variables, because it must not change those of this process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ambient_identity_is_fetched_with_verification() {
     const URL: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";

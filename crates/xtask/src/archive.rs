@@ -9,7 +9,7 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-/// A file of an image.
+/// A file that an image contains.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
     /// Path on this machine.
@@ -29,7 +29,7 @@ impl Entry {
         }
     }
 
-    /// A file that is not executable.
+    /// A file with data, which is not executable.
     pub(crate) fn data(source: &Path, path: &str) -> Self {
         Self {
             source: source.to_path_buf(),
@@ -41,7 +41,7 @@ impl Entry {
 
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Image {
-    /// References with tags, like `quay.io/coreos/etcd:v3.6.16`.
+    /// The names of the image with their tags, such as `quay.io/coreos/etcd:v3.6.16`.
     pub(crate) names: Vec<String>,
     pub(crate) entries: Vec<Entry>,
     /// Symbolic links: path in the image, target.
@@ -49,11 +49,11 @@ pub(crate) struct Image {
     /// Empty folders. The parent folders of files are added automatically.
     pub(crate) folders: Vec<String>,
     pub(crate) entrypoint: Vec<String>,
-    /// `UID:GID`; root when empty.
+    /// The user of the image as `UID:GID`. Empty means root.
     pub(crate) user: String,
     pub(crate) labels: Vec<(String, String)>,
-    /// Time of creation, in the format of RFC 3339. It must not be the time of the build, because two builds of the same
-    /// content must give the same bytes.
+    /// The creation time in the image, in the format of RFC 3339. This is not the build time, because two builds of the
+    /// same content must give the same bytes.
     pub(crate) created: Option<String>,
 }
 
@@ -94,7 +94,7 @@ impl Image {
         Ok(digest)
     }
 
-    /// All properties of the image except the content of its files.
+    /// All properties of the image, without the content of its files.
     pub(crate) fn settings(&self) -> String {
         let paths: Vec<_> = self
             .entries
@@ -169,8 +169,8 @@ impl Image {
             .collect()
     }
 
-    /// The configuration of the image. Docker and OCI use the same format. `layer` is the digest of the uncompressed
-    /// layer.
+    /// The configuration of the image, in the format that Docker and OCI share. `layer` is the digest of the
+    /// uncompressed layer.
     pub(crate) fn config(&self, layer: &str) -> String {
         let labels: serde_json::Map<_, _> = self
             .labels
@@ -206,7 +206,7 @@ pub(crate) fn architecture() -> &'static str {
     }
 }
 
-/// A header without the time, the owner and the group of the file on this machine.
+/// A tar header. It does not contain the time, owner and group that the file has on this machine.
 pub(crate) fn header(mode: u32, size: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_mode(mode);

@@ -10,11 +10,11 @@ use sha2::{Digest, Sha256};
 
 use crate::shell;
 
-/// Contains the run folder of each checkout, and the folder with the claimed slots of all testbeds.
+/// The folder with the run folder of each checkout, and with the folder of the claimed slots.
 const RUN_BASE: &str = "/var/tmp/etcd-operator-testbed";
 
-/// The root of the checkout where `cargo xtask` or `cargo test` was called. Checkouts can share a target directory, so
-/// the checkout that this program was compiled in can be a different one, and removed.
+/// The root of the checkout in which `cargo xtask` or `cargo test` was called. The checkout in which this program was
+/// compiled can be another one, because checkouts can share a target directory. It may not even exist any more.
 pub(crate) fn root() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
@@ -41,7 +41,6 @@ pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     Ok(found)
 }
 
-/// The sources of the testbed programs.
 pub(crate) fn testbed_sources() -> PathBuf {
     root().join("e2e/testbed")
 }
@@ -70,19 +69,19 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(base.join("etcd-operator-testbed"))
 }
 
-/// The folder with all files of this checkout's running testbed.
+/// The folder with all files of the running testbed of this checkout.
 pub(crate) fn run_folder() -> PathBuf {
     let base = std::env::var_os("ETCD_OPERATOR_TESTBED_DIR")
         .map_or_else(|| RUN_BASE.into(), PathBuf::from);
     base.join(identity())
 }
 
-/// The folder with claimed slots. All checkouts on the machine share it.
+/// The folder with the claimed slots. All checkouts on the machine share this folder.
 pub(crate) fn slots_folder() -> PathBuf {
     Path::new(RUN_BASE).join("slots")
 }
 
-/// Eight hexadecimal digits of a hash over the path of the checkout.
+/// Eight hexadecimal digits that identify the checkout: a hash of its path.
 pub(crate) fn identity() -> String {
     hex::encode(&Sha256::digest(root().as_os_str().as_encoded_bytes())[..4])
 }

@@ -1,5 +1,5 @@
-//! `cargo xtask conformance`: prints the tests that prove each line of docs/conformance.md. Reads the checkout and
-//! changes nothing.
+//! `cargo xtask conformance`: prints the tests that prove each requirement in docs/conformance.md. Reads the checkout
+//! and changes nothing.
 
 mod document;
 mod source;
@@ -17,10 +17,10 @@ pub(crate) use document::{Line, lines};
 pub(crate) use source::names_invariant;
 pub(crate) use source::{Place, Source};
 
-/// The page with the lines, relative to the checkout.
+/// The page with the requirements, relative to the checkout.
 pub(crate) const PAGE: &str = "docs/conformance.md";
 
-/// Which lines to print.
+/// Which lines of the page to print.
 #[derive(Debug, clap::Args)]
 pub(crate) struct Options {
     /// Print only the lines with this text, for example "invariant 5" or "EtcdBackup.spec".
@@ -57,7 +57,8 @@ pub(crate) fn sources(root: &Path) -> Result<Vec<Source>> {
     Ok(found)
 }
 
-/// The report of a line: the places that enforce it, its tests, and the places where models and fixtures check it.
+/// The report for a line of the page: the places that enforce the requirement, its tests, and the places where models
+/// and fixtures check it.
 fn report(line: &Line, sources: &[Source]) -> String {
     let [mut enforced, mut tests, mut checked] = [const { Vec::new() }; 3];
     for source in sources {

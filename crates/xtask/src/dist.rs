@@ -1,5 +1,5 @@
-//! The command `dist`: writes every file of a release into one folder. It publishes nothing: docs/contributing/releasing.md has the
-//! other steps.
+//! The command `dist`: writes all files of a release into one folder, and publishes nothing.
+//! docs/contributing/releasing.md describes the other steps of a release.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -22,7 +22,6 @@ use crate::origin::{self, Origin};
 use crate::packages::{Purpose, ensure_packages};
 use crate::{checkout, image, oci, programs, progress, release, shell};
 
-/// Options of `dist`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Options {
     /// Registry and name of the released image, for example registry.example.com/etcd-operator.
@@ -31,7 +30,7 @@ pub(crate) struct Options {
     /// tag: load the image into the nodes.
     #[arg(long, value_name = "REGISTRY/NAME")]
     repository: Option<String>,
-    /// Version of the release: that of the workspace, or with a suffix like -rc.1.
+    /// Version of the release: the version of the workspace, optionally with a suffix such as -rc.1.
     #[arg(long, value_name = "VERSION", default_value = origin::VERSION)]
     version: String,
     /// Address of the source for labels and provenance [default: the https address of the git remote `origin`]
@@ -43,7 +42,7 @@ pub(crate) struct Options {
     /// Add the image of another architecture: an archive that `dist` wrote on another machine.
     #[arg(long = "add-image", value_name = "FILE")]
     others: Vec<PathBuf>,
-    /// Folder of the files [default: dist in the target directory]
+    /// Folder into which the files are written [default: dist in the target directory]
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
     /// Profile of the program. With `fast`, the files are a trial and not a release.
@@ -79,7 +78,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     report(&output)
 }
 
-/// Rejects options that cannot give a release.
+/// Rejects options with which no release can be built.
 fn check(options: &Options) -> Result<()> {
     origin::check_version(&options.version)?;
     if let Some(repository) = &options.repository {
@@ -100,7 +99,7 @@ fn check(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Rejects a repository with a tag, a digest or a scheme. They would end up in the middle of the image's name.
+/// Rejects a repository with a tag, a digest or a scheme, because these would be in the middle of the image's name.
 fn check_repository(repository: &str) -> Result<()> {
     let (_, name) = repository.rsplit_once('/').unwrap_or_default();
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
@@ -112,7 +111,7 @@ fn check_repository(repository: &str) -> Result<()> {
     Ok(())
 }
 
-/// Rejects a folder with other files, because `dist` replaces the folder.
+/// Rejects a folder that contains other files, because `dist` replaces the folder.
 fn check_output(folder: &Path) -> Result<()> {
     let is_empty = |mut entries: fs::ReadDir| entries.next().is_none();
     if !folder.join(listing::SUMS).is_file() && fs::read_dir(folder).is_ok_and(|it| !is_empty(it)) {
@@ -126,7 +125,7 @@ fn check_output(folder: &Path) -> Result<()> {
 
 /// Writes all files into the empty folder `new`.
 fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
-    // Before other commands write files.
+    // Read first, because the next commands write files, and a changed checkout is marked as modified.
     let origin = Origin::of_checkout(&options.version, options.source.as_deref())?;
     if origin.source.is_none() {
         progress::say("labels and provenance will not name the source: set --source URL");
@@ -204,7 +203,7 @@ fn clone(folder: &Path) -> Result<()> {
     shell::output(command.arg(checkout::root()).arg(folder)).map(|_| ())
 }
 
-/// The inputs of the build, for the provenance statement.
+/// The inputs of the build, which the provenance statement lists.
 fn inputs(options: &Options, helm: &Path) -> Result<provenance::Inputs> {
     let first_line = |program: &Path, args: &[&str]| -> Result<String> {
         let text = shell::output(Command::new(program).args(args))?;

@@ -1,4 +1,4 @@
-//! The commands `demo`, `bench` and `soak`. Like `test`, they prepare a cluster and the image, and pass both to the
+//! The commands `demo`, `bench` and `soak`. They prepare a cluster and the image, as `test` does. They pass both to the
 //! programs of the crate `e2e` in environment variables.
 
 use std::path::PathBuf;
@@ -83,7 +83,7 @@ pub(crate) fn soak(options: &Soak) -> Result<ExitCode> {
     self::program("soak", &program)
 }
 
-/// A cluster with the loaded image.
+/// A cluster whose nodes have the image of the operators.
 pub(crate) struct Prepared {
     pub(crate) vars: Vec<(String, String)>,
     steps: Vec<(&'static str, Duration)>,
@@ -110,7 +110,7 @@ fn bench_backup(args: &[String]) -> Result<ExitCode> {
     let options =
         match <BackupBench as clap::Parser>::try_parse_from(std::iter::once(&name).chain(args)) {
             Ok(options) => options,
-            // The help text, or an error in the options.
+            // clap returns the help text, or an error in the options.
             Err(message) => {
                 message.print().context("cannot write")?;
                 return Ok(if message.use_stderr() {
@@ -148,7 +148,7 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
         return bench_backup(rest);
     }
     ensure_packages(&[Purpose::Build])?;
-    // The help text of the program needs no cluster.
+    // A cluster is not needed to print the help text of the program.
     if options
         .args
         .iter()
@@ -241,7 +241,7 @@ fn program_among<'a>(built: &'a [PathBuf], name: &str) -> Result<&'a PathBuf> {
         .with_context(|| format!("cargo built no program {name}"))
 }
 
-/// The cluster to use, before the image is loaded.
+/// The cluster to use. The image is not loaded yet.
 #[derive(Clone)]
 pub(crate) struct Early {
     vars: Vec<(String, String)>,
@@ -298,7 +298,7 @@ pub(crate) fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
     })
 }
 
-/// Builds and loads the image, and adds the variables of image and chart.
+/// Builds the image and loads it into the nodes, and adds the variables for the image and the chart.
 pub(crate) fn finish(
     early: Early,
     place: &Where,

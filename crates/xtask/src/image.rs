@@ -1,5 +1,6 @@
-//! Builds the image of the operators: one static program with a name for each operator, certificates of public authorities, a non-root user, no
-//! shell. The tag is a hash of the content and the labels. The image is never pushed.
+//! Builds the image of the operators. It contains one static program that has a name for each operator, and the
+//! certificates of public authorities. It has a non-root user and no shell. The tag is a hash of the content and the
+//! labels. The image is never pushed.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -17,30 +18,28 @@ use crate::{checkout, progress, testbed};
 /// Name of the image, without the tag.
 pub(crate) const NAME: &str = "localhost/etcd-operator";
 
-/// The program of the operators, which is also the name of the cluster operator.
+/// The program of all operators. Under this name it runs the cluster operator.
 pub(crate) const PROGRAM: &str = "etcd-operator";
-/// The other names of the program: links in the image.
+/// Links to the program. Under these names it runs the other operators.
 const LINKS: &[&str] = &["etcd-backup-operator", "etcd-restore-operator"];
-/// Folder of the program and its links.
+/// The folder of the program and the links in the image.
 const PROGRAMS: &str = "usr/local/bin";
 
-/// Certificates of public authorities, here and in the image.
+/// The certificates of public authorities. The path is the same on this machine and in the image.
 pub(crate) const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
-/// Number of archives to keep.
+/// How many archives of older images are kept.
 const KEPT_ARCHIVES: usize = 6;
 /// Largest size of a released image without compression, in bytes.
 const LARGEST_IMAGE: u64 = 40_000_000;
 
-/// A built image.
+/// An image that was built and written as an archive.
 #[derive(Debug, Clone)]
 pub(crate) struct ImageRef {
     /// `localhost/etcd-operator:TAG`.
     pub(crate) reference: String,
-    /// Path of the docker-archive.
     pub(crate) archive: PathBuf,
 }
 
-/// A profile of cargo.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub(crate) enum Profile {
     /// Small and optimized, as in a release. The first build takes about 20 minutes on two cores.
@@ -49,8 +48,8 @@ pub(crate) enum Profile {
     Fast,
 }
 
-/// The crates of the operators and the crate `e2e`, selected in every call of cargo. With equal selections, cargo uses
-/// equal features and compiles the large dependencies only once for image, tests and demo.
+/// The crates of the operators and the crate `e2e`. Every call of cargo selects the same crates, so that cargo uses the
+/// same features, and compiles large dependencies only once for image, tests and demo.
 pub(crate) const SELECTION: &[&str] = &[
     "-p",
     "cluster",
@@ -64,15 +63,16 @@ pub(crate) const SELECTION: &[&str] = &[
     "e2e",
 ];
 
-/// Failpoints for the tests: an operator aborts at the point that an end-to-end test selects.
+/// Failpoints for the tests: an operator ends at the point that an end-to-end test selects.
 pub(crate) const FAIL_POINTS: &[&str] = &["--features", "operators/failpoints"];
 
-/// The compiler of the crates of the workspace. Dependencies are always compiled with rustc.
+/// The compiler for the crates of the workspace. Dependencies are always compiled by rustc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Compiler {
     /// rustc.
     Rustc,
-    /// clippy, which is rustc with more lints. `cargo clippy` would check all dependencies, and compile none of them.
+    /// clippy, which compiles like rustc with more lints. `cargo clippy` would only check the dependencies, and so they
+    /// would be compiled again for the tests.
     Clippy,
 }
 
@@ -87,8 +87,8 @@ pub(crate) fn compile_with_fail_points(compiler: Compiler) -> Result<Vec<PathBuf
     operators_with_fail_points(&cargo_messages(&args, compiler)?)
 }
 
-/// The operators in the messages of a cargo run that compiled them with failpoints. They are copied at once, because a
-/// build without failpoints overwrites them.
+/// The operators in cargo's messages about a build with failpoints. The programs are copied at once, because a build
+/// without failpoints overwrites them.
 pub(crate) fn operators_with_fail_points(messages: &str) -> Result<Vec<PathBuf>> {
     executables(messages)
         .into_iter()
@@ -154,7 +154,7 @@ pub(crate) fn build(built: &[PathBuf], origin: &Origin) -> Result<ImageRef> {
     };
     content.names = vec![image.reference.clone()];
     if !image.archive.is_file() {
-        // Concurrent commands may write the same image, so each uses its own temporary file.
+        // Other commands may write the same image at the same time, so each uses its own temporary file.
         let temporary = folder.join(format!("etcd-operator.{}.new", std::process::id()));
         progress::step("writing the image", || content.write(&temporary))?;
         fs::rename(&temporary, &image.archive)
@@ -170,11 +170,11 @@ pub(crate) fn megabytes(bytes: u64) -> String {
     format!("{}.{} MB", tenths / 10, tenths % 10)
 }
 
-/// Rejects a released image that is too large. The size is that of the image without compression.
+/// Rejects a released image whose uncompressed size is too large.
 pub(crate) fn check_size(bytes: u64) -> Result<()> {
     if bytes > LARGEST_IMAGE {
         bail!(
-            "the image has {}, and a release at most {}: `cargo bloat --release -p operators` shows which crates are large",
+            "the image has {}, but the limit for a release is {}: `cargo bloat --release -p operators` shows which crates are large",
             megabytes(bytes),
             megabytes(LARGEST_IMAGE)
         );
@@ -232,7 +232,8 @@ pub(crate) fn cargo_messages(args: &[&str], compiler: Compiler) -> Result<String
     Ok(messages)
 }
 
-/// The warnings and errors in cargo's JSON messages, each of them once: cargo repeats those of a library for its tests.
+/// The warnings and errors in cargo's JSON messages, without duplicates. Cargo repeats the messages of a library for
+/// its tests.
 fn diagnostics(messages: &str) -> BTreeSet<String> {
     let rendered = |line: &str| {
         let message: serde_json::Value = serde_json::from_str(line).ok()?;
@@ -250,7 +251,8 @@ fn executables(messages: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// Twelve hexadecimal digits of a hash over the labels, the names and the content of the files, and the links.
+/// The tag of an image: twelve hexadecimal digits of a hash over its labels, its links, and the names and content of
+/// its files.
 fn tag(image: &Image) -> Result<String> {
     let mut hash = Sha256::new();
     hash.update(image.settings());
@@ -263,7 +265,7 @@ fn tag(image: &Image) -> Result<String> {
     Ok(hex::encode(hash.finalize())[..12].to_owned())
 }
 
-/// Keeps only the newest archives, because each is as large as the program.
+/// Keeps only the newest archives, because each archive is as large as the program.
 fn remove_old_archives(folder: &Path) -> Result<()> {
     let mut archives: Vec<_> = fs::read_dir(folder)
         .with_context(|| folder.display().to_string())?
@@ -279,7 +281,7 @@ fn remove_old_archives(folder: &Path) -> Result<()> {
     archives.sort();
     let old = archives.len().saturating_sub(KEPT_ARCHIVES);
     for (_, archive) in &archives[..old] {
-        // A concurrent run may have removed the archive.
+        // Another command may have removed the archive already.
         let _ = fs::remove_file(archive);
     }
     Ok(())
@@ -337,7 +339,7 @@ mod tests {
         let built = [program(dir.path(), "a")];
         let image = content(&built, &Origin::unreleased()).unwrap();
         assert_eq!(image.user, "65532:65532");
-        // No shell and no other program.
+        // The image contains no shell and no other program.
         let programs = image.entries.iter().filter(|entry| entry.mode & 0o111 != 0);
         let paths: Vec<&str> = programs.map(|entry| entry.path.as_str()).collect();
         assert_eq!(paths, ["usr/local/bin/etcd-operator"]);

@@ -1,6 +1,6 @@
-//! Parses the output of Rust test programs with `--format=json`, line by line. It does not run them.
+//! Parses the output of Rust test programs with `--format=json`, line by line. Does not run the programs.
 //!
-//! The format and its durations are unstable, so [`ARGS`] require [`UNLOCK`] in the environment of the program.
+//! This format is unstable. Test programs need [`ARGS`] and the environment variable [`UNLOCK`] to print it.
 
 use std::time::Duration;
 
@@ -8,10 +8,10 @@ use serde::Deserialize;
 
 /// Arguments that make a test program print JSON with the duration of each test.
 pub(crate) const ARGS: &[&str] = &["-Zunstable-options", "--format=json", "--report-time"];
-/// Makes the test program of a stable toolchain accept `-Z` options.
+/// The environment variable with which a test program of a stable toolchain accepts `-Z` options.
 pub(crate) const UNLOCK: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
-/// Maximum number of lines of a failed test's output that are shown as its reason.
+/// How many lines of a failed test's output are shown as the reason of the failure.
 const REASON_LINES: usize = 12;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub(crate) struct Ended {
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
     pub(crate) took: Duration,
-    /// Output of a failed test, or the reason why the test was skipped.
+    /// The output of a failed test, or the reason why a test was skipped.
     pub(crate) output: String,
 }
 
@@ -38,7 +38,7 @@ pub(crate) enum Line {
     Ended(Ended),
     /// The summary of the program.
     Suite,
-    /// Output of a test or of a program that the test started.
+    /// A line of other output, by a test or by a program that a test started.
     Other,
 }
 
@@ -57,7 +57,7 @@ struct Printed {
 }
 
 pub(crate) fn read(line: &str) -> Line {
-    // A program that a test started may have printed text without a line break before the JSON.
+    // A program that a test started may have printed text without a line break, and the JSON follows on the same line.
     let json = line.find("{ \"type\": ").map_or(line, |at| &line[at..]);
     let Ok(printed) = serde_json::from_str::<Printed>(json) else {
         return Line::Other;
@@ -78,8 +78,7 @@ pub(crate) fn read(line: &str) -> Line {
     })
 }
 
-/// The lines of a failed test's output with the reason: its first panic, or the error that it returned, or its last
-/// lines.
+/// The reason of a failure in a test's output: its first panic, or the error that it returned, or its last lines.
 pub(crate) fn reason(output: &str) -> Vec<String> {
     let lines: Vec<&str> = output.lines().map(str::trim).collect();
     let panic = |line: &&str| line.starts_with("thread ") && line.contains(" panicked at ");
@@ -174,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn list_holds_tests_and_no_benchmarks() {
+    fn list_contains_tests_and_no_benchmarks() {
         assert_eq!(
             listed("bootstrap::x: test\nb: benchmark\n\n1 test, 1 benchmark\n"),
             ["bootstrap::x"]

@@ -1,5 +1,5 @@
-//! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `image`, `dist`, `packages`, `prose`, `conformance` and
-//! `testbed`. This crate runs other programs and contains nothing about etcd or Kubernetes objects. It must compile in
+//! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `image`, `dist`, `site`, `packages`, `prose`, `conformance`
+//! and `testbed`. This crate runs other programs and contains nothing about etcd or Kubernetes objects. It must compile in
 //! seconds, because it installs the packages that the other crates need for compiling.
 
 mod archive;
@@ -20,6 +20,7 @@ mod prose;
 mod release;
 mod report;
 mod shell;
+mod site;
 mod suite;
 mod testbed;
 #[cfg(test)]
@@ -81,6 +82,10 @@ enum Command {
     /// Nothing is published. docs/contributing/releasing.md has the steps of a release. The first build takes about 20 minutes on two
     /// cores.
     Dist(dist::Options),
+    /// Build the documentation site from docs with mdBook, check its links and anchors, and print its folder.
+    ///
+    /// The first run compiles mdBook and hyperlink, which takes about five minutes on two cores.
+    Site(site::Options),
     /// Install the Debian packages that compiling and the testbed need, or print their names.
     Packages,
     /// Print prose for a review: a random sample, long sentences and paragraphs, long commit subjects, and replaced
@@ -198,6 +203,7 @@ fn run(command: Command) -> Result<ExitCode> {
         }
         Command::Image { load, profile } => run_image(load, profile)?,
         Command::Dist(options) => dist::run(&options)?,
+        Command::Site(options) => site::run(&options)?,
         Command::Prose(options) => prose::run(&options)?,
         Command::Conformance(options) => conformance::run(&options)?,
         Command::Testbed(command) => run_testbed(command)?,

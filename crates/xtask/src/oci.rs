@@ -1,4 +1,4 @@
-//! Writes and reads an OCI image archive: a tar file with an image index, and for each architecture a manifest, a
+//! Writes and reads an OCI image archive. It is a tar file with an image index, and for each architecture a manifest, a
 //! configuration and a layer. The same content always results in the same bytes.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -19,7 +19,7 @@ const CONFIG: &str = "application/vnd.oci.image.config.v1+json";
 const LAYER: &str = "application/vnd.oci.image.layer.v1.tar+gzip";
 const BLOBS: &str = "blobs/sha256/";
 
-/// The content of an archive: descriptors of the manifests, and all other content by its digest in hexadecimal.
+/// The content of an archive: the descriptors of the manifests, and all blobs by their digest in hexadecimal.
 #[derive(Debug, Default)]
 struct Content {
     manifests: Vec<Value>,
@@ -46,25 +46,24 @@ impl Content {
     }
 }
 
-/// A written archive.
+/// The properties of an archive that was written.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Written {
-    /// Digest of the image index: `sha256:...`.
+    /// The digest of the image index: `sha256:...`.
     pub(crate) digest: String,
-    /// Architectures, sorted.
     pub(crate) architectures: Vec<String>,
-    /// Bytes of the largest layer without compression.
+    /// The size of the largest layer without compression, in bytes.
     pub(crate) layer: u64,
 }
 
-/// Compresses bytes with gzip. The header contains no time and no name.
+/// Compresses bytes with gzip. The gzip header contains no time and no name.
 pub(crate) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     let mut encoder = GzBuilder::new().write(Vec::new(), Compression::best());
     encoder.write_all(bytes)?;
     Ok(encoder.finish()?)
 }
 
-/// Writes the image for this machine's architecture, with the images of `others`, which are archives of other
+/// Writes the image for the architecture of this machine, and adds the images in `others`. These are archives of other
 /// architectures. `reference` is the name of the image with its tag.
 pub(crate) fn write(
     image: &Image,
@@ -148,7 +147,7 @@ fn write_archive(content: &Content, index: &Value, file: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Reads an archive of [`write`]. The old image index is not part of the result.
+/// Reads an archive that [`write`] has written. The image index of the archive is not part of the result.
 fn read(file: &Path) -> Result<Content> {
     let mut content = Content::default();
     let mut top = None;
@@ -196,7 +195,7 @@ mod tests {
         }
     }
 
-    /// An archive of the same content for the architecture `other`.
+    /// A copy of the archive for the architecture `other`.
     fn of_other_architecture(folder: &Path) -> PathBuf {
         let mut content = Content::default();
         add_image(&mut content, &image(folder, "other"), &folder.join("l")).unwrap();
@@ -251,7 +250,7 @@ mod tests {
         let written = write(&image, "r/x:1", &others, &file).unwrap();
         assert_eq!(written.architectures, [architecture(), "other"]);
         assert_eq!(read(&file).unwrap().manifests.len(), 2);
-        // An archive with several architectures can be added too, but no architecture twice.
+        // An archive with several architectures can be added too, unless it has an architecture that already exists.
         let twice = write(&image, "r/x:1", &[file], &dir.path().join("b.tar"));
         let error = twice.unwrap_err().to_string();
         assert!(error.contains(architecture()), "{error}");
@@ -263,7 +262,7 @@ mod tests {
         let file = dir.path().join("image.tar");
         write(&image(dir.path(), "program"), "r/x:1", &[], &file).unwrap();
         let mut bytes = fs::read(&file).unwrap();
-        // All brackets after the first two files are in blobs.
+        // Damages a blob: only the brackets of the first two files are not in a blob.
         let at = bytes.windows(2).rposition(|pair| pair == b"}]").unwrap();
         bytes[at] = b' ';
         fs::write(&file, bytes).unwrap();

@@ -1,4 +1,4 @@
-//! The origin of an image or a release: version, commit and address of the source. Reads git, and changes nothing.
+//! The origin of an image or a release: its version, commit, and address of the source. Reads git, and changes nothing.
 
 use std::process::Command;
 
@@ -6,24 +6,23 @@ use anyhow::{Context, Result, bail};
 
 use crate::{checkout, shell};
 
-/// Version of the workspace.
 pub(crate) const VERSION: &str = env!("CARGO_PKG_VERSION");
 
-/// The facts in the labels of an image.
+/// The origin, as the labels of an image contain it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Origin {
     pub(crate) version: String,
-    /// Commit, with the suffix `-modified` if files of the checkout differ from it.
+    /// The commit. It has the suffix `-modified` if files of the checkout differ from the commit.
     pub(crate) revision: Option<String>,
-    /// Address of the repository.
+    /// The address of the source repository.
     pub(crate) source: Option<String>,
-    /// Time of the commit, in the format of RFC 3339.
+    /// The time of the commit, in the format of RFC 3339.
     pub(crate) created: Option<String>,
 }
 
 impl Origin {
-    /// The origin of images for `demo` and `test`. It is the same for every commit, so that the image changes only with
-    /// its program.
+    /// The origin for images of `demo` and `test`. It does not contain the commit, so the image changes only if its
+    /// program changes.
     pub(crate) fn unreleased() -> Self {
         Self {
             version: VERSION.to_owned(),
@@ -33,7 +32,8 @@ impl Origin {
         }
     }
 
-    /// The origin of the checkout. Without `source`, it is the remote `origin` of git if that is a public address.
+    /// The origin of the checkout. If `source` is `None`, the address is that of the git remote `origin`, provided that
+    /// users can open it.
     pub(crate) fn of_checkout(version: &str, source: Option<&str>) -> Result<Self> {
         let mut revision = git(&["rev-parse", "HEAD"])?;
         if is_modified()? {
@@ -77,19 +77,20 @@ impl Origin {
     }
 }
 
-/// True if files of the checkout differ from the commit, or are not in it.
+/// Whether files of the checkout differ from the commit or are not part of it.
 pub(crate) fn is_modified() -> Result<bool> {
     Ok(!git(&["status", "--porcelain"])?.is_empty())
 }
 
-/// The address of a git remote that users can open. Addresses with credentials and paths on this machine are not public.
+/// The address of a git remote, if users can open it. Addresses with credentials and paths on this machine are left
+/// out.
 fn public_address(remote: &str) -> Option<String> {
     let is_public = remote.starts_with("https://") && !remote.contains('@');
     is_public.then(|| remote.trim_end_matches(".git").to_owned())
 }
 
-/// Rejects a version that differs from the workspace in more than a pre-release suffix. The programs and the CRDs
-/// contain the version of the workspace.
+/// Rejects a version that differs from the version of the workspace, except for a pre-release suffix. The programs and
+/// the CRDs contain the version of the workspace.
 pub(crate) fn check_version(version: &str) -> Result<()> {
     let is_suffix = |suffix: &str| {
         let text = suffix.strip_prefix('-').unwrap_or_default();

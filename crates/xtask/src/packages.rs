@@ -1,5 +1,5 @@
-//! Debian packages that the commands need. Missing packages are installed if possible; otherwise the error contains the
-//! command that installs them.
+//! The Debian packages that the commands need. Missing packages are installed if possible. Otherwise the error contains
+//! the command that installs them.
 
 use std::process::Command;
 
@@ -7,20 +7,21 @@ use anyhow::{Context, Result, bail};
 
 use crate::{progress, shell};
 
-/// A package, and the programs or files that show that it is installed.
+/// A package, and the programs or files by which an installed package is recognized.
 struct Need {
     package: &'static str,
-    /// Names of programs on the PATH, or absolute paths of files. One of them is sufficient.
+    /// Names of programs on the PATH, or absolute paths of files. If one of them exists, the package is installed.
     evidence: &'static [&'static str],
 }
 
 const BUILD: &[Need] = &[
-    // For etcd-client's build script.
+    // The build script of the crate etcd-client runs the protobuf compiler.
     Need {
         package: "protobuf-compiler",
         evidence: &["protoc"],
     },
-    // The protobuf definitions that etcd-client imports. Debian's package of the compiler only recommends this package.
+    // The crate etcd-client imports these protobuf definitions. Debian's package of the compiler only recommends this
+    // package, so apt may leave it out.
     Need {
         package: "libprotobuf-dev",
         evidence: &[
@@ -73,7 +74,7 @@ const TESTBED: &[Need] = &[
     },
 ];
 
-/// The task that needs the packages.
+/// The task for which packages are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
     /// Compile the operators.
@@ -82,7 +83,7 @@ pub(crate) enum Purpose {
     Testbed,
 }
 
-/// Installs missing packages for `purposes`.
+/// Installs the packages for `purposes` that are missing.
 pub(crate) fn ensure_packages(purposes: &[Purpose]) -> Result<()> {
     let missing = missing(purposes, |evidence| {
         if evidence.starts_with('/') {

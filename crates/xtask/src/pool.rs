@@ -1,5 +1,5 @@
-//! Runs test programs concurrently, the longest first, and prints progress: each test program that ended, the output of
-//! each failed test, and a line at least every 30 s. The caller chooses the programs.
+//! Runs test programs concurrently, the longest first. Prints each test program that has ended, the output of each
+//! failed test, and a line of progress at least every 30 s. The caller chooses the programs.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::io::{BufRead as _, BufReader, Read};
@@ -16,20 +16,20 @@ use crate::times::Times;
 
 /// Longest time without a line of progress.
 const HEARTBEAT: Duration = Duration::from_secs(30);
-/// Time to wait for output after a test program has ended: a process that the program left running may keep the pipe
-/// open.
+/// How long to wait for the last output of a test program that has ended. A process that the program left running may
+/// keep the pipe open.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
-/// Number of lines of other output that are shown if a test program crashes.
+/// If a test program crashes, this many lines of its other output are shown.
 const TAIL: usize = 30;
 
 /// A run of a test program.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Job {
-    /// Key of the recorded duration.
+    /// The name under which the duration is recorded.
     pub(crate) name: String,
-    /// Prefix of its test names in all output.
+    /// The prefix of the program's test names in all output.
     pub(crate) prefix: String,
-    /// The program. The arguments must contain [`libtest::ARGS`] for JSON output.
+    /// The test program. The arguments must contain [`libtest::ARGS`], so that it prints JSON.
     pub(crate) program: PathBuf,
     pub(crate) args: Vec<String>,
     pub(crate) folder: PathBuf,
@@ -48,7 +48,8 @@ pub(crate) struct Done {
     pub(crate) jobs: Vec<(String, Duration)>,
 }
 
-/// Runs all jobs, up to `slots` concurrently. `later` is the expected duration of the following stages, if known.
+/// Runs all jobs, up to `slots` at the same time. `later` is the expected duration of the following stages. `None` if
+/// it is not known.
 pub(crate) fn run(jobs: Vec<Job>, slots: usize, times: &Times, later: Option<Duration>) -> Done {
     let expected: Vec<_> = jobs.iter().map(|job| times.job(&job.name)).collect();
     let mut pool = Pool::new(jobs, expected, slots, later);
@@ -70,7 +71,7 @@ pub(crate) fn run(jobs: Vec<Job>, slots: usize, times: &Times, later: Option<Dur
     pool.done
 }
 
-/// The expected duration of the jobs with `slots` concurrent jobs. `None` if no duration is known.
+/// The expected duration of the jobs if `slots` of them run at the same time. `None` if no duration is known.
 pub(crate) fn forecast(jobs: &[Job], slots: usize, times: &Times) -> Option<Duration> {
     let expected: Vec<_> = jobs.iter().map(|job| times.job(&job.name)).collect();
     let mean = mean(&expected)?;
@@ -80,14 +81,14 @@ pub(crate) fn forecast(jobs: &[Job], slots: usize, times: &Times) -> Option<Dura
 
 enum Event {
     Line(usize, String),
-    /// A line on standard error.
+    /// A line that the program wrote to standard error.
     Error(usize, String),
     Ended(usize, Result<ExitStatus, String>),
 }
 
 struct Running {
     since: Instant,
-    /// Tests that have started but not ended.
+    /// Tests that have started and not yet ended.
     open: BTreeSet<String>,
     failed: bool,
     tail: VecDeque<String>,
@@ -104,7 +105,7 @@ struct Pool {
     running: BTreeMap<usize, Running>,
     done: Done,
     total: usize,
-    /// Time of the last line of progress.
+    /// When the last line of progress was printed.
     printed: Instant,
 }
 
@@ -116,7 +117,7 @@ impl Pool {
         later: Option<Duration>,
     ) -> Self {
         let mut waiting: Vec<usize> = (0..jobs.len()).collect();
-        // A job with an unknown duration may be the longest.
+        // A job with an unknown duration starts first, because it may be the longest.
         waiting.sort_by_key(|index| std::cmp::Reverse(expected[*index].unwrap_or(Duration::MAX)));
         Self {
             total: jobs.iter().map(|job| job.tests).sum(),
@@ -132,7 +133,7 @@ impl Pool {
         }
     }
 
-    /// Starts the next job that may run now.
+    /// Starts the next job that may run now. Returns its index.
     fn next(&mut self) -> Option<usize> {
         let serial = self.running.keys().any(|index| self.jobs[*index].serial);
         let may = |index: &usize| !(serial && self.jobs[*index].serial);
@@ -297,14 +298,14 @@ impl Pool {
     }
 }
 
-/// The mean of the known durations, used for jobs with an unknown duration.
+/// The mean of the known durations. It is used for jobs whose duration is not known.
 fn mean(expected: &[Option<Duration>]) -> Option<Duration> {
     let known: Vec<Duration> = expected.iter().flatten().copied().collect();
     let count = u32::try_from(known.len()).ok().filter(|count| *count > 0)?;
     Some(known.iter().sum::<Duration>() / count)
 }
 
-/// The shortest possible time for work of these durations with `slots` concurrent jobs.
+/// The shortest possible time for jobs of these durations if `slots` of them run at the same time.
 fn spread(left: &[Duration], slots: usize) -> Duration {
     let slots = u32::try_from(slots.max(1)).unwrap_or(u32::MAX);
     let longest = left.iter().max().copied().unwrap_or_default();
@@ -327,7 +328,7 @@ fn run_job(job: &Job, index: usize, events: &Sender<Event>) {
             }
             drop(reading);
             let status = child.wait()?;
-            // Returns when both readers have ended.
+            // Waits until both readers have ended, or the time has passed.
             let _ = all_read.recv_timeout(LAST_OUTPUT);
             Ok(status)
         })
@@ -370,7 +371,7 @@ fn follow(
 mod tests {
     use super::*;
 
-    /// A shell script as the test program.
+    /// A job that runs a shell script as its test program.
     fn job(name: &str, script: &str) -> Job {
         Job {
             name: name.into(),
@@ -470,7 +471,7 @@ mod tests {
     #[test]
     fn time_left_depends_on_slots_and_longest_job() {
         assert_eq!(pool(&[None, None]).left(), None);
-        // The job with an unknown duration counts with the mean of the other durations.
+        // A job with an unknown duration counts with the mean of the other durations.
         assert_eq!(
             pool(&[Some(10), Some(20), None]).left(),
             Some(Duration::from_millis(22_500))

@@ -1,5 +1,5 @@
 //! Checks the machine before a testbed is brought up: tries each feature that the testbed needs, and reports each
-//! missing feature with a remedy. Every check removes its own changes of the machine.
+//! missing feature with a remedy. Every check reverts its changes of the machine.
 
 use std::fs;
 use std::path::Path;
@@ -11,14 +11,14 @@ use crate::packages::{self, Purpose};
 use crate::testbed::cgroup::Cgroups;
 use crate::{checkout, progress, shell};
 
-/// Properties of the machine that the testbed depends on.
+/// Properties of the machine on which the configuration of the testbed depends.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
-    /// Snapshotter of containerd: `overlayfs`, or `native` if overlayfs does not work.
+    /// The snapshotter of containerd: `overlayfs`, or `native` if overlayfs does not work.
     pub(crate) snapshotter: String,
 }
 
-/// Required free bytes in the folder where programs are built, and in the folder of the testbed.
+/// How many bytes must be free in the folder where programs are built, and in the folder of the testbed.
 const CACHE_SPACE: u64 = 8 << 30;
 const RUN_SPACE: u64 = 6 << 30;
 
@@ -126,7 +126,7 @@ fn packet_filter() -> Result<()> {
         && iptables -t nat -A TRY -m addrtype --dst-type LOCAL -j MASQUERADE \
         && iptables -t nat -A TRY -p tcp -j DNAT --to-destination 10.0.0.1:1 \
         && ip link add try0 type bridge && ip link add try1 type veth peer name try2";
-    // Loads the kernel modules. An error is ignored, because a module may be built in.
+    // Loads the kernel modules. An error is ignored, because a module may be part of the kernel.
     for module in [
         "br_netfilter",
         "overlay",
@@ -144,7 +144,7 @@ fn packet_filter() -> Result<()> {
     Ok(())
 }
 
-/// Kubelets and container runtimes use many inotify instances. Debian's default of 128 is enough for two testbeds.
+/// Kubelets and container runtimes use many inotify instances. Debian's default of 128 is enough for only two testbeds.
 fn inotify() -> Result<()> {
     const FILE: &str = "/proc/sys/fs/inotify/max_user_instances";
     let text = fs::read_to_string(FILE).unwrap_or_default();
@@ -156,7 +156,7 @@ fn inotify() -> Result<()> {
     }
 }
 
-/// The testbed mounts its own /run and /var/log, which would hide a folder below these paths.
+/// Rejects a folder below /run or /var/log. The testbed mounts its own folders there, which would hide it.
 fn place(folder: &Path, variable: &str) -> Result<()> {
     let covered = ["/run", "/var/run", "/var/log"];
     match covered.iter().find(|above| folder.starts_with(above)) {
@@ -202,7 +202,7 @@ fn overlay_works(base: &Path) -> bool {
         "mkdir -p {path}/lower {path}/upper {path}/work {path}/merged && echo x >{path}/lower/f
          mount -t overlay overlay -o lowerdir={path}/lower,upperdir={path}/upper,workdir={path}/work {path}/merged && rm {path}/merged/f"
     );
-    // The mount ends with the mount namespace.
+    // The mount is removed together with the mount namespace.
     let works =
         shell::output(Command::new("unshare").args(["--mount", "--", "sh", "-euc", &script]))
             .is_ok();

@@ -1,5 +1,5 @@
-//! Builds the programs of the testbed from pinned Go modules. Each module is built once, into a folder of the cache
-//! with the hash of its inputs in its name. No program is started here.
+//! Builds the programs of the testbed from pinned Go modules. Each module is built once, into a cache folder whose name
+//! contains a hash of the inputs. Starts no program.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -15,21 +15,21 @@ mod debian;
 mod images;
 mod tools;
 
-pub(crate) use tools::{CYCLONEDX, cyclonedx, helm};
+pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, hyperlink, mdbook};
 
-/// Part of the name of each cache folder. Change this value when the build procedure changes, so that older results are
+/// A part of each cache folder's name. Change this value when the build procedure changes, so that older results are
 /// not used.
 const RECIPE: &str = "2";
 
 /// One `go build`.
 struct Build {
-    /// Path of the program in the module's cache folder, if it differs from the name of the package.
+    /// The path of the program in the module's cache folder, if the program is not named like its package.
     output: &'static str,
     packages: &'static [&'static str],
-    /// Links with the C library. Only for programs that need it, and that are in no image.
+    /// Whether the program is linked with the C library. Only for programs that need it and are in no image.
     cgo: bool,
     tags: &'static str,
-    /// Linker flags with the version of the program.
+    /// The linker flags that set the version of the program.
     version: &'static str,
 }
 
@@ -47,7 +47,7 @@ const PLAIN: Build = Build {
     version: "",
 };
 
-/// Linker flags of the official Kubernetes build. Charts and clients read this version.
+/// The linker flags of the official Kubernetes build. They set the version that charts and clients read.
 const KUBE_VERSION: &str = "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 \
     -X k8s.io/component-base/version.gitMinor=36 -X k8s.io/client-go/pkg/version.gitVersion=v1.36.3";
 const HELM_VERSION: &str = "-X helm.sh/helm/v4/internal/version.version=v4.3.1";
@@ -106,8 +106,8 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
-    // An older patch release, for tests of updates within a minor release. Without tools, because no test restores with
-    // it. The name has another prefix than the newer release, because tests find the programs by prefix.
+    // An older patch release, for tests of updates within a minor release. It is built without tools, because no test
+    // restores with it. Its name has another prefix than the newer release, because tests find the programs by prefix.
     Module {
         name: "etcd-older-3.5",
         builds: &[ETCD_ALONE],
@@ -146,7 +146,7 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
-    // The checker of `cargo xtask soak`.
+    // The program that checks the history of `cargo xtask soak`.
     Module {
         name: "linearize",
         builds: &[Build {
@@ -165,7 +165,7 @@ const MODULES: &[Module] = &[
     },
 ];
 
-/// The names of the links to the one Kubernetes binary.
+/// The names under which the single Kubernetes binary runs, each a link.
 const KUBE_NAMES: &[&str] = &[
     "kube-apiserver",
     "kube-controller-manager",
@@ -184,7 +184,7 @@ pub(crate) struct Programs {
     pub(crate) init: PathBuf,
     /// The etcd of the control plane.
     pub(crate) etcd: PathBuf,
-    /// Image archives for every node.
+    /// The image archives that every node loads.
     pub(crate) images: Vec<PathBuf>,
     /// The etcd versions of these images, oldest first.
     pub(crate) etcd_versions: Vec<String>,
@@ -255,7 +255,8 @@ pub(crate) fn ensure() -> Result<Programs> {
     })
 }
 
-/// The cache and its lock. A second checkout waits here, and then uses the finished programs.
+/// Locks the cache. While another checkout builds the programs, this checkout waits, and then uses the finished
+/// programs.
 fn lock() -> Result<(PathBuf, File)> {
     let cache = checkout::cache()?;
     fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
@@ -267,14 +268,14 @@ fn lock() -> Result<(PathBuf, File)> {
     Ok((cache, lock))
 }
 
-/// The etcd versions with images in a complete testbed, oldest first.
+/// The etcd versions whose images a complete testbed has, oldest first.
 pub(crate) fn etcd_versions() -> Result<Vec<String>> {
     let mut versions = vec![debian::VERSION.to_owned()];
     versions.extend(go_etcd_versions()?.into_iter().map(|(_, version)| version));
     Ok(versions)
 }
 
-/// The version in the `go.mod` of the modules, the only place that defines it.
+/// The versions of the etcd modules, from their `go.mod`. No other file defines them.
 fn go_etcd_versions() -> Result<Vec<(&'static str, String)>> {
     MODULES
         .iter()
@@ -305,7 +306,7 @@ fn required(go_mod: &str, module: &str) -> Option<String> {
         })
 }
 
-/// The cache folder `NAME-KEY`. If it is missing, `make` fills a temporary folder, which is then renamed.
+/// The cache folder `NAME-KEY`. If it does not exist, `make` fills a temporary folder, which is then renamed.
 fn cached(
     cache: &Path,
     name: &str,
@@ -348,7 +349,7 @@ fn build(module: &Module, source: &Path, folder: &Path) -> Result<()> {
 }
 
 fn go_version() -> Result<String> {
-    // The go.mod of a module decides which Go version runs, so the command runs in the folder of a module.
+    // The go.mod of a module determines which Go version runs. Therefore the command runs in the folder of a module.
     let folder = checkout::testbed_sources().join("node");
     let text = shell::output(Command::new("go").args(["env", "GOVERSION"]).current_dir(folder))
         .context("Go is missing or too old: install version 1.24 or later from https://go.dev/dl/ (on Debian: `apt-get install golang-go`)")?;
@@ -394,7 +395,7 @@ fn compile_init(source: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A folder with links to all programs, for the PATH.
+/// Creates a folder with links to all programs, for the PATH.
 fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf> {
     let names: Vec<&[u8]> = folders
         .iter()
@@ -417,7 +418,7 @@ fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf
             "kube" => KUBE_NAMES
                 .iter()
                 .try_for_each(|name| link(&built.join("kube"), name))?,
-            // The link `etcdctl` is the program of the newest version.
+            // The link `etcdctl` leads to the program of the newest version.
             "etcd-3.7" => ["etcdctl", "etcdutl"]
                 .iter()
                 .try_for_each(|name| link(&built.join(name), name))?,

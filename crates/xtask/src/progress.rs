@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// Interval of progress lines while a program prints its own progress.
+/// While a program prints its own progress, lines are printed at this interval.
 const SLOW_HEARTBEAT: Duration = Duration::from_secs(30);
 
 /// Prints one line of progress.
@@ -15,17 +15,17 @@ pub(crate) fn say(text: &str) {
     eprintln!("==> {text}");
 }
 
-/// Runs `work`, and prints a line at each heartbeat and at the end.
+/// Runs `work`. Prints a line of progress at each interval and a line at the end.
 pub(crate) fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(timed(what, work)?.0)
 }
 
-/// Like [`step`], and also returns the duration.
+/// Like [`step`], but also returns the duration.
 pub(crate) fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
     beating(what, HEARTBEAT, work)
 }
 
-/// Like [`timed`], for work that prints its own progress.
+/// Like [`timed`], for work that prints its own progress. Prints fewer lines.
 pub(crate) fn stage<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
     beating(what, SLOW_HEARTBEAT, work)
 }
@@ -45,7 +45,7 @@ fn beating<T>(
     });
     let result = work();
     drop(done);
-    // The thread only prints progress, so its panic does not matter.
+    // A panic of the thread does not matter, because the thread only prints progress.
     let _ = heart.join();
     let took = begun.elapsed();
     match &result {
@@ -60,7 +60,7 @@ pub(crate) fn seconds(time: Duration) -> String {
     format!("{:.1} s", time.as_secs_f64())
 }
 
-/// A duration in seconds or minutes: `75 s`, `22 min`.
+/// A rounded duration in seconds or minutes: `75 s`, `22 min`.
 pub(crate) fn rough(time: Duration) -> String {
     let seconds = (time + Duration::from_millis(500)).as_secs();
     if seconds < 120 {

@@ -21,15 +21,15 @@ use passage::{Kind, PARAGRAPH_WORDS, Passage, SENTENCE_WORDS};
 
 use crate::{checkout, shell};
 
-/// Maximum number of characters in a commit subject.
+/// The longest allowed commit subject, in characters.
 const SUBJECT_CHARACTERS: usize = 72;
-/// The branch with published commits, which are not checked.
+/// Commits on this branch are published, and are not checked.
 const PUBLISHED: &str = "origin/main";
-/// The first commit that is not checked if no published branch exists.
+/// If no published branch exists, only the commits after this one are checked.
 const RECENT_COMMITS: &str = "HEAD~20";
-/// Uses of the old vocabulary that 1,000 lines of prose may have (docs/contributing/language.md).
+/// How often old vocabulary may occur in 1,000 lines of prose (docs/contributing/language.md).
 const VOCABULARY_LIMIT: usize = 40;
-/// Files that are not reviewed: generated from doc comments, or with the old vocabulary as their subject.
+/// Files that are not reviewed, because they are generated from doc comments, or explain the old vocabulary.
 const NOT_SAMPLED: [&str; 3] = [
     "docs/api.md",
     "docs/contributing/language.md",
@@ -50,7 +50,7 @@ pub(crate) struct Options {
     base: Option<String>,
 }
 
-/// A passage and the file it is in, relative to the checkout.
+/// A passage and its file, relative to the checkout.
 struct Found {
     file: String,
     passage: Passage,
@@ -67,7 +67,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Reads all passages of the checkout, in the order of file names.
+/// Reads all passages of the checkout, ordered by file name.
 fn read(root: &Path) -> Result<Vec<Found>> {
     let mut found = Vec::new();
     for path in checkout::files(root)? {
@@ -83,7 +83,7 @@ fn read(root: &Path) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// The function that finds the passages of a file, or `None` for a file that is not reviewed.
+/// The function that finds the passages of this file. `None` if the file is not reviewed.
 fn parser(file: &str) -> Option<fn(&str) -> Vec<Passage>> {
     let extension = Path::new(file).extension().and_then(|name| name.to_str());
     match extension {
@@ -94,7 +94,7 @@ fn parser(file: &str) -> Option<fn(&str) -> Vec<Passage>> {
     }
 }
 
-/// The commits after `base`, each as its short hash and subject.
+/// The commits after `base`, each with its short hash and its subject.
 fn subjects(base: Option<&str>) -> Result<Vec<String>> {
     let exists = |name: &str| git(&["rev-parse", "--verify", "--quiet", name]).is_ok();
     let ranges = match base {

@@ -1,5 +1,5 @@
-//! Compiles the program of a release. The result depends on the source and the toolchain, but not on the folders of this
-//! machine.
+//! Compiles the program of a release. The result depends on the source and the toolchain, and not on the folders of
+//! this machine.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 
 use crate::{checkout, image, shell};
 
-/// The section of `.cargo/config.toml` with the flags of the compiler. Cargo adds the flags of this module to it.
+/// The section of `.cargo/config.toml` with the compiler flags. Cargo appends the flags of this module to them.
 const SECTION: &str = r#"target.'cfg(all(target_os = "linux", target_env = "gnu"))'.rustflags"#;
 
 /// Compiles the program of the operators with the profile `release`.
@@ -35,7 +35,7 @@ pub(crate) fn compiler() -> Result<String> {
         .to_owned())
 }
 
-/// The folders of this machine that the compiler would write into the program, and their replacements.
+/// Folders of this machine that the compiler would write into the program, each with its replacement.
 fn folders() -> Result<Vec<(PathBuf, &'static str)>> {
     let home = std::env::var_os("HOME").context("HOME is not set")?;
     let cargo = std::env::var_os("CARGO_HOME")
@@ -45,7 +45,7 @@ fn folders() -> Result<Vec<(PathBuf, &'static str)>> {
     Ok(vec![
         (cargo, "/cargo"),
         (checkout::root(), "/source"),
-        // The target directory is often below the checkout. For rustc, the last match wins.
+        // Comes after the checkout, because the target directory is often below it, and rustc uses the last match.
         (checkout::target()?, "/target"),
         (library, "/rustc"),
     ])

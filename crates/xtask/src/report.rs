@@ -6,17 +6,17 @@ use std::time::Duration;
 use crate::libtest::Outcome;
 use crate::{libtest, progress};
 
-/// Length of the list of the slowest tests.
+/// How many of the slowest tests are listed.
 const SLOWEST: usize = 20;
 
-/// A test that ended.
+/// A test that has ended.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Test {
-    /// Full name.
+    /// The full name of the test.
     pub(crate) name: String,
     pub(crate) outcome: Outcome,
     pub(crate) took: Duration,
-    /// Output of a failed test, or the reason why the test was skipped.
+    /// The output of a failed test, or the reason why a test was skipped.
     pub(crate) output: String,
 }
 

@@ -1,4 +1,4 @@
-//! Runs other programs, and turns a failure into an error that contains their output.
+//! Runs other programs. If a program fails, the error contains its output.
 
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-/// Runs the command to its end and returns its standard output.
+/// Runs the command, waits until it ends, and returns its standard output.
 pub(crate) fn output(command: &mut Command) -> Result<String> {
     let Output {
         status,
@@ -37,12 +37,12 @@ pub(crate) fn inherit(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Polls `ready` until it returns true. The error contains `what`.
+/// Polls until `ready` returns true. The error names `what` was not ready in time.
 pub(crate) fn wait_for(what: &str, limit: Duration, ready: impl FnMut() -> bool) -> Result<()> {
     wait_checking(what, limit, || Ok(()), ready)
 }
 
-/// Like [`wait_for`]. `check` runs before each call of `ready`, and its error ends the wait at once.
+/// Like [`wait_for`], but also calls `check` before each call of `ready`. An error of `check` ends the wait at once.
 pub(crate) fn wait_checking(
     what: &str,
     limit: Duration,
@@ -68,7 +68,7 @@ pub(crate) fn tail(text: &str, lines: usize) -> String {
     all[all.len().saturating_sub(lines)..].join("\n")
 }
 
-/// The path of a program on the PATH, or in the sbin directories, which the PATH of a normal user lacks.
+/// The path of a program on the PATH or in the sbin directories, which are not on the PATH of a normal user.
 pub(crate) fn which(program: &str) -> Option<std::path::PathBuf> {
     let path = std::env::var("PATH").unwrap_or_default();
     path.split(':')

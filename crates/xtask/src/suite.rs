@@ -1,4 +1,5 @@
-//! The command `test`: checks, compiles, runs unit tests and end-to-end tests in stages, and prints a report.
+//! The command `test`: checks formatting, compiles, runs unit tests and end-to-end tests in stages, and prints a
+//! report.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -19,13 +20,13 @@ use crate::report::Report;
 use crate::times::Times;
 use crate::{checkout, image, preflight, programs, progress, shell, testbed};
 
-/// Module name of end-to-end tests that break nodes. They run one by one, after the others.
+/// Name of modules with end-to-end tests that break nodes. These tests run one by one, after the others.
 const ALONE: &str = "alone";
-/// Module name of end-to-end tests that never run concurrently with each other.
+/// Name of modules with end-to-end tests that must not run at the same time as each other.
 const SERIAL: &str = "serial";
-/// Module name of end-to-end tests that run only with `--full`.
+/// Name of modules with end-to-end tests that run only with `--full`.
 const FULL: &str = "full";
-/// Modules with end-to-end tests that take more than 150 s. These tests start first if no durations are recorded.
+/// Modules with end-to-end tests that take more than 150 s. If no durations are recorded, these tests start first.
 const LONG: [&str; 12] = [
     "object_repair",
     "backup_pvc",
@@ -40,8 +41,8 @@ const LONG: [&str; 12] = [
     "upgrade",
     "restore_interrupted",
 ];
-/// Environment variable with the path of a file, which is empty at the start. The end-to-end tests use it to do some
-/// work only once in a run.
+/// The environment variable with the path of a file that is empty at the start of a run. The end-to-end tests of a run
+/// use the file to do some work only once.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
 
 const FORMATTING: &str = "formatting";
@@ -53,13 +54,13 @@ const E2E: &str = "end-to-end tests";
 const BREAKING: &str = "end-to-end tests that break nodes";
 const DOWN: &str = "testbed down";
 
-/// Selection of the unit tests for cargo. `xtask` is selected separately: together, the features of its dependencies
-/// would cause a second compilation of the large dependencies.
+/// The crates with unit tests. `xtask` is selected in a separate call: together, the features of its dependencies would
+/// cause a second compilation of large dependencies.
 const WORKSPACE: &[&str] = &["--workspace", "--exclude", "xtask"];
 const XTASK: &[&str] = &["-p", "xtask"];
-/// Feature of the end-to-end tests. Cargo does not compile them without it, because they need a cluster.
+/// The feature that compiles the end-to-end tests. Without it, cargo leaves them out, because they need a cluster.
 const E2E_TESTS: &[&str] = &["--features", "e2e/tests"];
-/// Name of the program of the end-to-end tests, as returned by [`unit_job`].
+/// The name of the end-to-end test program in [`unit_job`].
 const E2E_PROGRAM: &str = "e2e/e2e";
 
 /// The tests to run.
@@ -138,20 +139,20 @@ pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
     })
 }
 
-/// A run of the stages.
+/// A run of the command `test`.
 struct Run {
     stages: Vec<&'static str>,
-    /// Expected durations of the stages with tests, available once the tests are listed.
+    /// The expected durations of the stages with tests. They are known when the tests are listed.
     forecasts: BTreeMap<&'static str, Option<Duration>>,
     times: Times,
     report: Report,
     /// Names of all jobs.
     jobs: Vec<String>,
-    /// True if a filter selects the tests.
+    /// True if the options contain a filter.
     filtered: bool,
 }
 
-/// The stages whose duration depends on the filter.
+/// The stages that run tests, whose duration depends on the filter.
 const OF_TESTS: &[&str] = &[UNITS, E2E, BREAKING];
 
 /// The compiled programs and the selected tests.
@@ -161,7 +162,7 @@ struct Compiled {
     operators: Vec<PathBuf>,
     concurrent: Vec<Job>,
     alone: Vec<Job>,
-    /// Names of tests that need `--full`, if the option is not set.
+    /// The names of the tests that are left out, because the option `--full` is not set.
     omitted: Vec<String>,
 }
 
@@ -188,7 +189,7 @@ impl Run {
         }
         let no_testbed = options.unit || options.place.context.is_some();
         if !no_testbed {
-            // This check comes before compiling, so that missing requirements are reported at once.
+            // Checked before compiling, so that missing requirements are reported at once.
             preflight::check(&checkout::run_folder())?;
         }
         thread::scope(|scope| {
@@ -204,7 +205,7 @@ impl Run {
             }
             if !options.e2e {
                 if no_testbed {
-                    // Many unit tests start real servers, which are programs of the testbed.
+                    // Many unit tests start real servers, which are built as programs of the testbed.
                     programs::ensure()?;
                 }
                 self.run_jobs(UNITS, compiled.units, processors())?;
@@ -214,7 +215,7 @@ impl Run {
             }
             let early = self.stage(TESTBED, |_| {
                 let early = scope.spawn(|| begin_cluster(&options.place, None));
-                // The next stage uses the finished image.
+                // The image is complete here, because the next stage loads it.
                 let image = image::build(&compiled.operators, &Origin::unreleased());
                 joined(early).and_then(|early| image.map(|_| early))
             })?;
@@ -233,7 +234,7 @@ impl Run {
         })
     }
 
-    /// Runs a stage: prints its name, runs `work` and records the duration.
+    /// Runs a stage: prints its name, calls `work` and records the duration.
     fn stage<T>(
         &mut self,
         name: &'static str,
@@ -270,7 +271,6 @@ impl Run {
         Ok(result)
     }
 
-    /// The expected duration of a stage.
     fn expected(&self, stage: &str) -> Option<Duration> {
         match self.forecasts.get(stage) {
             Some(forecast) => *forecast,
@@ -317,7 +317,6 @@ impl Run {
         Ok(())
     }
 
-    /// Runs a stage of tests.
     fn run_jobs(&mut self, stage: &'static str, jobs: Vec<Job>, slots: usize) -> Result<()> {
         self.forecast(stage, &jobs, slots);
         self.stage(stage, |run| {
@@ -412,7 +411,7 @@ fn compile(options: &Tests) -> Result<Compiled> {
     Ok(compiled)
 }
 
-/// The test program in a message of cargo; `None` for other messages.
+/// The job for the test program in a message of cargo. `None` if the message names no test program.
 fn unit_job(message: &str) -> Option<Job> {
     let message: serde_json::Value = serde_json::from_str(message).ok()?;
     if message["profile"]["test"] != true {
@@ -433,7 +432,7 @@ fn unit_job(message: &str) -> Option<Job> {
         program: program.into(),
         args: json_args(),
         folder: folder.to_owned(),
-        // Cargo sets these variables for test programs.
+        // Cargo itself sets these variables when it runs test programs.
         vars: vec![
             json_var(),
             (
@@ -483,7 +482,7 @@ fn e2e_vars(prepared: Prepared) -> Result<Vec<(String, String)>> {
     let mut vars = prepared.vars;
     vars.extend([
         (RUN_LOCK.to_owned(), lock.display().to_string()),
-        // kubectl and helm collect garbage less often, as the daemons of the testbed do.
+        // With this setting, kubectl and helm collect garbage less often, like the daemons of the testbed.
         ("GOGC".to_owned(), testbed::GOGC.to_owned()),
     ]);
     Ok(vars)

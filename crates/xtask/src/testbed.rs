@@ -1,5 +1,5 @@
-//! The testbed: a real Kubernetes on one machine for the tests, with control plane, nodes, DNS and object stores. Each
-//! checkout has its own testbed.
+//! The testbed: a real Kubernetes cluster on one machine for the tests, with control plane, nodes, DNS and object
+//! stores. Each checkout has its own testbed.
 
 pub(crate) mod cgroup;
 mod control;
@@ -30,17 +30,17 @@ use crate::{checkout, preflight, progress, shell};
 
 const READY_LIMIT: Duration = Duration::from_mins(2);
 
-/// `GOGC` for Go programs: heap growth before a garbage collection, in percent. The value is higher than the default,
-/// because CPU time limits the tests and memory does not.
+/// `GOGC` for Go programs: by how many percent the heap grows before a garbage collection. The value is higher than the
+/// default, because the tests are limited by CPU time and not by memory.
 pub(crate) const GOGC: &str = "400";
 
 /// The DNS cache of the cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Dns {
-    /// Names of the cluster are not cached (kubeadm since 1.33).
+    /// Names of the cluster are not cached. This is the default of kubeadm since 1.33.
     Nocache,
-    /// Names and their absence are cached for 30 s (kubeadm before 1.33, and NodeLocal DNS).
+    /// DNS caches for 30 s that a name exists or does not exist. kubeadm before 1.33 and NodeLocal DNS do the same.
     Cache30,
 }
 
@@ -68,7 +68,6 @@ impl Default for Options {
     }
 }
 
-/// A running testbed.
 #[derive(Debug)]
 pub(crate) struct Testbed {
     pub(crate) run_folder: PathBuf,
@@ -127,7 +126,7 @@ pub(crate) fn up(options: Options) -> Result<Up> {
     }
 }
 
-/// The environment of the running testbed.
+/// The environment variables of the running testbed.
 pub(crate) fn env() -> Result<Env> {
     let testbed = Testbed::running()?;
     Ok(Env::of(
@@ -195,7 +194,7 @@ impl Testbed {
         shell::output(&mut command)
     }
 
-    /// Keeps a link to the archive of a loaded image, for nodes that are down now and start later.
+    /// Stores a link to the archive of a loaded image. Nodes that are down now load it when they start.
     fn remember_image(&self, archive: &Path) -> Result<()> {
         let folder = self.run_folder.join("images");
         for entry in fs::read_dir(&folder)
@@ -214,10 +213,10 @@ impl Testbed {
         Ok(())
     }
 
-    /// Waits until `ready` returns true. If a daemon that this command started ends meanwhile, it is restarted once.
+    /// Waits until `ready` returns true. If a daemon that this command has started ends during the wait, it is
+    /// restarted once.
     ///
-    /// # Errors
-    /// After `limit`, or when a daemon ends for the second time.
+    /// # Errors Fails after `limit`, or when a daemon ends for the second time.
     fn wait_for(&self, what: &str, limit: Duration, ready: impl FnMut() -> bool) -> Result<()> {
         shell::wait_checking(
             what,
@@ -255,7 +254,8 @@ impl Testbed {
         })
     }
 
-    /// Adds the last lines of a daemon's log to the error of a wait, unless the cause is a daemon that ended.
+    /// Adds the last lines of a daemon's log to the error of a wait. If a daemon has ended, the error already contains
+    /// the lines.
     fn explained(&self, error: anyhow::Error, daemon: &str, what: &str) -> anyhow::Error {
         if self.inside.restart_ended(&self.cgroups).is_err() {
             return error;
@@ -265,7 +265,7 @@ impl Testbed {
     }
 }
 
-/// The nodes that are not ready. `text` contains `NAME=STATUS` for each known node.
+/// The nodes that are not ready. In `text`, each known node has an entry `NAME=STATUS`.
 fn unready(nodes: u8, text: &str) -> Vec<String> {
     (0..nodes)
         .map(|index| format!("node-{index}"))
@@ -303,7 +303,7 @@ fn clean(run_folder: &Path) -> Result<()> {
     if let Some(state) = state {
         slot::release(state.slot, run_folder);
     }
-    // The removal of a folder would unmount mounts of other testbeds on it.
+    // Only if no other testbed is up, because the removal of a folder would also unmount other testbeds' mounts on it.
     slot::if_alone(run_folder, network::remove_covered);
     Ok(())
 }
@@ -318,7 +318,7 @@ fn keep_logs(run_folder: &Path) {
         let _ = fs::remove_dir_all(&to);
         let _ = fs::create_dir_all(&to);
         for entry in fs::read_dir(&from).into_iter().flatten().flatten() {
-            // An error is ignored, because the testbed must be taken down in any case.
+            // An error is ignored, because the testbed must be taken down even without its logs.
             let _ = fs::copy(entry.path(), to.join(entry.file_name()));
         }
     }
@@ -348,7 +348,7 @@ fn begin(
         s3_access_key: pki::random_word(10),
         s3_secret_key: pki::random_word(20),
     };
-    // Written before the first process starts, so that an interrupted start can be cleaned up.
+    // The state is written before the first process starts, so that an interrupted start can be cleaned up.
     state.write(run_folder)?;
     let cgroups = Cgroups::detect()?;
     cgroups.create(&group())?;
@@ -514,7 +514,7 @@ pub(crate) fn load_image(archive: &Path, reference: &str) -> Result<()> {
     })
 }
 
-/// Names and control groups of all daemons.
+/// The names and control groups of all daemons.
 fn daemons(nodes: u8) -> impl Iterator<Item = (String, String)> {
     control::DAEMONS
         .iter()

@@ -1,5 +1,6 @@
-//! Records the durations of stages and test programs in a file. The next run uses them for the order of programs and
-//! for the remaining time. If the file cannot be read or written, the run continues without durations.
+//! Records the durations of stages and test programs in a file. In the next run, they determine the order of the
+//! programs and the estimate of the remaining time. If the file cannot be read or written, the run continues without
+//! durations.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -11,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{checkout, progress};
 
-/// Durations in seconds, by name.
+/// Durations in seconds, by the name of the stage or job.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub(crate) struct Times {
     stages: BTreeMap<String, f64>,
@@ -21,7 +22,7 @@ pub(crate) struct Times {
 }
 
 impl Times {
-    /// Reads the file in the target directory.
+    /// Reads the recorded durations from the target directory.
     pub(crate) fn read() -> Result<Self> {
         Ok(Self::read_from(
             &checkout::target()?.join("test-times.json"),
@@ -36,12 +37,12 @@ impl Times {
         }
     }
 
-    /// Duration of a stage in the last run.
+    /// The duration of a stage in the last run.
     pub(crate) fn stage(&self, name: &str) -> Option<Duration> {
         duration(self.stages.get(name))
     }
 
-    /// Duration of a test program or an end-to-end test in the last run.
+    /// The duration of a test program or an end-to-end test in the last run.
     pub(crate) fn job(&self, name: &str) -> Option<Duration> {
         duration(self.jobs.get(name))
     }
@@ -54,7 +55,7 @@ impl Times {
         self.jobs.insert(name.to_owned(), took.as_secs_f64());
     }
 
-    /// Removes jobs that no longer exist. Call this after a run of all jobs.
+    /// Removes jobs that no longer exist. May be called only after a run of all jobs.
     pub(crate) fn retain_jobs(&mut self, exists: impl Fn(&str) -> bool) {
         self.jobs.retain(|name, _| exists(name));
     }

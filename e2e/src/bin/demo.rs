@@ -1,4 +1,5 @@
-//! The main use case from start to end. `cargo xtask demo` runs it on the testbed or on a user's cluster.
+//! The demo of the main use case: back up a cluster, delete it, and restore it. `cargo xtask demo` runs it on the
+//! testbed or on a user's cluster.
 
 use std::io::{IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -87,7 +88,7 @@ struct Demo {
     steps: Vec<(String, Duration, String)>,
 }
 
-/// The state of the cluster before it is deleted.
+/// What the demo expects to find again after the restore.
 struct Before {
     revision: i64,
     cluster_id: String,
@@ -161,7 +162,7 @@ impl Demo {
     }
 
     async fn prepare_namespace(&self) -> Result<()> {
-        // Deletes the namespace of an interrupted run.
+        // Deletes the namespace that an interrupted run has left.
         let name = &self.arguments.namespace;
         kubectl::run(
             &self.env,
@@ -376,7 +377,7 @@ impl Demo {
     }
 }
 
-#[allow(clippy::cast_precision_loss)] // Only for display.
+#[allow(clippy::cast_precision_loss)] // The loss of precision is acceptable, because the number is only displayed.
 fn mebibytes(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1u32 << 20)
 }

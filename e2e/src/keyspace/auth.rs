@@ -8,7 +8,7 @@ use crate::retry::retry_transient;
 use crate::wait::{Poll, until};
 
 impl Keyspace {
-    /// Whether etcd accepts this password for this user.
+    /// Whether etcd accepts `password` for `user`.
     ///
     /// # Errors
     /// Fails if the Service has no endpoints.

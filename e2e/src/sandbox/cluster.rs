@@ -1,4 +1,4 @@
-//! What a test does with a cluster in its namespace, and the conditions for which it waits.
+//! Actions on the clusters of a sandbox, and functions that wait for their effects.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -14,8 +14,7 @@ use crate::watch::watch_until;
 impl Sandbox {
     /// Waits until the cluster reports `count` ready members and as many voters, a leader, and no pending work.
     ///
-    /// # Errors
-    /// Fails if the wait times out. The error contains the last conditions.
+    /// # Errors Fails if the wait times out. The error contains the last status.
     pub async fn await_members(&self, cluster: &str, count: usize) -> Result<DynamicObject> {
         let what = format!("{count} ready voters and no pending work");
         objects::await_object(
@@ -59,7 +58,7 @@ impl Sandbox {
             .collect())
     }
 
-    /// Runs `kubectl scale`.
+    /// Changes `spec.size` with `kubectl scale`.
     ///
     /// # Errors
     /// Fails if kubectl fails. The error contains its error output.
@@ -72,7 +71,7 @@ impl Sandbox {
     }
 
     /// Triggers a reconcile of a cluster, so that the operator reads the cluster's Secrets now. The operator does not
-    /// watch Secrets, but reads those of an idle cluster once a minute. A test of this interval must not call this
+    /// watch Secrets. For an idle cluster, it reads them once a minute. A test of this interval must not call this
     /// function.
     ///
     /// # Errors
@@ -99,20 +98,20 @@ impl Sandbox {
         self.kubectl(&words).await.map(drop)
     }
 
-    /// Deletes the pod of a member, and waits until the operator reports the loss. Before that, the status shows the
-    /// old state.
+    /// Deletes the pod of a member, and waits until the status reports the loss. Until then, the status still shows the
+    /// member as ready.
     ///
     /// # Errors
     /// Fails if the loss is not reported.
     pub async fn lose_pod(&self, cluster: &str, pod: &str) -> Result<()> {
         let before = self.objects(Kind::EtcdCluster).get(cluster).await?;
         let since = before.metadata.resource_version.unwrap_or_default();
-        // The operator may have deleted the pod already, if the member was lost for another reason.
+        // If the member was already lost for another reason, the operator may have deleted the pod.
         let delete = ["delete", "pod", pod, "--now", "--wait=false"];
         self.kubectl(&[&delete[..], &["--ignore-not-found"]].concat())
             .await?;
-        // A member that restarts on its volume may be ready again before the next poll. So the test watches every
-        // status.
+        // A member that restarts on its volume may be ready again before the next poll. Therefore the test watches
+        // every change of the status.
         let only = WatchParams::default().fields(&format!("metadata.name={cluster}"));
         let clusters = self.objects(Kind::EtcdCluster);
         let seen = watch_until(&clusters, &only, &since, DEADLINE, |change| {

@@ -15,20 +15,18 @@ use crate::wait::{Poll, until};
 use crate::writer::{Access, Connection, Route};
 use crate::{DEADLINE, Keyspace, Sandbox};
 
-/// The prefix of the keys.
+/// The prefix of all keys that the clients use.
 pub const PREFIX: &str = "soak/";
 /// Few keys, so that clients often write the same key at the same time.
 const KEYS: u64 = 8;
-/// The number of clients.
 const CLIENTS: u64 = 6;
-/// The longest pause of a client between two operations.
+/// The longest pause of a client between two operations, in milliseconds.
 const PAUSE_MS: u64 = 150;
-/// The deadline of an operation. The outcome of a later write is unknown.
+/// Time limit for an operation. If a write exceeds it, its outcome is unknown.
 const OPERATION_TIMEOUT: Duration = Duration::from_secs(2);
-/// The pause after an error.
 const ERROR_PAUSE: Duration = Duration::from_millis(100);
 
-/// Clients that run until [`Clients::finish`].
+/// The clients of a soak. They run until [`Clients::finish`] is called.
 pub struct Clients {
     tasks: Vec<JoinHandle<()>>,
     stop: Arc<AtomicBool>,
@@ -36,10 +34,9 @@ pub struct Clients {
 }
 
 impl Clients {
-    /// Starts the clients. The order of their operations depends on the seed, and their timing on the cluster.
+    /// Starts the clients. The seed determines the order of their operations. The timing depends on the cluster.
     ///
-    /// # Errors
-    /// If the client Service does not exist.
+    /// # Errors Fails if the client Service does not exist.
     pub async fn start(
         sandbox: &Sandbox,
         cluster: &str,
@@ -77,8 +74,7 @@ impl Clients {
 
     /// Stops the clients after their current operations, so that every operation is recorded. Then reads every key.
     ///
-    /// # Errors
-    /// If a key cannot be read.
+    /// # Errors Fails if a key cannot be read.
     pub async fn finish(self, recorder: &Recorder) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
@@ -127,7 +123,7 @@ impl SoakClient {
             let kind = match self.dice.below(10) {
                 0..=2 => "get",
                 3..=5 => "put",
-                // A swap needs a value to expect.
+                // A swap must name the value that it expects, and this client knows none yet.
                 _ if known[index].is_empty() => "get",
                 _ => "swap",
             };
@@ -144,7 +140,7 @@ impl SoakClient {
         }
     }
 
-    /// Sends one operation and records it. Returns the value of the key afterwards.
+    /// Sends one operation and records it. Returns the value that the key then has.
     async fn operate(&mut self, kind: &'static str, key: &str, expect: String) -> Result<String> {
         let client = self.client().await?;
         self.written += 1;
@@ -179,7 +175,7 @@ impl SoakClient {
         })
     }
 
-    /// The client of the existing connection or of a new one.
+    /// The client of the existing connection, or of a new connection.
     async fn client(&mut self) -> Result<Client> {
         if self.connection.is_none() {
             let connected = timeout(OPERATION_TIMEOUT, self.access.connect()).await;
@@ -190,7 +186,7 @@ impl SoakClient {
     }
 }
 
-/// Sends an operation and fills in its result.
+/// Sends an operation, and adds its result to `operation`.
 async fn send(client: &Client, operation: &mut Operation) -> Result<()> {
     let mut kv = client.kv_client();
     match operation.kind {
@@ -237,8 +233,7 @@ pub(super) fn text(bytes: &[u8]) -> String {
 
 /// The store's revision and all pairs under [`PREFIX`], sorted by key.
 ///
-/// # Errors
-/// If etcd does not answer.
+/// # Errors Fails if etcd does not respond.
 pub async fn read_pairs(keys: &Keyspace) -> Result<(i64, Vec<Pair>)> {
     let options = GetOptions::new().with_prefix();
     let answer = keys.client.kv_client().get(PREFIX, Some(options)).await?;

@@ -1,23 +1,23 @@
-//! The history of a soak: operations with their times, and the events of the watches.
+//! The history of a soak: the operations of its clients with their times, and the events of its watchers.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use serde::Serialize;
 
-/// One operation of a client, in the form that the checker of the testbed reads (`e2e/testbed/linearize`).
+/// One operation of a client. Its JSON form is the input of the checker `e2e/testbed/linearize`.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Operation {
     /// The number of the client.
     pub client: u64,
-    /// The key.
+    /// The key that the operation reads or writes.
     pub key: String,
-    /// `get`, `put` or `swap`. A swap writes if the key has the expected value.
+    /// `get`, `put` or `swap`. A swap writes only if the key has the expected value.
     pub kind: &'static str,
-    /// The value of a put or a swap. Every value is written by one operation.
+    /// The value that a put or a swap writes. No other operation of the history writes the same value.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub value: String,
-    /// The value that a swap expects.
+    /// The value that a swap expects the key to have.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub expect: String,
     /// Nanoseconds from the start of the soak to the request.
@@ -25,12 +25,12 @@ pub struct Operation {
     /// Nanoseconds from the start of the soak to the response. `None` if the outcome is unknown.
     #[serde(rename = "return")]
     pub end: Option<u64>,
-    /// True if a swap has written.
+    /// True if the operation is a swap that found the expected value and wrote its own.
     pub swapped: bool,
-    /// The value that a get or a failed swap has read. Empty if the key does not exist.
+    /// The value that a get or a failed swap read. Empty if the key does not exist.
     #[serde(skip_serializing_if = "String::is_empty")]
     pub found: String,
-    /// The modification revision of the value that was written or read.
+    /// The modification revision of the written or read value.
     pub revision: i64,
 }
 
@@ -51,35 +51,35 @@ impl Operation {
 /// A change of a key, as a watch reports it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Event {
-    /// The modification revision.
+    /// The revision of the change.
     pub revision: i64,
-    /// The key.
+    /// The key that changed.
     pub key: String,
-    /// The value. Empty for a deletion, which no client requests.
+    /// The new value. Empty for a deletion. The clients never delete a key.
     pub value: String,
     /// The number of writes of the key since its creation.
     pub version: i64,
 }
 
-/// A key with its value and its modification revision.
+/// A key, its value, and the revision at which it was last modified.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 pub struct Pair {
-    /// The key.
+    /// The name of the key.
     pub key: String,
-    /// The value.
+    /// The value of the key.
     pub value: String,
-    /// The modification revision.
+    /// The revision at which the key was last modified.
     pub revision: i64,
 }
 
-/// The keys of a restored cluster.
+/// All keys that a restored cluster contains.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct Snapshot {
-    /// The name of the restored cluster.
+    /// The name of the restored EtcdCluster.
     pub name: String,
-    /// The revision of the restored store.
+    /// The revision of the restored database.
     pub revision: i64,
-    /// The keys, sorted.
+    /// The keys and their values, sorted by key.
     pub pairs: Vec<Pair>,
 }
 
@@ -91,7 +91,7 @@ pub struct Recorder {
 }
 
 impl Recorder {
-    /// An empty history that begins now.
+    /// An empty history. Its clock starts now.
     #[must_use]
     pub fn new() -> Self {
         Self {
@@ -106,7 +106,7 @@ impl Recorder {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Adds an operation that ended.
+    /// Adds an operation that has ended.
     pub fn add(&self, operation: Operation) {
         let mut all = self
             .operations
@@ -115,7 +115,7 @@ impl Recorder {
         all.push(operation);
     }
 
-    /// The number of answered operations.
+    /// The number of operations with a known outcome.
     #[must_use]
     pub fn answered(&self) -> usize {
         let all = self

@@ -10,10 +10,10 @@ use tokio::process::Command;
 
 use super::history::Operation;
 
-/// The verdict of a check.
+/// The result of the check.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The history is linearizable.
+    /// The history is linearizable. The text is the output of the checker.
     Linearizable(String),
     /// The history is not linearizable, or the check took too long. The text explains it.
     Violated(String),
@@ -21,8 +21,7 @@ pub enum Verdict {
 
 /// Writes a history as lines of JSON.
 ///
-/// # Errors
-/// Never for the fields of today.
+/// # Errors Never fails for the present fields, which serde can always write.
 pub fn lines(operations: &[Operation]) -> Result<String> {
     let mut lines = String::new();
     for operation in operations {
@@ -31,10 +30,9 @@ pub fn lines(operations: &[Operation]) -> Result<String> {
     Ok(lines)
 }
 
-/// Runs the checker. Its pages about violations are written to `pages`.
+/// Runs the checker. It writes pages that explain violations to the folder `pages`.
 ///
-/// # Errors
-/// If the checker cannot be run or does not accept the history.
+/// # Errors Fails if the checker cannot be run or rejects the history as invalid.
 pub async fn linearity(program: &Path, operations: &[Operation], pages: &Path) -> Result<Verdict> {
     let mut child = Command::new(program)
         .arg("-pages")
@@ -51,7 +49,7 @@ pub async fn linearity(program: &Path, operations: &[Operation], pages: &Path) -
             )
         })?;
     let mut input = child.stdin.take().context("stdin is piped")?;
-    // The checker reads everything before it prints, so writing first does not block.
+    // The checker reads all input before it prints, so the write cannot block.
     let written = input.write_all(lines(operations)?.as_bytes()).await;
     drop(input);
     let output = child.wait_with_output().await?;

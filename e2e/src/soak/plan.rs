@@ -1,76 +1,77 @@
 //! Plans the faults of a soak. The plan depends only on the seed, so a failed soak can be repeated.
 //!
-//! Every planned step leaves a quorum that returns with all data: at most one volume is lost, and the next step begins
-//! when the cluster is healthy again.
+//! Every step leaves a quorum of members that return with all their data: a step destroys at most one volume, and the
+//! next step begins when the cluster is healthy again.
 
 use std::fmt;
 use std::time::Duration;
 
 use super::dice::Dice;
 
-/// The sizes of the cluster. With three members, a lost volume leaves a quorum.
+/// The sizes that a cluster can have. Three members keep a quorum when a volume is lost.
 const SIZES: [usize; 3] = [3, 4, 5];
-/// The values of `spec.etcd.snapshotCount`. After few writes, a member that returns needs a snapshot of the leader.
+/// The values of `spec.etcd.snapshotCount`. With a small value, a member that returns after a few writes already needs
+/// a snapshot from the leader.
 const SNAPSHOT_COUNTS: [u32; 4] = [500, 2_000, 10_000, 50_000];
-/// The share of steps with a change of the spec or a backup.
+/// The percentage of steps that contain a change: of the spec, or a backup.
 const CHANGE_PERCENT: u64 = 60;
-/// The share of changes during which a fault happens.
+/// The percentage of changes during which a fault happens.
 const FAULT_PERCENT: u64 = 70;
-/// The most pods that a fault takes at the same time.
+/// The largest number of pods that a fault affects at the same time.
 const MOST_PODS: u64 = 2;
 
-/// A change by the user, which is in progress while the fault happens.
+/// A change by the user. A fault can happen while the change is in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
-    /// Sets `spec.size`.
+    /// Sets `spec.size` to this value.
     Size(usize),
-    /// Sets `spec.version`.
+    /// Sets `spec.version` to this value.
     Version(String),
-    /// Sets `spec.etcd.snapshotCount`, which restarts the members.
+    /// Sets `spec.etcd.snapshotCount` to this value, which restarts the members.
     SnapshotCount(u32),
     /// Switches TLS on or off. Members always accept clients without TLS.
     Tls(bool),
-    /// Runs an EtcdBackup, and restores it into a new cluster if `restore` is set.
+    /// Runs an EtcdBackup.
     Backup {
-        /// Restore the backup.
+        /// Restore the backup into a new cluster.
         restore: bool,
     },
 }
 
-/// A failure. `pick` selects the victim among those that exist at the time.
+/// A fault. `pick` selects the victim from the pods or nodes that exist when the fault happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     /// Deletes pods of members at the same time.
     DeletePods {
-        /// The number of pods.
+        /// How many pods are deleted.
         count: usize,
-        /// The first victim.
+        /// Selects the first of the pods.
         pick: usize,
-        /// With the grace period of the pods.
+        /// True: the pods end within their grace period. False: they are killed.
         graceful: bool,
     },
     /// Kills the containers of members at the same time.
     KillContainers {
-        /// The number of pods.
+        /// The number of pods whose containers are killed.
         count: usize,
-        /// The first victim.
+        /// Selects the first of the pods.
         pick: usize,
     },
     /// Deletes the volume of one member together with its pod.
     LoseVolume {
-        /// The victim.
+        /// Selects the member.
         pick: usize,
     },
-    /// Stops a node like a power failure. Its disks return with it.
+    /// Stops a node like a power failure. Its disks still have their data when the node returns.
     StopNode {
-        /// The victim.
+        /// Selects the node.
         pick: usize,
         /// How long the node is down.
         seconds: u64,
     },
     /// Kills the container of an operator: 0 is the cluster operator, 1 the backup operator, 2 the restore operator.
     KillOperator {
-        /// The operator.
+        /// The number of the operator.
         which: usize,
     },
     /// Stops the API server.
@@ -80,20 +81,20 @@ pub enum Fault {
     },
 }
 
-/// One step. The next step begins when the cluster is healthy again.
+/// One step of a soak. The next step begins when the cluster is healthy again.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
     /// The number of the step, from 1.
     pub number: usize,
-    /// The change that begins the step.
+    /// The change with which the step begins.
     pub change: Option<Change>,
     /// The time from the change to the fault.
     pub delay: Duration,
-    /// The fault.
+    /// The fault that happens during the step.
     pub fault: Option<Fault>,
 }
 
-/// The spec that the changes so far lead to.
+/// The spec after all changes so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Desired {
     /// `spec.size`.
@@ -104,7 +105,7 @@ pub struct Desired {
     pub tls: bool,
 }
 
-/// Draws the steps of a seed.
+/// Draws the steps that belong to a seed.
 #[derive(Clone, Debug)]
 pub struct Planner {
     dice: Dice,
@@ -116,8 +117,8 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// The plan of a seed. `versions` are successive minor releases, of which each can be upgraded to the next one and
-    /// back. The cluster starts with one of them.
+    /// A planner for a seed. `versions` are successive minor releases of etcd. Each can be upgraded to the next one and
+    /// downgraded again. The cluster starts with one of them.
     #[must_use]
     pub fn new(seed: u64, versions: &[String]) -> Self {
         let mut dice = Dice::new(seed, 0);
@@ -136,7 +137,7 @@ impl Planner {
         }
     }
 
-    /// The spec after the last drawn step.
+    /// The spec after the steps that were drawn so far.
     #[must_use]
     pub fn desired(&self) -> &Desired {
         &self.desired
@@ -220,7 +221,7 @@ impl Planner {
             6..=7 => Fault::LoseVolume { pick },
             8 => Fault::StopNode {
                 pick,
-                // A node that is down for long counts as lost, and its members are replaced.
+                // If a node is down for much longer, the operator replaces its members.
                 seconds: 5 + self.dice.below(40),
             },
             9..=10 => Fault::KillOperator {
@@ -263,7 +264,10 @@ impl fmt::Display for Fault {
             Self::KillContainers { count, .. } => write!(to, "kill the containers of {count} pods"),
             Self::LoseVolume { .. } => write!(to, "delete a volume and its pod"),
             Self::StopNode { seconds, .. } => write!(to, "stop a node for {seconds} s"),
-            Self::KillOperator { which } => write!(to, "kill operator {which}"),
+            Self::KillOperator { which } => write!(
+                to,
+                "kill the container of operator {which} (0 cluster, 1 backup, 2 restore)"
+            ),
             Self::StopApiServer { seconds } => write!(to, "stop the API server for {seconds} s"),
         }
     }
@@ -290,7 +294,8 @@ mod tests {
         assert_ne!(plan(7, 200), plan(8, 200));
     }
 
-    /// A changed plan would make the seeds of old reports worthless. Update this test only with the planner.
+    /// If the plan of a seed changes, a failed soak of an earlier release cannot be repeated. Change this test only if
+    /// the planner must change.
     #[test]
     fn plan_of_seed_is_stable() {
         let steps: Vec<String> = plan(1, 3).iter().map(|step| format!("{step:?}")).collect();

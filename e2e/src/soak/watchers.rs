@@ -1,4 +1,4 @@
-//! Watchers that record every event, and resume after the last one when their connection fails.
+//! Watchers that record every event. If their connection fails, they resume after the last recorded event.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,30 +14,30 @@ use crate::DEADLINE;
 use crate::wait::{Poll, until};
 use crate::writer::Access;
 
-/// The longest time without a message. Clients write all the time, so a silent member is replaced by another one.
+/// The longest time without a message. Clients write all the time, so after this time the watcher connects to another
+/// member.
 const SILENCE: Duration = Duration::from_secs(5);
-/// The pause before the next connection.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
 /// What a watcher has received.
 #[derive(Clone, Debug, Default)]
 pub struct WatchRecord {
-    /// The events, in the order of their delivery.
+    /// The events, in the order in which the watcher received them.
     pub events: Vec<Event>,
-    /// How often the watcher connected.
+    /// How often the watcher has connected.
     pub connections: usize,
-    /// Why the watcher cannot continue.
+    /// Why the watcher cannot continue. `None` if it can.
     pub failure: Option<String>,
 }
 
-/// A watcher that runs until [`Watcher::finish`].
+/// A watcher that runs until [`Watcher::finish`] is called.
 pub struct Watcher {
     task: JoinHandle<()>,
     record: Arc<Mutex<WatchRecord>>,
 }
 
 impl Watcher {
-    /// Watches all keys of the clients from a revision on.
+    /// Starts to watch all keys of the clients, from the revision `from` on.
     #[must_use]
     pub fn start(clients: &Clients, from: i64) -> Self {
         let record = Arc::new(Mutex::new(WatchRecord::default()));
@@ -45,12 +45,11 @@ impl Watcher {
         Self { task, record }
     }
 
-    /// Waits until the watcher has received a revision, and stops it.
+    /// Waits until the watcher has received `revision`, and stops it.
     ///
-    /// # Errors
-    /// If the watcher does not receive the revision in time.
+    /// # Errors Fails if the watcher does not receive `revision` in time.
     pub async fn finish(self, revision: i64) -> Result<WatchRecord> {
-        let what = format!("the watcher receives revision {revision}");
+        let what = format!("the watcher has received revision {revision}");
         let waited = until(&what, DEADLINE, async || {
             let now = self.record();
             let last = now.events.iter().map(|event| event.revision).max();
@@ -104,7 +103,7 @@ async fn watch(access: Access, from: i64, record: Arc<Mutex<WatchRecord>>) {
     }
 }
 
-/// etcd cannot serve the watch.
+/// etcd cannot serve the watch, for example because the revision is compacted.
 #[derive(Debug)]
 struct Refused(String);
 
@@ -116,7 +115,7 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Watches over one connection until it fails.
+/// Watches over one connection until the connection fails.
 async fn watch_once(
     access: &Access,
     next: i64,

@@ -5,15 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::history::{Event, Operation, Pair, Snapshot};
 use super::watchers::WatchRecord;
 
-/// The most violations that are reported of one kind.
+/// The number of violations of one kind that are listed in full.
 const MOST_REPORTED: usize = 5;
 
 /// Checks what the watchers received:
 ///
 /// - The events of a watcher are in the order of their revisions, without duplicates, also after a reconnection.
 /// - No event is missing: the versions of a key have no gap, and all watchers received the same events.
-/// - Every acknowledged write is an event with its revision, and every value that was read is one.
-/// - Every event is the write of one operation. A swap replaced the value that it expected.
+/// - Every acknowledged write has an event with its revision, and every value that a client read has an event.
+/// - Every event belongs to exactly one operation. The event of a swap replaces the value that the swap expected.
 ///
 /// Returns the violations.
 #[must_use]
@@ -90,7 +90,7 @@ fn report(found: &mut Vec<String>, what: &str, violations: Vec<String>) {
     let listed = violations.into_iter().take(MOST_REPORTED);
     found.extend(listed.map(|violation| format!("{what}: {violation}")));
     if more > 0 {
-        found.push(format!("{what}: {more} more of this kind"));
+        found.push(format!("{what}: {more} more violations"));
     }
 }
 
@@ -129,7 +129,7 @@ fn differences(events: &[Event], longest: &[Event]) -> Vec<String> {
     first.into_iter().collect()
 }
 
-/// What the clients know and no event says.
+/// Acknowledged writes and values read by clients for which no watcher received an event.
 fn unseen(operations: &[Operation], events: &[Event]) -> Vec<String> {
     let events: BTreeMap<i64, &Event> =
         events.iter().map(|event| (event.revision, event)).collect();
@@ -150,7 +150,7 @@ fn unseen(operations: &[Operation], events: &[Event]) -> Vec<String> {
     found
 }
 
-/// Events that no operation explains.
+/// Events that do not belong to exactly one write of a client.
 fn unwritten(operations: &[Operation], events: &[Event]) -> Vec<String> {
     let writes: BTreeMap<&str, &Operation> = operations
         .iter()

@@ -23,7 +23,7 @@ use crate::certificates::{client, make_secrets, pod_dns_names};
 
 const NAMES: [&str; 3] = ["c-5zc2k9fz8t", "c-7xwq2m4n6b", "c-d8rk3h9v2s"];
 
-/// The configuration of the old cluster.
+/// The TLS and storage settings of the old cluster.
 #[derive(Clone, Copy)]
 enum Form {
     Plain,
@@ -40,7 +40,7 @@ impl Form {
         }
     }
 
-    /// The etcdctl command line of the pods.
+    /// The etcdctl command that the probes of the pods run.
     fn etcdctl(self) -> Vec<String> {
         let mut words = vec!["/usr/local/bin/etcdctl".to_owned()];
         if matches!(self, Self::Tls) {
@@ -107,14 +107,14 @@ fn service(owner: &Value, name: &str, headless: bool) -> Value {
     if headless {
         service["spec"]["clusterIP"] = json!("None");
         service["spec"]["ports"] = json!([port("client", 2379), port("peer", 2380)]);
-        // Before Kubernetes 1.21, an annotation had this effect.
+        // Before Kubernetes 1.21, the old operator set this with an annotation.
         service["spec"]["publishNotReadyAddresses"] = json!(true);
     }
     service
 }
 
-/// A pod of the old cluster. `initial_members` are the members in its `--initial-cluster`, and the last one is the
-/// member of the pod. The pod of the first member starts the cluster.
+/// A pod of the old cluster. `initial_members` are the members in its `--initial-cluster`. The last one is the member
+/// of this pod. If it is also the first, the pod bootstraps the cluster.
 fn pod(
     sandbox: &Sandbox,
     owner: &Value,
@@ -197,8 +197,8 @@ fn pod(
             "labels": { "app": "etcd", "etcd_node": name, "etcd_cluster": "c" } },
         "spec": {
             "hostname": name, "subdomain": "c", "automountServiceAccountToken": false,
-            // A restart has the effect of the init container: with TLS, members accept a new member only after DNS
-            // contains its name.
+            // With TLS, members accept a new member only after DNS contains its name. A restart repeats the attempt, as
+            // the init container would wait.
             "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },
@@ -238,7 +238,7 @@ async fn await_ready(sandbox: &Sandbox, count: usize) -> Result<()> {
 
 /// Creates the cluster as the old operator did.
 async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Result<()> {
-    // The old pods have no security context.
+    // The old pods have no security context, so the namespace must admit them.
     let label = "pod-security.kubernetes.io/enforce=privileged";
     sandbox
         .kubectl(&[
@@ -299,7 +299,7 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
             // etcd accepts an addition only after its members have been connected for some seconds.
             until("etcd adds a member", DEADLINE, async || {
                 match sandbox.kubectl(&add).await {
-                    // An earlier attempt has added the member, and its response was lost.
+                    // An earlier request has added the member, but its response was lost.
                     Err(error) if error.to_string().contains("Peer URLs already exists") => {}
                     outcome => drop(outcome?),
                 }
@@ -344,7 +344,7 @@ async fn adopts_coreos_cluster_on_volumes() {
 }
 
 async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
-    // As in a migration, the old operator is stopped before the new operator is installed.
+    // As in a real migration, the old operator is stopped before the new operator is installed.
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
         .await?;
@@ -360,8 +360,9 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
     .await?;
     let version = sandbox.env.newest_of("3.5")?;
     let writer = if matches!(form, Form::Tls) {
-        // Old members look up the names of their peers in DNS. These names end in the cluster domain (`isHostInDNS` in
-        // etcd's `client/pkg/transport`). So the old operator required both forms of names in certificates.
+        // Members with TLS look up the names of their peers in DNS. These names end in the cluster domain
+        // (`isHostInDNS` in etcd's `client/pkg/transport`). Therefore the old operator required both forms of names in
+        // certificates.
         let mut names = pod_dns_names(sandbox, "c");
         names.push(format!("*.c.{}.svc.cluster.local", sandbox.namespace));
         let authority = make_secrets(sandbox, &names, false).await?;

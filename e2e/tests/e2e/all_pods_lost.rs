@@ -1,4 +1,5 @@
-//! All members are lost at the same time. They continue with their data: on their volumes, or in pods that restart.
+//! All pods of a cluster are lost at the same time. The members continue with their data: on their volumes, or in pods
+//! whose containers restart.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, is_ready, members};
@@ -16,7 +17,7 @@ async fn losing_all_pods_keeps_data_on_volumes() {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
-        // If pods have a grace period, the leader waits for a successor, and members wait for their clients.
+        // With a grace period, the leader waits for a successor, and members wait for their clients.
         for (how, options) in [("immediately", &["--now"][..]), ("gracefully", &[])] {
             let writer = Writer::start(sandbox, "c").await?;
             let pods = sandbox.member_pods("c").await?;
@@ -33,7 +34,7 @@ async fn losing_all_pods_keeps_data_on_volumes() {
     .await;
 }
 
-/// Without a volume, the data is in the pod. It remains if only the containers of the pod are killed.
+/// Without a volume, the data is in the pod. If only the containers of the pod are killed, the pod keeps the data.
 #[tokio::test]
 async fn killed_containers_restart_with_their_data() {
     cluster_scenario("all_containers", async |sandbox| {
@@ -70,8 +71,8 @@ async fn reports_total_loss_without_new_bootstrap() {
             "QuorumLost",
             DEADLINE,
             |object| {
-                // The operator first reports that no quorum answers. It reports the remedy only after the pods are
-                // deleted.
+                // The operator first reports that no quorum answers. It reports the remedy only after the API server
+                // has removed the pods.
                 let lost = e2e::objects::condition(object, "Degraded").is_some_and(|c| {
                     let message = c["message"].as_str().unwrap_or_default();
                     c["status"] == "True"
@@ -91,8 +92,8 @@ async fn reports_total_loss_without_new_bootstrap() {
     .await;
 }
 
-/// Waits until none of these pods exists and as many new pods are ready. The status is not used, because it may show
-/// the states in between too briefly.
+/// Waits until none of the pods in `before` exists and as many new pods are ready. The status is not used, because it
+/// may show the states in between too briefly.
 async fn await_other_pods(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     let old: Vec<_> = before.iter().map(|pod| &pod.metadata.uid).collect();
     until("every member has a new pod", DEADLINE, async || {

@@ -1,5 +1,6 @@
-//! Backups and restores without a Secret use the identity of the operator, but only in locations that an administrator
-//! has granted. All other locations are rejected. The test of cluster-wide operators contains these steps.
+//! A backup or restore without a Secret uses the operator's cloud identity, but only in locations that an administrator
+//! has granted to the namespace. All other locations are rejected. The test of cluster-wide operators contains these
+//! steps.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -45,7 +46,7 @@ impl Grant {
         })
     }
 
-    /// A granted location.
+    /// A path below the granted location.
     pub(crate) fn path(&self, name: &str) -> String {
         format!("{}/{name}", self.place)
     }
@@ -127,7 +128,8 @@ fn pod_identity(s3: &S3, namespace: &str) -> String {
     format!("{policy}\n---\n{binding}\n")
 }
 
-/// The manifest of an EtcdBackup of `cluster` to `path`, or of an EtcdRestore from `path`. It names no Secret.
+/// The manifest of an EtcdBackup of `cluster` to `path`, or of an EtcdRestore from `path`. The manifest names no
+/// Secret.
 fn without_secret(kind: Kind, name: &str, cluster: &str, path: &str) -> String {
     let (kind, field) = match kind {
         Kind::EtcdRestore => ("EtcdRestore", "backupStorageType"),
@@ -139,7 +141,8 @@ fn without_secret(kind: Kind, name: &str, cluster: &str, path: &str) -> String {
     )
 }
 
-/// Applies the object, and waits until its rejection is reported with the remedy. The named cluster need not exist.
+/// Applies an object that must be rejected, and waits until its status reports the rejection and the remedy. The named
+/// cluster need not exist.
 async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Result<()> {
     let manifest = without_secret(kind, name, "absent", path);
     sandbox.apply(&manifest).await?;
@@ -158,8 +161,8 @@ async fn is_refused(sandbox: &Sandbox, kind: Kind, name: &str, path: &str) -> Re
     Ok(())
 }
 
-/// Backs up, deletes and restores the cluster in the namespace that has the grant. Ensures that other locations and
-/// other namespaces are rejected.
+/// Backs up, deletes and restores the cluster in the namespace that has the grant. Ensures that other locations, and
+/// the same location from another namespace, are rejected.
 pub(crate) async fn only_granted_identity_is_used(
     grant: &Grant,
     allowed: &Sandbox,
@@ -176,7 +179,7 @@ pub(crate) async fn only_granted_identity_is_used(
     let backups = allowed.objects(Kind::EtcdBackup);
     let done = await_complete(&backups, "kept", DEADLINE).await?;
     ensure!(*field(&done, "/status/location") == format!("s3://{path}"));
-    // Another location, another namespace, and a location that only starts with the same characters.
+    // In this order: another location, another namespace, and a location whose name only begins like the granted one.
     let adjacent = format!("{}-b/etcd", grant.place);
     is_refused(allowed, Kind::EtcdBackup, "adjacent", &adjacent).await?;
     is_refused(other, Kind::EtcdBackup, "foreign", &path).await?;

@@ -9,8 +9,8 @@ use kube::ResourceExt;
 use crate::all_pods_lost::await_restarts;
 use crate::node_reboot::{TwoClusters, operator, serve};
 
-/// Invariant 1: an unreachable API server never causes a change. The outage is longer than the operator's lease, so the
-/// operator's process ends. The next process finds the failed member.
+/// Invariant 1: while the API server is unreachable, the operator changes nothing. The outage is longer than the
+/// operator's lease, so the operator's process ends. The next process finds the failed member.
 pub(crate) async fn member_dies_during_outage(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -18,7 +18,7 @@ pub(crate) async fn member_dies_during_outage(
 ) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
     let operator = operator(sandbox).await?;
-    // The test uses the leader, unless it is on the same node as the operator.
+    // The test kills the leader, unless it is on the same node as the operator.
     let mut pods = sandbox.member_pods("plain").await?;
     pods.retain(|pod| node_of(pod) != node_of(&operator));
     let leader = leader(&before.plain)?;
@@ -31,7 +31,7 @@ pub(crate) async fn member_dies_during_outage(
     testbed.kill_node(node_of(victim)).await?;
     serve(writers, 50).await?;
     testbed.await_containers_stopped(&operator).await?;
-    // The clients are served until the end of the outage.
+    // The cluster must serve its clients until the end of the outage.
     serve(writers, 10).await?;
     testbed.start_daemon("kube-apiserver").await?;
 

@@ -1,5 +1,5 @@
-//! The API server accepts or rejects manifests, without operators. The manifests are the cases of the unit tests, the
-//! examples of this project, and the manifests of coreos/etcd-operator v0.9.4.
+//! The API server accepts valid manifests and rejects invalid ones, without operators. The manifests are the cases of
+//! the unit tests, the examples of this project, and the manifests of coreos/etcd-operator v0.9.4.
 
 use std::path::Path;
 
@@ -30,7 +30,7 @@ async fn api_server_applies_every_rule_to_manifests() {
     .await;
 }
 
-/// Applies all manifests in a folder in one dry run, and ensures that every object would be created.
+/// Sends all manifests of a folder in one dry run, and ensures that every object would be created.
 async fn is_accepted(sandbox: &Sandbox, folder: &str) -> Result<()> {
     let paths = manifests(folder)?;
     ensure!(paths.len() >= 5, "only {} manifests", paths.len());
@@ -64,7 +64,7 @@ async fn is_rejected(sandbox: &Sandbox) -> Result<()> {
         .await
 }
 
-/// Ensures that the manifest is rejected. Its first line is a comment that contains a part of the expected message.
+/// Ensures that the manifest is rejected. Its first line is a comment with a part of the expected message.
 async fn is_rejected_as_expected(sandbox: &Sandbox, path: &Path) -> Result<()> {
     let manifest = std::fs::read_to_string(path)?;
     let first = manifest.lines().next().unwrap_or_default();

@@ -1,4 +1,4 @@
-//! Clusters with etcd's authentication: their members and passwords change, and they are backed up and restored.
+//! Clusters with etcd's authentication: members and passwords change, and the clusters are backed up and restored.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -36,7 +36,7 @@ pub(crate) async fn accepts_password(
     Keyspace::accepts_login(env, namespace, cluster, ("root", password)).await
 }
 
-/// Waits until etcd accepts the password.
+/// Waits until root can log in to etcd with the password.
 pub(crate) async fn await_password(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<()> {
     until("etcd accepts the password", DEADLINE, async || {
         Ok(if accepts_password(sandbox, cluster, password).await? {
@@ -81,7 +81,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, name: &str) -> Result<Strin
     Ok(format!("{}/{file}", bucket.name))
 }
 
-/// Reads all keys with this password.
+/// Ensures that a client with this password can read all keys.
 async fn has_the_keys(sandbox: &Sandbox, cluster: &str, password: &str) -> Result<i64> {
     let keys = keys_as(sandbox, cluster, password).await?;
     keys.verify("kept/", KEYS).await
@@ -124,8 +124,8 @@ async fn operator_enables_auth_changes_password_disables_auth() {
     .await;
 }
 
-/// Changes the password. `path` is a backup with the first password. At the end, the cluster has the first password
-/// again.
+/// Changes the password while clients use the cluster. Restores `path`, a backup with the first password. At the end,
+/// the cluster has the first password again.
 async fn password_changes_and_backup_keeps_its_own(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -170,8 +170,8 @@ async fn password_changes_and_backup_keeps_its_own(
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Members keep tokens in memory. After a restart of all members, the token of the operator is invalid, and the
-/// operator logs in again. A learner requires a token, but issues none.
+/// etcd keeps tokens in memory. After all members have restarted, the operator's token is invalid, and the operator
+/// logs in again. A learner requires a token, but issues none.
 async fn members_change_with_new_logins(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let before: Vec<_> = pods.into_iter().map(|pod| pod.metadata.uid).collect();
@@ -211,8 +211,8 @@ async fn disable_auth(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// The user enables authentication and changes the password. The EtcdCluster and a backup of endpoints name the Secret
-/// with the password. A restored cluster has the users of its backup.
+/// The user enables authentication and changes the password. The EtcdCluster names the Secret with the password. So
+/// does a backup that uses endpoints. A restored cluster has the users of its backup.
 #[tokio::test]
 async fn operators_log_in_where_user_manages_auth() {
     scenario_without_leaks("auth_of_the_user", async |sandbox| {
@@ -229,7 +229,7 @@ async fn operators_log_in_where_user_manages_auth() {
     .await;
 }
 
-/// The operator reports the Secret as wrong until it contains the new password.
+/// The operator reports the Secret as wrong until the Secret contains the new password.
 async fn secret_follows_the_password(sandbox: &Sandbox) -> Result<()> {
     keys_as(sandbox, "c", FIRST)
         .await?

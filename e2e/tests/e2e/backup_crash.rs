@@ -13,19 +13,18 @@ use kube::api::{DynamicObject, ListParams};
 use crate::backup_pvc::pvc_backup;
 use crate::backup_schedule::{OPERATOR, await_all_finished, await_keys, location};
 
-/// A crash of the operator.
 #[derive(Clone, Copy)]
 struct Crash {
     /// The name of the failpoint. The EtcdBackup has the same name.
     point: &'static str,
     /// Whether a pod writes the backup to a PVC. Otherwise the operator writes it to S3.
     to_pvc: bool,
-    /// Whether the next process finds a complete backup.
+    /// Whether the backup is already complete at the crash, so that the next process only has to record it.
     adopted: bool,
 }
 
-/// Backups to a PVC and to S3 alternate. So a process that crashes in a backup of one kind has completed a backup of
-/// the other.
+/// Backups to a PVC and to S3 alternate. So a process that crashes during a backup of one kind has completed a backup
+/// of the other kind.
 const CRASHES: [Crash; 5] = [
     Crash {
         point: "backup-before-commit",
@@ -65,7 +64,7 @@ async fn restarts(sandbox: &Sandbox) -> Result<i32> {
     Ok(containers.map(|container| container.restart_count).sum())
 }
 
-/// Restarts the operator with this failpoint, or without any.
+/// Restarts the operator with this failpoint, or without a failpoint.
 async fn restart_with_failpoint(sandbox: &Sandbox, point: Option<&str>) -> Result<()> {
     let variable = point.map_or("FAILPOINTS-".to_owned(), |point| {
         format!("FAILPOINTS={point}=panic")
@@ -80,7 +79,7 @@ async fn restart_with_failpoint(sandbox: &Sandbox, point: Option<&str>) -> Resul
     sandbox.await_operator_pods("etcd-backup-operator", 1).await
 }
 
-/// Crashes the operator at each failpoint. Requires the cluster `c` and the PVC `backups`.
+/// Crashes the operator at each failpoint. The test must have created the cluster `c` and the PVC `backups`.
 pub(crate) async fn crashes_leave_complete_backups(
     sandbox: &Sandbox,
     keys: &Keyspace,
@@ -117,8 +116,8 @@ pub(crate) async fn crashes_leave_complete_backups(
     await_all_finished(&bucket).await
 }
 
-/// Starts a backup during which the operator crashes. Returns the revision before the backup. After the crash, more
-/// keys are written.
+/// Starts a backup during which the operator crashes, and then writes more keys. Returns the revision before the
+/// backup.
 async fn crash_during_backup(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -148,7 +147,7 @@ async fn crash_during_backup(
         let counted = attempts(&begun).as_i64();
         ensure!(counted > Some(0), "{counted:?} attempts");
     }
-    // The backup contains these keys only if the next process repeats it.
+    // The backup contains these keys only if the next process takes the snapshot again.
     keys.fill("after/", 10, |_| ()).await?;
     Ok(revision_before)
 }

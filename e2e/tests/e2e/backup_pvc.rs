@@ -67,7 +67,7 @@ async fn pvc_backups_follow_retention_and_are_restored() {
     .await;
 }
 
-/// The EtcdBackup waits for a missing PVC. A user can delete it without the PVC.
+/// The EtcdBackup waits for a PVC that does not exist. A user can delete the EtcdBackup while it waits.
 async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
     let first = pvc_backup("first", "  deletionPolicy: Delete\n");
     sandbox.apply(&first).await?;
@@ -83,7 +83,7 @@ async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
         "a pod waits for a PVC that does not exist"
     );
 
-    // The deletion does not wait, because a missing PVC cannot contain a backup.
+    // The deletion must not wait for the PVC, because a missing PVC cannot contain a backup.
     sandbox.kubectl(&["delete", "etcdbackup", "first"]).await?;
     sandbox.apply(&pvc_backup("second", "")).await?;
     await_waiting(sandbox, "second", "BucketMissing", &message).await?;
@@ -93,10 +93,11 @@ async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
     no_restarts(sandbox).await
 }
 
-/// Tests one compressed backup, a schedule with retention, and a PVC without a volume.
+/// Backs up once with compression, then with a schedule and retention. Meanwhile another EtcdBackup waits for a PVC
+/// that has no volume.
 async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     let before = StoreState::now(keys).await?;
-    // A pod without a node is reported after a minute. Until then, other backups run.
+    // The operator reports a pod without a node after a minute. Until then, other backups run.
     let unbound = BACKUP_PVC.replace("{name: backups}", "{name: none}");
     let unbound = unbound.replace("spec:\n", "spec:\n  storageClassName: nowhere\n");
     let nowhere = pvc_backup("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");
@@ -114,7 +115,8 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     sandbox.apply(&pvc_backup("often", often)).await?;
     let mut seen = BTreeSet::new();
     while seen.len() < 3 {
-        // A second backup may exist already. If a deletion fails, it is retried after the next backup.
+        // At the first poll, a second backup may already exist. If a deletion fails, it is retried only after the next
+        // backup.
         let most = if seen.is_empty() { 1..=2 } else { 2..=2 };
         let what = "the next backup is complete and old ones are deleted";
         let next = await_object(&backups, "often", what, DEADLINE, |object| {
@@ -138,7 +140,7 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     await_no_pods(sandbox).await
 }
 
-/// Restores in place by path, and into a new cluster with a volume by the name of the EtcdBackup.
+/// Restores in place from a path, and into a new cluster with a volume from the EtcdBackup.
 async fn are_restored(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = StoreState::now(&keys).await?;
     sandbox.apply(&pvc_backup("last", "")).await?;

@@ -36,8 +36,8 @@ async fn pvc_backup_works_with_tls_and_auth() {
         let keys = reached().await?;
         let written = keys.fill("kept/", KEYS, |_| ()).await?;
 
-        // One backup names the cluster and uses the Secrets of the cluster. Another names an endpoint and its own
-        // Secrets.
+        // One EtcdBackup names the cluster, so it uses the Secrets of the cluster. The other EtcdBackup names an
+        // endpoint and its own Secrets.
         let backups = sandbox.objects(Kind::EtcdBackup);
         sandbox.apply(&pvc_backup("by-name", "")).await?;
         let signed = authority.client()?;
@@ -56,7 +56,7 @@ async fn pvc_backup_works_with_tls_and_auth() {
             let done = await_complete(&backups, name, DEADLINE).await?;
             ensure!(field(&done, "/status/etcdRevision").as_i64() >= Some(written));
         }
-        // A certificate alone grants no access. The EtcdBackup reports the error of its pod.
+        // A certificate without a login grants no access. The EtcdBackup reports the error that its pod gets.
         sandbox.apply(&by_endpoint("refused", "")).await?;
         await_object(&backups, "refused", "the rejection is reported", DEADLINE, |object| {
             let said = conditions_line(object);

@@ -1,4 +1,4 @@
-//! A cluster is backed up to a real S3 server and deleted. A restore gives it back with every key.
+//! A cluster is backed up to a real S3 server and deleted. A restore creates it again with every key.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -18,7 +18,6 @@ use crate::member_loss::await_one_volume_per_member;
 use crate::restore_sources::{await_equal_restore, filled_cluster, seconds_between};
 
 const KEYS: usize = 2_000;
-/// The key of the backup.
 const KEY: &str = "daily/etcd.backup";
 const MANIFEST: &str = "daily/etcd.backup.manifest.json";
 
@@ -46,7 +45,7 @@ fn ensure_final_status(done: &DynamicObject, reason: &str) -> Result<()> {
     Ok(())
 }
 
-/// The state of the cluster when it was backed up.
+/// The cluster at the time of its backup.
 struct Before {
     cluster: DynamicObject,
     /// The content of the backup.
@@ -66,7 +65,7 @@ async fn lost_cluster_is_restored_from_its_s3_backup() {
         };
         let backed_up = is_backed_up(sandbox, &bucket, &before);
         step("back up", backed_up).await?;
-        // These keys are newer than the backup.
+        // These keys are written after the backup, so the restored cluster must not have them.
         keys.fill("later/", 10, |_| ()).await?;
         drop(keys);
         sandbox.delete_cluster("c").await?;
@@ -99,7 +98,7 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
         "the status has revision {revision}"
     );
 
-    // The bucket contains only the backup and its manifest, and no unfinished upload.
+    // The bucket contains nothing but the backup and its manifest, not even an unfinished upload.
     let objects = bucket.keys().await?;
     ensure!(objects == [KEY, MANIFEST], "{objects:?}");
     ensure!(bucket.unfinished_uploads().await? == 0);
@@ -138,7 +137,7 @@ async fn is_restored(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject
     Ok(restored)
 }
 
-/// The restored cluster has the old spec, volumes, and exactly the keys of the backup. It accepts writes.
+/// The restored cluster has the old spec, volumes, and exactly the keys in the backup. It accepts writes.
 async fn serves_as_before(
     sandbox: &Sandbox,
     restored: &DynamicObject,
@@ -172,8 +171,8 @@ async fn serves_as_before(
     Ok(after)
 }
 
-/// The Secret for the download is deleted, and then the pod of the seed. The member restarts with its data. The test
-/// reads from this member directly.
+/// Deletes the Secret that the download needed, and then the pod of the seed. The member restarts with its data. The
+/// test reads from this member directly.
 async fn seed_restarts_with_its_data(
     sandbox: &Sandbox,
     done: &DynamicObject,
@@ -224,7 +223,7 @@ async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Re
         DEADLINE,
         async || {
             let page = Page::of_operator(sandbox, "etcd-restore-operator").await?;
-            // The sum of no values is -0, so 0 is added.
+            // The sum of no values is -0. Adding 0 makes it 0.
             let measured =
                 |what: &str| page.sum(&format!("etcd_operator_restore_{what}"), &of_it) + 0.0;
             let found = expected.map(|(what, _)| (what, measured(what).to_string()));

@@ -1,4 +1,4 @@
-//! Scheduled backups: the schedule, retention, and the deletion together with the EtcdBackup or the cluster.
+//! Scheduled backups: their times, their retention, and their end when the EtcdBackup or the cluster is deleted.
 
 use std::collections::BTreeSet;
 
@@ -17,13 +17,13 @@ use crate::fixtures::{cluster, cluster_with, root};
 
 const MANIFEST: &str = ".manifest.json";
 pub(crate) const OPERATOR: &str = "app.kubernetes.io/component=etcd-backup-operator";
-/// Keys of another owner. Their names start with the same characters as the backups of `etcd`.
+/// Keys that belong to somebody else, although their names begin like the backups of `etcd`. Retention must not delete
+/// them.
 const SIBLINGS: [&str; 3] = [
     "etcd-prod_v9_2019-01-01-00:00:00",
     "etcd_v2_v9_2019-01-01-00:00:00",
     "etcd_vault",
 ];
-/// The number of keys in the cluster that has its own schedule.
 const KEYS: usize = 500;
 
 /// Creates a bucket for one step of the test.
@@ -86,7 +86,7 @@ pub(crate) async fn await_all_finished(bucket: &Bucket) -> Result<()> {
     .await
 }
 
-/// The names of the backups of `path` that have a manifest and a name in the form of v1beta2.
+/// The names of the backups of `path` that have a manifest. Only names in the form of v1beta2 are listed.
 fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
     let whole = keys
         .iter()
@@ -120,7 +120,7 @@ async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Res
 async fn backup_schedules_survive_restarts_and_apply_retention() {
     scenario("backup_schedule", async |sandbox| {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        // The schedule of the second cluster runs during the other steps.
+        // The backups of the second cluster are made during the other steps, so it is created first.
         let own = bucket(sandbox, "own").await?;
         let scheduled = cluster_with_schedule(sandbox, &own)?;
         let plain = cluster(&sandbox.env, "c", 1)?;
@@ -139,10 +139,10 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
     .await;
 }
 
-/// Backs up every five seconds, and restarts the operator meanwhile.
+/// Backs up every five seconds. Meanwhile the operator restarts.
 async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "retention").await?;
-    // Retention also deletes backups of coreos/etcd-operator.
+    // `etcd_v9…` is a backup of coreos/etcd-operator, which retention deletes too.
     for key in SIBLINGS.into_iter().chain(["etcd_v9_2019-01-01-00:00:00"]) {
         bucket.write(key, b"foreign".to_vec()).await?;
     }
@@ -174,7 +174,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         condition(object, "Progressing").is_some_and(|found| found["reason"] == "Suspended")
             && has_condition(object, "RetentionApplied", "True")
             && field(object, "/status/backups/0/location") == field(object, "/status/location")
-            // The condition may still describe the previous backup.
+            // The condition may still describe the previous backup, so the list of backups is compared too.
             && field(object, "/status/backups").as_array().map(Vec::len) == Some(2)
     })
     .await?;
@@ -205,7 +205,7 @@ fn cluster_with_schedule(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
     cluster_with(&sandbox.env, "s", 1, &more)
 }
 
-/// Deletes the cluster, and the EtcdBackup is deleted with it. The stored backups remain, and one of them restores the
+/// Deletes the cluster. Its EtcdBackup is deleted with it, but the stored backups remain. One of them restores the
 /// cluster.
 async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
@@ -254,7 +254,7 @@ async fn await_deleted(sandbox: &Sandbox, names: &[&str]) -> Result<()> {
     .await
 }
 
-/// The stored backup is deleted with the EtcdBackup only if its deletionPolicy is Delete.
+/// A stored backup is deleted with its EtcdBackup only if the deletionPolicy is Delete.
 async fn expires(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "ttl").await?;
     let s3 = sandbox.env.s3()?;
@@ -307,7 +307,7 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
         .await?;
     let mut names = Vec::new();
     for _ in 0..2 {
-        // The command of the job's container, run with the job's ServiceAccount.
+        // The command in the job's container, run with the rights of the job's ServiceAccount.
         let create = [
             "-n",
             &sandbox.namespace,
@@ -353,8 +353,8 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// A bucket with more objects than one page of a listing. In every run, `retention_lists_more_than_thousand_objects`
-/// covers several pages with a real S3 server.
+/// Retention in a bucket with more objects than one page of a listing has. This test runs only with `--full`. In every
+/// run, `retention_handles_more_than_thousand_objects` covers several pages with a real S3 server.
 mod full {
     use anyhow::ensure;
     use e2e::manifests::{aws_secret, backup_with};
@@ -404,8 +404,8 @@ mod full {
             )
             .await?;
             let left = bucket.keys().await?;
-            // The bucket contains the new backup, its manifest, the two newest old backups, and the keys of the other
-            // owner.
+            // The bucket contains the new backup, its manifest, the two newest old backups, and the keys of somebody
+            // else.
             let count = left.len();
             ensure!(count == 4 + SIBLINGS.len(), "{count} left: {left:?}");
             let is_left = |sibling: &&str| left.iter().any(|key| key == sibling);

@@ -12,8 +12,8 @@ use crate::fixtures::cluster;
 use crate::restore_sources::await_equal_restore;
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
-/// Two cases. Without a policy, the backup is stored at the path itself. With a policy, its name contains the revision,
-/// and it is compressed.
+/// Lines under `spec` of the two cases. Without a policy, the backup is stored at the path itself. With a policy, its
+/// name contains the revision, and it is compressed.
 const POLICIES: [(&str, &str); 2] = [
     ("once", ""),
     (
@@ -22,7 +22,6 @@ const POLICIES: [(&str, &str); 2] = [
     ),
 ];
 
-/// A kind of store.
 struct Store {
     name: &'static str,
     /// Lines under `spec` of an EtcdBackup. `PATH` stands for the path.
@@ -38,7 +37,7 @@ fn variable(name: &str) -> Result<String> {
         .with_context(|| format!("{name} is not set: run the tests with `cargo xtask test`"))
 }
 
-/// The stores. OSS uses the S3 protocol here, at an endpoint outside of OSS.
+/// The stores. The test of OSS uses an S3 server as its endpoint, because OSS has the same protocol.
 fn stores(sandbox: &Sandbox, bucket: &Bucket) -> Result<[Store; 4]> {
     let shared = variable("E2E_BUCKET")?;
     let gcs = format!(
@@ -80,7 +79,7 @@ fn secrets(sandbox: &Sandbox) -> Result<String> {
         "accessKeyID: \"{}\", accessKeySecret: \"{}\"",
         s3.access_key, s3.secret_key
     );
-    // The operator sends a token only to Google, and to the endpoint that the Secret names.
+    // The operator sends a token only to Google, or to an endpoint that the Secret names.
     let gcp = format!(
         "access-token: any, endpoint: \"{}\"",
         variable("E2E_GCS_ENDPOINT")?
@@ -107,7 +106,7 @@ async fn every_store_stores_and_restores_backups() {
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         let stores = stores(sandbox, &bucket)?;
         step("back up to every store", back_up_to_all(sandbox, &stores)).await?;
-        // These keys are newer than the backups.
+        // These keys are written after the backups, so no restored cluster may have them.
         keys.fill("later/", 10, |_| ()).await?;
         let restored = are_restored(sandbox, &stores, &before);
         step("restore from every store", restored).await
@@ -115,7 +114,7 @@ async fn every_store_stores_and_restores_backups() {
     .await;
 }
 
-/// Backs the cluster up to every store concurrently. Ensures that every EtcdBackup reports the size of its backup.
+/// Backs the cluster up to all stores concurrently. Ensures that every EtcdBackup reports the size of its backup.
 async fn back_up_to_all(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     let mut manifests = Vec::new();
     for store in stores {
@@ -145,7 +144,7 @@ async fn back_up_to_all(sandbox: &Sandbox, stores: &[Store]) -> Result<()> {
     Ok(())
 }
 
-/// Restores the newest backup in each store concurrently, each into a cluster with the name of the store.
+/// Restores the newest backup of each store concurrently, each into a cluster that has the name of the store.
 async fn are_restored(sandbox: &Sandbox, stores: &[Store], before: &StoreState) -> Result<()> {
     let readable = || stores.iter().filter(|store| store.restores);
     let manifests = readable().map(|Store { name, .. }| {

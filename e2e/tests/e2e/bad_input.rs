@@ -1,5 +1,5 @@
-//! The schema rejects mistakes of users, or a condition and an Event explain them. Other objects are not affected. The
-//! test of the API server's rules contains all cases of the schema.
+//! Mistakes of users are rejected by the schema, or explained by a condition and an Event. They do not affect other
+//! objects. The test of the API server's rules contains all cases of the schema.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -51,8 +51,8 @@ async fn await_reported(
     await_warning(sandbox, kind, name).await
 }
 
-/// Waits until the EtcdBackup is incomplete for this reason, its message contains all fragments, and a Warning Event
-/// exists.
+/// Waits until the EtcdBackup has the condition Complete=False with this reason, and a message that contains all
+/// fragments. Also waits for a Warning Event.
 pub(crate) async fn await_waiting(
     sandbox: &Sandbox,
     name: &str,
@@ -91,12 +91,12 @@ async fn await_warning(sandbox: &Sandbox, kind: Kind, name: &str) -> Result<()> 
 
 const HEAD: &str = "apiVersion: etcd.database.coreos.com/v1beta2\n";
 
-/// A manifest whose `spec` is on one line.
+/// The manifest of an object with this `spec`, written on one line.
 fn object(kind: Kind, name: &str, spec: &str) -> String {
     format!("{HEAD}kind: {kind:?}\nmetadata: {{name: {name}}}\nspec: {spec}\n")
 }
 
-/// Invariant 15: an invalid object in the API server delays no other object.
+/// Invariant 15: an invalid object that the API server has stored delays no other object.
 #[tokio::test]
 async fn invalid_clusters_are_rejected_or_explained() {
     cluster_scenario("bad_cluster", async |sandbox| {
@@ -105,10 +105,9 @@ async fn invalid_clusters_are_rejected_or_explained() {
 
         let version = newest_version(&sandbox.env)?;
         let unreal = "{size: 1, version: \"3.6.999\"}";
-        // This field has no effect.
+        // The operator does not support this field, so it has no effect.
         let later = format!("{{size: 1, version: \"{version}\", pod: {{busyboxImage: busybox}}}}");
-        // The Secrets do not exist. So the operator must start no member, because the member would lack the requested
-        // encryption.
+        // The named Secrets do not exist. The operator must not start a member without the requested encryption.
         let secret = format!(
             "{{size: 1, version: \"{version}\", TLS: {{static: {{member: {{peerSecret: p, serverSecret: s}}, \
              operatorSecret: o}}}}}}"
@@ -136,7 +135,7 @@ async fn invalid_clusters_are_rejected_or_explained() {
             "a member runs without the requested encryption"
         );
 
-        // The remedy is a version whose image exists.
+        // The remedy for the missing image: a version whose image exists.
         sandbox.apply(&cluster(&sandbox.env, "unreal", 1)?).await?;
         sandbox.await_members("unreal", 1).await.map(drop)
     })
@@ -165,7 +164,7 @@ async fn invalid_backups_and_restores_are_rejected_or_explained() {
     .await;
 }
 
-/// Restores that name missing objects. No cluster exists, and none is created.
+/// Restores that name objects that do not exist. They must not create a cluster.
 async fn restores_of_nothing(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     sandbox.apply(&aws_secret(s3, "aws")).await?;
@@ -205,8 +204,8 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     let periodic = object(kind, "a", periodic);
     ensure_rejected(sandbox, &periodic, "backupIntervalInSecond").await?;
 
-    // The same EtcdBackup completes after its Secret is corrected. The Secret is first missing, then it lacks a key,
-    // and then it contains a wrong identity.
+    // The same EtcdBackup completes when its Secret is correct. Before, the Secret is missing, then it lacks a key, and
+    // then it contains wrong credentials.
     let secret = backup(sandbox, "secret", &bucket.name, "one")?;
     let secret = secret.replace("awsSecret: aws,", "awsSecret: keys,");
     sandbox.apply(&secret).await?;
@@ -259,7 +258,7 @@ async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The backup exists, but the template or the manifest contradicts it. No cluster is created.
+/// The backup exists, but the template or the manifest contradicts it. The restore must not create a cluster.
 async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let path = format!("{}/good", bucket.name);
@@ -288,14 +287,14 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
     clusters_are(sandbox, 1).await
 }
 
-/// Mistakes in in-place restores are also reported, and the running cluster is not changed.
+/// Mistakes in in-place restores are reported too, and do not change the running cluster.
 async fn running_cluster_is_unchanged(
     sandbox: &Sandbox,
     bucket: &Bucket,
     keys: &Keyspace,
 ) -> Result<()> {
     let running = sandbox.await_members("c", 1).await?;
-    // The manifest contains an etcd release that is too new for this cluster.
+    // The etcd release in the manifest is too new for this cluster.
     let manifest = bucket.read("good.manifest.json").await?;
     let mut manifest: serde_json::Value = serde_json::from_slice(&manifest)?;
     ensure!(manifest["etcdVersion"].is_string(), "{manifest}");
@@ -334,7 +333,7 @@ async fn running_cluster_is_unchanged(
     before.ensure_same(&StoreState::now(keys).await?)
 }
 
-/// Ensures that the cluster is unchanged, and has neither a restore lock nor objects of a seed.
+/// Ensures that the cluster is unchanged, and that no restore lock and no object of a seed exists.
 async fn ensure_unchanged(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let is = sandbox.await_members("c", 1).await?;
     let claimed = is
@@ -359,7 +358,7 @@ pub(crate) async fn no_restarts(sandbox: &Sandbox) -> Result<()> {
         if restarts == 0 {
             continue;
         }
-        // An operator that cannot renew its lease ends, which is no crash.
+        // An operator ends when it cannot renew its lease. This is not a crash.
         let name = pod.metadata.name.unwrap_or_default();
         let last = sandbox.kubectl(&["logs", &name, "--previous"]).await?;
         ensure!(

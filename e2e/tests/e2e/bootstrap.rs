@@ -1,4 +1,4 @@
-//! Clusters form, serve clients, and are deleted together with their EtcdClusters.
+//! Clusters form, serve clients, and are deleted when their EtcdClusters are deleted.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, ready_members};
@@ -50,7 +50,7 @@ async fn three_members(sandbox: &Sandbox) -> Result<()> {
         "clusterID: {id}"
     );
 
-    // etcd, the pods and the status must have the same names of members.
+    // etcd, the pods and the status must name the same members.
     let members = keys.members().await?.into_iter();
     let mut members: Vec<String> = members.map(|(name, _)| name).collect();
     members.sort();
@@ -81,8 +81,8 @@ async fn budgets(sandbox: &Sandbox) -> Result<Vec<PodDisruptionBudget>> {
     Ok(budgets.list(&ListParams::default()).await?.items)
 }
 
-/// `bootstrap: Seed`: one recorded member forms the cluster, and the others join as learners. At first, only this
-/// member has a PVC. When this PVC is deleted later, the operator replaces the member while clients are served.
+/// `bootstrap: Seed`: one member forms the cluster, and the others join as learners. At first, only this member has a
+/// PVC. When the PVC is deleted later, the operator replaces the member while clients are served.
 async fn a_seed(sandbox: &Sandbox) -> Result<()> {
     let more = format!("  bootstrap: Seed\n{DURABLE}");
     let manifest = cluster_with(&sandbox.env, "durable", 3, &more)?;

@@ -9,7 +9,7 @@ use e2e::wait::Poll;
 use e2e::{DEADLINE, Sandbox, until};
 use kube::ResourceExt;
 
-/// The interval at which a test makes the operator and the kubelets read Secrets.
+/// How often a test makes the operator and the kubelets read Secrets.
 const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
 /// The pause between two polls. It is long because each poll starts several processes.
 const POLL_PAUSE: Duration = Duration::from_millis(500);
@@ -37,13 +37,13 @@ pub(crate) fn service_dns_names(sandbox: &Sandbox) -> Vec<String> {
     vec![format!("*.{}.svc", sandbox.namespace)]
 }
 
-/// The DNS name that clients require in the server certificate.
+/// The DNS name of the client Service, which clients require in the server certificate.
 pub(crate) fn client_name(sandbox: &Sandbox, cluster: &str) -> String {
     format!("{cluster}-client.{}.svc", sandbox.namespace)
 }
 
-/// Creates the Secrets `peer`, `server` and `operator`. One authority signs all certificates. The Secrets have the key
-/// names of v1beta2 or of cert-manager.
+/// Creates the Secrets `peer`, `server` and `operator` with certificates of one CA. The Secrets have the key names of
+/// v1beta2 or of cert-manager.
 pub(crate) async fn make_secrets(
     sandbox: &Sandbox,
     names: &[String],
@@ -71,13 +71,13 @@ pub(crate) async fn make_secrets(
     Ok(authority)
 }
 
-/// A client with a certificate of the authority.
+/// A TLS client with a certificate of this CA.
 pub(crate) fn client(authority: &Authority, sandbox: &Sandbox, cluster: &str) -> Result<Identity> {
     let own = authority.client()?;
     Ok(authority.identity(Some(&own), &client_name(sandbox, cluster)))
 }
 
-/// Waits until three members are ready, and `TLSReady` is true with a message that contains this text.
+/// Waits until three members are ready, and `TLSReady` is true with a message that contains `says`.
 pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str) -> Result<()> {
     sandbox.await_members(cluster, 3).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -91,8 +91,8 @@ pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str
     .map(drop)
 }
 
-/// Like [`until`], but makes the operator and the kubelets read the Secrets of cluster `c` every few seconds. Otherwise
-/// they read them once a minute.
+/// Like [`until`], but makes the operator and the kubelets read the Secrets of cluster `c` every few seconds. Without
+/// this they read them once a minute.
 pub(crate) async fn until_with_reads<T>(
     sandbox: &Sandbox,
     what: &str,
@@ -127,7 +127,7 @@ pub(crate) async fn change_members(sandbox: &Sandbox, cluster: &str) -> Result<(
     sandbox.await_members(cluster, 3).await.map(drop)
 }
 
-/// The arguments of etcd in all members.
+/// The command-line arguments of etcd in all members.
 pub(crate) async fn arguments(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let pods = sandbox.member_pods(cluster).await?;
     let specs = pods.into_iter().filter_map(|pod| pod.spec);

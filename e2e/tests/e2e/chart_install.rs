@@ -1,5 +1,5 @@
-//! Installs the chart. Covers the CRDs, the Deployments, least privilege, and the objects that remain after an
-//! uninstall. The cluster is the first example of coreos/etcd-operator v0.9.4.
+//! Installs, upgrades and uninstalls the chart: CRDs, Deployments, least privilege, and the objects that remain after
+//! an uninstall. The cluster is the first example of coreos/etcd-operator v0.9.4.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, conditions_line, field};
@@ -13,7 +13,8 @@ use crate::fixtures::{may, newest_version, root};
 const CLUSTER: &str = "example-etcd-cluster";
 const CLIENT: &str = "example-etcd-cluster-client";
 
-/// The rights of the operators: ServiceAccount, verb, resource, and whether the action is allowed.
+/// The rights that the ServiceAccounts must have or must not have: ServiceAccount, verb, resource, and whether the
+/// action is allowed.
 const RIGHTS: &[(&str, &str, &str, bool)] = &[
     ("etcd-operator", "create", "pods", true),
     (
@@ -32,7 +33,7 @@ const RIGHTS: &[(&str, &str, &str, bool)] = &[
     ("etcd-operator", "list", "secrets", false),
     ("etcd-operator", "create", "pods/exec", false),
     ("etcd-backup-operator", "get", "secrets", true),
-    // The backup operator creates pods for backups on PVCs.
+    // The backup operator creates a pod for each backup on a PVC.
     ("etcd-backup-operator", "create", "pods", true),
     ("etcd-backup-operator", "list", "pods", false),
     ("etcd-backup-operator", "create", "pods/exec", false),
@@ -66,7 +67,7 @@ const RIGHTS: &[(&str, &str, &str, bool)] = &[
         "etcdclusters.etcd.database.coreos.com",
         false,
     ),
-    // The restore operator deletes failed seeds, and the pods of clusters that an in-place restore replaces.
+    // The restore operator deletes the pods of failed seeds, and of clusters that an in-place restore replaces.
     (
         "etcd-restore-operator",
         "delete",
@@ -109,7 +110,7 @@ async fn chart_upgrade_and_uninstall_leave_clusters_running() {
     .await;
 }
 
-/// Upgrades the release. The test has installed it without CRDs.
+/// Upgrades the release, which the test has installed without CRDs.
 async fn upgrades(sandbox: &Sandbox) -> Result<()> {
     let settings = ["--set", "crds.install=true", "--take-ownership"];
     let printed = chart::install(&sandbox.env, RELEASE, &sandbox.namespace, &settings).await?;
@@ -120,7 +121,7 @@ async fn upgrades(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_operators().await
 }
 
-/// The example is changed only in its version, because the nodes have no image of the old version.
+/// Runs the example of v0.9.4. Only its version is changed, because the nodes have no image of the old version.
 async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     let path = root().join("e2e/fixtures/v0.9.4/example-etcd-cluster.yaml");
     let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
@@ -129,7 +130,7 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
         "the fixture does not name the old version"
     );
     sandbox.apply(&old).await?;
-    // Version 3.2 is accepted, and reported as untested.
+    // The schema accepts version 3.2, and the status reports it as untested.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "a condition about 3.2.13";
     await_object(&clusters, CLUSTER, what, DEADLINE, |object| {
@@ -140,7 +141,7 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members(CLUSTER, 3).await?;
     ensure!(field(&object, "/status/serviceName") == CLIENT);
-    // Clients of the old operator find its two Services by name, and its pods by label.
+    // Clients of coreos/etcd-operator find its two Services by name, and its pods by label.
     let services = sandbox.kubectl(&["get", "services", "-o", "name"]).await?;
     for name in [CLUSTER, CLIENT] {
         let line = format!("service/{name}\n");
@@ -160,7 +161,7 @@ async fn rejects_unknown(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Without operators, the cluster continues to serve, and the CRDs and objects remain. After the operators are
+/// While no operator is installed, the cluster serves clients, and the CRDs and objects remain. When the operators are
 /// installed again, they manage the cluster.
 async fn is_installed_again(sandbox: &Sandbox) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, CLUSTER).await?;

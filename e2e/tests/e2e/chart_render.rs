@@ -12,14 +12,14 @@ use tempfile::NamedTempFile;
 
 use crate::fixtures::root;
 
-/// One case in the fixture.
+/// A case in the fixture: values, and the expected result.
 #[derive(Deserialize)]
 struct Case {
     #[serde(rename = "case")]
     name: String,
     #[serde(default)]
     values: BTreeMap<String, Value>,
-    /// For each object (KIND/NAME), JSON pointers with their expected values. `None` if the object must not exist.
+    /// The expected values by JSON pointer, for each object (KIND/NAME). `None` if the object must not exist.
     #[serde(default)]
     expect: BTreeMap<String, Option<BTreeMap<String, Value>>>,
     /// A part of the message with which Helm must reject the values.
@@ -35,7 +35,7 @@ fn read<T: serde::de::DeserializeOwned>(path: &str) -> Result<T> {
 /// The output of `helm template` with these values.
 async fn render(env: &Env, values: &Value) -> Result<String> {
     let mut file = NamedTempFile::new()?;
-    // JSON is valid YAML.
+    // Helm reads YAML, and JSON is valid YAML.
     file.write_all(values.to_string().as_bytes())?;
     let (chart, file) = (env.chart.to_string_lossy(), file.path().to_string_lossy());
     let words = ["template", "x", &chart, "-n", "ns", "-f", &file];

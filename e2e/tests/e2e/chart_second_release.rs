@@ -1,5 +1,5 @@
-//! A second release of the chart in another namespace. It can be installed without flags. If the installed CRDs are at
-//! least as new, it leaves them to the release that owns them.
+//! A second release of the chart in another namespace can be installed without flags. It does not change CRDs that are
+//! at least as new as its own, and leaves them to the release that owns them.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::sandbox::RELEASE;
@@ -28,7 +28,7 @@ async fn forget_owner(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Fails unless the release in this namespace owns all CRDs.
+/// Ensures that the release in this namespace owns all CRDs.
 async fn ensure_owner(sandbox: &Sandbox, namespace: &str) -> Result<()> {
     for crd in CRDS {
         let text = sandbox.kubectl(&["get", "crd", crd, "-o", "json"]).await?;
@@ -69,8 +69,8 @@ async fn installs_without_flags(first: &Sandbox, second: &Sandbox) -> Result<()>
     ensure_owner(first, &first.namespace).await
 }
 
-/// Helm rejects the second release, and its message names the release that owns the CRDs. An upgrade of that release is
-/// the remedy.
+/// If the CRDs are older, Helm rejects the second release. The message names the release that owns the CRDs. The remedy
+/// is an upgrade of that release.
 async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbox) -> Result<()> {
     let older = "app.kubernetes.io/version=0.0.1";
     let words = ["label", "crd", CRDS[0], older, "--overwrite"];
@@ -79,12 +79,12 @@ async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbo
         bail!("the second release changed CRDs of the first release");
     };
     ensure!(error.to_string().contains(&first.namespace), "{error}");
-    // kubectl has become the manager of the label, so the upgrade needs a flag.
+    // The test has changed the label with kubectl, so Helm needs a flag to change it back.
     install(first, &["--force-conflicts"]).await?;
     install(second, &[]).await.map(drop)
 }
 
-/// The CRDs and the second release remain after the first release is uninstalled.
+/// After the first release is uninstalled, the CRDs and the second release remain.
 async fn outlives_the_owner(first: &Sandbox, second: &Sandbox) -> Result<()> {
     first.delete_cluster("c").await?;
     let uninstall = ["uninstall", RELEASE, "-n", &first.namespace, "--wait"];
@@ -105,7 +105,7 @@ async fn share_crds(first: &Sandbox, second: &Sandbox) -> Result<()> {
     forget_owner(second).await
 }
 
-/// The test changes the owner of the CRDs, on which other tests of the chart depend.
+/// In the module `alone`, because the test changes the owner of the CRDs, on which other tests of the chart depend.
 mod alone {
     use e2e::Sandbox;
     use e2e::sandbox::bare_scenario;

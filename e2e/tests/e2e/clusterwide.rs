@@ -1,6 +1,5 @@
-//! Cluster-wide operators and a namespaced operator share a Kubernetes cluster. Each object has one manager, which its
-//! annotation selects. An object that no operator manages reports this. The cluster-wide operators have their own cloud
-//! identity.
+//! Cluster-wide operators and a namespaced operator share a Kubernetes cluster. The annotation of an object selects its
+//! manager. If an object has no manager, its status says so. The cluster-wide operators have their own cloud identity.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_complete, await_object, condition};
@@ -13,7 +12,7 @@ use crate::fixtures::{cluster, may};
 const SCOPE: &str = "etcd.database.coreos.com/scope";
 const OPERATOR: &str = "etcd-operator";
 
-/// The manifest of a cluster with one member. `annotated` adds the scope annotation.
+/// The manifest of a cluster with one member. If `annotated` is true, the cluster has the scope annotation.
 fn manifest(sandbox: &Sandbox, name: &str, annotated: bool) -> Result<String> {
     let plain = cluster(&sandbox.env, name, 1)?;
     if !annotated {
@@ -63,8 +62,8 @@ async fn has_no_manager_yet(namespaced: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The cluster-wide operators manage only annotated objects, both in the namespace of the namespaced operator and in a
-/// namespace without operators.
+/// The cluster-wide operators manage all annotated objects and no others, both in the namespace of the namespaced
+/// operator and in a namespace without operators.
 async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
     empty.apply(&manifest(empty, "handed", true)?).await?;
     empty.apply(&manifest(empty, "plain", false)?).await?;
@@ -81,7 +80,7 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
     ensure!(empty.member_pods("plain").await?.is_empty());
     await_managed(namespaced, "own", "True", "Namespaced").await?;
 
-    // The remedy in the message works.
+    // The test follows the remedy in the message.
     let annotation = format!("{SCOPE}=clusterwide");
     empty
         .kubectl(&["annotate", "etcdcluster", "plain", &annotation])
@@ -92,7 +91,7 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
-/// The cluster-wide operator has its rights in every namespace. The namespaced operator has them only in its own.
+/// The cluster-wide operator has its rights in every namespace, and the namespaced operator only in its own.
 async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str) -> Result<()> {
     let clusters = "etcdclusters.etcd.database.coreos.com";
     for (operators, verb, resource, namespace, expected) in [
@@ -118,8 +117,8 @@ async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str
     Ok(())
 }
 
-/// The cluster-wide operators reach only clusters of the object's namespace. `own` of the other namespace has neither TLS
-/// nor authentication.
+/// For an object, the cluster-wide operators connect only to clusters in the object's namespace. The cluster `own` in
+/// the other namespace has neither TLS nor authentication, so only the operators' own check protects it.
 async fn have_no_access_to_other_namespaces(
     grant: &Grant,
     tenant: &Sandbox,
@@ -208,7 +207,7 @@ mod serial {
                 wide.print_state().await;
                 empty.print_state().await;
             }
-            // The uninstall also deletes the cluster-scoped objects: ClusterRoles and admission policies.
+            // The uninstall must also delete the cluster-scoped objects: ClusterRoles and admission policies.
             let uninstall = ["uninstall", RELEASE, "-n", &wide.namespace, "--wait"];
             let uninstalled = chart::helm(&wide.env, &uninstall).await;
             let removed = remove_policies(&wide, &empty).await;

@@ -1,5 +1,5 @@
-//! Two concurrent restores into the same cluster, once into a new cluster and once into an existing one. The test of
-//! all sources contains these steps.
+//! Two EtcdRestores restore into the same cluster at the same time: first into a new cluster, then into an existing
+//! one. The test of all sources contains these steps.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::manifests::restore_with;
@@ -14,7 +14,7 @@ use kube::api::{DynamicObject, ListParams};
 use crate::restore_in_place::RESTORE_LOCK;
 use crate::restore_sources::Sources;
 
-/// Restores two backups concurrently into one cluster, by the EtcdRestores `{prefix}-early` and `{prefix}-late`.
+/// Restores two backups into one cluster at the same time, by the EtcdRestores `{prefix}-early` and `{prefix}-late`.
 async fn restore_both(
     sandbox: &Sandbox,
     sources: &Sources,
@@ -49,8 +49,8 @@ async fn ended(sandbox: &Sandbox, name: &str) -> Result<DynamicObject> {
     .await
 }
 
-/// Ensures that the restore was rejected because of the other one. Its message must contain one of the
-/// texts `why`, and it must have no finalizer.
+/// Ensures that the EtcdRestore was rejected because of the other one. Its message must contain one of the texts in
+/// `why`, and it must have no finalizer.
 fn ensure_rejected(refused: &DynamicObject, why: &[&str]) -> Result<()> {
     let message = conditions_line(refused);
     ensure!(has_failed_for(refused, "ClusterExists"), "{message}");
@@ -95,7 +95,7 @@ async fn ensure_one_backup_restored(
     let id = field(winner, "/status/clusterID").as_str();
     let id = id.context("no cluster ID is recorded")?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    // The status shows the previous cluster until the next reconcile of the cluster operator.
+    // Until its next reconcile, the cluster operator reports the previous cluster.
     await_object(
         &clusters,
         cluster,
@@ -135,7 +135,7 @@ async fn ensure_one_backup_restored(
     Ok(is)
 }
 
-/// One of the two restores creates the cluster, and the other one is rejected.
+/// One of two EtcdRestores creates the cluster, and the other is rejected.
 pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let [early, late] = restore_both(sandbox, sources, "new", "f", "").await?;
     let is_complete = |object: &DynamicObject| has_condition(object, "Complete", "True");
@@ -147,7 +147,7 @@ pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Source
     ensure_rejected(&loser, &["another EtcdRestore", "exists"])?;
     await_no_seed(sandbox, &loser).await?;
     ensure_one_backup_restored(sandbox, "f", &winner, sources).await?;
-    // A rejected EtcdRestore owns no objects, so its deletion deletes nothing else.
+    // A rejected EtcdRestore owns no objects, so nothing else is deleted with it.
     let delete = ["delete", "etcdrestore", &loser.name_any()];
     sandbox.kubectl(&delete).await?;
     ensure_one_backup_restored(sandbox, "f", &winner, sources)
@@ -155,14 +155,14 @@ pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Source
         .map(drop)
 }
 
-/// One of the backups is restored completely over the cluster `c`. Any of the two may win.
+/// One of the backups is restored completely over the cluster `c`. It does not matter which one.
 pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let before = sandbox.await_members("c", 1).await?;
     let both = restore_both(sandbox, sources, "over", "c", "  overwrite: true\n").await?;
     let (mut complete, refused): (Vec<_>, Vec<_>) = both
         .into_iter()
         .partition(|object| has_condition(object, "Complete", "True"));
-    // If the second restore started after the first one had completed, it has replaced the result of the first.
+    // If the second restore started after the first was complete, it has replaced the result of the first.
     complete.sort_by_key(|one| {
         let replaces = field(one, "/status/replaces/clusterID");
         replaces != field(&before, "/status/clusterID")

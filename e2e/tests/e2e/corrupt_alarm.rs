@@ -1,7 +1,7 @@
 //! etcd raises the alarm CORRUPT for one member, and rejects every write. The operator replaces this member and disarms
 //! the alarm. Then the cluster accepts writes again.
 //!
-//! The test raises the alarm with the same request as etcd's own check, because only a defect in etcd could make the
+//! The test raises the alarm with the request that etcd's own check uses, because only a defect in etcd could make the
 //! data differ.
 
 use anyhow::{Context, ensure};

@@ -22,7 +22,7 @@ async fn volume_directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
         .path)
 }
 
-/// The damage: it overwrites the first records of each WAL file, or the first pages of the database.
+/// How the test damages a member: it overwrites the first records of each WAL file, or the first pages of the database.
 const DAMAGE: [(&str, &str, SelectMember); 2] = [
     ("*.wal", "bs=1 seek=32 count=4096", follower),
     ("db", "bs=4096 count=4", leader),
@@ -40,7 +40,7 @@ async fn replaces_member_with_damaged_data() {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
             let pods = [sandbox.api::<Pod>().get(&victim).await?];
             let volume_directory = volume_directory(sandbox, &victim).await?;
-            // The containers are stopped first, because the shutdown of a running member would overwrite the damage.
+            // The containers are stopped first, because a running member would overwrite the damage when it shuts down.
             testbed.signal_containers(&pods, "SIGSTOP").await?;
             let damaged = testbed
                 .script(&format!(

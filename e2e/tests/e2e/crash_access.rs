@@ -1,4 +1,4 @@
-//! The operator crashes before writes of certificates, passwords and network policies. The next process continues from
+//! The operator crashes before it writes certificates, passwords and network policies. The next process continues from
 //! the state that it finds. The tests in `full` crash before each of these writes, and `tls_rotation_generated` crashes
 //! during a rotation.
 
@@ -21,22 +21,22 @@ const ISSUING: &[&str] = &[
     "before-issue-certificate",
     "before-tell-certificates",
 ];
-/// The writes of a rotation of the authorities.
+/// The writes during a rotation of the authorities.
 const ROTATION: &[&str] = &[
     "before-prepare-authority",
     "before-write-trust-bundle",
     "before-switch-authority",
     "before-retire-authority",
 ];
-/// The write after the trust bundle of an authority was lost.
+/// The write that follows the loss of an authority's trust bundle.
 const LOST_BUNDLE: &[&str] = &["before-rejoin-authority"];
-/// The write after a Secret has lost a label.
+/// The write that adds the missing label to a Secret.
 const UNLABELED: &[&str] = &["before-mark-secret"];
-/// The write after a member with its own certificates was removed.
+/// The write that follows the removal of a member with its own certificates.
 const MEMBER_REMOVAL: &[&str] = &["before-discard-certificate"];
 /// The writes that enable authentication.
 const ENABLING_AUTH: &[&str] = &["before-record-passwords", "before-enable-auth"];
-/// The write after the Secret has got a new password.
+/// The write that follows a new password in the Secret.
 const PASSWORD: &[&str] = &["before-change-password"];
 /// The writes that disable authentication.
 const DISABLING_AUTH: &[&str] = &["before-disable-auth", "before-forget-passwords"];
@@ -92,8 +92,9 @@ async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
     keys.verify("kept/", KEYS).await.map(drop)
 }
 
-/// The states after the crashes: authorities exist without certificates; the user root exists while authentication is
-/// disabled; one of two recorded passwords is valid; authentication is disabled while passwords are recorded.
+/// The operator leaves these states when it crashes: authorities exist without certificates; the user root exists while
+/// authentication is disabled; one of two recorded passwords is valid; authentication is disabled while passwords are
+/// recorded.
 #[tokio::test]
 async fn access_survives_operator_crashes_during_changes() {
     cluster_scenario_without_leaks("crash_access", async |sandbox| {
@@ -171,8 +172,8 @@ mod full {
                 sandbox,
                 crashes: 0,
             };
-            // All clusters that were created so far. A later call creates a new one, because an existing cluster may
-            // have passed the failpoint.
+            // All clusters that were created so far. A later call needs a new cluster, because an existing one may
+            // already have passed the failpoint.
             let made = RefCell::new(Vec::new());
             let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
             operator
@@ -293,8 +294,8 @@ mod full {
             let round = Cell::new(0);
             operator
                 .crash_at_each(PASSWORD, async |times| {
-                    // Before authentication is enabled, a new password has no effect in etcd. Later calls do not wait,
-                    // because the operator crashes before etcd gets the new password.
+                    // Before authentication is enabled, a new password has no effect in etcd. Only the first call
+                    // waits, because later the operator crashes before etcd gets the new password.
                     if times == 0 {
                         await_password(sandbox, &password(round.get())).await?;
                     }
@@ -310,7 +311,7 @@ mod full {
                 .await?;
             operator
                 .crash_at_each(NO_POLICY, async |times| {
-                    // If the policy did not exist, the operator would never reach the failpoint of its deletion.
+                    // The operator reaches the failpoint of the policy's deletion only if the policy exists.
                     if times == 0 {
                         until("the policy exists", DEADLINE, async || {
                             let policy =

@@ -1,5 +1,5 @@
-//! Defragments a database with much free space, while clients write. Members are defragmented one at a time. The leader
-//! is last, after a transfer of the leadership.
+//! A database with much free space is defragmented while clients write. Members are defragmented one at a time. The
+//! leader is the last, after it has transferred its leadership.
 
 use std::collections::BTreeSet;
 
@@ -23,16 +23,17 @@ const DURABLE: &str = "  pod:
       resources: {requests: {storage: 256Mi}}
 ";
 
-/// Number of MiB that are written and deleted.
+/// How many MiB are written and then deleted.
 const FREE: i64 = 32;
 
-/// The label by which a member is removed from the endpoints of the client Service.
+/// This label decides whether a member is an endpoint of the client Service.
 const ROLE_LABEL: &str = "etcd.database.coreos.com/role";
 const MEMBERS: &str = "app=etcd,etcd_cluster=c";
 
-/// Invariant 22: returns the members that were removed from the endpoints of the client Service. Waits until all
-/// members are endpoints again. Observes each change of the pods after the version `since`, because the states are
-/// short.
+/// Invariant 22: a member is not an endpoint of the client Service while it is defragmented.
+///
+/// Returns the members that were removed from the endpoints. Waits until all members are endpoints again. Observes each
+/// change of the pods after the version `since`, because the states are short.
 async fn removed_from_endpoints(sandbox: &Sandbox, since: &str) -> Result<BTreeSet<String>> {
     let of_cluster = WatchParams::default().labels(MEMBERS);
     let (mut all, mut busy, mut most) = (BTreeSet::new(), BTreeSet::new(), 0);
@@ -71,7 +72,8 @@ async fn elections(sandbox: &Sandbox, member: &str) -> Result<f64> {
     Ok(page.sum("etcd_server_leader_changes_seen_total", ""))
 }
 
-/// Waits until every member has compacted its database. Members compact independently of each other.
+/// Waits until every member has freed space in its database by a compaction. Members compact independently of each
+/// other.
 async fn await_compacted(sandbox: &Sandbox, members: &[String]) -> Result<()> {
     until("every member has free space", DEADLINE, async || {
         for member in members {
@@ -150,11 +152,11 @@ async fn defragments_members_one_by_one_leader_last() {
         }
         let after = sandbox.await_members("c", 3).await?;
         same_members(&before, &after)?;
-        // If a busy machine caused elections, the leader at each time is unknown.
+        // On a busy machine, other elections can happen. Then the leader at each time is not known.
         if elections(sandbox, other).await? < elected + 1.5 {
             ensure!(
                 members[2]["name"] == led.as_str(),
-                "the leader {led} was not last: {run}"
+                "the leader {led} was not the last: {run}"
             );
             ensure!(leader(&after)? != led, "the leadership was not transferred");
         }

@@ -1,5 +1,5 @@
-//! DNS caches names, and the absence of names, for 30 s. kubeadm before 1.33 and NodeLocal DNS do the same. The test of
-//! reboots contains this step.
+//! DNS caches for 30 s that a name exists, or that it does not exist. kubeadm before 1.33 and NodeLocal DNS do the
+//! same. The test of reboots contains this step.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{leader, ready_members};
@@ -9,8 +9,8 @@ use crate::all_pods_lost::same_members;
 use crate::fixtures::cluster;
 use crate::node_reboot::serve;
 
-/// A cluster forms, another one grows, and members are lost. `cargo xtask bench --dns cache30` measures how long this
-/// takes.
+/// A cluster forms, another cluster grows, and members are lost. `cargo xtask bench --dns cache30` measures how long
+/// this takes.
 pub(crate) async fn names_change_with_dns_cache(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -21,7 +21,7 @@ pub(crate) async fn names_change_with_dns_cache(
     let fresh = sandbox.await_members("fresh", 3).await.context("fresh")?;
     let writer = Writer::start(sandbox, "fresh").await?;
 
-    // A replacement and an additional member have new names, whose absence may be cached.
+    // A replacement and an additional member have new names. DNS may have cached that these names do not exist.
     let victim = leader(&fresh)?;
     sandbox.lose_pod("fresh", &victim).await?;
     sandbox.scale("durable", 4).await?;
@@ -31,7 +31,7 @@ pub(crate) async fn names_change_with_dns_cache(
     let before = sandbox.await_members("durable", 4).await;
     let before = before.context("durable")?;
 
-    // The name remains, but the pod gets a new address.
+    // The member keeps its name, but its pod gets a new address.
     sandbox.lose_pod("durable", &leader(&before)?).await?;
     let after = sandbox
         .await_members("durable", 4)

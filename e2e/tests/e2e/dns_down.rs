@@ -1,4 +1,4 @@
-//! The DNS of the Kubernetes cluster is down. The test of reboots contains this step. The expected behavior:
+//! The DNS of the Kubernetes cluster is down. The test of reboots contains this step. What must happen:
 //!
 //! - Running members continue, because their connections exist. Clients that are connected or know an address are
 //!   served. If a follower is lost, the other members remain a quorum.

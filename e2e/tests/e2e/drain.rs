@@ -34,7 +34,7 @@ pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>)
         ),
     ];
     drain(sandbox, &node_with_two_members).await?;
-    // The status may still contain the deleted pods.
+    // The status may still list the deleted pods.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the members without volumes are replaced";
     await_object(&clusters, "packed", what, DEADLINE, |object| {
@@ -55,7 +55,7 @@ pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>)
             "{ended} pods were terminated, expected {expected}"
         );
     }
-    // A member with a volume moves to another node. A member without a volume is replaced.
+    // A member with a volume moves to another node, and a member without a volume is replaced.
     same_members(&before, &sandbox.await_members("durable", 3).await?)?;
     sandbox
         .kubectl(&["uncordon", &node_with_two_members])

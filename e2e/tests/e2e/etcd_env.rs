@@ -1,5 +1,5 @@
-//! `spec.pod.etcdEnv` cannot set the etcd flags that the operator owns. For example, `ETCD_FORCE_NEW_CLUSTER` would
-//! make a healthy cluster of three lose two members and their volumes.
+//! `spec.pod.etcdEnv` cannot set etcd flags that the operator sets. For example, with `ETCD_FORCE_NEW_CLUSTER` a
+//! healthy cluster of three would lose two members and their volumes.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::volume_growth::claims;
 
 const KEYS: usize = 50;
 const PREFIX: &str = "etcd-env";
-/// A variable that is allowed, because v1beta2 has no other way to set this option.
+/// This variable is allowed, because v1beta2 has no other way to set the option.
 const ALLOWED: &str = "ETCD_AUTO_COMPACTION_RETENTION";
 
 async fn set(sandbox: &Sandbox, name: &str) -> Result<String> {

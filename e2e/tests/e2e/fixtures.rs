@@ -16,7 +16,7 @@ pub(crate) fn newest_version(env: &Env) -> Result<String> {
         .context("E2E_ETCD_VERSIONS is empty: list the etcd versions whose images the nodes have")
 }
 
-/// The manifest of a cluster with only a size and the newest version.
+/// The manifest of a cluster that sets only its size and the newest version.
 pub(crate) fn cluster(env: &Env, name: &str, size: usize) -> Result<String> {
     cluster_with(env, name, size, "")
 }
@@ -37,7 +37,6 @@ pub(crate) const DURABLE: &str = "  pod:
       resources: {requests: {storage: 64Mi}}
 ";
 
-/// The root of the repository.
 pub(crate) fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
 }

@@ -1,5 +1,5 @@
-//! `spec.hibernate`: the pods are deleted, and the volumes and Services remain. After the cluster is resumed, it has
-//! its data.
+//! `spec.hibernate`: the pods are deleted, and the volumes and Services remain. When the cluster is resumed, it has its
+//! data.
 
 use anyhow::{Result, ensure};
 use e2e::metrics::Page;
@@ -53,7 +53,7 @@ async fn hibernated_cluster_resumes_with_its_data() {
             "something was deleted"
         );
 
-        // A new process of the operator changes nothing.
+        // A new process of the operator must not change anything either.
         sandbox
             .kubectl(&[
                 "delete",

@@ -10,8 +10,8 @@ use serde_json::{Value, json};
 use crate::certificates::{client, make_secrets};
 use crate::fixtures::newest_version;
 
-/// The TLS settings of the StatefulSet's members: none, or certificates from the Secrets `peer` and `server` and etcd's
-/// own verification of clients.
+/// The TLS settings of the StatefulSet's members: no TLS, or certificates in the Secrets `peer` and `server`. With TLS,
+/// etcd verifies its clients.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Form {
     Plain,
@@ -120,7 +120,7 @@ async fn make_old(sandbox: &Sandbox, version: &str, form: Form) -> Result<()> {
         .map(drop)
 }
 
-/// Joins the old cluster, and then deletes the StatefulSet.
+/// Joins the new members to the StatefulSet's cluster, and then deletes the StatefulSet.
 async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> Result<()> {
     let (namespace, scheme) = (&sandbox.namespace, form.scheme());
     let url = |at| format!("{scheme}://old-{at}.old.{namespace}.svc:2379");
@@ -132,8 +132,8 @@ async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> R
     });
     let clusters = sandbox.objects(Kind::EtcdCluster);
     if form == Form::Tls {
-        // The peer TLS settings in the spec differ from those of the old members. The operator must not join until the
-        // spec is corrected.
+        // The spec has other peer TLS settings than the old members. The operator must not join until the spec is
+        // corrected.
         object["spec"]["TLS"] = json!({ "static": { "operatorSecret": "operator",
             "member": { "serverSecret": "server" } } });
         sandbox.apply(&object.to_string()).await?;
@@ -190,7 +190,8 @@ async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> R
         .map(drop)
 }
 
-/// One authority signs the certificates of the old and the new members. The old members verify their peers in DNS.
+/// The old and the new members have certificates of the same CA. The old members verify the names of their peers in
+/// DNS.
 #[tokio::test]
 async fn joins_statefulset_with_tls_without_lost_writes() {
     cluster_scenario_without_leaks("join_statefulset_tls", async |sandbox| {

@@ -3,7 +3,7 @@
 //! Each test has its own namespace with its own operators, so several tests run concurrently. Tests that break nodes or
 //! the control plane are in a module `alone`. They run one at a time, after all other tests.
 
-#![allow(clippy::large_futures)] // Each test has one.
+#![allow(clippy::large_futures)] // Each test is one large future.
 
 mod adopt_coreos;
 mod all_pods_lost;

@@ -1,5 +1,5 @@
-//! The changes that users can make to an object of a cluster. They are derived from the object itself: each label,
-//! annotation, owner, key of a Secret, field of a spec and field of the status is deleted or set to another value.
+//! The changes that users can make to the objects of a cluster. They are derived from the objects: each label,
+//! annotation, owner, key of a Secret, field of a spec and field of a status is deleted or set to another value.
 
 use anyhow::{Context, Result};
 use e2e::Sandbox;
@@ -30,11 +30,11 @@ pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
     ),
 ];
 
-/// Secrets of authorities. A change of their content restarts every member. So another test covers it:
+/// Secrets of authorities. A change of their content restarts every member, so another test covers them:
 /// `lost_authorities_are_replaced_while_clients_write`.
 const AUTHORITIES: [&str; 2] = ["c-peer-ca", "c-client-ca"];
 
-/// Annotation with the names of the first members. The operator does not read it in a formed cluster.
+/// An annotation with the names of the first members. The operator does not read it after the cluster has formed.
 const HISTORY: &str = "etcd.database.coreos.com/first-members";
 
 fn resource(kind: &str) -> Result<ApiResource> {
@@ -57,7 +57,7 @@ pub(crate) fn objects_of(sandbox: &Sandbox, kind: &str) -> Result<Api<DynamicObj
 /// The kind and the name of an object.
 pub(crate) type Name = (&'static str, String);
 
-/// A change of an object.
+/// How an object is changed.
 #[derive(Clone, Debug)]
 pub(crate) enum Change {
     Delete,
@@ -67,7 +67,7 @@ pub(crate) enum Change {
     PatchStatus(Value),
 }
 
-/// One change of one object, with a description.
+/// One change of one object, with a description for messages.
 #[derive(Clone, Debug)]
 pub(crate) struct Case {
     pub(crate) object: Name,
@@ -107,7 +107,7 @@ impl std::fmt::Display for Case {
     }
 }
 
-/// Another value of the same type. The API server accepts it.
+/// Another value of the same type that the API server accepts.
 fn other(value: &Value) -> Value {
     match value {
         Value::String(text) => {
@@ -131,7 +131,7 @@ fn other(value: &Value) -> Value {
     }
 }
 
-/// A merge patch for one field.
+/// A merge patch that sets one field.
 fn at(path: &[&str], value: &Value) -> Value {
     path.iter()
         .rev()
@@ -234,14 +234,14 @@ pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>
         }
         _ => {}
     }
-    // The deletion of a volume loses a member, so the tests in `member_loss` cover it.
+    // If a volume is deleted, a member is lost. The tests in `member_loss` cover this.
     if object.0 != "PersistentVolumeClaim" {
         cases.push(case("deleted", Change::Delete));
     }
     Ok(cases)
 }
 
-/// Whether the operator sets the label or annotation with this key.
+/// Whether the operator owns the label or annotation with this key.
 pub(crate) fn is_of_operator(key: &str) -> bool {
     let by_kubernetes = key.contains("kubernetes.io/") && !key.starts_with("app.kubernetes.io/");
     !by_kubernetes && key != "e2e-trigger" && key != HISTORY

@@ -1,4 +1,5 @@
-//! A user removes members from etcd without the operator. The operator keeps their volumes as evidence (invariant 25).
+//! A user removes members from etcd without the operator. The operator keeps the volumes of these members, because they
+//! may contain the only copy of data (invariant 25).
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, follower, leader, members};
@@ -10,7 +11,7 @@ use kube::api::{DynamicObject, PostParams};
 
 use crate::fixtures::{DURABLE, cluster_with};
 
-/// The annotation on a PVC that is kept.
+/// The annotation on a PVC of a removed member.
 const REMOVED: &str = "etcd.database.coreos.com/removed";
 const KEYS: usize = 200;
 
@@ -66,8 +67,8 @@ async fn manually_removed_members_keep_their_volumes() {
         let writer = Writer::start(sandbox, "c").await?;
         let victim = follower(&before)?;
         let id = member_id(&before, &victim)?;
-        // The test does not use the client Service, because the Service may select the member to remove, which ends
-        // before it responds.
+        // The test does not use the client Service, because it may select the member that is being removed. This member
+        // ends before it responds.
         let leader = leader(&before)?;
         let words = ["exec", &leader, "--", "etcdctl", "member", "remove", &id];
         // etcd rejects a removal until all voters have been connected for 5 s.
@@ -77,7 +78,7 @@ async fn manually_removed_members_keep_their_volumes() {
                 Err(error) if error.to_string().contains("unhealthy cluster") => {
                     Poll::NotYet("unhealthy cluster".to_owned())
                 }
-                // An earlier request has removed the member, and its response was lost.
+                // An earlier request has removed the member, but its response was lost.
                 Err(error) if error.to_string().contains("member not found") => Poll::Done(()),
                 Err(error) => return Err(error),
             })
@@ -86,7 +87,7 @@ async fn manually_removed_members_keep_their_volumes() {
 
         await_report(sandbox, std::slice::from_ref(&victim)).await?;
         is_kept(sandbox, &victim).await?;
-        // A new member on a new volume replaces the removed one. The old volume remains until its time has passed.
+        // A new member on a new volume replaces the removed member. The old volume is kept for the configured time.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
             &clusters,
@@ -119,7 +120,7 @@ async fn manually_removed_members_keep_their_volumes() {
             |object| e2e::objects::has_condition(object, "Degraded", "False"),
         )
         .await?;
-        // If the operator itself removes a member, it deletes the volume.
+        // If the operator removes a member because of the size, it deletes the volume.
         sandbox.scale("c", 1).await?;
         let left = sandbox.await_members("c", 1).await?;
         crate::member_loss::await_one_volume_per_member(sandbox, &names(&left)).await?;
@@ -144,7 +145,7 @@ async fn pause(sandbox: &Sandbox, paused: bool) -> Result<()> {
     .map(drop)
 }
 
-/// Restarts a member with `--force-new-cluster`, as guides for etcd without an operator describe.
+/// Restarts a member with `--force-new-cluster`, as guides for etcd without an operator recommend.
 async fn force_new_cluster(sandbox: &Sandbox, member: &str) -> Result<()> {
     let pods = sandbox.api::<Pod>();
     let mut pod = pods.get(member).await?;
@@ -198,7 +199,7 @@ async fn manual_force_new_cluster_deletes_no_volume() {
         pause(sandbox, false).await?;
 
         await_report(sandbox, &vanished).await?;
-        // The cluster has two new members, and the old volumes still exist. The user decides about these volumes.
+        // Two new members have joined, and the old volumes still exist. The user decides about these volumes.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
             &clusters,
@@ -211,7 +212,7 @@ async fn manual_force_new_cluster_deletes_no_volume() {
             },
         )
         .await?;
-        // The manually created pod must be replaced, because it would force a new cluster at its next start.
+        // The user's pod must be replaced, because it would force a new cluster again at its next start.
         sandbox.lose_pod("c", &survivor).await?;
         sandbox.await_members("c", 3).await?;
         await_report(sandbox, &vanished).await?;

@@ -9,10 +9,9 @@ use kube::api::{DynamicObject, ListParams};
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
-/// Which members are lost, in this order.
+/// The members that the tests lose, one after the other.
 const VICTIMS: [(&str, SelectMember); 2] = [("a follower", follower), ("the leader", leader)];
 
-/// Selects a member of a cluster.
 pub(crate) type SelectMember = fn(&DynamicObject) -> Result<String>;
 
 fn sorted(object: &DynamicObject) -> Vec<(String, String)> {

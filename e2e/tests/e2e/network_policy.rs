@@ -1,5 +1,5 @@
-//! The NetworkPolicy of a cluster. The network of the testbed does not enforce policies, so the test checks only the
-//! object and its deletion.
+//! The NetworkPolicy of a cluster. The testbed does not enforce policies, so the test checks only that the object is
+//! created, restored and deleted.
 
 use anyhow::{Result, ensure};
 use e2e::wait::{Poll, until};
@@ -58,7 +58,8 @@ async fn network_policy_follows_the_spec() {
         ensure!(policy["spec"]["ingress"] == expected, "{}", policy["spec"]["ingress"]);
         ensure!(policy["spec"]["podSelector"] == member["podSelector"]);
 
-        // The operator restores a policy that was changed. If the spec disables the policy, the operator deletes it.
+        // The operator restores a policy that a user has changed. If the spec disables the policy, the operator deletes
+        // it.
         let patch = "{\"spec\":{\"ingress\":[{}]}}";
         sandbox
             .kubectl(&["patch", "networkpolicy", "c-members", "--type=merge", "-p", patch])

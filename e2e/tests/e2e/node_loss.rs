@@ -1,5 +1,5 @@
-//! A node fails permanently. After the time `memberReplacement.after`, new members on other nodes replace the members
-//! on this node.
+//! A node fails permanently. After the time in `memberReplacement.after`, the operator replaces the members on this
+//! node by new members on other nodes.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::objects::{field, leader, node_of, ready_members};
@@ -13,7 +13,7 @@ use crate::node_reboot::{TwoClusters, operator, serve};
 
 const REPLACE_AFTER_5S: &str = "  memberReplacement: {after: 5s}\n";
 
-/// The names of a cluster's members on a node.
+/// The names of a cluster's members on this node.
 pub(crate) async fn members_on(
     sandbox: &Sandbox,
     cluster: &str,
@@ -65,7 +65,7 @@ async fn node_stays_down(
     }
     serve(writers, 10).await?;
 
-    // The node starts again. The pods of its old members are deleted.
+    // When the node starts again, the pods of its old members are deleted.
     testbed.start_node(&node).await?;
     for lost in &lost {
         await_pod_deleted(sandbox, lost).await?;
@@ -113,7 +113,8 @@ mod alone {
                 plain.finish("lost node, members without volumes").await?;
                 sandbox.delete_cluster("plain").await?;
 
-                // A member that moves may be missing longer than 5 s.
+                // Without `memberReplacement`, because a member that moves to another node may be missing for longer
+                // than 5 s.
                 let manifest = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
                 sandbox.apply(&manifest).await?;
                 step("drain a node", drain_keeps_quorum(sandbox, testbed)).await?;

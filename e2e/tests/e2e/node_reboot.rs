@@ -11,8 +11,8 @@ use kube::api::DynamicObject;
 
 use crate::all_pods_lost::{await_restarts, restarts, same_members};
 
-/// The clusters of these tests, with their pods: `plain` without volumes, and `durable` with volumes. The data of
-/// `plain` is in its pods, which remain when their node restarts.
+/// The clusters of these tests and their pods: `plain` without volumes, and `durable` with volumes. The data of `plain`
+/// is in its pods, which still exist when their node has restarted.
 pub(crate) struct TwoClusters {
     pub(crate) plain: DynamicObject,
     pub(crate) durable: DynamicObject,
@@ -34,14 +34,13 @@ impl TwoClusters {
         })
     }
 
-    /// Waits until both clusters are healthy, and ensures that their members are the same as before.
+    /// Waits until both clusters are healthy, and ensures that they have the same members as before.
     pub(crate) async fn ensure_same_members(&self, sandbox: &Sandbox) -> Result<()> {
         let after = Self::of(sandbox).await?;
         same_members(&self.plain, &after.plain)?;
         same_members(&self.durable, &after.durable)
     }
 
-    /// The members' pods on a node.
     pub(crate) fn on(&self, node: &str) -> Vec<Pod> {
         let pods = self.pods.iter().filter(|pod| node_of(pod) == node);
         pods.cloned().collect()
@@ -56,7 +55,6 @@ pub(crate) async fn serve(writers: &[Writer], count: usize) -> Result<()> {
     Ok(())
 }
 
-/// The pod of the cluster operator.
 pub(crate) async fn operator(sandbox: &Sandbox) -> Result<Pod> {
     let pods = operator_pods(sandbox, "etcd-operator").await?;
     let first = pods.into_iter().next();
@@ -81,7 +79,7 @@ async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer
     serve(writers, 10).await
 }
 
-/// Invariant 8, with and without volumes: a pod remains when its node restarts.
+/// Invariant 8, with and without volumes: a pod is kept when its node restarts.
 async fn all_reboot(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
     let operator = operator(sandbox).await?;

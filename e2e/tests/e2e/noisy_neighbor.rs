@@ -17,9 +17,8 @@ use serde::de::DeserializeOwned;
 use crate::fixtures::cluster;
 
 const OPERATOR: &str = "etcd-operator";
-/// Within this time the operator must start most clusters, even on a busy machine. If the operator waited for the
-/// cluster that hangs, it would exceed the time again and again. A short freeze of the machine delays only one or two
-/// clusters.
+/// How late most clusters may start, even on a busy machine. If the operator waited for the cluster that hangs, most
+/// clusters would start later. A short freeze of the machine delays only one or two clusters.
 const MAX_START_DELAY: Duration = Duration::from_secs(5);
 /// Maximum memory of the operator with ten clusters, in bytes.
 const MAX_MEMORY: f64 = 64.0 * 1024.0 * 1024.0;
@@ -76,7 +75,7 @@ async fn others_are_managed(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<
     for number in 0..9 {
         sandbox.await_members(&format!("good-{number}"), 1).await?;
     }
-    // The operator also handles changes of the other clusters.
+    // Meanwhile the operator also handles changes of other clusters.
     sandbox.scale("good-0", 3).await?;
     sandbox.await_members("good-0", 3).await?;
     await_object(
@@ -106,8 +105,8 @@ async fn hanging_cluster_does_not_delay_others() {
         sandbox.apply(&cluster(&sandbox.env, "hanging", 3)?).await?;
         sandbox.await_members("hanging", 3).await?;
         let outcome = others_are_managed(sandbox, &testbed).await;
-        // The cluster recovers when its members continue. They must continue, because stopped processes would block the
-        // deletion of the namespace.
+        // The test continues the stopped processes, because they would block the deletion of the namespace. The cluster
+        // must recover then.
         signal_members(sandbox, &testbed, "hanging", "SIGCONT").await?;
         outcome?;
         sandbox.await_members("hanging", 3).await.map(drop)
@@ -175,7 +174,7 @@ async fn versions_of_shared(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// If the status contained numbers that change in each reconcile, each write would trigger another reconcile, without
+/// If the status contained numbers that change in each reconcile, each write would trigger the next reconcile, without
 /// end.
 #[tokio::test]
 async fn idle_cluster_is_reconciled_without_writes() {
@@ -204,7 +203,7 @@ async fn idle_cluster_is_reconciled_without_writes() {
             versions.push(version);
             anyhow::Ok(versions)
         };
-        // The count starts with the first two consecutive polls that return the same versions.
+        // The count starts when two consecutive polls have returned the same versions.
         let mut last = (version().await?, reconciles().await?);
         until("five reconciles without a write", DEADLINE, async || {
             let now = (version().await?, reconciles().await?);

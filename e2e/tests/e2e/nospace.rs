@@ -46,9 +46,9 @@ async fn full_database_accepts_writes_after_deletion() {
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill("kept/", 100, |_| {}).await?;
 
-        // Each write uses another key, so that at the end there is no history to compact and no space to free. Until
-        // then, the operator frees space repeatedly. The values are small, because large values would leave much free
-        // space in the file.
+        // Each write uses another key, so the history contains nothing to compact, and the database gets full at last.
+        // Until then, the operator frees space repeatedly. The values are small, because large values would leave much
+        // free space in the file.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         let number = AtomicUsize::new(0);
         let rejected = AtomicBool::new(false);

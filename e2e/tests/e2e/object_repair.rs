@@ -1,7 +1,9 @@
-//! Every object that the operator creates and relies on is changed, one field at a time: the field is deleted, emptied
-//! or set to another value. The operator must restore the object, on a healthy cluster and while a pod is lost. The
-//! changes are derived from the existing objects. The test fails if the operator may create a kind that is not in its
-//! table.
+//! The test changes every object that the operator creates and relies on, one field at a time: it deletes the field,
+//! empties it, or sets another value. The operator must restore the object, on a healthy cluster and while a pod is
+//! lost.
+//!
+//! The changes are derived from the existing objects. If the operator may create a kind that the test's table does not
+//! contain, the test fails.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
@@ -21,7 +23,7 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::manual_changes::{Case, KINDS, Name, cases_of, fields, is_of_operator, objects_of};
 use crate::tls_generated::client;
 
-/// The interval at which a test makes the operator read Secrets.
+/// How often a test makes the operator read Secrets.
 const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
 /// Lines under `spec` with which the operator creates an object of every kind.
 const EVERYTHING: &str = "  TLS: {generated: {}}\n  networkPolicy: {}\n";
@@ -30,8 +32,8 @@ const EVERYTHING: &str = "  TLS: {generated: {}}\n  networkPolicy: {}\n";
 const ISSUED: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 /// The base64 encoding of `-----BEGIN`.
 const PEM: &str = "LS0tLS1CRUdJTi";
-/// Annotations whose values are not compared: fingerprints, which change when a certificate is issued again, and the
-/// mark of a Service, which may have any value.
+/// Annotations that must exist, but may have any value: fingerprints, which change when a certificate is issued again,
+/// and the mark of a Service.
 const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/started",
     "etcd.database.coreos.com/authorities",
@@ -39,7 +41,7 @@ const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/trust",
 ];
 
-/// Status fields that change although the cluster does not.
+/// Status fields that change even if nothing happens to the cluster.
 const VOLATILE: [&str; 6] = [
     "certificates",
     "leader",
@@ -49,7 +51,8 @@ const VOLATILE: [&str; 6] = [
     "defragmentation",
 ];
 
-/// The object without fields that Kubernetes sets, and without values that differ for each new certificate.
+/// The object without the fields that Kubernetes sets, and without the values that are different in each new
+/// certificate.
 fn normalized(found: &DynamicObject) -> Result<Value> {
     let object = serde_json::to_value(found)?;
     let kind = object["kind"].as_str().unwrap_or_default().to_owned();
@@ -77,14 +80,14 @@ fn normalized(found: &DynamicObject) -> Result<Value> {
         .cloned()
         .unwrap_or_default();
     for owner in owners.as_array_mut().into_iter().flatten() {
-        // The API server adds other fields to an owner. The operator relies only on these.
+        // The API server adds other fields to an owner reference. The operator relies only on these.
         let [kind, name, uid] = ["kind", "name", "uid"].map(|key| owner[key].clone());
         *owner = json!([kind, name, uid, owner["controller"]]);
     }
     let mut spec = fields(&object, "/spec");
     spec.retain(|key, _| !key.starts_with("clusterIP"));
     let data = fields(&object, "/data").into_iter().map(|(key, value)| {
-        // A new certificate differs from the old one. All other values must be restored exactly.
+        // A certificate that is issued again is different. All other values must be restored exactly.
         let is_issued = ISSUED.contains(&key.as_str());
         let is_pem = || value.as_str().is_some_and(|text| text.starts_with(PEM));
         let kept = if is_issued { json!(is_pem()) } else { value };
@@ -131,7 +134,7 @@ async fn objects(sandbox: &Sandbox, cluster: &str) -> Result<BTreeMap<Name, Dyna
     Ok(all)
 }
 
-/// Invariant 26: returns the first difference, or `None` if everything is restored.
+/// Invariant 26: every object is restored. Returns the first difference, or `None` if there is none.
 fn difference(before: &BTreeMap<Name, Value>, now: &BTreeMap<Name, Value>) -> Option<String> {
     for (name, was) in before {
         let Some(is) = now.get(name) else {
@@ -160,7 +163,7 @@ struct Table<'a> {
     sandbox: &'a Sandbox,
     cluster: &'static str,
     before: BTreeMap<Name, Value>,
-    /// The number of changes, and the number that the API server rejected.
+    /// The number of changes that the API server has accepted, and of those that it rejected.
     applied: usize,
     rejected: usize,
 }
@@ -201,7 +204,7 @@ impl<'a> Table<'a> {
         .await
     }
 
-    /// Makes a change, deletes the pod `pod` if there is one, and waits until all objects are as before.
+    /// Makes a change, and waits until all objects are as before. If `pod` is set, also deletes this pod.
     async fn run(&mut self, case: &Case, pod: Option<&str>) -> Result<()> {
         let begun = Instant::now();
         if !case.apply(self.sandbox).await? {
@@ -220,7 +223,7 @@ impl<'a> Table<'a> {
     }
 }
 
-/// Ensures that the table contains every kind that the operator may create.
+/// Ensures that [`KINDS`] contains every kind that the operator may create.
 async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObject>) -> Result<()> {
     let role = sandbox.api::<Role>().get("etcd-operator").await?;
     let rules = role.rules.into_iter().flatten();
@@ -238,15 +241,16 @@ async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObje
     Ok(())
 }
 
-/// Whether the object is in the table. One member represents all members, so the objects of `others` are left out.
+/// Whether the test changes the object. One member represents all members, so the objects of the members in `others`
+/// are left out.
 fn is_represented((_, name): &Name, others: &[String]) -> bool {
     !others
         .iter()
         .any(|member| name.starts_with(member.as_str()))
 }
 
-/// The changes that are repeated while a pod is deleted. For records and marks that a new pod needs, these are all
-/// changes. For every other object, it is the last change, which deletes the object if possible.
+/// The changes that are repeated while a pod is lost. For records and marks that a new pod needs, these are all
+/// changes. For every other object, it is only the last change, which deletes the object if possible.
 fn with_a_lost_pod(cases: &[Case]) -> Vec<&Case> {
     let matters = |case: &&Case| match case.object.0 {
         "EtcdCluster" => [
@@ -270,8 +274,8 @@ fn with_a_lost_pod(cases: &[Case]) -> Vec<&Case> {
     }
 }
 
-/// Changes the objects of a cluster of three members with all features except authentication, while a client writes.
-/// Members are terminated one by one, so a request waits for at most one restart.
+/// Changes the objects of a cluster of three members with all features except authentication, while a client writes. A
+/// request waits for at most one restart, because members are terminated one by one.
 async fn change_everything(sandbox: &Sandbox) -> Result<()> {
     let spec = format!("{EVERYTHING}{DURABLE}");
     let manifest = cluster_with(&sandbox.env, "c", 3, &spec)?;

@@ -1,5 +1,5 @@
-//! etcd 3.4, the oldest supported release, accepts only one learner at a time. The operator must not add a second one.
-//! The test of upgrades contains this step.
+//! etcd 3.4, the oldest supported release, accepts only one learner at a time. The operator must not add a second
+//! learner. The test of upgrades contains this step.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};

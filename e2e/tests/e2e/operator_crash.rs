@@ -1,8 +1,8 @@
 //! The operator crashes between two writes. The next process continues from the state that it finds.
 //!
-//! The image of the tests is a build with failpoints. Its operator ends before the write that `FAILPOINTS` names. A
-//! default run crashes at writes that leave half of a change in etcd or Kubernetes. The tests in `full` crash before
-//! every write, and the model between any two writes.
+//! The image of the tests is a build with failpoints. The operator ends before the write that `FAILPOINTS` names. By
+//! default, the tests crash the operator at writes that leave half of a change in etcd or Kubernetes. With `--full`,
+//! they crash it before every write. The model crashes between any two writes.
 
 mod full;
 
@@ -28,8 +28,8 @@ use crate::upgrade::{await_version, change, manifest};
 
 const OPERATOR: &str = "etcd-operator";
 
-/// The states after the crashes: a recorded intent; volumes and Services; serving members without a recorded cluster
-/// ID.
+/// The writes of a bootstrap. The states after the crashes: a recorded intent; volumes and Services; serving members
+/// without a recorded cluster ID.
 const BOOTSTRAP: &[&str] = &[
     "before-apply-headless",
     "before-create-pod",
@@ -48,22 +48,22 @@ const SHRINK: &[&str] = &[
 /// other version, whose pod records the change.
 const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 
-/// The crashes of a default run, except those in other files.
+/// The crashes that the tests of this file cause in a default run.
 const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROW, SHRINK, DOWNGRADE];
 
-/// How long the operator must be idle before the test causes the write again. In this time, each cluster must be
+/// How long the operator must be idle before the test triggers the write again. In this time, each cluster must be
 /// reconciled at least once.
 const IDLE_TIME: Duration = Duration::from_secs(3);
 
-/// An operator that crashes again and again.
+/// An operator that the test crashes again and again.
 pub(crate) struct CrashingOperator<'a> {
     pub(crate) sandbox: &'a Sandbox,
     pub(crate) crashes: usize,
 }
 
 impl CrashingOperator<'_> {
-    /// Crashes the operator at each point, in this order. `cause` triggers the write. The process with the next point
-    /// continues from the state that the crashed process has left.
+    /// Crashes the operator at each of `points`, in this order. `cause` triggers the write. The next process continues
+    /// from the state that the crashed process has left.
     pub(crate) async fn crash_at_each(
         &mut self,
         points: &[&str],
@@ -86,7 +86,8 @@ impl CrashingOperator<'_> {
         Ok(())
     }
 
-    /// Waits until the operator has crashed at the point (returns true), or is the leader and idle (returns false).
+    /// Waits until the operator has crashed at the point or is idle. Returns true if it has crashed, and false if it is
+    /// the leader and idle.
     async fn crashed_or_idle(&self, point: &str) -> Result<bool> {
         let mut idle: Option<(Instant, f64)> = None;
         until(
@@ -109,7 +110,7 @@ impl CrashingOperator<'_> {
                     return Ok(Poll::NotYet("idle".to_owned()));
                 };
                 let (clusters, reconciles) = self.reconciles(&pod).await?;
-                // The status may be older than the cause, so the test waits for another reconcile of every cluster.
+                // The status may be older than the trigger, so the test waits for another reconcile of every cluster.
                 Ok(
                     if since.elapsed() > IDLE_TIME && reconciles >= before + clusters {
                         Poll::Done(false)
@@ -145,7 +146,7 @@ impl CrashingOperator<'_> {
         Ok(lease.and_then(|lease| lease.spec?.holder_identity))
     }
 
-    /// Waits until the newest pod is the leader, so that this pod handles the next change.
+    /// Waits until the newest pod is the leader, so that this process handles the next change.
     async fn await_leadership(&self) -> Result<()> {
         until(
             "the new process is the leader or has crashed",
@@ -246,7 +247,7 @@ impl CrashingOperator<'_> {
     }
 }
 
-/// The name of the pod for the process with this number.
+/// The name of the pod that runs the process with this number.
 fn process(number: usize) -> String {
     format!("{OPERATOR}-crash-{number}")
 }
@@ -272,7 +273,7 @@ pub(crate) async fn await_desired_members(
     let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
     let clusters = sandbox.objects(Kind::EtcdCluster);
     until("one pod for each member", DEADLINE, async || {
-        // The status is read in each poll, because a restarted operator may not have updated it yet.
+        // The status is read in each poll, because a restarted operator may not have updated it before.
         let mut members = ready_members(&clusters.get(name).await?);
         members.sort();
         let pods = sandbox.api::<Pod>().list(&selector).await?.into_iter();
@@ -287,7 +288,7 @@ pub(crate) async fn await_desired_members(
     .await
 }
 
-/// Each process takes over from a crashed one. Each step starts after the previous one is complete.
+/// Each process continues the work of a crashed one. Each step starts when the previous step is complete.
 #[tokio::test]
 async fn operator_crashes_between_writes_lose_no_data() {
     cluster_scenario("operator_crash", async |sandbox| {
@@ -317,7 +318,7 @@ async fn operator_crashes_between_writes_lose_no_data() {
             await_desired_members(sandbox, &name, 3).await?;
             members.extend(ready_members(&sandbox.await_members(&name, 3).await?));
         }
-        // No second set of members was created, and no object of the removed member remains.
+        // The operator has created no second set of members, and has left no object of the removed member.
         await_one_volume_per_member(sandbox, &members).await?;
         writer.await_more(10).await?;
         writer.finish("crashes of the operator").await.map(drop)
@@ -325,7 +326,7 @@ async fn operator_crashes_between_writes_lose_no_data() {
     .await;
 }
 
-/// Crashes the operator at each point, and then starts it without a failpoint.
+/// Crashes the operator at each of `points`, and then starts it without a failpoint.
 async fn crashes(
     sandbox: &Sandbox,
     points: &[&str],
@@ -340,8 +341,8 @@ async fn crashes(
     Ok(())
 }
 
-/// Returns the names of the clusters other than `c`. Each was created because an existing cluster had passed the point
-/// before the process started.
+/// Crashes the operator while clusters form. Returns the names of the clusters other than `c`. A cluster is added
+/// whenever the existing clusters had passed the failpoint before the process started.
 async fn forms(sandbox: &Sandbox) -> Result<Vec<String>> {
     let version = sandbox.env.newest_of("3.6")?;
     let others = RefCell::new(Vec::new());
@@ -373,7 +374,7 @@ async fn downgrades(sandbox: &Sandbox) -> Result<String> {
     Ok(version.get().clone())
 }
 
-/// Together with the tests of `--full`, the tests crash the operator before each of its writes.
+/// The tests of this file and those with `--full` crash the operator before each of its writes.
 #[test]
 fn operator_crashes_cover_every_write() {
     let mut points: BTreeSet<String> = BTreeSet::new();

@@ -1,7 +1,8 @@
-//! A newer operator replaces the running one, and restarts no member. The test of two operators contains this step.
+//! A newer operator replaces the running operator, and restarts no member. The test of two operators contains this
+//! step.
 //!
-//! The test creates pods as another release might build them for the same spec: with another probe, an additional
-//! variable, and without termination messages. The annotations of these pods record the same spec.
+//! The test creates pods as another release of the operator might build them for the same spec: with another probe, an
+//! additional variable, and without termination messages. The annotations of these pods record the same spec.
 
 use anyhow::{Context, Result, ensure};
 use e2e::wait::Poll;
@@ -13,7 +14,7 @@ use serde_json::{Value, json};
 use crate::rollout::restarts_by_pod;
 use crate::upgrade::WRITE_INTERVAL;
 
-/// The pod as another release might build it.
+/// The pod as another release of the operator might build it.
 fn of_another_release(pod: &Pod) -> Result<Value> {
     let mut old = serde_json::to_value(pod)?;
     old["status"] = Value::Null;
@@ -51,7 +52,7 @@ async fn recreate_pods(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the operator. Requires a cluster `c` with three members on volumes.
+/// Replaces the operator. The test must have created a cluster `c` with three members on volumes.
 pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])

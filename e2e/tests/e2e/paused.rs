@@ -1,4 +1,4 @@
-//! `spec.paused`: the operator makes no change, but continues to report.
+//! `spec.paused`: the operator changes nothing, but continues to report.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field, follower, members};
@@ -60,7 +60,7 @@ async fn paused_cluster_is_reported_but_not_changed() {
         )
         .await?;
 
-        // Three changes are pending: a lost member, a deleted Service, and a new size.
+        // Three changes are pending: for a lost member, a deleted Service, and a new size.
         let lost = follower(&before)?;
         sandbox.lose_pod("c", &lost).await?;
         let ended = format!("pod/{lost}");
@@ -72,8 +72,8 @@ async fn paused_cluster_is_reported_but_not_changed() {
             .await?;
         sandbox.scale("c", 5).await?;
         let found = everything(sandbox).await?;
-        // The reported state is newer than all three changes. So the operator has reconciled the cluster without a
-        // change.
+        // The reported status is newer than all three events. So the operator has reconciled the cluster, and changed
+        // nothing.
         let seen = await_object(
             &clusters,
             "c",
@@ -86,7 +86,7 @@ async fn paused_cluster_is_reported_but_not_changed() {
                         .iter()
                         .any(|member| member["name"] == lost.as_str() && member["healthy"] == false)
                 });
-                // The quorum exists, but the client Service and its endpoints are deleted.
+                // The members have a quorum, but the client Service and its endpoints are deleted.
                 let available = condition(object, "Available");
                 down && available.is_some_and(|found| found["reason"] == "NoEndpoint")
                     && field(object, "/status/observedGeneration").as_i64()
@@ -107,7 +107,7 @@ async fn paused_cluster_is_reported_but_not_changed() {
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
         let names: Vec<String> = members(&after).into_iter().map(|(name, _)| name).collect();
         ensure!(names.contains(&lost), "{lost} is not a member: {names:?}");
-        // The client Service was created again, so it has a new address.
+        // The operator has created the client Service again, so the Service has a new address.
         drop(writer);
         let writer = Writer::start(sandbox, "c").await?;
         writer.finish("pause and resume").await.map(drop)

@@ -1,6 +1,6 @@
-//! A majority of the members is lost. The operator reports the survivors. After an approval by the user or by the
-//! policy, a new cluster continues with the data of a survivor. It contains all writes up to the survivor's revision.
-//! The status names the lost members.
+//! A majority of the members is lost. The operator reports the survivors. When the user or the policy approves it, a
+//! new cluster continues with the data of a survivor. The new cluster has all writes up to the survivor's revision. The
+//! status names the lost members.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{
@@ -72,7 +72,7 @@ async fn approve(sandbox: &Sandbox, cluster_id: &str) -> Result<()> {
         .map(drop)
 }
 
-/// Waits until the loss is reported with these fragments in the message. Returns the EtcdCluster.
+/// Waits until the loss is reported in a message that contains all these fragments. Returns the EtcdCluster.
 async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<DynamicObject> {
     let what = format!("Degraded because of QuorumLost, with {says:?}");
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -98,7 +98,7 @@ async fn await_phase(sandbox: &Sandbox, before: &Before, phase: &str) -> Result<
     .await
 }
 
-/// Ensures that no recovery has started: the record must be the same as before the loss.
+/// Ensures that no recovery has started: the status has the same record of a recovery as before the loss.
 fn ensure_no_recovery(before: &Before, object: &DynamicObject) -> Result<()> {
     let record = field(object, "/status/recovery");
     ensure!(
@@ -189,7 +189,7 @@ async fn majority_without_volumes_is_recovered_by_approval_and_policy() {
     .await;
 }
 
-/// Each step starts with the cluster that the previous step has recovered.
+/// Each step uses the cluster that the previous step has recovered.
 #[tokio::test]
 async fn majority_with_volumes_is_recovered_after_approval() {
     cluster_scenario("quorum_volumes", async |sandbox| {
@@ -200,7 +200,8 @@ async fn majority_with_volumes_is_recovered_after_approval() {
     .await;
 }
 
-/// The operator crashes before it records the recovery. The next process completes the recovery.
+/// A user approves the recovery. The operator crashes before it records the recovery, and the next process completes
+/// it.
 async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &cluster(&sandbox.env, "c", 3)?).await?;
     delete_at_once(sandbox, "pod", &before.victims).await?;
@@ -208,7 +209,7 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let expected = [&how, &*before.survivor, "at revision", "EtcdRestore"];
     await_loss(sandbox, &expected).await?;
 
-    // An approval with the ID of another cluster has no effect, and the status reports this.
+    // An approval that names another cluster ID has no effect, and the status reports this.
     approve(sandbox, "deadbeef").await?;
     await_loss(sandbox, &["deadbeef", "no recovery starts"]).await?;
     await_event(sandbox, "RecoveryRefused", "deadbeef").await?;
@@ -254,7 +255,7 @@ fn durable(sandbox: &Sandbox) -> Result<String> {
     cluster_with(&sandbox.env, "c", 3, &spec)
 }
 
-/// Waits until the operator reports how to approve a recovery. No recovery has started.
+/// Waits until the operator reports how to approve a recovery. Ensures that no recovery has started.
 async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let how = format!("{APPROVE}={}", before.cluster_id);
@@ -270,11 +271,11 @@ async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject
     Ok(silent)
 }
 
-/// The volumes exist, but the pods cannot be created. No recovery starts without an approval. An approved recovery is
-/// canceled when the quorum exists again.
+/// The volumes exist, but pods cannot be created. Without an approval, no recovery starts. An approved recovery is
+/// canceled when the quorum returns.
 async fn canceled(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
-    // The quotas prevent a new pod and a fourth volume.
+    // The quotas prevent the creation of a pod and of a fourth volume.
     sandbox.apply(&quota("pods", "pods: \"1\"")).await?;
     let volumes = "persistentvolumeclaims: \"3\"";
     sandbox.apply(&quota("volumes", volumes)).await?;
@@ -295,7 +296,7 @@ async fn canceled(sandbox: &Sandbox) -> Result<()> {
     await_one_volume_per_member(sandbox, &ready_members(&before.object)).await?;
     await_event(sandbox, "RecoveryCancelled", "answers again").await?;
 
-    // The approval belongs to an earlier loss.
+    // The approval that is set here belongs to an earlier loss.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the approval is stale";
     await_object(&clusters, "c", what, DEADLINE, |object| {
@@ -334,8 +335,8 @@ async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
-/// A majority hangs with its data, and the user knows that it will not continue. The cluster continues from the
-/// survivor. The status names the other members, which are then neither members nor endpoints.
+/// A majority hangs with its data, and the user knows that it will not return. The cluster continues with the data of
+/// the survivor. The status names the other members, which are neither members nor endpoints any more.
 async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
     let testbed = Testbed::of(sandbox)?;
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
@@ -357,8 +358,8 @@ async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
 
 async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
-    // PVCs and pods are deleted together. If members lost only their volumes, the operator would replace them one by
-    // one.
+    // PVCs and pods are deleted at the same time. If only volumes were lost, the operator would replace the members one
+    // by one.
     let both = |kind: &str| -> Vec<String> {
         let named = before.victims.iter().map(|name| format!("{kind}/{name}"));
         named.collect()

@@ -1,5 +1,5 @@
-//! The restore operator crashes before the writes of a restore, one process at each write. The last process completes
-//! the restore. The test of interrupted restores contains this step.
+//! The restore operator crashes before writes of a restore. Each process crashes at another write, and the last process
+//! completes the restore. The test of interrupted restores contains this step.
 
 use std::collections::BTreeSet;
 
@@ -18,12 +18,12 @@ use crate::restore_sources::await_equal_restore;
 
 const OPERATOR: &str = "etcd-restore-operator";
 
-/// Before this write, the test lets the pod of the seed fail permanently.
+/// At this write, the test lets the pod of the seed fail permanently.
 const CLEAR: &str = "restore-before-clear-pod";
 
-/// The crashes of every test run during an in-place restore, in this order: with some objects of the seed, before the
-/// cutover, after the cutover, and with a failed pod of the seed. The model of the restore crashes between any two
-/// writes, and the tests in `full` crash before each write.
+/// The crashes in every test run, during an in-place restore. They leave, in this order: some objects of the seed, all
+/// objects before the cutover, a completed cutover, and a failed pod of the seed. The model of the restore crashes
+/// between any two writes, and the tests in `full` crash before each write.
 pub(crate) const CRASHES: &[&str] = &[
     "restore-before-create-pod",
     "restore-before-record-formed",
@@ -70,7 +70,7 @@ const NEW: &[&str] = &[
     "restore-before-expire",
 ];
 
-/// Restarts the operator with another environment variable. The previous process has stopped at its failpoint.
+/// Restarts the operator with one more environment variable. The previous process has stopped at its failpoint.
 pub(crate) async fn restart_with_env(sandbox: &Sandbox, variable: &str) -> Result<()> {
     let deployment = format!("deployment/{OPERATOR}");
     sandbox
@@ -133,8 +133,8 @@ fn has_crashed(pod: &Pod) -> bool {
         .any(|container| container.restart_count > 0)
 }
 
-/// Makes the kubelet terminate the pod of the restore's seed, as in an eviction. The kubelet restarts no container of
-/// such a pod.
+/// Makes the kubelet terminate the pod of the restore's seed, as in an eviction. The kubelet does not restart the
+/// containers of such a pod.
 pub(crate) async fn seed_fails_for_good(sandbox: &Sandbox, restore: &str) -> Result<()> {
     let restore = sandbox.objects(Kind::EtcdRestore).get(restore).await?;
     let seed = field(&restore, "/status/seed/member").as_str();
@@ -155,13 +155,11 @@ pub(crate) async fn seed_fails_for_good(sandbox: &Sandbox, restore: &str) -> Res
     .await
 }
 
-/// Stops the operator.
 pub(crate) async fn stop_operator(sandbox: &Sandbox) -> Result<()> {
     scale_operator(sandbox, "--replicas=0").await?;
     sandbox.await_operator_pods(OPERATOR, 0).await
 }
 
-/// Starts the operator.
 pub(crate) async fn start_operator(sandbox: &Sandbox) -> Result<()> {
     scale_operator(sandbox, "--replicas=1").await
 }
@@ -185,12 +183,12 @@ pub(crate) async fn restart_with_failpoint(sandbox: &Sandbox, point: &str) -> Re
     let deployment = format!("deployment/{OPERATOR}");
     let wait = ["rollout", "status", &deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
-    // The previous process has no failpoint. It could acquire the lease and make the first writes.
+    // The previous process has no failpoint, so it must not acquire the lease and make the first writes.
     sandbox.await_operator_pods(OPERATOR, 1).await
 }
 
-/// Applies the manifest of an EtcdRestore. The operator crashes at each point, in this order. The last process has no
-/// failpoint.
+/// Applies the manifest of an EtcdRestore, and crashes the operator at each point, in this order. Then starts the
+/// operator without a failpoint.
 async fn crash_at_each(
     sandbox: &Sandbox,
     points: &[&str],
@@ -203,8 +201,8 @@ async fn crash_at_each(
             restart_with_failpoint(sandbox, point).await?;
             sandbox.apply(manifest).await?;
         } else if *point == CLEAR {
-            // The operator is stopped, because a restarted process with the previous failpoint would find another step
-            // and execute it.
+            // The operator is stopped first. A process with the previous failpoint would otherwise execute the next
+            // write.
             stop_operator(sandbox).await?;
             seed_fails_for_good(sandbox, restore).await?;
             restart_with_env(sandbox, &variable).await?;
@@ -217,7 +215,7 @@ async fn crash_at_each(
     restart_with_env(sandbox, "FAILPOINTS-").await
 }
 
-/// An in-place restore completes after these crashes.
+/// Ensures that an in-place restore completes after these crashes.
 pub(crate) async fn completes_after_crashes(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -260,7 +258,7 @@ pub(crate) async fn has_the_backup(sandbox: &Sandbox, running: &RunningCluster) 
     running.state.ensure_same(&is)
 }
 
-/// Together, the tests crash the operator before each of its writes.
+/// The tests of this file together crash the operator before each of its writes.
 #[test]
 fn restore_crashes_cover_every_write() {
     let mut points = BTreeSet::new();
@@ -281,7 +279,7 @@ fn restore_crashes_cover_every_write() {
     assert!(CRASHES.iter().all(|point| IN_PLACE.contains(point)));
 }
 
-/// A crash before every write. In every run, the model of the restore covers all of them.
+/// Crashes before every write, only with `--full`. In every run, the model of the restore covers all of them.
 mod full {
     use anyhow::{Result, ensure};
     use e2e::manifests::restore_with;

@@ -1,5 +1,5 @@
-//! Restores that are rejected, fail or are canceled do not change the running cluster (invariant 9). A restore does not
-//! run other programs that the spec in a backup's manifest names (invariant 27).
+//! Restores that are rejected, fail or are canceled do not change the running cluster (invariant 9). If the manifest of
+//! a backup records a spec with additional containers, a restore does not run them (invariant 27).
 
 use std::time::Duration;
 
@@ -56,7 +56,7 @@ async fn failed_restores_leave_running_cluster_unchanged() {
     .await;
 }
 
-/// Runs a step, and ensures that the cluster is the same as before.
+/// Runs a step, and ensures that it has not changed the cluster.
 async fn ensure_unchanged_by(
     name: &str,
     work: impl Future<Output = Result<()>>,
@@ -102,7 +102,8 @@ async fn ensure_unchanged(
     is_managed(sandbox).await
 }
 
-/// Ensures that the cluster operator makes changes. It makes none while a restore lock is set.
+/// Ensures that the cluster operator manages the cluster, by an object that it must repair. While a restore lock
+/// exists, it repairs nothing.
 async fn is_managed(sandbox: &Sandbox) -> Result<()> {
     let budgets = sandbox.api::<PodDisruptionBudget>();
     let before = budgets.get("c").await?.metadata.uid;
@@ -140,8 +141,8 @@ async fn without_overwrite(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Invariant 27: everyone who can write to the bucket can add a sidecar to the recorded spec. So no EtcdCluster is
-/// created from such a spec.
+/// Invariant 27: everybody who can write to the bucket can add a container to the recorded spec. Therefore the restore
+/// creates no EtcdCluster from such a spec.
 async fn invariant_27_refuses_recorded_sidecar(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -181,8 +182,8 @@ async fn invariant_27_refuses_recorded_sidecar(
     await_restore_deleted(sandbox, "changed").await
 }
 
-/// Restores a damaged backup in place and into a new cluster. The damage must be detected before the data directory is
-/// used.
+/// Restores a damaged backup in place and into a new cluster. The damage must be detected before etcd starts on the
+/// data.
 async fn of_a_damaged_backup(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let bucket = &running.bucket;
     let mut content = bucket.read("etcd.backup").await?;

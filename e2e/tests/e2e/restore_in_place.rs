@@ -23,9 +23,10 @@ use crate::restore_sources::{await_equal_restore, seconds_between, time};
 
 const KEYS: usize = 500;
 pub(crate) const RESTORE_LOCK: &str = "etcd.database.coreos.com/restore";
-/// How long old volumes are kept. This is longer than the new cluster needs to be complete.
+/// How long old volumes are kept. The new cluster is complete before this time ends.
 const KEEP_OLD_DATA: Duration = Duration::from_secs(40);
-/// Maximum downtime. It is many times the downtime on an idle machine, so that the test passes on a busy machine.
+/// The longest acceptable downtime. It is many times the downtime on an idle machine, so that the test passes on a busy
+/// machine.
 const MAX_DOWNTIME: Duration = Duration::from_mins(2);
 
 /// A running cluster that has a backup, and keys that are newer than the backup.
@@ -85,7 +86,7 @@ pub(crate) fn restore_lock(cluster: &DynamicObject) -> Option<&String> {
     cluster.metadata.annotations.as_ref()?.get(RESTORE_LOCK)
 }
 
-/// Ensures that the restored cluster has a new token. The token separates its members from the old ones.
+/// Ensures that the restored cluster has a new token, which separates its members from the old ones.
 pub(crate) fn ensure_new_token(before: &DynamicObject, after: &DynamicObject) -> Result<()> {
     let token = "/status/bootstrap/token";
     let (before, after) = (field(before, token), field(after, token));
@@ -93,7 +94,7 @@ pub(crate) fn ensure_new_token(before: &DynamicObject, after: &DynamicObject) ->
     Ok(())
 }
 
-/// Waits until the status describes the restored cluster and the restore lock is removed. Until its next reconcile, the
+/// Waits until the status describes the restored cluster and no restore lock exists. Until its next reconcile, the
 /// cluster operator reports the previous cluster.
 pub(crate) async fn await_replaced(sandbox: &Sandbox, restored: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -106,7 +107,7 @@ pub(crate) async fn await_replaced(sandbox: &Sandbox, restored: &DynamicObject) 
     .map(drop)
 }
 
-/// Waits until an EtcdRestore that was deleted or has expired does not exist.
+/// Waits until an EtcdRestore does not exist, after it was deleted or has expired.
 pub(crate) async fn await_restore_deleted(sandbox: &Sandbox, restore: &str) -> Result<()> {
     let restores = sandbox.objects(Kind::EtcdRestore);
     until("the EtcdRestore is deleted", DEADLINE, async || {
@@ -173,7 +174,8 @@ async fn running_cluster_is_restored_in_place() {
     .await;
 }
 
-/// Clients keep their address, and never reach both clusters. Old volumes are kept for the requested time.
+/// Clients keep their address, and never reach both clusters. The old volumes are kept for the time that the
+/// EtcdRestore requests.
 async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let services = service_uids(sandbox).await?;
     let reader = Reader::start(sandbox, "c", "kept/").await?;
@@ -212,10 +214,11 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
     let tally = writer.finish_counting("in-place restore").await?;
     ensure!(
         !tally.lost.is_empty(),
-        "writes from before the restore still exist"
+        "writes that are newer than the backup still exist"
     );
     ensure!(tally.gap < MAX_DOWNTIME, "{tally}");
-    // Invariant 17: first the old cluster responded, and then the new one. Each had every key.
+    // Invariant 17: after the first response of the new cluster, the old cluster never responds. Every response has all
+    // keys.
     let summary = reader.finish(KEYS)?;
     ensure!(summary.clusters.len() == 2, "{summary:?}");
     ensure!(summary.gap < MAX_DOWNTIME, "{summary:?}");
@@ -232,12 +235,12 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
     keys.verify("later/", 0)
         .await
         .context("keys newer than the backup")?;
-    // The new cluster is complete, and the time until the old volumes are deleted has started.
+    // The new cluster is complete, so the time until the old volumes are deleted has started.
     old_volumes_expire(sandbox, &after, old).await?;
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// The volumes of the replaced cluster are kept for the requested time, and are then deleted.
+/// The volumes of the replaced cluster are kept for the requested time, and then deleted.
 async fn old_volumes_expire(
     sandbox: &Sandbox,
     cluster: &DynamicObject,
@@ -306,7 +309,8 @@ async fn ensure_every_member_has(
     Ok(())
 }
 
-/// A client continues a watch at a revision of the old history. etcd must report that the client has missed changes.
+/// A client continues a watch at a revision of the old history. etcd must report to the client that it has missed
+/// changes.
 async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.fill("later/", 50, |_| ()).await?;
@@ -330,12 +334,12 @@ async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Re
         compacted > seen,
         "compacted up to {compacted}, but the client had seen {seen}"
     );
-    // The volumes of the replaced cluster are kept for the requested time.
+    // The requested time is one day, so the volumes of the replaced cluster must still exist.
     let kept = volumes(sandbox).await?;
     ensure!(kept.len() == 6, "{kept:?}");
-    // Values, revisions, versions and leases equal those in the backup. The hash differs, because it covers the history
-    // since the last compaction. The restore discards this history, and etcdutl adds a record that raises the revision.
-    // Instead, the test ensures that all members have the same hash.
+    // Values, revisions, versions and leases are the same as in the backup. The hash differs, because it covers the
+    // history since the last compaction: the restore discards this history, and etcdutl adds a record that raises the
+    // revision. Therefore the test only ensures that all members have the same hash.
     let after = StoreState::now(&keys).await?;
     running.state.ensure_same_keys(&after)?;
     ensure_every_member_has(sandbox, &is, &after).await?;
@@ -343,7 +347,7 @@ async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Re
     let error = before.err().context("the old history still exists")?;
     ensure!(format!("{error:#}").contains("compacted"), "{error:#}");
     drop(keys);
-    // The old volumes also remain when volumes of new members are deleted.
+    // If volumes of new members are deleted, the old volumes still remain.
     sandbox.scale("c", 1).await?;
     sandbox.await_members("c", 1).await?;
     await_volumes(sandbox, old.len() + 1).await?;

@@ -1,5 +1,4 @@
-//! Restores are interrupted by the deletion of the EtcdRestore, before and after the cutover, and by crashes of the
-//! restore operator.
+//! Restores are interrupted: the EtcdRestore is deleted before or after the cutover, or the restore operator crashes.
 
 use anyhow::{Result, ensure};
 use e2e::manifests::restore_with;
@@ -49,8 +48,8 @@ async fn interrupted_restores_leave_one_complete_cluster() {
     .await;
 }
 
-/// Deletes the EtcdRestore before the cutover into a new cluster. All created objects are deleted with it. Returns the
-/// unfinished EtcdCluster.
+/// Deletes the EtcdRestore of a new cluster before the cutover. All objects that the restore has created are deleted
+/// too. Returns the unfinished EtcdCluster.
 async fn new_cluster_is_deleted(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -84,7 +83,7 @@ async fn new_cluster_is_deleted(
     Ok(begun)
 }
 
-/// A new restore can use the same names. The cluster remains after its EtcdRestore has expired.
+/// A new restore can use the names of the deleted one. The cluster remains after this EtcdRestore has expired.
 async fn new_cluster_is_restored_again(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -107,8 +106,8 @@ async fn new_cluster_is_restored_again(
     has_the_backup(sandbox, running).await
 }
 
-/// Deletes the EtcdRestore before the cutover of an in-place restore, while the operator is stopped at its failpoint.
-/// The cluster is unchanged.
+/// Deletes the EtcdRestore of an in-place restore before the cutover, while the operator is stopped at its failpoint.
+/// The running cluster is unchanged.
 async fn running_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let pods = restarts_of(sandbox).await?;
     let writer = Writer::start(sandbox, "c").await?;
@@ -139,7 +138,7 @@ async fn running_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> R
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// Deletes the EtcdRestore after the cutover. The restore completes anyway.
+/// Deletes the EtcdRestore after the cutover. The restore still completes.
 async fn restored_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let point = "restore-before-stop-former";
     restart_with_failpoint(sandbox, point).await?;
@@ -158,7 +157,8 @@ async fn restored_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> 
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// The names of the pods, volumes and Services of a cluster, except the two Services that belong to the whole cluster.
+/// The names of the pods, volumes and Services of the cluster's members. The two Services for the whole cluster are
+/// left out.
 async fn all_of(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let all = ListParams::default();
     let pods = sandbox.api::<Pod>().list(&all).await?;

@@ -1,5 +1,5 @@
-//! A restore in another namespace, and a restore of a snapshot that no operator has made. The test of all sources
-//! contains these steps.
+//! A restore in another namespace, and a snapshot that no operator has made. The test of all sources contains these
+//! steps.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -39,8 +39,8 @@ pub(crate) async fn other_namespace(sandbox: &Sandbox, sources: &Sources) -> Res
     outcome
 }
 
-/// Saves a snapshot with `etcdctl snapshot save`. Only the testbed provides etcdctl. On a user's cluster, the test
-/// creates the same file through the API.
+/// Saves a snapshot with `etcdctl snapshot save`. On a user's cluster, where etcdctl may be missing, the test creates
+/// the same file through etcd's API.
 pub(crate) async fn save(sandbox: &Sandbox, keys: &Keyspace) -> Result<Vec<u8>> {
     if sandbox.env.xtask.is_none() {
         return keys.snapshot().await;

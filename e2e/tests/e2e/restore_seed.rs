@@ -1,4 +1,5 @@
-//! The pod of a restore's seed fails permanently before the cutover. The seed has no volume, so its data is lost.
+//! The pod of a restore's seed fails permanently before the cutover. The seed has no volume, so its data is lost, and
+//! the operator creates the seed again.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -17,7 +18,7 @@ use crate::restore_in_place::ensure_new_token;
 use crate::restore_sources::{await_equal_restore, filled_cluster};
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
-/// The failpoint after the verification of the seed.
+/// The operator stops here when it has verified the seed.
 const VERIFIED: &str = "restore-before-record-formed";
 
 #[tokio::test]
@@ -33,15 +34,15 @@ async fn failed_seed_is_restored_from_the_recorded_backup() {
     .await;
 }
 
-/// Lets the seed fail permanently while no operator runs.
+/// Makes the seed fail permanently while no operator runs.
 async fn lose_seed(sandbox: &Sandbox, restore: &str) -> Result<()> {
     await_crash(sandbox, VERIFIED).await?;
     stop_operator(sandbox).await?;
     seed_fails_for_good(sandbox, restore).await
 }
 
-/// The restore records the newest backup of an EtcdBackup when it starts. When another process creates the seed again,
-/// a newer backup exists, but is not used.
+/// A restore records at its start which backup of an EtcdBackup is the newest. When another process creates the seed
+/// again, a newer backup exists, but the restore does not use it.
 async fn newer_backup_is_not_used(
     sandbox: &Sandbox,
     bucket: &Bucket,
@@ -85,7 +86,7 @@ async fn newer_backup_is_not_used(
     Ok(())
 }
 
-/// The seed of an in-place restore is lost. The running cluster continues to serve clients.
+/// The seed of an in-place restore is lost. The running cluster still serves its clients.
 async fn in_place_restore_loses_seed(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = sandbox.await_members("c", 1).await?;
     let state = StoreState::now(&keys).await?;
@@ -104,7 +105,7 @@ async fn in_place_restore_loses_seed(sandbox: &Sandbox, keys: Keyspace) -> Resul
     await_equal_restore(sandbox, "over", "c", &state).await?;
     let after = sandbox.await_members("c", 1).await?;
     ensure!(field(&after, "/status/clusterID") != field(&before, "/status/clusterID"));
-    // The new cluster records the token of the seed.
+    // The status of the new cluster records the token with which the seed was created.
     let token = field(&after, "/status/bootstrap/token");
     ensure!(token.is_string() && token == field(&after, "/status/TLS/token"));
     ensure_new_token(&before, &after)?;

@@ -1,4 +1,5 @@
-//! Restores from every source. Each restored cluster has all keys, versions, leases and revisions, and the same hash.
+//! Restores from every kind of source. Each restored cluster has all keys, versions, leases and revisions of its
+//! backup, and the same hash.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -17,7 +18,7 @@ use crate::restore_other_namespace::{other_namespace, save};
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 const KEYS: usize = 200;
 
-/// Creates a cluster with data of all kinds, and a bucket.
+/// Creates a cluster whose data includes leases, old versions and deleted keys, and creates a bucket.
 pub(crate) async fn filled_cluster(
     sandbox: &Sandbox,
     manifest: &str,
@@ -32,7 +33,7 @@ pub(crate) async fn filled_cluster(
     Ok((bucket, keys))
 }
 
-/// Waits until the restore `name` of `cluster` is complete, and ensures that the data equals `before`.
+/// Waits until the restore `name` of `cluster` is complete, and ensures that the restored data equals `before`.
 pub(crate) async fn await_equal_restore(
     sandbox: &Sandbox,
     name: &str,
@@ -49,13 +50,13 @@ pub(crate) async fn await_equal_restore(
     Ok(done)
 }
 
-/// The number of seconds between two times in an object.
+/// The number of seconds between two times in an object's status.
 pub(crate) fn seconds_between(object: &DynamicObject, from: &str, to: &str) -> Result<i64> {
     let (from, to) = (time(object, from)?, time(object, to)?);
     Ok(to.duration_since(from).as_secs())
 }
 
-/// A time in an object.
+/// The time at a JSON pointer.
 pub(crate) fn time(object: &DynamicObject, pointer: &str) -> Result<Timestamp> {
     let text = field(object, pointer)
         .as_str()
@@ -63,13 +64,13 @@ pub(crate) fn time(object: &DynamicObject, pointer: &str) -> Result<Timestamp> {
     text.parse().with_context(|| format!("{pointer}: {text}"))
 }
 
-/// A cluster `c` with one member on a volume, and its backups.
+/// A cluster `c` with one member on a volume, and the backups of this cluster.
 pub(crate) struct Sources {
     pub(crate) bucket: Bucket,
     pub(crate) keys: Keyspace,
-    /// An earlier backup by the EtcdBackup `often`.
+    /// The earlier of two backups by the EtcdBackup `often`.
     pub(crate) early: Source,
-    /// A later backup by the EtcdBackup `often`.
+    /// The later of these two backups.
     pub(crate) late: Source,
     /// A time at which only the earlier backup was complete.
     between: String,
@@ -144,7 +145,7 @@ async fn sources(sandbox: &Sandbox) -> Result<Sources> {
 }
 
 /// Restores by path, by the name of the EtcdBackup, by name and time, and from a manual snapshot with a template. Each
-/// restore creates its own cluster, and does not change the original one.
+/// restore creates a cluster, and the original cluster is unchanged.
 async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let (bucket, keys) = (&sources.bucket, &sources.keys);
     let (early, late) = (&sources.early, &sources.late);
@@ -162,7 +163,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
         )
     };
     let before = format!(", before: \"{}\"", sources.between);
-    // The name of this EtcdRestore is the name of another cluster.
+    // This EtcdRestore has the same name as another restored cluster.
     let all = [
         restore_with(s3, "c", "{name: d}", &late.path, ""),
         by_name("newest", ""),
@@ -190,7 +191,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
         let own = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
         own.fill(&format!("{cluster}/"), 5, |_| ()).await?;
     }
-    // Each cluster contains its own keys, and no keys of the other clusters.
+    // Each cluster contains its own keys, but no keys that the test wrote to the other clusters.
     for (_, cluster, _) in made {
         let own = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
         for (_, other, _) in made {
@@ -201,7 +202,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
     ids.sort();
     ids.dedup();
     ensure!(ids.len() == 5, "{ids:?}");
-    // No restore waited for the end of another.
+    // If all restores start before the first one ends, no restore has waited for another.
     let last = times.iter().map(|(start, _)| start).max();
     let first = times.iter().map(|(_, end)| end).min();
     ensure!(
@@ -216,8 +217,8 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
         .map(drop)
 }
 
-/// Restores backups of etcd 3.2 and 3.3, which coreos/etcd-operator ran. One is restored into the newest etcd, whose
-/// cluster then grows to three members. The other is restored into the oldest supported etcd.
+/// Restores backups that coreos/etcd-operator made from etcd 3.2 and 3.3. One backup is restored into the newest etcd,
+/// and this cluster then grows to three members. The other backup is restored into the oldest supported etcd.
 async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
@@ -246,14 +247,14 @@ async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
         let output = old_etcd_json(&format!("etcd-{old}.json"))?;
         let hashes = old_etcd_json(&format!("etcd-{old}.hash.json"))?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
-        // Compares the current state and an earlier revision.
+        // Compares the newest revision and an earlier one.
         for (answer, revision) in [("all", 72), ("revision40", 40)] {
             let before = StoreState::from_etcdctl(&output[answer], &output["leases"])?;
             let after = StoreState::at(&keys, revision).await?;
             before.ensure_same_keys(&after).with_context(|| {
                 format!("backup of etcd {old} in etcd {version}, revision {revision}")
             })?;
-            // The hash covers all changes since the compaction, which clients can still read.
+            // The hash covers all changes since the compaction, so the restore must have kept this history.
             let recorded = &hashes[answer][0]["HashKV"];
             let expected = (
                 recorded["hash"].as_u64(),

@@ -1,5 +1,6 @@
-//! The seed of a restore gets no storage. The restore reports this with the remedy. A new cluster continues when
-//! storage is available, and a running cluster is not changed. The test of failed restores contains these steps.
+//! The seed of a restore gets no volume. The restore reports the problem with a remedy. A restore into a new cluster
+//! continues when a volume can be created. An in-place restore does not change the running cluster. The test of failed
+//! restores contains these steps.
 
 use anyhow::{Context, Result, ensure};
 use e2e::manifests::restore_with;
@@ -21,7 +22,7 @@ use crate::restore_in_place::{
 use crate::restore_sources::await_equal_restore;
 use crate::storage_class_change::{claims_with, with_class};
 
-/// Waits until the EtcdRestore reports missing storage with these words, and a Warning Event exists.
+/// Waits until the EtcdRestore reports missing storage in a message with these words, and a Warning Event exists.
 async fn await_storage_missing(sandbox: &Sandbox, restore: &str, words: &[&str]) -> Result<()> {
     let restores = sandbox.objects(Kind::EtcdRestore);
     let what = format!("StorageMissing with {words:?}");
@@ -66,8 +67,8 @@ fn class_of(sandbox: &Sandbox) -> String {
     format!("late-{}", sandbox.namespace)
 }
 
-/// The restore of [`restore_without_class`] waits for the StorageClass, and completes when the class exists. Then an
-/// in-place restore lacks the class. At the end, the cluster is deleted.
+/// The restore that [`restore_without_class`] has started waits for the StorageClass, and completes when the class
+/// exists. Then the class is deleted, and an in-place restore needs it. At the end, the cluster is deleted.
 pub(crate) async fn new_cluster_without_class(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -92,7 +93,8 @@ pub(crate) async fn new_cluster_without_class(
     sandbox.delete_cluster("d").await
 }
 
-/// The StorageClass of an existing volume is deleted. The in-place restore reports this, and changes nothing.
+/// The StorageClass of an existing volume was deleted. The in-place restore reports this, and does not change the
+/// cluster.
 async fn in_place_restore_without_class(
     sandbox: &Sandbox,
     backup: &str,
@@ -116,7 +118,7 @@ async fn in_place_restore_without_class(
     let seed = seed_objects(sandbox, "d").await?;
     ensure!(!seed.is_empty(), "no object of a seed exists");
 
-    // The restore would fail after three minutes. The test deletes it earlier.
+    // The restore would fail after three minutes. To save time, the test deletes it.
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores
         .delete("late-over", &DeleteParams::default())
@@ -139,7 +141,7 @@ async fn in_place_restore_without_class(
     state.ensure_same(&StoreState::now(&keys).await?)
 }
 
-/// The objects of a cluster's seed, without the objects of its members.
+/// The objects of the seed in a cluster's namespace, without the objects of the cluster's members.
 pub(crate) async fn seed_objects(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let of_seed = ListParams::default().labels(RESTORE_LOCK);
     let selector = format!("etcd_cluster={cluster}");
@@ -174,7 +176,7 @@ pub(crate) async fn await_no_seed(sandbox: &Sandbox, cluster: &str) -> Result<()
     .await
 }
 
-/// A quota of the namespace rejects the volume of the seed. The restore fails after half a minute.
+/// A quota of the namespace does not admit the volume of the seed. The restore fails after half a minute.
 pub(crate) async fn running_cluster_without_quota(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -183,7 +185,7 @@ pub(crate) async fn running_cluster_without_quota(
     let quotas = sandbox.api::<ResourceQuota>();
     let quota: ResourceQuota = serde_json::from_value(quota)?;
     quotas.create(&PostParams::default(), &quota).await?;
-    // The API server names the quota in its rejection only after the quota was counted.
+    // The API server names the quota in its rejection only when the quota controller has counted the objects.
     until("the quota is used up", DEADLINE, async || {
         let used = quotas
             .get("few")

@@ -1,5 +1,5 @@
-//! Pods under the restricted pod security profile, which the API server enforces in every namespace of these tests.
-//! Members, seeds and operators run without privileges, and write only to their volumes. Members have no API token.
+//! The API server enforces the restricted pod security profile in every namespace of these tests. Members, seeds and
+//! operators run without privileges, and write only to their volumes. Members have no API token.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -16,7 +16,7 @@ use crate::fixtures::cluster;
 
 const KEYS: usize = 100;
 
-/// Ensures that every container of every pod meets requirements beyond the profile. Returns the number of pods.
+/// Ensures that every container of every pod is hardened further than the profile requires. Returns the number of pods.
 async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
     let pods = sandbox.api::<Pod>().list(&ListParams::default()).await?;
     for pod in &pods {
@@ -28,7 +28,7 @@ async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
             spec["securityContext"]["seccompProfile"]["type"] == "RuntimeDefault",
             "{name}"
         );
-        // Only the operators use the API server.
+        // Members do not use the API server, so they need no token.
         let is_member = pod["metadata"]["labels"]["app"] == "etcd";
         if is_member {
             ensure!(
@@ -95,7 +95,8 @@ async fn all_pods_meet_restricted_profile() {
         sandbox.await_members("d", 3).await?;
         let restored = Keyspace::of_cluster(env, own, "d").await?;
         restored.verify("kept/", KEYS).await?;
-        // Three operators, and two clusters of three members. The seed of the restored cluster is one of them.
+        // The pods of three operators, and of two clusters with three members each. The seed of the restored cluster is
+        // a member.
         ensure!(every_pod_is_hardened(sandbox).await? >= 9);
         ensure_no_leaks(sandbox).await
     })

@@ -1,5 +1,5 @@
-//! The spec of a running cluster changes while clients write. Members get the change in place if possible, otherwise by
-//! a rolling update.
+//! The spec of a running cluster changes while clients write. Running pods are changed in place if possible. Otherwise
+//! a rolling update creates them again.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 use crate::upgrade::WRITE_INTERVAL;
 
-/// Maximum gap between two writes. It is many times the gap of a leadership transfer on an idle machine, but shorter
-/// than the time that a member's recreation without a quorum takes.
+/// The longest acceptable gap between two writes. It is many times the gap of a leadership transfer on an idle machine.
+/// But it is shorter than the gap if a member were recreated without a quorum.
 pub(crate) const MAX_WRITE_GAP: Duration = Duration::from_secs(30);
 
 /// The UID and the number of restarts of every pod, by name.
@@ -59,7 +59,7 @@ fn has_flag(pod: &Value, flag: &str) -> bool {
     args.is_some_and(|args| args.iter().any(|arg| arg == flag))
 }
 
-/// Changes an option of etcd. At any time, at most one member is missing.
+/// Changes an option of etcd. At most one member is missing at the same time.
 async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members("c", 3).await?;
@@ -98,7 +98,8 @@ async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: b
     );
     writer.await_more(10).await?;
     let tally = writer.finish("changed etcd option").await?;
-    // Clients without retries may see failed writes. A gap from a short freeze of the machine is no failure.
+    // The client does not retry, so single writes may fail. A short freeze of the machine may also cause a gap, so the
+    // limit is long.
     ensure!(tally.gap < MAX_WRITE_GAP, "{tally}");
     Ok(())
 }
@@ -163,7 +164,7 @@ async fn metadata_change_restarts_no_member() {
     .await;
 }
 
-/// Whether the container has this memory, both in the spec and in the report of the kubelet.
+/// Whether the container has this amount of memory, both in its spec and in the report of the kubelet.
 fn has_resources(pod: &Value, memory: &str) -> bool {
     let container = &pod["status"]["containerStatuses"][0];
     container["resources"]["requests"]["memory"] == memory
@@ -193,7 +194,7 @@ async fn in_place_resize_restarts_no_member() {
     .await;
 }
 
-/// The API server does not change the QoS class of a pod in place, so the pods are created again.
+/// The API server does not change the QoS class of a running pod, so a rolling update creates the pods again.
 #[tokio::test]
 async fn rejected_resize_triggers_rolling_update() {
     cluster_scenario("resize_refused", async |sandbox| {

@@ -1,4 +1,4 @@
-//! `size` changes in both directions, also during another change. No data is lost.
+//! `spec.size` changes in both directions, also while an earlier change is in progress. No data is lost.
 
 use anyhow::{Context, Result};
 use e2e::wait::Poll;
@@ -10,7 +10,7 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::await_desired_members;
 
 /// Waits until no object of a removed member exists. Otherwise, a later member could start on the volume of a removed
-/// one.
+/// member.
 async fn await_no_leftovers(
     sandbox: &Sandbox,
     cluster: &str,
@@ -32,7 +32,8 @@ async fn await_no_leftovers(
     .await
 }
 
-/// Scales a cluster on volumes from one member to seven and back. Some targets are set during another change.
+/// Scales a cluster with volumes from one member to seven and back. Some sizes are set while the previous change is in
+/// progress.
 #[tokio::test]
 async fn cluster_scales_between_one_and_seven_members() {
     cluster_scenario("scale_edges", async |sandbox| {
@@ -61,7 +62,7 @@ async fn scales_to(sandbox: &Sandbox, sizes: &[usize]) -> Result<()> {
     Ok(())
 }
 
-/// Sets each new target as soon as the previous change is in progress.
+/// Sets each new size as soon as the change to the previous size is in progress.
 async fn changes_midway(sandbox: &Sandbox) -> Result<()> {
     for (size, next) in [(7, 3), (1, 5), (3, 2)] {
         let before = sandbox.member_pods("c").await?.len();
@@ -88,13 +89,14 @@ mod full {
     use super::*;
     use crate::fixtures::cluster;
 
-    /// How often a cluster grows by one member and shrinks again.
+    /// How often the test adds a member and removes it again.
     const CYCLES: usize = 20;
 
     #[tokio::test]
     async fn twenty_scaling_cycles_lose_no_data() {
         cluster_scenario("scale_cycles", async |sandbox| {
-            // Two clusters run concurrently, because a cycle mostly waits for etcd's check of its connections.
+            // The cycles are divided between two clusters that run concurrently, because most of a cycle is the wait
+            // for etcd's check of its connections.
             let cycles = CYCLES / 2;
             let (one, other) = tokio::join!(
                 grow_and_shrink(sandbox, "c", cycles),

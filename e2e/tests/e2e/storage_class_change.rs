@@ -1,5 +1,5 @@
-//! The spec names a new StorageClass. The operator replaces members one by one, each on a volume of this class, while
-//! clients write.
+//! The spec names another StorageClass. The operator replaces members one by one, each by a member on a volume of this
+//! class, while clients write.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{field, ready_members};
@@ -40,7 +40,7 @@ pub(crate) async fn with_class(
     outcome
 }
 
-/// Lines under `spec` that give members a volume of this class and size.
+/// Lines under `spec` that give members volumes of this class and size.
 pub(crate) fn claims_with(class: &str, size: &str) -> String {
     format!(
         "  pod:\n    persistentVolumeClaimSpec:\n      storageClassName: {class}\n      \

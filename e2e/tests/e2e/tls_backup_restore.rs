@@ -1,5 +1,5 @@
-//! Backups of clusters with TLS, by name and by endpoints, and restores with TLS. The Secrets have the key names of
-//! cert-manager: `tls.crt`, `tls.key` and `ca.crt`.
+//! Backups of clusters with TLS, by the cluster's name and by endpoints, and restores with TLS. The Secrets have the
+//! key names of cert-manager: `tls.crt`, `tls.key` and `ca.crt`.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -45,7 +45,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     sandbox.apply(&by_endpoint).await?;
     await_complete(&backups, "by-endpoint", DEADLINE).await?;
 
-    // A certificate of another authority is rejected, and the EtcdBackup reports this.
+    // etcd rejects a certificate of another CA, and the EtcdBackup reports this.
     let stranger = Authority::new("a stranger")?;
     let foreign = tls::secret("foreign", tls::CLIENT, &stranger.client()?, &authority.pem);
     sandbox.apply(&foreign).await?;
@@ -68,7 +68,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     Ok(())
 }
 
-/// Ensures that no member has the private key of the operator, which has all rights in etcd.
+/// Ensures that no member has the private key of the operator, because the operator has all rights in etcd.
 async fn no_member_has_operator_secret(sandbox: &Sandbox) -> Result<()> {
     for pod in sandbox.member_pods("c").await? {
         let volumes = pod.spec.and_then(|spec| spec.volumes).unwrap_or_default();
@@ -81,7 +81,7 @@ async fn no_member_has_operator_secret(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The UIDs and resource versions of the cluster's Secrets. They show whether a Secret was replaced or changed.
+/// The UIDs and resource versions of the cluster's Secrets. They differ if a Secret was replaced or changed.
 async fn secrets(sandbox: &Sandbox) -> Result<Vec<(Option<String>, Option<String>)>> {
     let mut found = Vec::new();
     for name in ["peer", "server", "operator"] {
@@ -91,7 +91,7 @@ async fn secrets(sandbox: &Sandbox) -> Result<Vec<(Option<String>, Option<String
     Ok(found)
 }
 
-/// Ensures that the cluster contains all data of the backup, at the revision in the status.
+/// Ensures that the cluster has all data of the backup, at the revision that the restore's status reports.
 async fn is_back(keys: &Keyspace, before: &StoreState, restored: &DynamicObject) -> Result<()> {
     let revision = field(restored, "/status/restoredRevision").as_i64();
     ensure!(revision == Some(before.revision), "{revision:?}");
@@ -138,7 +138,7 @@ async fn backs_up_and_restores_cluster_with_tls() {
         drop(keys);
         let secrets_before = secrets(sandbox).await?;
 
-        // An in-place restore, with the spec in the backup that was made by name.
+        // An in-place restore from the backup that was made by name, with the spec in its manifest.
         let path = format!("{}/by-name", bucket.name);
         let more = "  overwrite: true\n";
         let over = manifests::restore_with(s3, "over", "{name: c}", &path, more);

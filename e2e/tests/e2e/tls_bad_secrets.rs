@@ -1,5 +1,5 @@
-//! Invalid TLS Secrets. The operator reports the Secret and its fault, starts no member with it, and does not change
-//! running members.
+//! TLS Secrets with faults. The operator reports the Secret and its fault, starts no member with this Secret, and does
+//! not change running members.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, conditions_line};
@@ -17,7 +17,8 @@ async fn serve_with(sandbox: &Sandbox, signed: &Signed, ca: &str) -> Result<()> 
     sandbox.apply(&secret).await.map(drop)
 }
 
-/// Waits until `TLSReady` is false for this reason, its message contains these fragments, and an Event has the reason.
+/// Waits until `TLSReady` is false for this reason with a message that contains these fragments, and an Event with this
+/// reason exists.
 pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&str]) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("TLSReady=False ({reason}) with {fragments:?}");
@@ -42,8 +43,8 @@ pub(crate) async fn await_fault(sandbox: &Sandbox, reason: &str, fragments: &[&s
     .await
 }
 
-/// The spec of cluster `c` requests three members, but none exists. At the end, all Secrets are valid, and the members
-/// run.
+/// Creates the cluster `c` while its Secrets have one fault after the other. No member may start until all Secrets are
+/// valid.
 pub(crate) async fn invalid_secrets_start_no_member(
     sandbox: &Sandbox,
     names: &[String],
@@ -55,7 +56,7 @@ pub(crate) async fn invalid_secrets_start_no_member(
     )
     .await?;
 
-    // At no time in this test, all Secrets are valid.
+    // Until the end of this test, at least one Secret is invalid.
     let authority = Authority::new("the test's authority")?;
     let good = authority.sign(names)?;
     let without_key = json!({
@@ -105,14 +106,14 @@ pub(crate) async fn invalid_secrets_start_no_member(
         "a member was started"
     );
 
-    // The test triggers no reconcile, because a corrected Secret must take effect without one.
+    // The test triggers no reconcile, because the operator must notice the corrected Secret without a trigger.
     serve_with(sandbox, &good, &authority.pem).await?;
     await_tls_ready(sandbox, "c", "").await?;
     Ok(authority)
 }
 
-/// A running cluster of three members loses a Secret, and is scaled to five. It grows only after the Secret exists
-/// again.
+/// A Secret of a running cluster with three members is deleted, and the cluster is scaled to five. It grows only when
+/// the Secret exists again.
 pub(crate) async fn lost_secret_stops_changes(
     sandbox: &Sandbox,
     authority: &Authority,

@@ -1,5 +1,5 @@
-//! Certificates that the operator generates and renews without a restart of members. Certificates that expire while the
-//! operator is stopped are replaced when it starts. The authorities are rotated while clients write.
+//! The operator generates certificates, and renews them without a restart of members. If certificates expire while the
+//! operator is stopped, it replaces them when it starts. The authorities are rotated while clients write.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -17,7 +17,7 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::tls_refused::{authority, rejects_other_authorities};
 use crate::tls_rotation_generated::rotate_authorities;
 
-/// Lines under `spec` for generated certificates.
+/// Lines under `spec` that request generated certificates.
 pub(crate) const GENERATED: &str = "  TLS: {generated: {}}\n";
 
 /// The value of a key in a Secret, as text.
@@ -28,7 +28,7 @@ pub(crate) async fn value(sandbox: &Sandbox, secret: &str, key: &str) -> Result<
     Ok(String::from_utf8(value.0.clone())?)
 }
 
-/// The identity of a client with the generated client Secret.
+/// A TLS client with the certificate in the generated client Secret.
 pub(crate) async fn client(sandbox: &Sandbox, cluster: &str) -> Result<Identity> {
     let secret = format!("{cluster}-client-tls");
     Ok(Identity {
@@ -83,7 +83,7 @@ pub(crate) async fn all_serve_as(
     Ok(true)
 }
 
-/// Invariant 20: one client writes with its first certificate until the authorities are rotated.
+/// Invariant 20: a client can write with its first certificate until the authorities are rotated.
 #[tokio::test]
 async fn generated_certificates_are_issued_renewed_and_rotated() {
     cluster_scenario_without_leaks("tls_generated", async |sandbox| {
@@ -110,8 +110,8 @@ async fn generated_certificates_are_issued_renewed_and_rotated() {
     .await;
 }
 
-/// Ensures that each pod has only the certificates of its member: no private key of an authority, and no certificate of
-/// operators or clients.
+/// Ensures that each pod mounts only the certificates of its member. It must mount no private key of an authority, and
+/// no certificate of operators or clients.
 async fn has_own_secrets(sandbox: &Sandbox) -> Result<()> {
     urls_have_tls(sandbox, "c").await?;
     for pod in sandbox.member_pods("c").await? {
@@ -156,7 +156,7 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
         },
     )
     .await?;
-    // The next reconcile issues the operators' certificate again.
+    // The operators' Secret is deleted. The next reconcile must issue the certificate again.
     let own = value(sandbox, "c-operator-tls", "tls.crt").await?;
     sandbox
         .kubectl(&["delete", "secret", "c-operator-tls"])
@@ -184,7 +184,7 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
 async fn members_are_added_and_removed(sandbox: &Sandbox) -> Result<()> {
     change_members(sandbox, "c").await?;
     let of_cluster = ListParams::default().labels("etcd_cluster=c");
-    // Two authorities, one certificate for operators, one for clients, and two for each member.
+    // Two authorities, a certificate for operators, a certificate for clients, and two certificates for each member.
     let secrets = until(
         "certificates of removed members are deleted",
         DEADLINE,
@@ -210,8 +210,8 @@ async fn members_are_added_and_removed(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Replaces every certificate by an expired one from the same authority. The result is the same as if the operator had
-/// been stopped for longer than the validity.
+/// Replaces every certificate by an expired certificate of the same authority, as if the operator had been stopped for
+/// longer than the validity.
 async fn expire(sandbox: &Sandbox) -> Result<()> {
     let of_clients = authority(sandbox, "c-client-ca", "client").await?;
     let of_peers = authority(sandbox, "c-peer-ca", "peer").await?;
@@ -241,7 +241,7 @@ async fn expire(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Whether a new connection to this port of a member fails because the member's certificate has expired.
+/// Whether a new connection to this port fails because the member's certificate has expired.
 async fn is_expired(sandbox: &Sandbox, pod: &str, port: u16, ca: &str) -> Result<bool> {
     let identity = Identity {
         ca: ca.to_owned(),
@@ -254,7 +254,7 @@ async fn is_expired(sandbox: &Sandbox, pod: &str, port: u16, ca: &str) -> Result
     Ok(error.is_some_and(|error| format!("{error:#}").contains("expired")))
 }
 
-/// Waits until new connections to both ports of every member fail.
+/// Waits until new connections to both ports of every member fail because of expired certificates.
 async fn await_expired(sandbox: &Sandbox) -> Result<()> {
     let of_clients = value(sandbox, "c-client-ca", "ca.crt").await?;
     let of_peers = value(sandbox, "c-peer-ca", "ca.crt").await?;
@@ -301,7 +301,7 @@ async fn recovers_from_expiry(sandbox: &Sandbox) -> Result<()> {
 async fn stop_operator(sandbox: &Sandbox) -> Result<()> {
     let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
     sandbox.kubectl(&stop).await?;
-    // A terminating process might still renew a certificate.
+    // A terminating process could still renew a certificate.
     sandbox.await_operator_pods("etcd-operator", 0).await
 }
 

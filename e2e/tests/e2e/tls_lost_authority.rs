@@ -1,6 +1,6 @@
-//! The Secrets of generated authorities are deleted, emptied or replaced in a healthy cluster: one alone, one together
-//! with a pod, and all Secrets. The operator replaces the authority in steps. In each step, members and clients can
-//! still connect.
+//! The Secrets of generated authorities are deleted, emptied or replaced in a healthy cluster: one Secret, one Secret
+//! and a pod, or all Secrets. The operator replaces the authority in steps. In each step, members and clients can still
+//! connect.
 
 use std::collections::BTreeMap;
 
@@ -19,7 +19,7 @@ use crate::certificates::until_with_reads;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::tls_generated::{GENERATED, client, restarts_by_uid, value};
 
-/// How a Secret is lost.
+/// How the Secret of an authority is damaged.
 #[derive(Clone, Copy, Debug)]
 enum Loss {
     Deleted,
@@ -53,7 +53,7 @@ impl Loss {
     }
 }
 
-/// The certificates of all members of one kind (`peer` or `server`), by member.
+/// The certificates of this kind (`peer` or `server`), by member.
 async fn certificates(sandbox: &Sandbox, kind: &str) -> Result<BTreeMap<String, String>> {
     let mut all = BTreeMap::new();
     for pod in sandbox.member_pods("c").await? {
@@ -105,15 +105,13 @@ async fn await_replaced(
     .await
 }
 
-/// Waits until the Secret of the clients contains more authorities than before. Returns the new identity.
+/// Waits until the clients' Secret contains more authorities than `before`. Returns the new identity of a client.
 async fn await_bundle(sandbox: &Sandbox, before: &Identity) -> Result<Identity> {
     let count = |identity: &Identity| identity.ca.matches("BEGIN CERTIFICATE").count();
     until("clients trust the next authority", DEADLINE, async || {
         sandbox.trigger_reconcile("c").await?;
         let Ok(now) = client(sandbox, "c").await else {
-            return Ok(Poll::NotYet(
-                "the Secret of the clients is incomplete".into(),
-            ));
+            return Ok(Poll::NotYet("the clients' Secret is incomplete".into()));
         };
         Ok(if count(&now) > count(before) {
             Poll::Done(now)
@@ -124,8 +122,8 @@ async fn await_bundle(sandbox: &Sandbox, before: &Identity) -> Result<Identity> 
     .await
 }
 
-/// Loses an authority. Members restart one by one, each after all members are ready again. So a request waits for at
-/// most one restart.
+/// Damages the Secret of an authority. Members restart one by one, each when all others are ready. So a request of a
+/// client waits for at most one restart.
 async fn lose_authority(sandbox: &Sandbox, kind: &str, secret: &str, loss: Loss) -> Result<()> {
     let what = format!("{secret} is {loss:?}");
     let identity = client(sandbox, "c").await?;
@@ -172,8 +170,8 @@ async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> 
     writer.finish(&what).await.map(drop)
 }
 
-/// Deletes all Secrets, as if the namespace had been restored without them. No new certificate then has an authority in
-/// common with the members. The operator restarts the members one by one without an approval.
+/// Deletes all Secrets, as if the namespace had been restored without them. Then no new certificate has an authority
+/// that the running members trust. The operator restarts the members one by one, and needs no approval.
 async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
     let identity = client(sandbox, "c").await?;
     let kinds = ["peer", "server"];
@@ -187,8 +185,7 @@ async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
         .kubectl(&["delete", "secret", "-l", "etcd_cluster=c"])
         .await?;
     await_replaced(sandbox, &kinds, &before, &restarts).await?;
-    // The certificate of the writer belongs to a deleted authority. So the writes are read back with the new
-    // certificate.
+    // The certificate of the writer belongs to a deleted authority. So the keys are read back with the new certificate.
     let identity = client(sandbox, "c").await?;
     writer.read_as(&identity);
     writer.finish("all Secrets are deleted").await?;
@@ -209,8 +206,8 @@ async fn form(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Invariant 20. The unit tests and the model lose each Secret in each way, and the tests in `full` lose each
-/// authority.
+/// Invariant 20. The unit tests and the model damage each Secret in each way. The tests in `full` damage each authority
+/// in each way.
 #[tokio::test]
 async fn lost_authorities_are_replaced_while_clients_write() {
     cluster_scenario_without_leaks("tls_lost_authority", async |sandbox| {
@@ -229,7 +226,7 @@ async fn lost_authorities_are_replaced_while_clients_write() {
 mod full {
     use super::*;
 
-    /// Loses one authority in every way.
+    /// Damages the Secret of one authority in every way.
     async fn lose_in_every_way(sandbox: &Sandbox, kind: &str, secret: &str) -> Result<()> {
         form(sandbox).await?;
         for loss in [Loss::Deleted, Loss::Emptied, Loss::Replaced] {

@@ -1,5 +1,5 @@
-//! Clusters with TLS lose a majority. The seed fetches the snapshot of the survivor with the operator's certificate,
-//! also if authentication is enabled.
+//! Clusters with TLS lose a majority. The seed of the recovery fetches the survivor's snapshot with the operator's
+//! certificate, even if authentication is enabled.
 
 use anyhow::{Context, Result, ensure};
 use e2e::leaks::cluster_scenario_without_leaks;
@@ -15,7 +15,7 @@ use crate::tls_generated;
 
 const KEYS: usize = 200;
 
-/// TLS for clients, but not between members.
+/// TLS for clients, but not for peers.
 const FOR_CLIENTS: &str =
     "  TLS: {static: {member: {serverSecret: server}, operatorSecret: operator}}\n";
 
@@ -35,10 +35,11 @@ async fn lose_majority(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> 
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// The operator reports the lost quorum. After the approval, a new cluster continues with the data of the survivor.
+/// Ensures that the operator reports the lost quorum, and that a new cluster continues with the survivor's data after
+/// the approval.
 async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    // The approval is set only after the loss is final, because a terminating process may still respond once.
+    // The approval is set when the loss is final, because a terminating process may still respond once.
     await_object(
         &clusters,
         "c",
@@ -102,7 +103,7 @@ async fn lost_majority_is_recovered_with_client_tls() {
 
 const PASSWORD: &str = "correct-horse-battery";
 
-/// A cluster with generated certificates and authentication.
+/// A cluster with generated certificates and etcd's authentication.
 struct SecuredCluster<'a> {
     sandbox: &'a Sandbox,
 }
@@ -129,7 +130,7 @@ impl SecuredCluster<'_> {
         .await
     }
 
-    /// Ensures that a client certificate alone grants no access.
+    /// Ensures that a client certificate without a login grants no access.
     async fn rejects_certificate_alone(&self, member: &str) -> Result<()> {
         let (env, namespace) = (&self.sandbox.env, &self.sandbox.namespace);
         let identity = tls_generated::client(self.sandbox, "c").await?;
@@ -141,7 +142,7 @@ impl SecuredCluster<'_> {
         Ok(())
     }
 
-    /// Loses members with `lose`, and recovers the cluster.
+    /// Loses members by `lose`, and ensures that the cluster is recovered.
     async fn recovers(&self, lose: impl AsyncFnOnce(&DynamicObject) -> Result<()>) -> Result<()> {
         let before = self.sandbox.await_members("c", 3).await?;
         self.rejects_certificate_alone(&ready_members(&before).remove(0))
@@ -178,7 +179,7 @@ impl SecuredCluster<'_> {
 }
 
 /// A running operator has a token of the old cluster, which the seed would reject. A new operator has no token, and
-/// etcd accepts no login without a quorum. So the operator's certificate must name a user of etcd.
+/// cannot log in while the quorum is lost. Therefore the operator's certificate must name a user of etcd.
 #[tokio::test]
 async fn lost_majority_is_recovered_with_authentication() {
     cluster_scenario_without_leaks("auth_quorum_loss", async |sandbox| {

@@ -1,5 +1,5 @@
-//! Every port rejects clients without a certificate of its own authority, also those with a certificate of the
-//! cluster's other authority. The port for health and metrics serves no data.
+//! Every port accepts only clients with a certificate of the port's own authority. Certificates of the cluster's other
+//! authority are rejected too. The port for health and metrics serves no data.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;
@@ -17,10 +17,10 @@ use tokio::time::{Duration, timeout};
 use crate::certificates::client_name;
 use crate::tls_generated::{client, value};
 
-/// Length of the random part in the name of an authority.
+/// The length of the random part at the end of an authority's name.
 const RANDOM_NAME_LENGTH: usize = 12;
 
-/// Ports with static certificates. One authority signs the certificates for both ports.
+/// A cluster with static certificates. One authority signs the certificates for both ports.
 pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let pod = format!("pod/{}", pods.first().context("no pod")?.name_any());
@@ -58,13 +58,13 @@ pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) 
         await_accepted(sandbox, &pod, port, &good).await?;
         rejects_plain_http(sandbox, &pod, port).await?;
     }
-    // Clients reject a server with a certificate of another authority.
+    // A client must reject a server with a certificate of another authority.
     let suspicious = stranger.identity(good.own.as_ref(), &name);
     ensure!(put(sandbox, &pod, &suspicious).await.is_err());
     serves_no_data(sandbox, &pod).await
 }
 
-/// Ports with generated certificates. Each port has its own authority.
+/// A cluster with generated certificates. Each port has its own authority.
 pub(crate) async fn rejects_other_authorities(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let member = pods.first().context("no pod")?.name_any();
@@ -90,7 +90,7 @@ pub(crate) async fn rejects_other_authorities(sandbox: &Sandbox) -> Result<()> {
     serves_no_data(sandbox, &format!("pod/{member}")).await
 }
 
-/// The authority in a Secret. The test signs certificates with it.
+/// The authority in a Secret, with its private key, so that the test can sign certificates.
 pub(crate) async fn authority(sandbox: &Sandbox, secret: &str, word: &str) -> Result<Authority> {
     let certificate = value(sandbox, secret, "tls.crt").await?;
     let der = CertificateDer::from_pem_slice(certificate.as_bytes())?;
@@ -102,7 +102,7 @@ pub(crate) async fn authority(sandbox: &Sandbox, secret: &str, word: &str) -> Re
     Authority::of(name, &certificate, &key)
 }
 
-/// Ensures that this port accepts only the good client.
+/// Ensures that this port accepts only the client `good`.
 async fn accepts_only(
     sandbox: &Sandbox,
     (pod, port): (&str, u16),
@@ -113,8 +113,8 @@ async fn accepts_only(
     await_accepted(sandbox, &pod, port, good).await?;
     let stranger = Authority::new("a stranger")?.client()?;
     let expired = authority.expired_client()?;
-    // A valid certificate that the test signs with the authority's key is accepted. So the expired one is rejected only
-    // because of its validity.
+    // The test also signs a valid certificate with the authority's key, which the port must accept. So the port rejects
+    // the expired certificate only because of its validity.
     let valid = authority.client()?;
     let with = |own: Option<&Signed>| Identity {
         own: own.cloned(),
@@ -148,7 +148,7 @@ async fn rejects_plain_http(sandbox: &Sandbox, pod: &str, port: u16) -> Result<(
     Ok(())
 }
 
-/// Ensures that the port without client certificates reports the health of the member, but none of its data.
+/// Ensures that the port that needs no client certificate reports the health of the member, but none of its data.
 async fn serves_no_data(sandbox: &Sandbox, pod: &str) -> Result<()> {
     until("the member reports its health", DEADLINE, async || {
         let health = get(sandbox, pod, 2381, "/readyz").await?;
@@ -199,7 +199,7 @@ async fn put(sandbox: &Sandbox, pod: &str, identity: &Identity) -> Result<()> {
     Ok(())
 }
 
-/// Whether the TLS handshake succeeds. The status of the response does not matter.
+/// Whether the TLS handshake succeeds. Any status of the response is accepted.
 pub(crate) async fn is_accepted(
     sandbox: &Sandbox,
     pod: &str,

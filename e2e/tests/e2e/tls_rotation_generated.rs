@@ -1,4 +1,5 @@
-//! The authorities of generated certificates are rotated in steps, while clients write and the operator crashes.
+//! The operator rotates the authorities of generated certificates in steps, while clients write and the operator
+//! crashes.
 
 use anyhow::{Result, ensure};
 use e2e::tls::Identity;
@@ -9,9 +10,9 @@ use kube::ResourceExt;
 use crate::operator_crash::CrashingOperator;
 use crate::tls_generated::{client, value};
 
-/// At this point, every member trusts the next authority, and the old authority still signs certificates.
+/// At this failpoint, every member trusts the next authority, but the old authority still signs certificates.
 const CRASH: &[&str] = &["before-switch-authority"];
-/// The shortest validity that the API accepts. With it, clients have one minute to read the next certificates.
+/// The shortest validity that the API accepts. With it, clients have one minute to read their next certificate.
 const SHORT: &str = r#"{"spec":{"TLS":{"generated":{"certificateDuration":"3m"}}}}"#;
 
 /// The number of authorities that clients trust, and whether a next authority is pending.
@@ -39,7 +40,7 @@ async fn await_authorities(sandbox: &Sandbox, what: &str, expected: usize) -> Re
     .await
 }
 
-/// Waits until the clients' certificate differs from this one.
+/// Waits until the clients' Secret has another certificate than `before`.
 async fn await_next_certificate(sandbox: &Sandbox, before: &Identity) -> Result<Identity> {
     until(
         "clients have a certificate of the next authority",
@@ -58,8 +59,8 @@ async fn await_next_certificate(sandbox: &Sandbox, before: &Identity) -> Result<
     .await
 }
 
-/// Waits until every member rejects the old certificate. The client trusts the new authority, so only its own
-/// certificate can be the cause.
+/// Waits until every member rejects the old certificate. The client trusts the new authority, so the connection can
+/// only fail because of the client's certificate.
 async fn await_rejected(sandbox: &Sandbox, old: &Identity, ca: &str) -> Result<()> {
     let old = Identity {
         ca: ca.to_owned(),
@@ -83,7 +84,8 @@ async fn await_rejected(sandbox: &Sandbox, old: &Identity, ca: &str) -> Result<(
     .await
 }
 
-/// Invariant 20: the old certificates are valid for months. So members reject them only because of their authority.
+/// Invariant 20: old certificates are rejected after the rotation. They are still valid for months, so members can
+/// reject them only because of their authority.
 pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
     let old = client(sandbox, "c").await?;
     let writer = Writer::start_tls(sandbox, "c", &old).await?;
@@ -117,7 +119,7 @@ pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
     await_authorities(sandbox, "the old authority is not trusted", 1).await?;
     await_rejected(sandbox, &old, &new.ca).await?;
     sandbox.await_members("c", 3).await?;
-    // From now on, certificates are valid for three minutes.
+    // From now on, the operator issues certificates that are valid for three minutes.
     writer.read_as(&client(sandbox, "c").await?);
     writer.finish("without the old authority").await.map(drop)
 }

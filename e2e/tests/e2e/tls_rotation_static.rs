@@ -1,5 +1,5 @@
-//! The static Secrets of a running cluster change. Members and all three operators use new certificates without a
-//! restart, and the authority is replaced in steps.
+//! The static Secrets of a running cluster change. Members and all three operators use the new certificates without a
+//! restart. The authority is replaced in steps.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -22,7 +22,7 @@ const KEYS: usize = 200;
 /// A DNS name that only the new certificates contain.
 const MORE: &str = "rotated.example";
 
-/// Puts certificates of this authority into the Secrets of members and operators. All of them trust `ca`.
+/// Writes certificates of this CA to the Secrets of members and operators. All of them trust the CAs in `ca`.
 async fn put(sandbox: &Sandbox, by: &Authority, names: &[String], ca: &str) -> Result<()> {
     for (name, keys, signed) in [
         ("peer", tls::PEER, by.sign(names)?),
@@ -72,7 +72,7 @@ async fn await_name(sandbox: &Sandbox, port: u16, identity: &Identity, name: &st
     .await
 }
 
-/// Waits until every member was started with this number of peer authorities, and no work is pending.
+/// Waits until every member was started with this number of peer CAs, and no work is pending.
 async fn await_started_with(sandbox: &Sandbox, count: usize) -> Result<()> {
     let what = format!("every member was started with {count} authorities");
     until(&what, DEADLINE * 2, async || {
@@ -92,7 +92,7 @@ async fn await_started_with(sandbox: &Sandbox, count: usize) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// The same authority signs new certificates. Members use them without a restart.
+/// The Secrets get new certificates of the same CA. Members use them without a restart.
 pub(crate) async fn renews(
     sandbox: &Sandbox,
     authority: &Authority,
@@ -111,7 +111,7 @@ pub(crate) async fn renews(
     Ok(())
 }
 
-/// A peer Secret with an authority that no running member trusts must restart no member.
+/// The peer Secret gets a CA that no running member trusts. The operator must not restart a member with it.
 async fn replaced_at_once_is_reported(
     sandbox: &Sandbox,
     (old, new): (&Authority, &Authority),
@@ -145,8 +145,8 @@ async fn replaced_at_once_is_reported(
     Ok(())
 }
 
-/// Invariant 20: the authority is replaced in steps while clients write. After the last step, members reject the first
-/// certificate of the operators. Each operator connects with its new certificate: for the cluster, a backup, and a
+/// Invariant 20: the CA is replaced in steps while clients write. After the last step, members reject the first
+/// certificate of the operators. Each operator connects with its new certificate: for the cluster, a backup and a
 /// restore.
 pub(crate) async fn replaces_authority(
     sandbox: &Sandbox,

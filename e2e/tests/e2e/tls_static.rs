@@ -1,4 +1,4 @@
-//! Clusters with static TLS Secrets. The certificates are verified, members change, and certificates and the authority
+//! Clusters with static TLS Secrets. The certificates are verified, members change, and the certificates and their CA
 //! are rotated without a restart of an operator.
 
 use anyhow::{Context, Result, ensure};
@@ -58,8 +58,8 @@ async fn shrinks(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// The TLS example of v0.9.4 is applied unchanged, with the Secrets that its documentation requires. Their certificates
-/// cover only the `Pod` form of addresses. The members have no volumes.
+/// The TLS example of v0.9.4 is applied unchanged, with the Secrets that its documentation requires. The certificates
+/// are valid only for addresses of the form `Pod`. The members have no volumes.
 #[tokio::test]
 async fn old_tls_example_runs_and_changes_members() {
     cluster_scenario_without_leaks("tls_old_example", async |sandbox| {

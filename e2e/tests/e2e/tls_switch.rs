@@ -1,5 +1,5 @@
 //! TLS is switched on and off while members run and clients write. First, members accept clients with and without TLS.
-//! Then all clients are changed. Then members accept only one kind of clients. Clients that follow this order are
+//! Then all clients are changed. At last, members accept only one kind of clients. Clients that follow this order are
 //! always served.
 
 use std::time::Duration;
@@ -29,7 +29,7 @@ use crate::tls_generated::client as generated_client;
 const SWITCH_TIMEOUT: Duration = Duration::from_mins(10);
 const KEYS: usize = 50;
 
-/// The writes of a switch at which the operator crashes.
+/// The operator crashes before these writes of a switch.
 pub(crate) const CRASHES: &[&str] = &["before-record-tls", "before-update-peer-urls"];
 
 const GENERATED: &str = r#"{"static":null,"generated":{},"#;
@@ -49,7 +49,7 @@ async fn switched(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Waits until the status reports the requested TLS settings, as a user does. Either `TLSReady` is true for this
+/// Waits until the status reports these TLS settings, as a user does. Either `TLSReady` is true for the newest
 /// generation, or the cluster has no TLS.
 async fn await_tls_mode(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -74,12 +74,13 @@ async fn await_tls_mode(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result
 
 async fn finish_with_short_gap(writer: Writer, what: &str) -> Result<()> {
     let tally = writer.finish(what).await?;
-    // A client reconnects when its member stops. A leader transfers its leadership before it stops.
+    // A client reconnects when its member stops, and a leader transfers its leadership before it stops. So gaps must be
+    // short.
     ensure!(tally.gap < MAX_WRITE_GAP, "{what}: {tally}");
     Ok(())
 }
 
-/// Sets `spec.TLS`, and waits until the switch is complete. Members must be terminated one by one.
+/// Sets `spec.TLS`, and waits until the switch is complete. Ensures that members are terminated one by one.
 async fn switch(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) -> Result<()> {
     let check = RollingCheck::start(sandbox, "c", 3).await?;
     set(sandbox, tls).await?;
@@ -89,7 +90,7 @@ async fn switch(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) ->
     Ok(())
 }
 
-/// Runs a client during a switch of `spec.TLS`. After the switch, the other kind of client replaces it.
+/// Runs a client during a switch of `spec.TLS`. After the switch, a client of the other kind replaces it.
 async fn switch_under_load(
     sandbox: &Sandbox,
     (client, what): (Option<&Identity>, &str),
@@ -104,7 +105,7 @@ async fn switch_under_load(
     finish_with_short_gap(writer, what).await
 }
 
-/// Waits until every member accepts this identity.
+/// Waits until every member accepts this client over TLS.
 async fn await_tls_accepted(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
     for pod in sandbox.member_pods("c").await? {
         let pod = pod.name_any();
@@ -125,7 +126,7 @@ async fn await_tls_accepted(sandbox: &Sandbox, identity: &Identity) -> Result<()
     Ok(())
 }
 
-/// Switches from plaintext to TLS only. Between the two steps, clients without TLS are replaced.
+/// Switches from plaintext to TLS. Members accept both for a time, in which clients with TLS replace the others.
 async fn switch_on(
     sandbox: &Sandbox,
     tls: &str,
@@ -151,7 +152,7 @@ async fn switch_on(
     Ok(())
 }
 
-/// Switches from TLS to plaintext only.
+/// Switches from TLS to plaintext.
 async fn switch_off(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
     let encrypted = (Some(identity), "with TLS, while both are accepted");
     switch_under_load(sandbox, encrypted, BOTH, ("Tls", true)).await?;
@@ -169,8 +170,8 @@ async fn names(sandbox: &Sandbox) -> Result<Vec<String>> {
     Ok(pods.iter().map(ResourceExt::name_any).collect())
 }
 
-/// Without `acceptPlaintext`, the operator does not switch a running cluster, because the switch would lock out its
-/// clients. It still replaces lost members.
+/// Without `acceptPlaintext`, the operator does not switch a running cluster, because the switch would lock out the
+/// cluster's clients. The operator still replaces lost members.
 async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
     let writer = Writer::start(sandbox, "c").await?;
     set(sandbox, r#"{"generated":{}}"#).await?;
@@ -199,7 +200,7 @@ async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
     writer.finish("rejected switch").await.map(drop)
 }
 
-/// In this test, members have volumes. They keep their volumes and their identities.
+/// The members have volumes. They keep their volumes and their identities.
 #[tokio::test]
 async fn tls_is_switched_on_and_off_under_load() {
     cluster_scenario("tls_switch", async |sandbox| {
@@ -214,7 +215,7 @@ async fn tls_is_switched_on_and_off_under_load() {
             generated_client(sandbox, "c").await
         });
         step("switch TLS on", switch_on).await?;
-        // The search for leaks is called here, because a cluster without TLS may have no Secret.
+        // Called here, because at the end of the test the cluster has no TLS, and so it may have no Secret.
         ensure_no_leaks(sandbox).await?;
         let identity = generated_client(sandbox, "c").await?;
         step("switch TLS off", switch_off(sandbox, &identity)).await?;
@@ -243,8 +244,8 @@ async fn merge(sandbox: &Sandbox, patch: &str) -> Result<()> {
     sandbox.kubectl(&patch).await.map(drop)
 }
 
-/// The members start without TLS, as recorded, and are switched afterwards. The operator crashes before each kind of
-/// write of the switch.
+/// The members start without TLS, as before the hibernation, and are switched afterwards. The operator crashes before
+/// each kind of write of the switch.
 async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
     let mut operator = CrashingOperator {
         sandbox,
@@ -271,8 +272,8 @@ async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The cluster gets TLS between members only, from static Secrets. One client writes from before the hibernation until
-/// the end.
+/// While a cluster is hibernated, it gets TLS between its members, with static Secrets. One client writes from before
+/// the hibernation until the end.
 #[tokio::test]
 async fn hibernated_cluster_switches_tls_after_resume() {
     cluster_scenario_without_leaks("tls_switch_hibernated", async |sandbox| {
@@ -293,8 +294,9 @@ async fn hibernated_cluster_switches_tls_after_resume() {
     .await;
 }
 
-/// A switch is requested during an in-place restore. The operators connect to the seed with the TLS settings with which
-/// it was created. The switch starts after the handover to the cluster operator. A backup does not wait for the switch.
+/// The user requests a switch during an in-place restore. The operators connect to the seed with the TLS settings that
+/// it was created with. The switch starts when the cluster operator manages the cluster again. A backup does not wait
+/// for the switch.
 #[tokio::test]
 async fn tls_switch_waits_for_restore_and_blocks_no_backup() {
     scenario_without_leaks("tls_switch_restore", async |sandbox| {
@@ -347,7 +349,7 @@ mod full {
     use super::*;
     use crate::certificates::{STATIC, client};
 
-    /// Members without volumes are replaced in each stage.
+    /// Members have no volumes, so each stage of the switch replaces them.
     #[tokio::test]
     async fn tls_is_switched_off_without_volumes() {
         cluster_scenario_without_leaks("tls_switch_off", async |sandbox| {
@@ -361,8 +363,8 @@ mod full {
         .await;
     }
 
-    /// Static and generated certificates have different authorities, so clients and members use plaintext between the
-    /// two.
+    /// Static and generated certificates have different CAs. So clients and members use plaintext between the two
+    /// switches.
     #[tokio::test]
     async fn static_certificates_are_replaced_by_generated_ones() {
         cluster_scenario_without_leaks("tls_static_to_generated", async |sandbox| {

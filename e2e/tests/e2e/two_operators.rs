@@ -1,4 +1,5 @@
-//! Several cluster operators: two that hold leases at the same time, a standby that takes over, and a newer release.
+//! Several cluster operators: two that hold different leases at the same time, a standby that takes over, and a newer
+//! release.
 
 use std::time::Instant;
 
@@ -29,8 +30,8 @@ async fn leader(sandbox: &Sandbox) -> Result<Option<String>> {
     Ok(holder(&sandbox.api::<Lease>().get(OPERATOR).await?))
 }
 
-/// Waits until another pod than `than` is the leader. Returns its name. The duration depends on the machine, so it is
-/// printed but not checked.
+/// Waits until a pod other than `than` is the leader. Returns its name. The duration of the takeover depends on the
+/// machine, so it is printed but not checked.
 async fn await_another(sandbox: &Sandbox, than: &str, after: &str) -> Result<String> {
     let begun = Instant::now();
     let name = until("another pod is the leader", DEADLINE, async || {
@@ -52,7 +53,7 @@ fn end(lease: &Lease) -> Result<Timestamp> {
     Ok(renewed + SignedDuration::from_secs(seconds.into()))
 }
 
-/// Reads every version of the lease until this pod does not hold it. Returns the next holder.
+/// Reads every version of the lease until the pod `than` no longer holds it. Returns the next holder.
 async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Option<String>> {
     let only = WatchParams::default().fields(&format!("metadata.name={OPERATOR}"));
     let version = since.resource_version().unwrap_or_default();
@@ -63,7 +64,7 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
             return None;
         };
         if holder(&lease).as_deref() != Some(than) {
-            // The time comes from the API server, because a busy machine may deliver the change much later.
+            // This is the API server's time of the change, because a busy machine may deliver the change much later.
             let written = lease
                 .managed_fields()
                 .iter()
@@ -75,8 +76,8 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
         None
     });
     let (next, in_time) = next.await.context("the lease did not change")?;
-    // A process that finds an expired lease also clears it before it acquires it. So the lease counts as released only
-    // if it was cleared before its expiry.
+    // A process that finds an expired lease clears it before it acquires it. So a cleared lease was released only if it
+    // was cleared before its expiry.
     ensure!(in_time, "the lease expired and was not released");
     Ok(next)
 }
@@ -99,7 +100,7 @@ async fn await_ready_operators(sandbox: &Sandbox, count: usize) -> Result<Vec<Po
     .await
 }
 
-/// Waits until no other objects exist than those of the members: as many pods and PVCs as members, and their Services.
+/// Waits until only the objects of the members exist: as many pods and PVCs as members, and their Services.
 async fn await_no_leftovers(sandbox: &Sandbox, members: usize) -> Result<()> {
     until("no leftovers exist", DEADLINE, async || {
         let selector = ListParams::default().labels("etcd_cluster=c");
@@ -124,7 +125,7 @@ async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
     let pods = operator_pods(sandbox, OPERATOR).await?;
     let victim = pods.into_iter().find(|one| one.name_any() == pod);
     let victim = victim.with_context(|| format!("{pod} does not exist"))?;
-    // The pod is killed and deleted, so that no container restarts under the name that holds the lease.
+    // The pod is killed and deleted, so that no container restarts under the pod's name, which holds the lease.
     let words = [
         "delete",
         "pod",
@@ -154,7 +155,7 @@ async fn concurrent_operators_and_failover_keep_cluster_safe() {
     .await;
 }
 
-/// The leader crashes in the middle of a change, and later shuts down gracefully.
+/// The leader crashes in the middle of a change. Later, another leader shuts down gracefully.
 async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let two = [
         "--set",
@@ -176,7 +177,7 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     await_ready_operators(sandbox, 2).await?;
     let before = sandbox.await_members("c", 3).await?;
 
-    // The leader crashes in the middle of a change. The lease expires, and the standby continues.
+    // The leader is killed while the cluster grows. Its lease expires, and the standby continues.
     sandbox.scale("c", 5).await?;
     until("a member is being added", DEADLINE, async || {
         Ok(match sandbox.member_pods("c").await?.len() {
@@ -191,7 +192,7 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let grown = sandbox.await_members("c", 5).await?;
     ensure!(field(&grown, "/status/clusterID") == field(&before, "/status/clusterID"));
 
-    // A graceful shutdown releases the lease.
+    // The leader is deleted gracefully, so it must release the lease.
     await_ready_operators(sandbox, 2).await?;
     let lease = sandbox.api::<Lease>().get(OPERATOR).await?;
     ensure!(holder(&lease).as_ref() == Some(&second), "{lease:?}");
@@ -209,8 +210,8 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     await_no_leftovers(sandbox, 3).await
 }
 
-/// Adds a second Deployment of the operator with its own lease, so both operators are leaders. This also happens for a
-/// moment when a process is suspended for longer than its lease.
+/// Adds a second Deployment of the operator. It has its own lease, so both operators are leaders. This also happens for
+/// a moment if a process is suspended for longer than its lease.
 async fn add_another(sandbox: &Sandbox) -> Result<()> {
     let rights = "apiVersion: rbac.authorization.k8s.io/v1
 kind: Role

@@ -62,7 +62,7 @@ fn is_condition(object: &DynamicObject, kind: &str, status: &str, reason: &str) 
         .is_some_and(|found| found["status"] == status && found["reason"] == reason)
 }
 
-/// The parts of a pod, and of its etcd container, that a version change compares.
+/// The parts of a pod and of its etcd container that the tests compare before and after a version change.
 #[derive(Debug)]
 struct MemberPod {
     uid: String,
@@ -90,7 +90,7 @@ async fn pods(sandbox: &Sandbox, name: &str) -> Result<MemberPods> {
     Ok(seen.collect())
 }
 
-/// Waits until all pods are the same as before, and each was restarted once. A member may respond before its kubelet
+/// Waits until all pods are the same as before, and each has restarted once. A member may respond before its kubelet
 /// reports the restart.
 async fn await_in_place(sandbox: &Sandbox, name: &str, before: &MemberPods) -> Result<()> {
     until("the same pods, each restarted once", DEADLINE, async || {
@@ -99,7 +99,7 @@ async fn await_in_place(sandbox: &Sandbox, name: &str, before: &MemberPods) -> R
     .await
 }
 
-/// Ensures that the pods are the same as before, and that each was restarted `times` times.
+/// Ensures that the pods are the same as before, and that each has restarted `times` times.
 fn in_place(before: &MemberPods, after: &MemberPods, times: i32) -> Result<()> {
     let same = before.iter().all(|(name, before)| {
         after.get(name).is_some_and(|after| {
@@ -115,11 +115,11 @@ fn in_place(before: &MemberPods, after: &MemberPods, times: i32) -> Result<()> {
     Ok(())
 }
 
-/// Ensures that the restarts of the members' containers do not overlap. A kubelet may report a restart and a created
-/// container before the container runs.
+/// Ensures that members restart one by one. A kubelet may report that a container was created and restarted before the
+/// container runs.
 ///
-/// Once a minute, a kubelet removes all ended containers except the newest, and counts a created container as ended.
-/// Then it no longer knows when the previous container ended. For such a member, only its start is compared.
+/// Once a minute, a kubelet removes all ended containers except the newest. It counts a created container as an ended
+/// one. Then it no longer knows when the previous container ended. For such a member, only the start time is compared.
 async fn ensure_one_by_one(sandbox: &Sandbox, name: &str, before: &MemberPods) -> Result<()> {
     let what = "each member was restarted and runs";
     let mut restarts = until(what, DEADLINE, async || {
@@ -162,8 +162,8 @@ async fn await_reason(
     .await
 }
 
-/// Upgrades members without volumes from 3.4 to 3.7, one minor release at a time. No write of a client with retries
-/// fails, and no pod is replaced.
+/// Upgrades members without volumes from 3.4 to 3.7, one minor release at a time. A client with retries sees no failed
+/// write, and no pod is replaced.
 #[tokio::test]
 async fn every_minor_is_upgraded_in_place_under_load() {
     cluster_scenario("upgrade_under_load", async |sandbox| {
@@ -204,8 +204,8 @@ async fn every_minor_is_upgraded_in_place_under_load() {
     .await;
 }
 
-/// A kubelet delays the restart of a container if the same image ran before. So only few steps return to an earlier
-/// version.
+/// A kubelet delays the restart of a container if a container with the same image has run before. Therefore only few
+/// steps return to an earlier version.
 #[tokio::test]
 async fn version_changes_are_reversed_and_redirected_under_load() {
     cluster_scenario("versions", async |sandbox| {
@@ -219,7 +219,7 @@ async fn version_changes_are_reversed_and_redirected_under_load() {
         await_version(sandbox, "c", 3, &old).await?;
         let writer = Writer::start_retrying(sandbox, "c", WRITE_INTERVAL).await?;
         step("roll back an upgrade", is_rolled_back(sandbox, &old, &new)).await?;
-        // The next steps downgrade this cluster.
+        // The steps that downgrade need a cluster of the new version.
         sandbox.apply(&manifest("plain", 3, &new, "")).await?;
         step("redirect an upgrade", is_redirected(sandbox, &new)).await?;
         await_version(sandbox, "plain", 3, &new).await?;
@@ -243,7 +243,7 @@ async fn is_patched(sandbox: &Sandbox, older: &str, newer: &str, next: &str) -> 
     sandbox.delete_cluster("patch").await
 }
 
-/// Ensures that no write failed and none is lost.
+/// Ensures that no write failed and that no acknowledged write is lost.
 async fn finish(writer: Writer, what: &str) -> Result<()> {
     writer.await_more(10).await?;
     let tally = writer.finish(what).await?;
@@ -251,7 +251,7 @@ async fn finish(writer: Writer, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// Changes the version. Ensures that one member at a time restarts, in its pod.
+/// Changes the version. Ensures that the members restart one at a time, each in its existing pod.
 async fn is_changed_in_place(sandbox: &Sandbox, name: &str, version: &str) -> Result<()> {
     let before = sandbox.await_members(name, 3).await?;
     let pods_before = pods(sandbox, name).await?;
@@ -264,8 +264,7 @@ async fn is_changed_in_place(sandbox: &Sandbox, name: &str, version: &str) -> Re
     Ok(())
 }
 
-/// Requests versions to which etcd does not support a direct change. No member restarts, and the status reports the
-/// reason.
+/// Requests versions to which etcd cannot change directly. No member restarts, and the status reports the reason.
 async fn are_rejected(
     sandbox: &Sandbox,
     name: &str,
@@ -280,14 +279,14 @@ async fn are_rejected(
     sandbox
         .await_event(Kind::EtcdCluster, name, &["Warning", "VersionRefused"])
         .await?;
-    // The spec returns to the running version.
+    // The spec gets the running version again.
     change(sandbox, name, json!({ "version": runs })).await?;
     await_version(sandbox, name, 3, runs).await?;
     in_place(&before, &pods(sandbox, name).await?, 0)
 }
 
-/// An upgrade to an image that does not exist stops after one member. After the version is set back, the cluster is as
-/// before.
+/// An upgrade to an image that does not exist stops at the first member. When the version is set back, the cluster is
+/// as before.
 async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let missing = "3.5.999";
@@ -315,7 +314,7 @@ async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<
     Ok(())
 }
 
-/// A stopped upgrade is redirected to another version and another size.
+/// An upgrade that has stopped is redirected to another version and another size.
 async fn is_redirected(sandbox: &Sandbox, version: &str) -> Result<()> {
     change(sandbox, "c", json!({ "version": "3.6.999" })).await?;
     await_reason(sandbox, "c", "Upgrading", "True", "UpgradeStopped").await?;
@@ -346,8 +345,8 @@ async fn are_downgraded(sandbox: &Sandbox, version: &str) -> Result<()> {
     finish(writer, "downgrade without volumes").await
 }
 
-/// The version is set back when one member runs the new version. Changed members roll back in their pods, and the
-/// others do not restart.
+/// The version is set back when one member runs the new version. Changed members return to the old version in their
+/// pods, and the others do not restart.
 async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let pods_before = pods(sandbox, "c").await?;
@@ -369,12 +368,12 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
                 now.map(|now| now.restarts - before.restarts)
             };
             let restarts: Vec<Option<i32>> = pods_before.iter().map(restarts).collect();
-            // A member has two restarts if it was changed and rolled back, and one if its change was interrupted. A
-            // member that was not changed has none. The leader is changed last.
+            // A member that was changed and rolled back has two restarts. If its change was interrupted, it has one
+            // restart. A member that was not changed has none. The leader is changed last.
             let known = restarts.iter().all(|times| matches!(times, Some(0..=2)));
             let back = restarts.contains(&Some(2));
             let touched = restarts.iter().filter(|times| **times != Some(0)).count();
-            // One change may have been in progress when the version was set back.
+            // One more change may have been in progress when the version was set back.
             let stopped = touched <= begun + 1;
             Ok(if known && back && stopped {
                 Poll::Done(())
@@ -386,7 +385,7 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     .await
 }
 
-/// Waits until the version is rejected with this message. The cluster must keep its version.
+/// Waits until the status rejects the version with this message. The cluster must keep its version.
 async fn await_rejected(sandbox: &Sandbox, name: &str, runs: &str, says: &str) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let object = await_object(&clusters, name, says, DEADLINE, |object| {
@@ -401,7 +400,7 @@ async fn await_rejected(sandbox: &Sandbox, name: &str, runs: &str, says: &str) -
     Ok(())
 }
 
-/// Waits until at least one member reports the version.
+/// Waits until at least one member reports this version.
 async fn await_one_of_version(sandbox: &Sandbox, name: &str, version: &str) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("one member runs etcd {version}");

@@ -1,8 +1,8 @@
-//! A larger storage request grows the volume of every member, and restarts no member.
+//! A larger storage request enlarges the volume of every member, and restarts no member.
 //!
 //! The test covers only the API. The volumes of the testbed are directories, which no provisioner can enlarge. So the
-//! test itself sets the new capacity in the status. The rejection of a growth by a StorageClass is a real response of
-//! the API server.
+//! test sets the new capacity in the status of the PVCs. If a StorageClass does not allow larger volumes, the real API
+//! server rejects the change.
 
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, condition, field};
@@ -131,7 +131,7 @@ async fn rejected_volume_growth_reports_remedy() {
             )
             .await?;
             ensure!(all::<Pod>(sandbox).await? == pods, "a pod was recreated");
-            // If the user requests the original size again, the cluster is no longer degraded.
+            // When the user requests the original size again, the cluster is no longer degraded.
             request_size(sandbox, "64Mi").await?;
             until("Degraded=False", DEADLINE, async || {
                 let object = clusters.get("c").await?;

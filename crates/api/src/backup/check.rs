@@ -1,4 +1,4 @@
-//! Validation of an `EtcdBackup`. Pure.
+//! Validation of an `EtcdBackup`. Performs no I/O.
 
 use super::{BackupPolicy, Compression, DeletionPolicy, EtcdBackup, EtcdBackupSpec};
 use crate::cluster::can_restore_from;
@@ -21,7 +21,7 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
         (false, Some(_)) => problems.push(Problem::new(
             "spec.etcdCluster",
             "is set together with spec.etcdEndpoints",
-            "remove one of the two",
+            "remove one of the two fields",
         )),
         _ => {}
     }
@@ -85,7 +85,7 @@ impl BackupPolicy {
             problems.push(Problem::new(
                 format!("{prefix}.schedule"),
                 "is set together with backupIntervalInSecond",
-                "remove one of the two",
+                "remove one of the two fields",
             ));
         }
         problems.extend(Problem::invalid_duration(
@@ -123,7 +123,7 @@ pub fn unsafe_to_ignore(_: &EtcdBackupSpec) -> Vec<Problem> {
     Vec::new()
 }
 
-/// The problem of a storage type from which a restore cannot read. `None` if a restore can read from it.
+/// The problem of a storage type from which a restore cannot read; `None` if a restore can read from it.
 pub(crate) fn unreadable_store(storage_type: &StorageType, field: &str) -> Option<Problem> {
     (storage_type.is_known() && !can_restore_from(storage_type)).then(|| {
         Problem::new(

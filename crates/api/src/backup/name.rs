@@ -1,6 +1,7 @@
 //! The names of periodic backups: `<path>_v<revision>_<time>`, as coreos/etcd-operator wrote them.
 //!
-//! Invariant 13 depends on this module: an object belongs to a path only if this module would write exactly this name.
+//! Invariant 13 depends on this module: an object belongs to a path only if its name is exactly the name that this
+//! module would write.
 
 use k8s_openapi::jiff::Timestamp;
 use k8s_openapi::jiff::civil::DateTime;
@@ -12,19 +13,19 @@ const TIME: &str = "%Y-%m-%d-%H:%M:%S";
 
 /// The part of a periodic backup's name that follows its path.
 ///
-/// The order of the values is by age. The time is compared first, because a restored cluster continues from an earlier
+/// Values are ordered by age. The time is compared first, because a restored cluster continues from an earlier
 /// revision.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Numbered {
     /// Start of the backup, in whole seconds.
     pub time: Timestamp,
     /// The revision of the member when the stream started. The backup may have a later revision, which its manifest
-    /// contains.
+    /// names.
     pub revision: u64,
 }
 
-/// Prefix of the names of all periodic backups of a path. Names of another path can start with this prefix too, so
-/// check each listed name with [`parse`].
+/// Prefix of the names of all periodic backups of a path. Names of other paths can start with this prefix too, so each
+/// listed name must be checked with [`parse`].
 pub fn prefix(path: &str) -> String {
     format!("{path}_v")
 }
@@ -48,7 +49,7 @@ pub fn parse(path: &str, key: &str) -> Option<Numbered> {
             .timestamp(),
         revision: revision.parse().ok()?,
     };
-    // Each backup has exactly one name. So a name with a sign, a leading zero or an additional character is not
+    // Each backup has exactly one name. A name with a sign, a leading zero or an additional character is therefore not
     // accepted.
     (name(path, parts) == key).then_some(parts)
 }
@@ -62,7 +63,7 @@ mod tests {
     }
 
     #[test]
-    fn name_round_trips_in_v1beta2_format() {
+    fn backup_name_round_trips_in_v1beta2_format() {
         let parts = Numbered {
             time: at(1_546_300_799),
             revision: 99,
@@ -102,7 +103,7 @@ mod tests {
         ] {
             assert_eq!(parse("etcd", other), None, "{other}");
         }
-        // The name belongs to the longer path.
+        // A name in the list above is valid for the longer path.
         assert!(parse("etcd_v2", "etcd_v2_v99_2018-12-31-23:59:59").is_some());
     }
 

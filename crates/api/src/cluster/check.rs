@@ -1,4 +1,5 @@
-//! Validates an `EtcdCluster`: its problems, fields without effect, and fields that must not be ignored. Pure.
+//! Validates an `EtcdCluster`: its problems, fields without effect, and fields that must not be ignored. Performs no
+//! I/O.
 
 use std::collections::BTreeSet;
 
@@ -13,8 +14,8 @@ use crate::problem::{Problem, names_of_set};
 use crate::storage::StorageType;
 use crate::version::EtcdVersion;
 
-/// Minimum validity of a generated certificate. In the last third of the validity, the operator must renew the
-/// certificate and deliver it to the members.
+/// Minimum validity of a generated certificate. The operator renews a certificate in the last third of its validity,
+/// and needs time to deliver it to the members.
 const SHORTEST_CERTIFICATE: std::time::Duration = std::time::Duration::from_mins(3);
 
 /// The problems of the object. The schema rejects the same problems, but an object that is older than the schema may
@@ -135,7 +136,7 @@ fn generated_tls_problem(tls: &TlsPolicy, generated: &GeneratedTls) -> Option<Pr
         return Some(Problem::new(
             "spec.TLS",
             "has both static and generated",
-            "remove one of the two",
+            "remove one of the two fields",
         ));
     }
     let durations = [
@@ -217,8 +218,8 @@ fn pod_problems(pod: &PodPolicy) -> Vec<Problem> {
     problems
 }
 
-/// The problems of variables that set a flag of the operator, or an option that `spec.etcd` also sets. The messages do
-/// not contain the values of the variables.
+/// The problems of variables that set a flag of the operator, or an option that `spec.etcd` sets as well. The messages
+/// do not contain the values of the variables.
 fn environment_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
     let options = spec.etcd.as_ref().map(EtcdOptions::flags);
     let options = options.unwrap_or_default();
@@ -270,7 +271,7 @@ pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
 /// The fields of a spec that have no effect in this release and must not be ignored. While such a field is set, the
 /// operator starts no member.
 pub fn unsafe_to_ignore(spec: &EtcdClusterSpec) -> Vec<Problem> {
-    // This release has no such field.
+    // This release has no field of this kind.
     let _ = spec;
     Vec::new()
 }
@@ -376,7 +377,7 @@ mod tests {
         assert_eq!(fields(&problems), ["spec.pod.etcdEnv"; 3]);
     }
 
-    /// Manifests of coreos/etcd-operator can set these options only by variables.
+    /// Manifests of coreos/etcd-operator can set these options only with variables.
     #[test]
     fn rejects_variable_if_its_field_is_set() {
         for (flag, (name, etcd)) in super::super::TYPED_FLAGS.iter().zip([
@@ -420,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_only_fields_without_effect() {
+    fn reports_exactly_the_fields_without_effect() {
         let spec = |text: &str| -> EtcdClusterSpec { serde_json::from_str(text).unwrap() };
         for text in [
             r#"{"bootstrap":"Seed"}"#,

@@ -1,5 +1,5 @@
 //! The etcd flags that users may set in `spec.pod.extraArgs` and `spec.pod.etcdEnv`. etcd reads the same flags from
-//! both, so one list and one rule apply to both. Pure.
+//! both, so the same list and the same rule apply to both. Performs no I/O.
 
 /// Flags of etcd that the operator sets. `extraArgs` and `etcdEnv` may not set these flags, with or without the prefix
 /// `experimental-`. A trailing `*` stands for any suffix. The CEL rules of the schema repeat this list, and a test
@@ -45,7 +45,7 @@ pub const TYPED_FLAGS: &[&str] = &[
 /// Prefix of the environment variables from which etcd reads its flags.
 const PREFIX: &str = "ETCD_";
 
-/// The etcd flag that an environment variable sets, without dashes. `None` if etcd reads no flag from the variable. For
+/// The etcd flag that an environment variable sets, without dashes; `None` if etcd reads no flag from the variable. For
 /// example, `ETCD_FORCE_NEW_CLUSTER` sets `force-new-cluster`.
 ///
 /// The variable of a flag is `ETCD_` and the name of the flag in upper case, with `_` instead of `-`. etcd accepts only
@@ -63,7 +63,7 @@ pub fn is_flag(argument: &str, flag: &str) -> bool {
     name.is_some_and(|name| name.split('=').next() == Some(flag))
 }
 
-/// The remedy for an argument that `extraArgs` must not contain. `None` if the argument is allowed.
+/// The remedy for an argument that `extraArgs` must not contain; `None` if the argument is allowed.
 pub fn refused_argument(argument: &str) -> Option<&'static str> {
     let Some(flag) = argument.strip_prefix("--") else {
         return Some("write one flag in each item, as --flag=value");
@@ -78,7 +78,7 @@ pub fn refused_argument(argument: &str) -> Option<&'static str> {
     }
 }
 
-/// The remedy for a variable that `etcdEnv` must not contain with any value. `None` if the variable is allowed.
+/// The remedy for a variable that `etcdEnv` must not contain, whatever its value is; `None` if the variable is allowed.
 pub fn refused_variable(variable: &str) -> Option<&'static str> {
     let flag = flag_of_env(variable)?;
     is_owned(&flag).then_some("remove the variable, because the operator sets the flag")

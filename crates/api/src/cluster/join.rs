@@ -4,9 +4,9 @@ use super::{EtcdCluster, TlsPolicy};
 use crate::names::ANNOTATION_JOIN;
 use crate::problem::Problem;
 
-/// The problem if the annotation and `spec.TLS` contradict each other. The members of both clusters must use the same
-/// scheme, because the join could otherwise never complete. If the cluster has a bootstrap of its own, the annotation
-/// has no effect.
+/// The problem if the annotation and `spec.TLS` contradict each other: a join can complete only if the members of both
+/// clusters use the same URL scheme, `http` or `https`. If this cluster was bootstrapped itself, the annotation has no
+/// effect.
 pub(super) fn join_problem(cluster: &EtcdCluster) -> Option<Problem> {
     let urls = cluster
         .metadata

@@ -23,7 +23,7 @@ text_enum! {
     }
 }
 
-#[allow(clippy::derivable_impls, reason = "the macro makes the enum")]
+#[allow(clippy::derivable_impls, reason = "the macro declares the enum")]
 impl Default for BootstrapMode {
     fn default() -> Self {
         Self::Parallel
@@ -167,7 +167,7 @@ pub struct Recovery {
 ))]
 #[x_kube(validation = (
     "!has(self.autoCompactionRetention) || (has(self.autoCompactionMode) && self.autoCompactionMode == 'revision' ? self.autoCompactionRetention.matches('^[0-9]+$') : self.autoCompactionRetention.matches('^([0-9]+|([0-9]+(ms|s|m|h))+)$'))",
-    "spec.etcd.autoCompactionRetention must be a number of revisions in mode revision, and a duration such as 30m or a number of hours in mode periodic: change it or the mode"
+    "spec.etcd.autoCompactionRetention does not fit spec.etcd.autoCompactionMode: use a number of revisions with revision, or a duration such as 30m or a number of hours with periodic (the default)"
 ))]
 #[x_kube(validation = (
     "!has(self.electionTimeout) || [duration(has(self.heartbeatInterval) ? self.heartbeatInterval : '100ms')].all(beat, duration(self.electionTimeout) >= beat + beat + beat + beat + beat)",
@@ -218,7 +218,8 @@ pub struct EtcdFlag {
 }
 
 impl EtcdOptions {
-    /// The flags of all options that are set, in the order of [`TYPED_FLAGS`]. An invalid duration is left out.
+    /// The flags of all options that are set, in the order of [`TYPED_FLAGS`]. An option with an invalid duration is
+    /// left out.
     pub fn flags(&self) -> Vec<EtcdFlag> {
         let Self {
             quota_backend_bytes,
@@ -257,7 +258,7 @@ impl EtcdOptions {
     }
 }
 
-/// The number of milliseconds, because etcd expects durations in this form.
+/// The duration as a number of milliseconds, which etcd expects.
 fn milliseconds(text: &DurationText) -> Option<String> {
     text.parse()
         .map(|duration| duration.as_millis().to_string())

@@ -1,8 +1,8 @@
 //! TLS between peers, and how it is switched while members run.
 //!
 //! A member's peers connect to the peer URL in etcd's member list. A peer listener either uses TLS or does not
-//! (`configurePeerListeners` in etcd's `server/embed/etcd.go`). So a switch needs a second port and four stages. Two
-//! adjacent stages have one listener in common. When all peer URLs name this listener, the operator restarts the
+//! (`configurePeerListeners` in etcd's `server/embed/etcd.go`). A switch therefore needs a second port and four stages.
+//! Two adjacent stages have one listener in common. When all peer URLs name this listener, the operator restarts the
 //! members with the next stage. From the second stage on, members have certificates and can dial both kinds of URLs.
 
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,7 @@ use crate::names::{PEER_PORT, SECOND_PEER_PORT};
 /// A peer listener: whether it uses TLS, and its port.
 pub type PeerListener = (bool, u16);
 
-/// Stage of a switch of TLS between peers. A switch passes the stages in this order or in reverse.
+/// Stage of a switch of TLS between peers. A switch passes through the stages in this order, or in reverse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PeerStage {
     /// Without TLS.
@@ -39,8 +39,8 @@ impl PeerStage {
         }
     }
 
-    /// The listener in the peer URL of a new member. Every member at this stage or an adjacent stage listens on it or
-    /// can dial it.
+    /// The listener in the peer URL of a new member. Every member at this stage or at an adjacent stage listens on it
+    /// or can dial it.
     pub fn usual(self) -> PeerListener {
         (self >= Self::TlsTwice, PEER_PORT)
     }
@@ -51,7 +51,7 @@ impl PeerStage {
         self.listeners().iter().find(shared).copied()
     }
 
-    /// The stage that follows in the direction of `other`. If the two are equal, returns `other`.
+    /// The next stage on the way to `other`. If the two are equal, returns `other`.
     #[must_use]
     pub fn towards(self, other: Self) -> Self {
         let stages = Self::ALL;
@@ -101,7 +101,7 @@ mod tests {
     fn new_member_is_reachable_at_adjacent_stages() {
         for stage in PeerStage::ALL {
             assert!(stage.listeners().contains(&stage.usual()));
-            // Members at the adjacent stage have certificates too.
+            // Members at the adjacent stage have certificates as well.
             let least = stage.towards(PeerStage::Plain);
             assert!(!stage.usual().0 || least > PeerStage::Plain);
         }

@@ -1,4 +1,4 @@
-//! `EtcdCluster.spec.TLS`: certificates from Secrets.
+//! `EtcdCluster.spec.TLS`: certificates from the user's Secrets, or certificates that the operator generates.
 
 use kube::KubeSchema;
 use schemars::JsonSchema;

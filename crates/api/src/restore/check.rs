@@ -1,4 +1,4 @@
-//! Validates an `EtcdRestore`. Pure.
+//! Validates an `EtcdRestore`. Performs no I/O.
 
 use super::{EtcdRestore, EtcdRestoreSpec};
 use crate::backup::unreadable_store;
@@ -23,12 +23,12 @@ pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
         (Some(_), Some(_)) => problems.push(Problem::new(
             "spec.backup",
             "is set together with spec.backupStorageType",
-            "remove one of the two",
+            "remove one of the two fields",
         )),
         (Some(_), None) if spec.blocks().any() => problems.push(Problem::new(
             "spec.backup",
             "is set together with a storage block",
-            "remove one of the two",
+            "remove spec.backup or the storage block",
         )),
         (Some(_), None) => {}
         (None, Some(kind)) => {

@@ -36,7 +36,7 @@ struct Floor {
     why: &'static str,
 }
 
-/// Ordered by patch release, because the error contains the first requirement that is not met.
+/// Ordered by patch release, because the error names the first requirement that is not met.
 const FLOORS: [Floor; 3] = [
     Floor {
         of: (3, 6),

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use crate::files::{expect_generated, root};
 use crate::reference;
 
-/// Maximum size of all annotations of an object in bytes. `kubectl apply` stores the whole object in an annotation.
+/// Maximum size in bytes of all annotations of an object. `kubectl apply` stores the whole object in an annotation.
 const ANNOTATION_LIMIT: usize = 262_144;
 
 fn definitions() -> Vec<(String, Value)> {
@@ -27,10 +27,9 @@ fn definitions() -> Vec<(String, Value)> {
 #[test]
 fn crd_yaml_is_up_to_date() {
     for (name, mut definition) in definitions() {
-        // Helm must keep the CRDs when a release is uninstalled, because the deletion of a CRD deletes all clusters.
+        // Deleting a CRD deletes all clusters, so Helm must keep the CRDs when a release is uninstalled.
         definition["metadata"]["annotations"] = json!({ "helm.sh/resource-policy": "keep" });
-        // If the CRDs of another release have this version or a newer one, a release of the chart leaves them
-        // unchanged.
+        // If another release has installed CRDs of this version or a newer one, the chart leaves them unchanged.
         definition["metadata"]["labels"] = json!({
             "app.kubernetes.io/name": "etcd-operator",
             "app.kubernetes.io/version": env!("CARGO_PKG_VERSION"),
@@ -130,7 +129,7 @@ fn conditions_are_merged_by_type() {
     }
 }
 
-/// Two operators write `status.TLS`. After a write, no field of the other operator's record may remain.
+/// Two operators write `status.TLS`. A write must not leave a field of the other operator's record.
 #[test]
 fn status_tls_is_replaced_atomically() {
     let mut all = definitions().into_iter();

@@ -22,7 +22,7 @@ fn round_trip<T: DeserializeOwned + Serialize>(object: &Value, path: &Path) -> T
 fn assert_contains(whole: &Value, part: &Value, place: &str) {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => {
-            // Go omits fields whose value is `false`.
+            // Go omits fields with the value `false`.
             for (key, value) in part
                 .iter()
                 .filter(|(_, value)| **value != Value::Bool(false))
@@ -43,7 +43,7 @@ fn assert_contains(whole: &Value, part: &Value, place: &str) {
     }
 }
 
-/// The problems of an object of this API, and its fields without effect. `None` for an object of another kind.
+/// The problems of an object of this API, and its fields without effect. `None` for any other object.
 fn check(object: &Value, path: &Path) -> Option<(Vec<Problem>, Vec<String>)> {
     match object["kind"].as_str()? {
         "EtcdCluster" => {
@@ -133,8 +133,7 @@ fn first_example_equals_default_spec() {
 
 #[test]
 fn objects_stored_by_v0_9_4_can_be_read() {
-    // The objects are in the form in which a Go client stored them: an empty status, null lists, and conditions in
-    // their old form.
+    // A Go client stored these objects: with an empty status, null lists, and conditions in their old form.
     let stored = [
         r#"{"metadata":{"name":"a"},"spec":{"size":3,"pod":{"ClusterDomain":"","resources":{}}},"status":{"phase":"Running","size":3,
             "members":{"ready":null},"currentVersion":"3.2.13","targetVersion":"","conditions":[{"type":"Available","status":"True",

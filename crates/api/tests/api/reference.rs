@@ -78,7 +78,8 @@ fn fields(schema: &Value, path: &str, rows: &mut Vec<String>) {
     }
 }
 
-/// Whether a type belongs to this API. Kubernetes types have no descriptions, because they are embedded without them.
+/// Whether a type belongs to this API. Only such types have descriptions, because Kubernetes types are embedded without
+/// them.
 fn is_own(schema: &Value) -> bool {
     schema["properties"]
         .as_object()

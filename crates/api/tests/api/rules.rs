@@ -1,6 +1,6 @@
-//! Tests every rule of the schemas with an object that the rule accepts and an object that it rejects. The objects are
-//! the fixtures `e2e/fixtures/cel/{accepted,refused}/<rule>.yaml`. The end-to-end tests apply the same fixtures to a
-//! real kube-apiserver. The first line of a rejected fixture contains the expected message.
+//! Tests every rule of the schemas with two objects: the rule accepts one and rejects the other. The objects are the
+//! fixtures `e2e/fixtures/cel/{accepted,refused}/<rule>.yaml`. The end-to-end tests apply the same fixtures to a real
+//! kube-apiserver. The first line of a rejected fixture contains the expected message.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -58,7 +58,7 @@ fn refused_fixtures_fail_only_for_expected_reason() {
                 "{}: expected {expected:?}, got {refusals:?}",
                 path.display()
             );
-            // A bound and its rule may both report the field. Other errors are not allowed.
+            // Both a bound and its rule may report the field. Other errors are not allowed.
             assert!(refusals.len() <= 2, "{}: {refusals:?}", path.display());
         }
     }
@@ -68,7 +68,10 @@ fn refused_fixtures_fail_only_for_expected_reason() {
 fn every_rule_has_an_accepted_and_a_refused_fixture() {
     let accepted: BTreeSet<String> = yaml_files(ACCEPTED).iter().map(|path| stem(path)).collect();
     let refused: BTreeSet<String> = yaml_files(REFUSED).iter().map(|path| stem(path)).collect();
-    assert_eq!(accepted, refused, "fixtures come in pairs");
+    assert_eq!(
+        accepted, refused,
+        "each rule has an accepted and a refused fixture"
+    );
 
     let fragments: Vec<String> = yaml_files(REFUSED)
         .iter()
@@ -109,8 +112,8 @@ fn is_refused(pod: &Value) -> bool {
     !refusals(&object).is_empty()
 }
 
-/// The schema and the operator must have the same rule. The operator validates by itself, because an older CRD may be
-/// installed.
+/// The schema and the operator must have the same rule. The operator validates as well, because the installed CRD may
+/// be older.
 #[test]
 fn schema_and_operator_reject_same_flags_and_variables() {
     let others = [
@@ -163,7 +166,7 @@ fn schema_and_operator_reject_same_flags_and_variables() {
 
 /// If the operator reserves a flag, it also reserves the variable of the flag.
 #[test]
-fn variable_follows_rule_of_its_flag() {
+fn schema_treats_variable_like_its_flag() {
     for owned in OWNED_FLAGS {
         let flag = owned.replace('*', "x");
         assert!(refused_argument(&format!("--{flag}")).is_some());
@@ -173,7 +176,7 @@ fn variable_follows_rule_of_its_flag() {
     }
 }
 
-/// Every option has a flag. If `spec.etcd` sets the option, the schema rejects the variable of the flag.
+/// Every option has a flag. If `spec.etcd` sets the option, the schema rejects the variable of this flag.
 #[test]
 fn schema_rejects_variable_of_every_set_option() {
     let all = json!({ "quotaBackendBytes": 4_294_967_296_i64, "autoCompactionMode": "periodic",

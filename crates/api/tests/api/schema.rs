@@ -1,6 +1,6 @@
-//! The checks of a kube-apiserver that the fixtures need: unknown fields, types, bounds, lengths, enums, required
-//! fields, defaults and CEL rules. Patterns are not checked here. The end-to-end tests apply the same fixtures to a
-//! real API server.
+//! Checks objects as a kube-apiserver does, as far as the fixtures need it: unknown fields, types, bounds, lengths,
+//! enums, required fields, defaults and CEL rules. Patterns are not checked here. The end-to-end tests apply the same
+//! fixtures to a real API server.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -25,8 +25,8 @@ static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Replaces rules with `optionalOldSelf` by their part for new objects. The evaluator passes `oldSelf` to these rules
-/// as null instead of an empty optional when an object is created.
+/// Replaces each rule with `optionalOldSelf` by its part for new objects: for a new object, the evaluator would pass
+/// `oldSelf` as null instead of an empty optional.
 fn bind_old_self(schema: &mut Value) {
     for rule in schema["x-kubernetes-validations"]
         .as_array_mut()
@@ -43,7 +43,6 @@ fn bind_old_self(schema: &mut Value) {
     }
 }
 
-/// The schema of a kind.
 pub(crate) fn schema_of(kind: &str) -> &'static Value {
     SCHEMAS
         .get(kind)
@@ -70,7 +69,7 @@ fn check(schema: &Value, value: &Value, path: &str, refusals: &mut Vec<String>) 
     }
     let mut refuse = |cause: String| refusals.push(format!("{path}: {cause}"));
     if value.is_null() {
-        return; // Pruned, or allowed by `nullable`.
+        return; // The value is pruned, or `nullable` allows it.
     }
     let fits = match schema["type"].as_str() {
         Some("object") => value.is_object(),

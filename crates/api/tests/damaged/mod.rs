@@ -1,4 +1,5 @@
-//! Damaged variants of real inputs. Parsers of every crate are tested with them: no panic, in bounded time and memory.
+//! Damaged variants of real inputs, for the parsers of every crate: they must not panic, and must need limited time and
+//! memory.
 
 #![allow(dead_code)] // Each crate uses the parts that it needs.
 
@@ -35,13 +36,13 @@ const TOKENS: &[&str] = &[
     "*/0",
 ];
 
-/// The longest time of one parse. It is far more than a parser needs, also on a busy machine.
+/// Time limit for one parse. It is far more than a parser needs, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// `PROPTEST_CASES` sets the number of cases, for a longer run.
 pub(crate) fn cases(default: u32) -> ProptestConfig {
     let config = ProptestConfig {
-        // A failure is repeated by its input, which proptest prints. No file is written into the checkout.
+        // proptest prints the input of a failure, which repeats it. No file is written into the checkout.
         failure_persistence: None,
         ..ProptestConfig::default()
     };
@@ -54,7 +55,7 @@ pub(crate) fn cases(default: u32) -> ProptestConfig {
     }
 }
 
-/// A sample with up to five changes. Some cases have none.
+/// One of the samples with up to five random changes. Some cases have no change.
 pub(crate) fn damaged(samples: &[&[u8]]) -> impl Strategy<Value = Vec<u8>> + use<> {
     let samples: Vec<Vec<u8>> = samples.iter().map(|sample| sample.to_vec()).collect();
     let change = (
@@ -96,7 +97,7 @@ pub(crate) fn damaged_text(samples: &[&str]) -> impl Strategy<Value = String> + 
     damaged(&samples).prop_map(|bytes| String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Runs a parser. Panics if it takes long.
+/// Runs a parser, and panics if it exceeds the time limit.
 pub(crate) fn bounded<T>(parse: impl FnOnce() -> T) -> T {
     let begun = Instant::now();
     let result = parse();

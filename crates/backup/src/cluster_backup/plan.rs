@@ -1,4 +1,5 @@
-//! Plans the EtcdBackup that belongs to an EtcdCluster, and computes the cluster's `status.lastBackup`. Pure.
+//! Plans the EtcdBackup that belongs to an EtcdCluster, and computes the cluster's `status.lastBackup`. Performs no
+//! I/O.
 
 use api::backup::{ClusterReference, EtcdBackupSpec};
 use api::cluster::{ClusterBackup, LastBackup};
@@ -10,7 +11,7 @@ use runtime::apply::is_owned;
 
 use crate::reason::Reason;
 
-/// The change of the cluster's EtcdBackup.
+/// What to do with the EtcdBackup of a cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Action {
     /// No change: the EtcdBackup is as desired, or none is desired and none exists.
@@ -23,7 +24,7 @@ pub(super) enum Action {
     Taken,
 }
 
-/// Compares the EtcdBackup that has the cluster's name with `spec.backup`.
+/// Plans the change for an EtcdCluster. `existing`: the EtcdBackup with the cluster's name.
 pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Action {
     if cluster.meta().deletion_timestamp.is_some() {
         return Action::Nothing;
@@ -89,8 +90,7 @@ fn desired(cluster: &EtcdCluster, settings: &ClusterBackup) -> EtcdBackup {
     backup
 }
 
-/// The newest backup of the cluster. The candidates are in the status of all EtcdBackups and in the current status of
-/// the cluster.
+/// The newest backup of the cluster, from the status of all EtcdBackups and the current status of the cluster.
 pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Option<LastBackup> {
     let name = cluster.name_any();
     let of_cluster = backups.iter().filter(|backup| {
@@ -115,7 +115,7 @@ pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Opt
         .max_by_key(|last| last.time.as_ref().map(|time| time.0))
 }
 
-/// The Event for [`Action::Taken`].
+/// The Event for an EtcdBackup of another owner with the cluster's name.
 pub(super) fn taken(cluster: &EtcdCluster) -> Notice {
     let name = cluster.name_any();
     Notice::warning(
@@ -208,7 +208,7 @@ mod tests {
         unowned.metadata.owner_references = None;
         assert_eq!(plan(&without, Some(&unowned)), Action::Nothing);
         assert_eq!(plan(&cluster(|_| ()), Some(&unowned)), Action::Taken);
-        // The owner is an earlier EtcdCluster of the same name.
+        // The owner is a former EtcdCluster of the same name.
         let mut former = backup;
         former.metadata.owner_references.as_mut().unwrap()[0].uid = "0".to_owned();
         assert_eq!(plan(&cluster(|_| ()), Some(&former)), Action::Taken);
@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_newest_backup_of_any_etcd_backup() {
+    fn reports_newest_backup_from_all_etcd_backups_of_cluster() {
         let backup = |name: &str, of: &str, date: Option<&str>| -> EtcdBackup {
             serde_json::from_value(json!({
                 "apiVersion": "etcd.database.coreos.com/v1beta2",
@@ -239,7 +239,7 @@ mod tests {
         let mut cluster = cluster(|_| ());
         let last = last_backup(&cluster, &all.iter().collect::<Vec<_>>()).unwrap();
         assert_eq!((last.name.as_str(), last.revision), ("new", Some(7)));
-        // The EtcdBackup was deleted, but the record in the cluster's status stays.
+        // After the EtcdBackup was deleted, the record in the cluster's status stays.
         cluster.status = Some(EtcdClusterStatus {
             last_backup: Some(last.clone()),
             ..EtcdClusterStatus::default()

@@ -1,22 +1,23 @@
-//! Compares the clock of the API server with that of the operator, for removals.
+//! Compares the API server's clock with the operator's clock before a removal.
 
 use jiff::SignedDuration;
 use kube::Client;
 
 use crate::reason::{Reason, Trouble};
 
-/// The API server's clock minus the operator's. Without an answer, no backup is removed (invariant 1).
+/// The API server's time minus the operator's time. If the API server does not answer, no backup is removed (invariant
+/// 1).
 pub(super) async fn difference(client: &Client) -> Result<SignedDuration, Trouble> {
     let unknown = |why: String| {
         Trouble::new(
             Reason::StepFailed,
-            format!("the clock of the API server, which removals need, cannot be read: {why}"),
+            format!("the operator cannot read the API server's clock and removes no backup: {why}"),
         )
     };
     let difference = runtime::clock::difference(client).await;
     let difference = difference.map_err(|error| unknown(error.to_string()))?;
     difference.ok_or_else(|| {
-        unknown("its response has no valid Date header: check proxies in between".to_owned())
+        unknown("its response has no valid Date header: check the proxies between the operator and the API server".to_owned())
     })
 }
 

@@ -54,7 +54,7 @@ pub(super) async fn source(
     })
 }
 
-/// Determines how the operator may reach a URL of a spec (invariant 28).
+/// Determines how the operator connects to a URL of a spec, if at all (invariant 28).
 async fn reach(
     client: &Client,
     namespace: &str,
@@ -79,7 +79,7 @@ async fn reach(
     Ok(EndpointReach::NotGranted(why))
 }
 
-/// The forms in which the members of an EtcdCluster have addresses. They depend on the certificates.
+/// The forms of address that the members of an EtcdCluster may have. The certificates determine the form.
 async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Vec<Addresses> {
     let name = cluster.name_any();
     let policy = cluster.spec.tls.as_ref();
@@ -87,7 +87,7 @@ async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Ve
     let mut effective = cluster.clone();
     tls.complete_spec(&mut effective.spec, (namespace, &name), None);
     let addresses = Members::of(&effective, namespace, "", None).addresses();
-    // During a TLS switch, a member may accept only one of the two schemes, so the operator tries both URLs.
+    // During a TLS switch, a member may accept only http or only https, so the operator tries both URLs.
     let policy = effective.spec.tls;
     let with_tls = policy.is_some_and(|tls| tls.accepts_plaintext());
     let with_tls = with_tls.then(|| Addresses {
@@ -97,9 +97,9 @@ async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Ve
     [addresses].into_iter().chain(with_tls).collect()
 }
 
-/// The members of an EtcdCluster, at the addresses of their pods. Users cannot change these data: only the cluster
-/// operator writes the names of members and the cluster ID, and only the kubelet writes the address of a pod. A pod
-/// that uses the network of its node is excluded, because it has no address of its own.
+/// The members of an EtcdCluster, at the addresses of their pods. Users cannot change this data: only the cluster
+/// operator writes the names of members and the cluster ID, and only the kubelet writes the address of a pod. A pod in
+/// the network of its node is left out, because it has no address of its own.
 async fn pods_of(
     client: &Client,
     cluster: &EtcdCluster,
@@ -146,7 +146,7 @@ fn url_at(pod: &Pod, form: &Addresses) -> Option<String> {
     (of_node != Some(true)).then(|| form.client_url_at(address, &pod.name_any()))
 }
 
-/// The client for the etcd cluster, with the credentials in the Secrets that the EtcdCluster or the EtcdBackup names.
+/// The etcd client, with the credentials in the Secrets that the EtcdCluster or the EtcdBackup names.
 pub(super) async fn client(
     context: &ObserveContext,
     backup: &EtcdBackup,
@@ -182,7 +182,7 @@ pub(super) async fn client(
     Ok(Arc::new(client.with_max_snapshot(context.max_snapshot)))
 }
 
-/// The access with the client certificate in `spec.clientTLSSecret`.
+/// Reads the client certificate from the Secret in `spec.clientTLSSecret`.
 async fn tls_access(
     client: &Client,
     namespace: &str,
@@ -232,8 +232,8 @@ fn urls_of(cluster: &EtcdCluster, addresses: &Addresses) -> Vec<String> {
     members.chain([addresses.service_url()]).collect()
 }
 
-/// The endpoints of a spec, with complete host names. Old manifests name a Service without its namespace. The
-/// namespace is then that of the EtcdBackup, and the operator may run in another namespace.
+/// The endpoints of a spec, with complete host names. Manifests for coreos/etcd-operator may name a Service without a
+/// namespace. This means the namespace of the EtcdBackup, and the operator may run in another namespace.
 fn completed(given: &[String], namespace: &str) -> Vec<String> {
     given.iter().map(|url| endpoint(url, namespace)).collect()
 }
@@ -361,7 +361,7 @@ mod tests {
 
     /// Invariant 28 (endpoints of other namespaces).
     #[tokio::test]
-    async fn tenant_reaches_only_own_clusters_without_grant() {
+    async fn invariant_28_namespace_without_grant_reaches_only_own_clusters() {
         let none = rule(&[], "team-b");
         for own in [
             "http://main-client.team-b.svc:2379",
@@ -387,10 +387,10 @@ mod tests {
         }
     }
 
-    /// Invariant 28: the limit does not apply to the operator's own namespace, to an operator for one namespace, and
-    /// to granted endpoints.
+    /// Invariant 28: the restriction does not apply to the operator's own namespace, to an operator for one namespace,
+    /// and to granted endpoints.
     #[tokio::test]
-    async fn granted_endpoint_is_called_directly() {
+    async fn invariant_28_granted_endpoint_is_called_directly() {
         let url = "http://main-client.team-a.svc:2379";
         for rule in [
             EndpointRule::default(),
@@ -401,15 +401,15 @@ mod tests {
         }
         let withdrawn = rule(&["team-c=main-client.team-a.svc"], "team-b");
         let EndpointReach::NotGranted(why) = reached(url, &withdrawn).await else {
-            panic!("the grant of another namespace counts")
+            panic!("an endpoint is called without a grant for its namespace")
         };
         let remedy = "--etcd-endpoints=team-b=main-client.team-a.svc:2379";
         assert!(why.contains(remedy), "{why}");
     }
 
-    /// Invariant 28: the users of a namespace can change its Services, so the operator calls the pods.
+    /// Invariant 28: the users of a namespace can change its Services, so the operator connects to the pods.
     #[tokio::test]
-    async fn cluster_of_tenant_is_reached_at_its_pods() {
+    async fn invariant_28_cluster_of_other_namespace_is_called_at_its_pods() {
         let spec = json!({ "etcdCluster": { "name": "main" } });
         for (rule, expected) in [
             (EndpointRule::default(), None),

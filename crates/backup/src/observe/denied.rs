@@ -1,5 +1,5 @@
-//! Completes a store's denial of access with the denied identity: the Secret and its field. The denial names neither.
-//! Pure.
+//! Adds the identity to a store's denial of access: the Secret and its field in the spec. The denial itself names
+//! neither. Performs no I/O.
 
 use api::EtcdBackup;
 use store::secrets_of;
@@ -56,7 +56,7 @@ fn identity(backup: &EtcdBackup) -> Option<String> {
         Some(secret) => Some(format!("{}: Secret {}", secret.field, secret.name)),
         None => source.has_bucket().then(|| {
             format!(
-                "spec.{} names no Secret: the backup operator's own identity",
+                "spec.{} names no Secret, and the backup operator uses its cloud identity",
                 source.block()
             )
         }),

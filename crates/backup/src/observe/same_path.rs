@@ -1,8 +1,8 @@
-//! Finds the other periodic EtcdBackups with the same path. Pure.
+//! Finds the other periodic EtcdBackups with the same path. Performs no I/O.
 //!
-//! Each of them applies its retention rules to the backups whose manifest names it, and ignores the backups of the
-//! others. Some backups have no such owner: they have no manifest, or their EtcdBackup was deleted or moved to another
-//! path. To these backups, every EtcdBackup with that path applies its rules.
+//! Each EtcdBackup applies its retention rules to the backups whose manifest names it, and ignores the backups of the
+//! other EtcdBackups. A backup has no owner if it has no manifest, or if its EtcdBackup was deleted or moved to another
+//! path. To such a backup, every EtcdBackup with that path applies its rules.
 
 use std::collections::BTreeSet;
 
@@ -11,8 +11,8 @@ use api::storage::StorageSource;
 use kube::ResourceExt;
 use runtime::controller::Guarded;
 
-/// The type of the store, the PersistentVolumeClaim if any, and the path. Endpoints are not compared, because one
-/// store may have several endpoints.
+/// The type of the store, the path, and the PersistentVolumeClaim if there is one. Endpoints are not compared, because
+/// one store may have several endpoints.
 fn path_of(backup: &EtcdBackup) -> Option<(&'static str, String, String)> {
     let spec = &backup.spec;
     let blocks = spec.blocks();
@@ -32,8 +32,8 @@ fn path_of(backup: &EtcdBackup) -> Option<(&'static str, String, String)> {
     Some((source.block(), volume, source.path().to_owned()))
 }
 
-/// The UIDs of the other periodic EtcdBackups with the same path. The result contains every EtcdBackup that this
-/// release cannot parse, because it may have that path.
+/// The UIDs of the other periodic EtcdBackups with the same path. EtcdBackups that this release cannot parse are
+/// included, because they may have that path.
 pub(super) fn others<'a>(
     backup: &EtcdBackup,
     all: impl Iterator<Item = &'a Guarded<EtcdBackup>>,

@@ -46,8 +46,8 @@ pub(super) async fn open(
     opened.map_err(|error| in_store(&error))
 }
 
-/// The part of the operator's directory that belongs to the namespace of an EtcdBackup (invariant 13). The operator's
-/// own namespace uses the directory itself.
+/// The part of the operator's directory for backups that belongs to the namespace of an EtcdBackup (invariant 13). The
+/// operator's own namespace uses the whole directory.
 fn local_of(local: &LocalStore, own: &str, namespace: &str, quota: Option<u64>) -> LocalStore {
     if namespace == own {
         local.clone()
@@ -74,9 +74,9 @@ pub(super) async fn volume(
     })
 }
 
-/// Fails if the PersistentVolumeClaim is missing, because a pod that mounts it would stay pending. All other errors
-/// are ignored. If the operator may not read PersistentVolumeClaims, it still creates the pod, and the status of the
-/// pod shows the problem.
+/// Fails if the PersistentVolumeClaim is missing, because a pod that mounts it would stay pending. Other errors are
+/// ignored: if the operator may not read PersistentVolumeClaims, it creates the pod anyway, and the status of the pod
+/// shows a problem.
 async fn check_pvc(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<(), Trouble> {
     let name = &pvc.claim_name;
     let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
@@ -91,8 +91,8 @@ async fn check_pvc(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<
     }
 }
 
-/// True if the API server reports that no object of this name exists. A 404 without the name may come from a proxy.
-/// The difference matters: with `deletionPolicy: Delete`, the backups on a missing PersistentVolumeClaim count as
+/// True if the API server reports that no object of this name exists. A 404 that does not contain the name may come
+/// from a proxy. This matters for `deletionPolicy: Delete`: the backups on a missing PersistentVolumeClaim count as
 /// deleted.
 fn is_missing(status: &Status, name: &str) -> bool {
     let named = status.details.as_ref().map(|details| details.name.as_str());

@@ -1,12 +1,12 @@
-//! Limits the attempts that end together with the operator process, without a report. Pure.
+//! Limits the number of attempts that end together with the operator process, without a report. Performs no I/O.
 //!
-//! An attempt that fails reports its error, and its time is limited (`deadline.rs`). An attempt that crashes the
-//! operator, for example because it runs out of memory, reports nothing. Its time limit starts again in the next
-//! process. Without a limit on the number, the operator would repeat such an attempt indefinitely, and each crash
-//! would interrupt all other transfers.
+//! An attempt that fails reports its error, and its duration is limited (`deadline.rs`). An attempt that crashes the
+//! operator, for example because it runs out of memory, reports nothing, and its time limit starts again in the next
+//! process. Without a limit on the number, the operator would repeat such an attempt forever, and each crash would
+//! interrupt all other transfers.
 //!
-//! The status therefore counts an attempt before its first byte is transferred. The count is reduced when the operator
-//! has observed the end of the attempt. A restart of the operator or a lost lease also interrupts attempts, so the
+//! The status therefore counts an attempt before its first byte is transferred. After the operator has observed the end
+//! of the attempt, it reduces the count. A restart of the operator or a lost lease also interrupts attempts, so the
 //! limit is high.
 
 use api::EtcdBackup;
@@ -14,7 +14,7 @@ use api::EtcdBackup;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Stored, Work, WorkState};
 
-/// Limit of attempts without an observed end. The kubelet restarts a crashing container after ten seconds at first,
+/// Limit for attempts without an observed end. The kubelet restarts a crashing container after ten seconds at first,
 /// and after five minutes later. Ten attempts therefore take about half an hour.
 pub(super) const MAX_UNFINISHED: i32 = 10;
 
@@ -24,19 +24,18 @@ fn unfinished(backup: &EtcdBackup) -> i32 {
     count.unwrap_or_default().max(0)
 }
 
-/// The count in the status, including the current attempt of this process. A process has at most one attempt at a
-/// time.
+/// The count in the status, plus the current attempt of this process. A process has at most one attempt at a time.
 pub(super) fn count_with_current(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> i32 {
     let next = unfinished(backup).saturating_add(1);
     transfer.recorded_count.unwrap_or(next)
 }
 
-/// The count after the end of this process's attempt; `None` if the attempt was not counted.
+/// The count without this process's attempt, which has ended; `None` if the attempt was not counted.
 pub(super) fn count_without_current(transfer: &WorkState<Stored>) -> Option<i32> {
     transfer.recorded_count.map(|count| count.saturating_sub(1))
 }
 
-/// The problem if the limit is reached, and this process has not attempted the backup itself.
+/// The problem if the limit is reached; `None` if this process has attempted the backup itself.
 pub(super) fn attempts_exhausted(backup: &EtcdBackup, work: &Work) -> Option<Trouble> {
     let unfinished = unfinished(backup);
     (*work == Work::Idle && unfinished >= MAX_UNFINISHED).then(|| {
@@ -45,7 +44,7 @@ pub(super) fn attempts_exhausted(backup: &EtcdBackup, work: &Work) -> Option<Tro
             format!(
                 "{unfinished} attempts ended together with the backup operator: check why the operator's container \
                  ended (kubectl describe pod). If it was OOMKilled, raise backupOperator.resources of the chart. Then \
-                 create another EtcdBackup or change the spec. A periodic EtcdBackup needs neither"
+                 create another EtcdBackup or change the spec. A periodic EtcdBackup needs neither: it tries again at its next scheduled time"
             ),
         )
     })

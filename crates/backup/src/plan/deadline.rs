@@ -1,8 +1,7 @@
-//! Computes the deadline of a backup, and the problem to report when the deadline has passed. Pure.
+//! Computes the deadline of a backup, and the problem to report after the deadline. Performs no I/O.
 //!
-//! Only the time in which the operator can work on the backup counts. The time in the queue behind other transfers
-//! does not count, and neither does the time without a running operator. Otherwise a long queue or a long restart
-//! would fail backups without any error.
+//! The time limit excludes the time in the queue behind other transfers, and the time without a running operator.
+//! Otherwise a long queue or a long restart would fail backups without any error.
 
 use api::conditions::{ConditionType, find};
 use api::{EtcdBackup, EtcdBackupStatus};
@@ -12,18 +11,17 @@ use super::{MAX_CLOCK_SKEW, intent};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Moved, Snapshot, Stored, Work, WorkState};
 
-/// Default time limit of a backup. For each MiB of the database, one second is added.
+/// Default time limit of a backup, for a small database. Each MiB of the database adds a second.
 const BASE_LIMIT: SignedDuration = SignedDuration::from_mins(10);
 
-/// Maximum time limit, also for `timeoutInSecond: 0`. Without a maximum, one tenant could use a slot that all tenants
-/// share forever.
+/// Maximum time limit, also for `timeoutInSecond: 0`. Without a maximum, a tenant could occupy a transfer slot forever
+/// that all tenants share.
 const MAX_LIMIT: SignedDuration = SignedDuration::from_hours(48);
 
-/// Time in which a transfer that was canceled at the deadline must end. Requests that hang must not delay the report
+/// A transfer that was canceled at the deadline must end within this time. Requests that hang must not delay the report
 /// further.
 const CANCEL_LIMIT: SignedDuration = SignedDuration::from_mins(2);
 
-/// The time limit of this backup.
 fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> SignedDuration {
     let policy = backup.spec.backup_policy.as_ref();
     let limit = match policy.and_then(|policy| policy.timeout_in_second) {
@@ -56,8 +54,8 @@ pub(super) fn deadline(
     let is_plausible = |time: &Timestamp| time.duration_since(now) <= MAX_CLOCK_SKEW;
     let since = snapshot.since.filter(is_plausible);
     let begun = Some(intent(backup)?).filter(is_plausible);
-    // A wrong clock recorded a start in the future. The start of this process or the creation of the EtcdBackup,
-    // whichever is later, replaces it.
+    // A wrong clock recorded a start in the future. Instead, the later of two times counts: the start of this process
+    // and the creation of the EtcdBackup.
     let begun = begun.unwrap_or_else(|| {
         let created = backup.metadata.creation_timestamp.as_ref();
         let created = created.map(|time| time.0).filter(is_plausible);
@@ -70,7 +68,7 @@ pub(super) fn deadline(
     worked_on.checked_add(limit).ok()
 }
 
-/// True if the deadline has passed. A queued transfer is never overdue.
+/// True if the deadline has passed. Never true for a queued transfer.
 pub(super) fn overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> bool {
     snapshot.transfer.work != Work::Queued
         && deadline(backup, snapshot, now).is_some_and(|deadline| now >= deadline)
@@ -82,7 +80,8 @@ pub(super) fn cancel_overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Time
     deadline.is_some_and(|deadline| now.duration_since(deadline) >= CANCEL_LIMIT)
 }
 
-/// The problem to report. It includes the last known failure, because the canceled attempt has not reported one.
+/// The problem to report after the deadline. It includes the last known failure, because the canceled attempt has
+/// reported none.
 pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> Trouble {
     if let Some(reported) = reported_deadline(backup.status.as_ref()) {
         return Trouble::new(Reason::DeadlineExceeded, reported);
@@ -94,19 +93,19 @@ pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored
     Trouble::new(
         Reason::DeadlineExceeded,
         format!(
-            "the backup was not complete in the time allowed: raise spec.backupPolicy.timeoutInSecond, or use 0 for the \
+            "the backup was not complete before its deadline: raise spec.backupPolicy.timeoutInSecond, or use 0 for the \
              longest limit, 48 hours{last}"
         ),
     )
 }
 
-/// The message that was reported when the transfer was canceled; `None` if nothing was reported.
+/// The message that was reported when the transfer was canceled; `None` if no message was reported.
 fn reported_deadline(status: Option<&EtcdBackupStatus>) -> Option<String> {
     let status = status.filter(|status| status.completion_time.is_none())?;
     let complete = find(&status.conditions, &ConditionType::Complete)?;
     let reports =
         complete.status == "False" && complete.reason == Reason::DeadlineExceeded.as_str();
-    // A periodic EtcdBackup may still report the deadline of its previous backup.
+    // The reported deadline of a periodic EtcdBackup may be that of its previous backup.
     let is_current = status.reason.as_deref() == Some(complete.message.as_str());
     (reports && is_current).then(|| complete.message.clone())
 }

@@ -1,4 +1,4 @@
-//! Computes the time of the next backup, and whether the retention rules must be applied first. Pure.
+//! Computes when the next backup is due, and whether the retention rules must be applied before it. Performs no I/O.
 
 use api::EtcdBackup;
 use jiff::{SignedDuration, Timestamp};
@@ -8,7 +8,7 @@ use super::{MAX_CLOCK_SKEW, failed_generation, is_open, obstacle};
 use crate::retention::Rules;
 use crate::snapshot::{RemovalResult, Snapshot, Work};
 
-/// How long a backup that is due waits until the retention rules are applied after the previous backup.
+/// A backup that is due waits at most this long for the removal by the retention rules after the previous backup.
 const RETENTION_WAIT: SignedDuration = SignedDuration::from_mins(1);
 
 /// The next run of an EtcdBackup that has no backup in progress.
@@ -24,7 +24,7 @@ pub(super) fn next_run(backup: &EtcdBackup, now: Timestamp) -> Next {
     if is_repeated {
         return Next::Due;
     }
-    // coreos/etcd-operator recorded only successes.
+    // coreos/etcd-operator recorded only successful backups.
     let last = status.and_then(|status| {
         let times = [
             status.start_time.as_ref(),
@@ -50,7 +50,7 @@ pub(super) fn is_suspended(backup: &EtcdBackup) -> bool {
     policy.is_some_and(|policy| policy.suspend)
 }
 
-/// The retention rules of a periodic backup; `None` if they never remove a backup.
+/// The retention rules of a periodic backup; `None` if the rules never remove a backup.
 pub fn rules(backup: &EtcdBackup) -> Option<Rules> {
     let policy = backup
         .spec
@@ -73,8 +73,7 @@ pub(super) fn is_retention_pending(backup: &EtcdBackup) -> bool {
     rules(backup).is_some() && status.location.is_some() && listed != status.location.as_deref()
 }
 
-/// The result of the removal that followed the newest backup. A removal that ran concurrently with that backup does
-/// not count.
+/// The result of the removal after the newest backup; `None` if the removal ran concurrently with that backup.
 pub(super) fn retention_result<'a>(
     backup: &EtcdBackup,
     snapshot: &'a Snapshot,
@@ -90,8 +89,9 @@ pub(super) fn retention_result<'a>(
 
 /// The time until which a backup that is due waits for the retention rules; `None` if it does not wait.
 ///
-/// If backups take longer than their interval, the next backup is always due. Without this wait, the rules would never
-/// be applied. A slow store delays a backup by at most [`RETENTION_WAIT`]. The removal then continues concurrently.
+/// If backups take longer than their interval, the next backup is always due, and without this wait the rules would
+/// never be applied. A slow store delays a backup by at most [`RETENTION_WAIT`]. Afterwards, the removal continues
+/// concurrently with the backup.
 pub(super) fn retention_wait(
     backup: &EtcdBackup,
     snapshot: &Snapshot,
@@ -102,7 +102,7 @@ pub(super) fn retention_wait(
         .as_ref()
         .filter(|_| is_retention_pending(backup))?;
     let ended = status.completion_time.as_ref()?.0;
-    // The absolute value limits the wait if the clock was set back.
+    // The absolute value limits the wait even if the clock was set back.
     let is_recent = now.duration_since(ended).abs() < RETENTION_WAIT;
     let may_begin = snapshot.removal.may_begin(now) && obstacle(backup, snapshot, now).is_none();
     let waits = match &snapshot.removal.work {

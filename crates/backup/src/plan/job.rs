@@ -1,4 +1,5 @@
-//! Builds the transfer or the removal that an action starts, with its endpoints, object names and pods. Pure.
+//! Builds the transfer or the removal that an action starts, with its endpoints, object names and pods. Performs no
+//! I/O.
 
 use std::collections::BTreeSet;
 
@@ -28,13 +29,13 @@ pub enum Job {
     Transfer {
         /// Client URLs to which the transfer connects first.
         endpoints: Vec<String>,
-        /// The object to write.
+        /// Where the backup is written in the store.
         name: ObjectName,
         /// True if the object is compressed.
         compress: bool,
         /// The record of the EtcdCluster for the manifest.
         cluster: Option<Box<ManifestCluster>>,
-        /// Limits of the members that the transfer may call.
+        /// Which members the transfer may call.
         limits: EndpointLimits,
     },
     /// A removal in this process, from the store that observe has opened.
@@ -46,15 +47,15 @@ pub enum Job {
     },
     /// A transfer or removal in a pod that mounts the PersistentVolumeClaim.
     InPod {
-        /// The pod to create.
+        /// The backup pod, which the operator creates if it does not exist.
         pod: Box<Pod>,
         /// The order in the arguments of the pod.
         order: Order,
     },
-    /// The deletion of the pod that an ended operator process has left. The pod may still be pending. Without the
-    /// deletion, it could make its backup after the status has reported the end of the attempt.
+    /// The deletion of a pod that an earlier operator process has left, and that may still be pending. Without the
+    /// deletion, the pod could make its backup after the status has reported the end of the attempt.
     LeftPod {
-        /// The name of the pod.
+        /// The backup pod, in the namespace of the EtcdBackup.
         name: String,
     },
 }
@@ -74,7 +75,8 @@ pub(super) fn transfer(
     else {
         return Ok(None);
     };
-    // A pod with a volume runs in the namespace of the EtcdBackup. It can reach only what other pods there can reach.
+    // A pod with a volume runs in the namespace of the EtcdBackup. It reaches only what other pods of that namespace
+    // reach.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {
@@ -126,7 +128,7 @@ pub(super) fn transfer(
     }))
 }
 
-/// The URLs to call for the endpoints in a spec, and the only cluster whose answers count.
+/// The URLs to call for the endpoints in a spec, and the ID of the only cluster that may answer.
 ///
 /// Invariant 28: an endpoint outside of the namespace needs a grant. If one endpoint has no grant, all are rejected.
 fn reachable(
@@ -141,8 +143,7 @@ fn reachable(
                 return Err(Trouble::new(
                     Reason::EndpointNotGranted,
                     format!(
-                        "spec.etcdEndpoints: {url} names no EtcdCluster of this namespace and {why}; or name an \
-                         EtcdCluster of this namespace in spec.etcdCluster.name"
+                        "spec.etcdEndpoints: {url} names no EtcdCluster of this namespace and {why}. Or name an EtcdCluster of this namespace in spec.etcdCluster.name"
                     ),
                 ));
             }
@@ -165,7 +166,8 @@ fn reachable(
     Ok((urls, own))
 }
 
-/// The deletion of the pod for the recorded start, if the plan ends this start and this process has no worker for it.
+/// The deletion of the pod for the recorded start. `None` unless the plan ends this start and this process has no
+/// worker for it.
 pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
     let ends = plan.action == Action::RecordIntent
         || matches!(
@@ -180,11 +182,11 @@ pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
     })
 }
 
-/// Fails if the EtcdCluster must not be backed up at the moment.
+/// Fails if the EtcdCluster must not be backed up now.
 fn check(cluster: &ManifestCluster, restoring: bool) -> Result<(), Trouble> {
     let name = &cluster.name;
     if restoring {
-        // The restore is not complete. A backup of its data would count as a good backup for the retention rules.
+        // A restore is in progress. The retention rules would count a backup of its incomplete data as a good backup.
         return Err(Trouble::new(
             Reason::Restoring,
             format!(
@@ -228,7 +230,7 @@ fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> Reach {
 pub(super) fn surplus(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
     let status = backup.status.as_ref();
     let newest = status.and_then(|status| status.location.clone());
-    // Invariant 9: the pod uses this time too, because the clock of its node may differ.
+    // Invariant 9: the pod computes ages with this time too, because the clock of its node may differ.
     let now = clock::agreed_time(snapshot, now)?;
     let scope = |others: &BTreeSet<String>| RemovalScope::Surplus {
         rules: rules(backup).unwrap_or_default(),
@@ -239,7 +241,7 @@ pub(super) fn surplus(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) 
     removal(backup, &snapshot.inputs, scope)
 }
 
-/// The removal of all stored backups of the EtcdBackup.
+/// The removal of all stored backups of this EtcdBackup.
 pub(super) fn everything(backup: &EtcdBackup, snapshot: &Snapshot) -> Option<Job> {
     removal(backup, &snapshot.inputs, |_| RemovalScope::Everything)
 }
@@ -386,7 +388,7 @@ mod tests {
 
     /// Invariant 28 (endpoints of other namespaces).
     #[test]
-    fn tenant_endpoint_without_grant_starts_no_transfer() {
+    fn invariant_28_endpoint_without_grant_starts_no_transfer() {
         let refused = EndpointReach::NotGranted("is not granted to namespace prod".to_owned());
         for site in [store(), volume()] {
             for reaches in [
@@ -404,9 +406,9 @@ mod tests {
         }
     }
 
-    /// Invariant 28: a DNS name of the namespace may lead to any address, but the address of its pod does not.
+    /// Invariant 28: a DNS name in the namespace may resolve to any address. The address of a pod is reliable.
     #[test]
-    fn own_cluster_is_reached_at_pods_under_its_recorded_id() {
+    fn invariant_28_own_cluster_is_called_at_pods_with_recorded_id() {
         let planned = |reaches: &[EndpointReach]| {
             let inputs = of_endpoints(store(), reaches);
             match transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH) {
@@ -457,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn transfer_replaces_leftover_of_earlier_attempt() {
+    fn transfer_gets_incomplete_object_of_earlier_attempt() {
         let inputs = of_cluster(store(), false, false);
         let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
         let Some(Job::Transfer {
@@ -481,7 +483,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_carries_the_order_and_mounts_the_secrets_of_the_cluster() {
+    fn backup_pod_gets_its_task_and_mounts_cluster_secrets() {
         let inputs = of_cluster(volume(), false, false);
         let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
         let Some(Job::InPod { pod, order }) = planned else {
@@ -503,7 +505,7 @@ mod tests {
     }
 
     #[test]
-    fn removal_names_the_newest_backup_and_the_other_owners() {
+    fn removal_task_contains_newest_backup_and_other_owners() {
         let mut backup = periodic();
         backup.status.get_or_insert_default().location = Some("s3://b/newest".to_owned());
         let others = BTreeSet::from(["another".to_owned()]);
@@ -525,7 +527,7 @@ mod tests {
         };
         assert_eq!(newest, "s3://b/newest");
         assert!(others.contains("another"));
-        // Invariant 9: the order of the pod contains the earlier time of the two clocks.
+        // Invariant 9: the order for the pod contains the earlier of the two clocks' times.
         let planned = surplus(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
         let Some(Job::InPod { order, .. }) = planned else {
             panic!("{planned:?}")

@@ -1,5 +1,5 @@
 //! Builds the pod that mounts the PersistentVolumeClaim of an EtcdBackup, and transfers or removes backups there.
-//! Pure.
+//! Performs no I/O.
 
 use api::EtcdBackup;
 use jiff::Timestamp;
@@ -18,13 +18,13 @@ use crate::pvc::{AUTH, Order, ROOT, TLS, Task};
 
 const VOLUME: &str = "backups";
 const PROGRAM: &str = "/usr/local/bin/etcd-backup-operator";
-/// Number of digits of the digest in a pod's name.
+/// The name of a pod contains this number of digits of a digest.
 const NAME_DIGITS: usize = 20;
 /// Memory request and memory limit. A transfer streams the snapshot and needs little memory.
 const MEMORY: (&str, &str) = ("64Mi", "256Mi");
 
-/// The name of the pod for this order. The name is derived from the order, so that a second operator process finds the
-/// pod of the first one (invariant 11).
+/// The name of the pod for this order. It is derived from the order, so that a second operator process finds the pod of
+/// the first (invariant 11).
 fn name(order: &Order) -> String {
     name_of(&order.uid, &order.work_id())
 }
@@ -83,7 +83,7 @@ pub(super) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -
             name: Some(name(order)),
             namespace: backup.namespace(),
             labels: Some(labels.into()),
-            // Kubernetes deletes the pod together with its owner, the EtcdBackup.
+            // Kubernetes deletes the pod together with the EtcdBackup that owns it.
             owner_references: Some(vec![OwnerReference {
                 api_version: EtcdBackup::api_version(&()).into_owned(),
                 kind: EtcdBackup::kind(&()).into_owned(),
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_is_restricted_and_has_no_token() {
+    fn backup_pod_is_restricted_and_has_no_service_account_token() {
         let pod = built();
         let spec = pod.spec.as_ref().unwrap();
         assert_eq!(spec.automount_service_account_token, Some(false));

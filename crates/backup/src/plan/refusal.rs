@@ -1,4 +1,4 @@
-//! The problems for which the operator rejects a spec. Pure.
+//! The problems for which the operator rejects a spec. Performs no I/O.
 
 use api::EtcdBackup;
 use api::problem::{Problem, summary};
@@ -31,8 +31,8 @@ pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     (!problems.is_empty()).then(|| Trouble::new(Reason::NotSupported, summary(&problems)))
 }
 
-/// The right to create EtcdBackups must not suffice to read a Secret. The operator therefore sends a password only in
-/// two cases: over TLS with a CA from a Secret, or to Services and pods of the EtcdBackup's namespace.
+/// A user who may create EtcdBackups must not gain access to a Secret's password. The operator therefore sends a
+/// password only over TLS with a CA from a Secret, or to Services and pods of the EtcdBackup's namespace.
 fn exposed_password(backup: &EtcdBackup) -> Option<Problem> {
     backup.spec.auth_secret.as_ref()?;
     let namespace = backup.namespace().unwrap_or_default();
@@ -42,15 +42,15 @@ fn exposed_password(backup: &EtcdBackup) -> Option<Problem> {
     Some(Problem::new(
         "spec.authSecret",
         format!(
-            "would send a password to {exposed}, which is outside of this namespace, without TLS"
+            "would send a password without TLS to {exposed}, which is outside of this namespace"
         ),
         "use an https URL in spec.etcdEndpoints and spec.clientTLSSecret, or name a Service of this namespace such as \
          http://example-client:2379",
     ))
 }
 
-/// True if the URL names a Service of the namespace, or a pod behind such a Service. Only letters, digits, dots and
-/// hyphens are accepted, so that no client finds another host in the URL.
+/// True if the URL names a Service of the namespace, or a pod behind such a Service. The host may contain only letters,
+/// digits, dots and hyphens, so that no client finds another host in the URL.
 fn is_in_namespace(url: &str, namespace: &str) -> bool {
     let address = url.strip_prefix("http://").unwrap_or(url);
     let address = address.strip_suffix('/').unwrap_or(address);
@@ -61,7 +61,7 @@ fn is_in_namespace(url: &str, namespace: &str) -> bool {
     }
     let labels: Vec<&str> = host.split('.').collect();
     match labels.as_slice() {
-        // The operator completes a bare name with the namespace of the EtcdBackup.
+        // The operator adds the namespace of the EtcdBackup to a name without dots.
         [service] => !service.is_empty() && *service != "localhost",
         [_, of, "svc"] | [_, _, of, "svc"] => *of == namespace,
         [_, of, "svc", "cluster", "local"] | [_, _, of, "svc", "cluster", "local"] => {
@@ -75,7 +75,7 @@ fn in_policy(problem: &schedule::Problem) -> Problem {
     match problem {
         schedule::Problem::Schedule { text, why } => Problem::new(
             "spec.backupPolicy.schedule",
-            format!("is {text:?}, which cannot be read ({why})"),
+            format!("is {text:?}, which is not a valid schedule ({why})"),
             "write five cron fields such as 0 3 * * *, or @daily",
         ),
         schedule::Problem::TimeZone { name } => Problem::new(
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_cannot_send_password_to_own_endpoint() {
+    fn rejects_password_for_endpoint_outside_namespace() {
         for endpoint in [
             "http://attacker.example:2379",
             "http://203.0.113.7:2379",

@@ -1,5 +1,5 @@
 //! Computes the time of the next backup of a periodic EtcdBackup. The inputs are the policy, the start of the last
-//! backup and the current time. Pure.
+//! backup and the current time. Performs no I/O.
 
 use api::backup::BackupPolicy;
 use croner::parser::{CronParser, Seconds, Year};
@@ -8,8 +8,8 @@ use jiff::civil::Date;
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-/// The first day for which a schedule is checked, and the number of checked days. 28 years contain every combination
-/// of month, day, weekday and leap year.
+/// The first day for which a schedule is checked, and the number of days. These 28 years contain every combination of
+/// month, day, weekday and leap year.
 const FIRST_DAY: Date = Date::constant(2000, 1, 1);
 const DAYS: usize = 28 * 366;
 
@@ -49,15 +49,15 @@ enum Rule {
     At(Box<Cron>, TimeZone),
 }
 
-/// The schedule of a policy.
+/// A parsed schedule: the cron fields or the interval, with the time zone.
 #[derive(Debug)]
 pub struct Schedule {
     rule: Rule,
-    /// A run is skipped if it would start later than this after its planned time.
+    /// A run is skipped if it cannot start within this time after its planned time.
     deadline: Option<SignedDuration>,
 }
 
-/// The next run.
+/// When the next run is due.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Next {
     /// The run is due now.
@@ -89,8 +89,8 @@ impl Schedule {
         Ok(Some(Self { rule, deadline }))
     }
 
-    /// The next run after the run that started at `last`. `created` is the creation time of the EtcdBackup. After any
-    /// number of missed runs, one run is due. The `seed` gives different EtcdBackups a different jitter.
+    /// The next run after the run that started at `last`. `created` is the creation time of the EtcdBackup. If several
+    /// runs were missed, one run is due. EtcdBackups with different `seed` get a different jitter.
     pub fn next(
         &self,
         last: Option<Timestamp>,
@@ -99,7 +99,7 @@ impl Schedule {
         now: Timestamp,
     ) -> Next {
         match &self.rule {
-            // The first backup starts at once, because no other backup exists.
+            // The first backup starts at once, because no earlier backup exists.
             Rule::Every(_) if last.is_none() => Next::Due,
             Rule::Every(interval) => self.every(*interval, last.unwrap_or(created), seed, now),
             Rule::At(cron, zone) => self.at(cron, zone, last.unwrap_or(created), seed, now),
@@ -112,7 +112,7 @@ impl Schedule {
         if let Some(deadline) = self.deadline
             && now.duration_since(planned) > deadline
         {
-            // The latest missed run. If its starting deadline has passed too, the next run.
+            // The latest missed run or, if its starting deadline has passed too, the next run.
             let missed = now.duration_since(planned).as_secs() / interval.as_secs().max(1);
             let intervals =
                 |count: i64| SignedDuration::from_secs(interval.as_secs().saturating_mul(count));
@@ -132,10 +132,10 @@ impl Schedule {
         seed: &str,
         now: Timestamp,
     ) -> Next {
-        // Runs whose starting deadline has passed are skipped without a search, even after a long downtime of the
-        // operator.
+        // Runs with a starting deadline in the past are skipped without a search. The operator may have been down for a
+        // long time.
         let from = match self.deadline {
-            // A deadline that reaches beyond the first representable time skips no run.
+            // A starting deadline before the first representable time skips no run.
             Some(deadline) => {
                 let since = now.checked_sub(deadline).ok();
                 let since = since.and_then(|it| it.checked_sub(SignedDuration::from_secs(1)).ok());
@@ -159,7 +159,7 @@ impl Schedule {
     /// schedule.
     fn jitter(&self, interval: SignedDuration, seed: &str, run: Timestamp) -> SignedDuration {
         let max = (interval / JITTER_DIVISOR).min(MAX_JITTER);
-        // The jitter alone must not exceed the starting deadline.
+        // The jitter must not exceed the starting deadline.
         let max = self.deadline.map_or(max, |deadline| max.min(deadline / 2));
         let max = max.as_secs().max(0).unsigned_abs();
         let seconds = hash(seed, run) % (max + 1);
@@ -179,8 +179,8 @@ fn later(time: Timestamp, by: SignedDuration) -> Timestamp {
     time.checked_add(by).unwrap_or(Timestamp::MAX)
 }
 
-/// True if the schedule ever matches a day. The search for the next run would examine three thousand years for February
-/// 30, which would delay the EtcdBackups of other users.
+/// True if the schedule matches any day. For February 30, the search for the next run would examine three thousand
+/// years and delay the EtcdBackups of other users.
 fn has_day(cron: &Cron) -> bool {
     let days = std::iter::successors(Some(FIRST_DAY), |day| day.tomorrow().ok());
     days.take(DAYS).any(|date| {
@@ -218,7 +218,7 @@ fn cron(text: &str) -> Result<Cron, Problem> {
         .map_err(|error| problem(error.to_string()))
 }
 
-/// Reads a time zone from the compiled-in database, because the operator's image contains no database.
+/// Reads a time zone from the compiled-in database. The operator's image contains no such database.
 fn zone(name: &str) -> Result<TimeZone, Problem> {
     let unknown = || Problem::TimeZone {
         name: name.to_owned(),
@@ -227,7 +227,7 @@ fn zone(name: &str) -> Result<TimeZone, Problem> {
     TimeZone::tzif(name, data).map_err(|_| unknown())
 }
 
-/// FNV-1a: the hash is the same in every process and release.
+/// FNV-1a, a hash that is the same in every process and release.
 fn hash(seed: &str, run: Timestamp) -> u64 {
     let bytes = seed.bytes().chain(run.as_second().to_le_bytes());
     bytes.fold(0xcbf2_9ce4_8422_2325, |hash, byte| {
@@ -299,7 +299,7 @@ mod tests {
             let first: Vec<i64> = (0..200).map(|seed| jitter(&seed.to_string())).collect();
             let second: Vec<i64> = (0..200).map(|seed| jitter(&seed.to_string())).collect();
             assert_eq!(first, second);
-            // The jitter takes every number of seconds up to the maximum, and none above it.
+            // Every number of seconds up to the maximum occurs, and no greater number.
             let distinct: std::collections::BTreeSet<i64> = first.into_iter().collect();
             assert!(
                 distinct.iter().eq((0..=max).collect::<Vec<_>>().iter()),
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn missed_runs_are_made_up_once() {
+    fn several_missed_runs_cause_one_run() {
         let now = "2026-01-03T10:30:00Z";
         assert_eq!(next(HOURLY, Some("2026-01-01T10:00:00Z"), now), Next::Due);
         assert_eq!(
@@ -383,7 +383,7 @@ mod tests {
             next(berlin, Some("2026-07-10T12:00:00Z"), "2026-07-10T12:00:00Z"),
             Next::At(at("2026-07-11T01:30:00Z"))
         );
-        // A run is not lost if the change to daylight saving time skips its local time.
+        // If the start of daylight saving time skips the local time of a run, the run is not lost.
         let gap = r#"{"schedule":"30 2 * * *","timeZone":"Europe/Berlin"}"#;
         let found = next(gap, Some("2026-03-28T12:00:00Z"), "2026-03-28T12:00:00Z");
         assert!(
@@ -392,8 +392,8 @@ mod tests {
         );
     }
 
-    /// At the end of daylight saving time, one hour occurs twice. A daily schedule runs once in that hour, and an
-    /// hourly schedule runs twice.
+    /// At the end of daylight saving time, one hour occurs twice. A daily schedule runs once in it, and an hourly
+    /// schedule runs twice.
     #[test]
     fn repeated_hour_causes_no_second_daily_run() {
         let daily = r#"{"schedule":"30 2 * * *","timeZone":"Europe/Berlin"}"#;
@@ -416,8 +416,8 @@ mod tests {
             );
             last = expected.replace("00Z", "20Z");
         }
-        // At the start of daylight saving time, one hour is skipped. Hourly runs continue, and the daily run of that
-        // hour happens once.
+        // At the start of daylight saving time, one hour is skipped. Hourly runs continue, and a daily run in that hour
+        // happens once.
         let spring = "2026-03-29T00:00:20Z";
         assert_eq!(
             next(hourly, Some(spring), spring),
@@ -427,7 +427,7 @@ mod tests {
 
     #[test]
     fn cron_fields_have_standard_meaning() {
-        let now = "2026-01-01T00:00:30Z"; // A Thursday.
+        let now = "2026-01-01T00:00:30Z"; // This day is a Thursday.
         for (text, expected) in [
             ("*/15 * * * *", "2026-01-01T00:15:00Z"),
             ("0 0 * * 0", "2026-01-04T00:00:00Z"),
@@ -477,7 +477,7 @@ mod tests {
         );
     }
 
-    /// The search for a time of such a schedule would take seconds.
+    /// Without this check, the search for the next time of such a schedule would take seconds.
     #[test]
     fn rejects_schedule_with_empty_list_entry() {
         for schedule in [", 3 * * *", "0 3 * * ,", "0,,1 3 * * *"] {
@@ -496,7 +496,7 @@ mod tests {
             ("0 0 29 2 *", Some("2028-02-29T00:00:00Z")),
             ("0 0 31 1,4 *", Some("2026-01-31T00:00:00Z")),
             ("0 0 30 2 1", Some("2026-02-02T00:00:00Z")),
-            // In 28 years, February 29 is a Monday once.
+            // February 29 is a Monday only once in 28 years.
             ("0 0 29 2 +1", Some("2044-02-29T00:00:00Z")),
             ("0 0 * 2 1#5", Some("2044-02-29T00:00:00Z")),
             ("0 0 30 2 *", None),
@@ -506,7 +506,7 @@ mod tests {
         ] {
             let json = serde_json::json!({ "schedule": expression }).to_string();
             let found = next(&json, None, "2026-01-01T12:00:00Z");
-            // If no day matches, the operator does not call the search, which would examine three thousand years.
+            // If no day matches, the operator does not start the search, which would examine three thousand years.
             let searched = has_day(&cron(expression).unwrap());
             assert_eq!(searched, expected.is_some(), "{expression}");
             let expected = expected.map_or(Next::Never, |time| Next::At(at(time)));
@@ -524,8 +524,8 @@ mod tests {
     }
 
     proptest! {
-        /// For every policy and every time: no run is due directly after a run, the next run comes within the interval
-        /// plus the jitter, and it becomes due at that time.
+        /// For every policy and every time, no run is due directly after a run, and the next run becomes due within the
+        /// interval plus the jitter.
         #[test]
         fn next_run_waits_and_becomes_due(
             interval in 1_i64..1_000_000,

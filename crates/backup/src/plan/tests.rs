@@ -43,7 +43,7 @@ fn fresh() -> EtcdBackup {
     with(|_| ())
 }
 
-/// The EtcdBackup with the status that results from the plan.
+/// The EtcdBackup with the status that the plan results in.
 fn after(mut backup: EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackup {
     backup.status = Some(status(&backup, plan, now));
     backup
@@ -240,7 +240,7 @@ fn failed_attempt_is_retried_after_pause() {
 }
 
 #[test]
-fn no_wait_exceeds_deadline() {
+fn requeues_at_deadline_at_the_latest() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 310 }));
     let unknown = known(Work::Idle, Destination::Unknown(refused()));
     let failed = Snapshot {
@@ -280,7 +280,7 @@ fn fails_at_deadline_with_last_failure() {
         ("True", "DeadlineExceeded")
     );
     assert!(condition.message.contains("timeoutInSecond") && condition.message.contains("403"));
-    // A running attempt has not failed yet, so the status reports the failure of the previous attempt.
+    // A running attempt has no result yet, so the status reports the failure of the previous attempt.
     let mut retrying = known(Work::Running(Moved::default()), Destination::NotRead);
     retrying.transfer.last_failure = Some(refused());
     let canceling = after(backup.clone(), &plan(&backup, &retrying, at(61)), at(61));
@@ -328,13 +328,13 @@ fn canceled() -> Snapshot {
     known(Work::Ended(Err(trouble)), Destination::Free)
 }
 
-/// The deadline passed while the operator read the whole backup in a directory again.
+/// The deadline passed while the operator read the whole backup in a directory again to verify it.
 #[test]
-fn backup_that_is_whole_at_deadline_succeeds() {
+fn backup_that_is_complete_at_deadline_succeeds() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     let canceling = after(backup.clone(), &plan(&backup, &running, at(61)), at(61));
-    // The operator reads the store at once, and does not wait for the back-off before the next attempt.
+    // The operator reads the store at once. It does not wait for the back-off of the next attempt.
     let mut ended = canceled();
     ended.transfer.not_before = Some(at(90));
     assert_eq!(need(&canceling, &running, at(62)), Need::Nothing);
@@ -365,7 +365,7 @@ fn time_limit_grows_with_database_up_to_48_hours() {
         plan(&default, &snapshot, minutes(90)).action,
         Action::AbandonTransfer
     );
-    // The status records the size, so that a restart does not shorten the time limit.
+    // The status records the size of the database, so that a restart does not shorten the time limit.
     let recorded = after(
         default.clone(),
         &plan(&default, &snapshot, minutes(1)),
@@ -376,7 +376,7 @@ fn time_limit_grows_with_database_up_to_48_hours() {
         plan(&recorded, &restarted, minutes(60)).action,
         Action::StartTransfer
     );
-    // With 0, and with every longer limit, the time limit is 48 hours.
+    // With 0, and with every longer value, the time limit is 48 hours.
     for seconds in [0, i64::MAX] {
         let longest =
             begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": seconds }));
@@ -413,7 +413,7 @@ fn deletion_cancels_transfer() {
 }
 
 #[test]
-fn changed_spec_restarts_without_adopting_old_backup() {
+fn changed_spec_starts_new_backup_instead_of_adopting_old() {
     let mut backup = begun(|_| ());
     backup.metadata.generation = Some(2);
     let running = known(Work::Running(Moved::default()), Destination::NotRead);

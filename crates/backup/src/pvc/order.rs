@@ -18,9 +18,9 @@ pub(crate) const TLS: &str = "/run/backup/tls";
 /// Directory at which the pod mounts the Secret with user and password.
 pub(crate) const AUTH: &str = "/run/backup/auth";
 
-/// Maximum number of kept backups in a report: the same as in `status.backups`.
+/// A report lists at most this number of kept backups, as `status.backups` does.
 const LISTED: usize = 10;
-/// Maximum length of a message in bytes. As JSON, the message still fits into the 4096 bytes of a termination message.
+/// Maximum length of a message in bytes. As JSON, such a message fits into the 4096 bytes of a termination message.
 const MAX_MESSAGE: usize = 2048;
 
 /// A transfer or a removal for a pod. The order contains no credentials, because it is an argument of the pod
@@ -32,13 +32,13 @@ pub struct Order {
     pub claim: String,
     /// The path of the spec, below the root of the volume.
     pub path: String,
-    /// The UID of the EtcdBackup.
+    /// The UID of the EtcdBackup. It marks unfinished files on the PVC.
     pub uid: String,
-    /// The task of the pod.
+    /// What the pod must do.
     pub task: Task,
 }
 
-/// The task of the pod.
+/// What the pod must do.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "camelCase")]
 pub enum Task {
@@ -46,21 +46,20 @@ pub enum Task {
     Store(Box<SnapshotTask>),
     /// Remove the backups that the retention rules do not keep.
     Surplus {
-        /// The retention rules.
+        /// The retention rules in the spec.
         rules: Rules,
         /// The location of the newest backup.
         newest: String,
         /// The UIDs of the other periodic EtcdBackups with the same path.
         others: BTreeSet<String>,
-        /// The time from which the age of a backup is computed. The clock of the pod's node does not count
-        /// (invariant 9).
+        /// The time with which the ages of backups are computed. The clock of the pod's node is not used (invariant 9).
         now: Timestamp,
     },
     /// Remove all stored backups of this EtcdBackup.
     Everything,
 }
 
-/// The snapshot to take.
+/// How to take the snapshot and where to write it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotTask {
@@ -92,7 +91,7 @@ pub struct Reach {
 }
 
 impl Order {
-    /// Identifies the order among all orders of this EtcdBackup. If an order is repeated, the text is the same.
+    /// A text that identifies the order among all orders of this EtcdBackup. A repeated order has the same text.
     pub fn work_id(&self) -> String {
         match &self.task {
             Task::Store(snapshot) => Self::store_id(snapshot.begun),
@@ -125,19 +124,19 @@ impl Order {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
 pub enum Report {
-    /// The backup is stored.
+    /// The backup is complete on the PVC.
     Stored(Stored),
     /// The removal is complete.
     #[serde(rename_all = "camelCase")]
     Removed {
         /// Number of deleted backups.
         deleted: usize,
-        /// The newest of the kept backups. Time and revision come from their names.
+        /// The newest of the kept backups. Their times and revisions are read from their names.
         kept: Vec<Numbered>,
     },
-    /// The task failed.
+    /// The pod could not do its task.
     Failed {
-        /// The reason of the condition.
+        /// The reason that the condition of the EtcdBackup gets.
         reason: String,
         /// The cause and the remedy.
         message: String,
@@ -184,7 +183,7 @@ impl Report {
     pub fn into_removal_result(self, order: &Order) -> Result<RemovalResult, Trouble> {
         match self {
             Self::Removed { deleted, mut kept } => {
-                // The newest backup in the order is always kept, but the truncated list may not contain it.
+                // The newest backup in the order is always kept. The truncated list may lack it.
                 if let Some(newest) = order.newest().filter(|newest| !kept.contains(newest))
                     && !kept.is_empty()
                 {
@@ -212,7 +211,7 @@ impl Report {
             ),
             _ => Trouble::new(
                 Reason::StepFailed,
-                "the report of the backup pod belongs to another task than its order",
+                "the report of the backup pod does not match the task that the operator gave to the pod: delete the pod",
             ),
         }
     }
@@ -287,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn each_order_has_its_own_id() {
+    fn different_pod_tasks_have_different_ids() {
         let store = |second| {
             order(Task::Store(Box::new(SnapshotTask {
                 endpoints: Vec::new(),

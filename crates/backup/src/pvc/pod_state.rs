@@ -1,4 +1,4 @@
-//! Reads the state and the report of the pod that mounts the PersistentVolumeClaim. Pure.
+//! Reads the state and the report of the pod that mounts the PersistentVolumeClaim. Performs no I/O.
 
 use k8s_openapi::api::core::v1::{ContainerState, Pod};
 use runtime::apply::is_owned;
@@ -6,7 +6,6 @@ use runtime::apply::is_owned;
 use super::order::{Order, Report};
 use crate::reason::{Reason, Trouble};
 
-/// The state of a pod.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) enum PodState {
     /// The pod is terminating.
@@ -24,7 +23,7 @@ pub(crate) enum PodState {
     Ended(Box<Report>),
 }
 
-/// The state of a pod that was found under the name for this order.
+/// The state of the pod that has the name for this order.
 pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
     if !is_owned(&pod.metadata, &order.uid) {
         return PodState::Foreign;
@@ -36,8 +35,8 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
         .and_then(|container| container.state.clone());
     let deleting = pod.metadata.deletion_timestamp.is_some();
     match state.as_ref().and_then(ended) {
-        // A terminating pod with a failure: the failure was already reported, and the order needs a new pod. A success
-        // always counts.
+        // A terminating pod may have reported a failure. That failure was already handled, and the order needs a new
+        // pod. A reported success always counts.
         Some(report) if !deleting || !matches!(report, Report::Failed { .. }) => {
             return PodState::Ended(Box::new(report));
         }
@@ -48,7 +47,7 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
         let why = status.message.or(status.reason).unwrap_or_default();
         let trouble = Trouble::new(
             Reason::PodNotStarting,
-            format!("the backup pod was stopped before it reported: {why}"),
+            format!("the backup pod was stopped before it reported a result: {why}"),
         );
         return PodState::Ended(Box::new(Report::failed(trouble)));
     }
@@ -87,7 +86,7 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
                 condition.message.unwrap_or_default()
             ),
         )),
-        // The volume may be attached to another node, or its mount may fail. Only the pod's Events contain the reason.
+        // The volume may be attached to another node, or the mount may fail. Only the pod's Events contain the reason.
         (Some((_, message)), None) => PodState::Starting(message),
         (None, None) if status.phase.as_deref() == Some("Pending") => {
             PodState::Starting(String::new())
@@ -142,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn report_counts_while_pod_is_deleted() {
+    fn report_of_terminating_backup_pod_counts() {
         let done = json!({ "terminated": { "exitCode": 0, "message": r#"{"result":"removed","deleted":2,"kept":[]}"# } });
         let report = Report::Removed {
             deleted: 2,

@@ -20,7 +20,7 @@ use crate::removal::{Removal, RemovalScope};
 use crate::snapshot::EndpointLimits;
 use crate::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
 
-/// Arguments of `volume`.
+/// Arguments of the command `volume`, which runs in the backup pod.
 #[derive(Args, Clone, Debug)]
 pub struct Volume {
     /// The transfer or removal to carry out, as JSON. Contains no credentials
@@ -54,7 +54,7 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
     let order: Order = serde_json::from_str(&arguments.order).map_err(|error| {
         Trouble::new(
             Reason::StepFailed,
-            format!("cannot parse the order of the backup pod: {error}"),
+            format!("the backup pod cannot parse the task from the operator: {error}"),
         )
     })?;
     let store: Arc<dyn Store> = Arc::new(opened(&arguments.root, &order));
@@ -87,13 +87,12 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
     Ok(Report::removed(&result))
 }
 
-/// Opens the mounted volume as a store. `owned_by` protects the unfinished files of other EtcdBackups with the same
-/// path.
+/// Opens the mounted volume as a store. `owned_by` protects unfinished files of other EtcdBackups with the same path.
 fn opened(root: &Path, order: &Order) -> LocalStore {
     LocalStore::named(root, order.store()).owned_by(&order.uid)
 }
 
-/// Reads the access to etcd from the mounted Secrets.
+/// Reads the credentials for etcd from the mounted Secrets.
 fn access(reach: &Reach) -> Result<Access, Trouble> {
     let trouble = |why: String| Trouble::new(Reason::SecretMissing, why);
     let mut access = Access::default();
@@ -103,7 +102,8 @@ fn access(reach: &Reach) -> Result<Access, Trouble> {
         } else {
             Purpose::Client
         };
-        let data = mounted(TLS).map_err(|error| trouble(format!("Secret {secret}: {error}")))?;
+        let data = mounted(TLS)
+            .map_err(|error| trouble(format!("Secret {secret} cannot be used: {error}")))?;
         let material = tls::material(purpose, secret, Some(&data));
         access = tls::access(&material.map_err(|fault| trouble(fault.message))?);
     }
@@ -114,7 +114,7 @@ fn access(reach: &Reach) -> Result<Access, Trouble> {
             let value = value.and_then(Result::ok);
             let value = value
                 .ok_or_else(|| trouble(format!("Secret {secret} has no key {key}: add it")))?;
-            // A trailing line break was added by an editor and does not belong to the password.
+            // An editor may have added a line break at the end of the password.
             Ok::<_, Trouble>(value.trim_end_matches(['\r', '\n']).to_owned())
         };
         access.credentials = Some(Credentials {
@@ -126,8 +126,8 @@ fn access(reach: &Reach) -> Result<Access, Trouble> {
     Ok(access)
 }
 
-/// Reads the files of a mounted Secret. The kubelet mounts the keys as links. The directories next to them have names
-/// that start with a dot.
+/// Reads the files of a mounted Secret. The kubelet mounts each key as a link. The linked directories next to the keys
+/// have names that start with a dot.
 fn mounted(directory: &str) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
     let mut data = BTreeMap::new();
     for entry in fs::read_dir(directory)? {
@@ -160,7 +160,7 @@ async fn stored(
         cluster: cluster.as_ref().map(|cluster| cluster.name.as_str()),
         verify_content: true,
     };
-    // An earlier pod may have completed the backup.
+    // An earlier pod for this order may have completed the backup.
     let name = match earlier_attempt(store.as_ref(), name, owner, begun).await? {
         EarlierAttempt::Complete(stored) => return Ok(Report::Stored(stored)),
         EarlierAttempt::Incomplete(name) => name,
@@ -174,7 +174,8 @@ async fn stored(
         uid: order.uid.clone(),
         cluster,
         limits: EndpointLimits::default(),
-        // An EtcdBackup has at most one pod at a time, so every unfinished file of this EtcdBackup is a leftover.
+        // An EtcdBackup has at most one pod at a time, so all unfinished files of this EtcdBackup come from earlier
+        // pods.
         since: Timestamp::now(),
     };
     let stored = transfer.run(meter, &CancellationToken::new()).await?;
@@ -216,7 +217,7 @@ mod tests {
 
     /// Invariant 9: the clock of the node may be years ahead of the operator's clock.
     #[tokio::test]
-    async fn clock_ahead_retention_in_pod() {
+    async fn invariant_9_retention_in_pod_ignores_node_clock() {
         let dir = tempfile::tempdir().unwrap();
         let report = dir.path().join("report");
         let root = dir.path().join("volume");

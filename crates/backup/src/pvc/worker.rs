@@ -23,11 +23,11 @@ use crate::workers::{Progress, Worker};
 pub(crate) struct StartTimes {
     /// Interval between two reads of the pod.
     poll: Duration,
-    /// Time after which the operator reports a pod that has not started. It replaces a pod that cannot start after the
-    /// same time.
+    /// The operator reports a pod that has not started within this time. It also replaces a pod that is stuck for this
+    /// time.
     report: Duration,
-    /// Time after which the operator replaces a pod that has not started, because another node may be able to start
-    /// it. Kubernetes takes six minutes to detach a volume from a lost node.
+    /// The operator replaces a pod that has not started within this time, because another node may be able to start it.
+    /// Kubernetes takes six minutes to detach a volume from a lost node.
     replace: Duration,
     /// Interval between two reads of the Events of the pod.
     events: Duration,
@@ -44,17 +44,17 @@ impl Default for StartTimes {
     }
 }
 
-/// Time for which requests to the API server may fail before the attempt fails.
+/// If requests to the API server fail for this long, the attempt fails.
 const API_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// The worker for an order that a pod carries out.
+/// A worker that lets a pod carry out an order.
 pub(crate) struct PodWorker<T> {
     pub(crate) client: Client,
     /// The pod to create, in the namespace of the EtcdBackup.
     pub(crate) pod: Pod,
     /// The order that the pod carries out.
     pub(crate) order: Order,
-    /// Canceled when this process shuts down. The worker then keeps the pod, because the next process waits for it.
+    /// Canceled when this process shuts down. The worker then keeps the pod, and the next process waits for it.
     pub(crate) shutdown: CancellationToken,
     /// Converts the report of the pod to the result of the worker.
     pub(crate) read: fn(Report, &Order) -> Result<T, Trouble>,
@@ -113,7 +113,7 @@ impl<T> PodWorker<T> {
                 Err(error) if answered.elapsed() > API_TIMEOUT => return Err(in_api(&error)),
                 Err(_) => {}
                 Ok(None) if created => {
-                    let message = "the backup pod was deleted before it reported";
+                    let message = "the backup pod was deleted before it reported a result";
                     return Err(Trouble::new(Reason::StepFailed, message));
                 }
                 Ok(None) => {
@@ -151,7 +151,7 @@ impl<T> PodWorker<T> {
         }
     }
 
-    /// Reports a pod that has not started in time. Fails if the operator should replace the pod.
+    /// Reports a pod that has not started in time. Fails if the operator must replace the pod.
     async fn check_start(
         &self,
         pod: &Pod,
@@ -182,14 +182,13 @@ impl<T> PodWorker<T> {
         Trouble::new(
             Reason::PodNotStarting,
             format!(
-                "spec.pvc.claimName: backup pod {pod}, which mounts PersistentVolumeClaim {claim}, is assigned to a \
-                 node, but its container has not started within a minute: {reason}"
+                "spec.pvc.claimName: backup pod {pod}, which mounts PersistentVolumeClaim {claim}, has a node, but its container has not started within a minute: {reason}"
             ),
         )
     }
 
-    /// The newest warning Event about the pod, or the given message without one. If the operator may not list Events,
-    /// the text names the command that shows them.
+    /// The newest warning Event about the pod or, if there is none, the given message. If the operator may not list
+    /// Events, the text names the command that shows them.
     async fn reason_of_kubelet(&self, pod: &Pod, message: String) -> String {
         let events: Api<Event> = self.api();
         let uid = pod.uid().unwrap_or_default();
@@ -210,7 +209,7 @@ impl<T> PodWorker<T> {
                 format!("{}: {text}", event.reason.unwrap_or_default())
             }
             None if message.is_empty() => format!(
-                "the kubelet has reported no reason; see kubectl describe pod {}",
+                "the kubelet has reported no reason: run kubectl describe pod {}",
                 self.pod.name_any()
             ),
             None => message,
@@ -243,7 +242,7 @@ impl<T> PodWorker<T> {
     }
 }
 
-/// The start of a pod that is assigned to a node.
+/// How far the start of a pod with a node has come.
 struct Start {
     since: Instant,
     reported: Option<Instant>,
@@ -260,7 +259,7 @@ impl Start {
     }
 }
 
-/// Reads the progress from the pod. The progress is only displayed.
+/// Reads the progress from the pod, only for the status.
 async fn update_progress(pod: &Pod, meter: &Meter) {
     let status = pod.status.as_ref();
     let address = status.and_then(|status| status.pod_ip.as_ref()?.parse().ok());
@@ -300,7 +299,7 @@ mod tests {
 
     const MULTI_ATTACH: &str = "Multi-Attach error for volume \"pvc-1\": already used by pod other";
 
-    /// A fake API server with one pod, whose volume is attached to another node.
+    /// A fake API server with one pod. The volume of the pod is attached to another node.
     fn api_server(may_list_events: bool) -> Client {
         let service = service_fn(move |request: Request<Body>| async move {
             let path = request.uri().path().to_owned();
@@ -378,7 +377,7 @@ mod tests {
         };
         let trouble = tokio::select! {
             trouble = tokio::time::timeout(Duration::from_secs(30), watched) => trouble.unwrap(),
-            ended = worker.run(&progress, &cancelled) => panic!("the pod is replaced: {ended:?}"),
+            ended = worker.run(&progress, &cancelled) => panic!("the pod is replaced too early: {ended:?}"),
         };
         assert_eq!(trouble.reason, Reason::PodNotStarting);
         for part in ["spec.pvc.claimName", "FailedAttachVolume", MULTI_ATTACH] {

@@ -12,25 +12,26 @@ use super::{ObjectName, in_store, stored};
 use crate::reason::Trouble;
 use crate::snapshot::Stored;
 
-/// The result of an earlier attempt in the store.
+/// What an earlier attempt has left in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EarlierAttempt {
-    /// The backup is complete.
+    /// An earlier attempt has stored a complete backup.
     Complete(Stored),
-    /// The backup is missing or incomplete. The next attempt uses this name, and replaces an incomplete object.
+    /// The backup is missing or incomplete. The next attempt uses this name, and replaces an incomplete object of this
+    /// name.
     Incomplete(ObjectName),
 }
 
-/// The EtcdBackup whose backup is searched in the store.
+/// The EtcdBackup that looks for its backup in the store.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
     /// The UID of the EtcdBackup.
     pub uid: &'a str,
     /// Name of the EtcdCluster in the spec, if any; it is in the same namespace. The manifest must name the same
-    /// cluster. The start time in the manifest has whole seconds, so it cannot exclude a backup from before a change
-    /// of the spec.
+    /// cluster. The start time in the manifest has whole seconds, so it cannot exclude a backup that was made just
+    /// before a change of the spec.
     pub cluster: Option<&'a str>,
-    /// True if the content is read when the store has no tags. The read takes too long for a reconcile.
+    /// True if the whole content is read and compared when the store has no tags. This takes too long for a reconcile.
     pub verify_content: bool,
 }
 
@@ -64,23 +65,23 @@ pub async fn earlier_attempt(
         }
         ObjectName::Numbered { path, time, .. } => (path.clone(), *time),
     };
-    // If the operator may not list objects, the attempt starts again under another name.
+    // If the operator may not list objects, it cannot find the earlier attempt. The next attempt uses another name.
     let listed = match store.list(&name::prefix(&path)).await {
         Err(store::Error::AccessDenied(_)) => Vec::new(),
         listed => listed.map_err(|error| in_store(&error))?,
     };
     let mut leftover = None;
     for object in listed {
-        // Invariant 13: the names of objects of other paths can have the same prefix.
+        // Invariant 13: names of objects of other paths may start with the same prefix.
         if name::parse(&path, &object.key).is_none_or(|parts| parts.time != time) {
             continue;
         }
         let found = unchanged(store, &object.key, owner, |manifest| owner.owns(manifest));
         match found.await? {
             Some(stored) => return Ok(EarlierAttempt::Complete(stored)),
-            // An object without a manifest is a leftover. An object with the owner's manifest is a leftover too:
-            // another writer has overwritten the object. An object with the manifest of another EtcdBackup belongs to
-            // a backup that started in the same second.
+            // An object without a manifest is incomplete. So is an object with the owner's manifest that does not match
+            // it, because another writer has overwritten the object. An object with the manifest of another EtcdBackup
+            // belongs to a backup that started in the same second.
             None => match manifest_of(store, &object.key).await? {
                 Some(manifest) if !owner.owns(&manifest) => {}
                 _ => leftover = Some(object.key),
@@ -94,9 +95,9 @@ pub async fn earlier_attempt(
     }))
 }
 
-/// Finds the backup at a key like [`complete_backup`], and also requires that the object was not overwritten after its
-/// manifest was written. The process that wrote both may have ended before it confirmed them (`confirm`). Only the
-/// adoption uses this check, because a valid copy of a backup has another tag.
+/// Finds the backup at a key like [`complete_backup`]. Also requires that the object was not overwritten after its
+/// manifest was written, because the process that wrote both may have ended before it confirmed them (`confirm`). Only
+/// the adoption uses this check: a valid copy of a backup has another tag.
 async fn unchanged(
     store: &dyn Store,
     key: &str,
@@ -125,8 +126,8 @@ pub(crate) async fn complete_backup(
     Ok(found.map(|(manifest, _)| stored(store, key, &manifest)))
 }
 
-/// The manifest if `accepts` returns true for it, with its object if the object has the recorded size. Otherwise
-/// `None`.
+/// The manifest and its object. `None` if the manifest is missing, if `accepts` returns false for it, or if the object
+/// does not have the recorded size.
 async fn pair(
     store: &dyn Store,
     key: &str,

@@ -1,4 +1,4 @@
-//! Selects the member that sends the snapshot: the healthiest follower, otherwise the leader. Pure.
+//! Selects the member that sends the snapshot: the healthiest follower or, without one, the leader. Performs no I/O.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use etcd::{ClusterId, MemberId, Members, Status};
 
 use crate::reason::{Reason, Trouble};
 
-/// Maximum lag of a follower in Raft entries. The leader is preferred to a follower that lags by more.
+/// A follower may lag by at most this number of Raft entries. The leader is preferred to a follower that lags by more.
 const MAX_LAG: u64 = 1000;
 
 /// A member that has answered.
@@ -18,11 +18,11 @@ pub(super) struct Candidate {
     pub(super) status: Status,
 }
 
-/// Selects the answers that the transfer can use, by comparing them with the member list.
+/// Compares the answers with the member list, and selects those that the transfer can use.
 ///
-/// For the operator, an advertised URL such as `http://localhost:2379` may lead to another etcd. The URL counts only
-/// if the expected member answers there. The URLs of the members themselves come before the URL of a Service. Behind a
-/// Service, the snapshot may come from another member than the reported status.
+/// An advertised URL such as `http://localhost:2379` may lead the operator to another etcd, so the expected member must
+/// answer there. The URLs of members come before the URL of a Service: through a Service, the snapshot may come from
+/// another member than the status.
 pub(super) fn usable(
     answers: Vec<Candidate>,
     given: &[String],
@@ -66,7 +66,7 @@ pub(super) fn of_cluster(
     }
 }
 
-/// The members from which to try a snapshot, best first. Learners are excluded, because they may lag behind.
+/// The members to try for a snapshot, best first. Learners are left out, because they may lag behind.
 pub(super) fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble> {
     let clusters: BTreeMap<ClusterId, String> = answers
         .iter()
@@ -171,12 +171,12 @@ mod tests {
     }
 
     #[test]
-    fn takes_leader_of_single_member_cluster() {
+    fn takes_snapshot_of_leader_if_it_is_the_only_member() {
         assert_eq!(order(vec![answer("leader", 1, 5)]), ["leader"]);
     }
 
     #[test]
-    fn takes_corrupt_and_leaderless_members_last() {
+    fn prefers_any_member_to_corrupt_or_leaderless_one() {
         let mut corrupt = answer("corrupt", 2, 500);
         corrupt.status.errors.push("alarm:CORRUPT".to_owned());
         let mut alone = answer("alone", 3, 500);
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn never_takes_learner() {
+    fn never_takes_snapshot_of_learner() {
         let mut learner = answer("learner", 2, 500);
         learner.status.is_learner = true;
         assert_eq!(
@@ -252,7 +252,7 @@ mod tests {
 
     /// Invariant 28 (endpoints of other namespaces).
     #[test]
-    fn only_answers_of_recorded_cluster_count() {
+    fn invariant_28_uses_only_answers_of_recorded_cluster() {
         let mut other = answer("other", 2, 5);
         other.status.cluster_id = ClusterId(2);
         let both = vec![answer("one", 1, 5), other.clone()];

@@ -1,14 +1,14 @@
-//! The end of a transfer: writes the manifest, and confirms that the store returns both the object and the manifest.
+//! The end of a transfer: writes the manifest, and confirms that the store returns the object and the manifest.
 //!
-//! Another writer may use the same path and replace the committed object before the manifest is written. The manifest
+//! Another writer may use the same path, and replace the committed object before the manifest is written. The manifest
 //! would then describe the data of another backup, and no restore would accept it. A proxy may also acknowledge writes
 //! although the store contains nothing. A backup therefore succeeds only after the store has returned the object and
 //! the manifest as they were written.
 //!
-//! A store without tags, such as a directory, cannot show that an object was overwritten. For such a store, the
-//! operator reads the whole object and compares it. Checking the manifest alone is not sufficient: the object of
-//! another writer may not have a manifest yet. Reading a large object takes minutes and does not notice a replacement
-//! of the object, so the operator checks the manifest again after the read.
+//! A store without tags, such as a directory, cannot show that an object was overwritten. The operator therefore reads
+//! the whole object and compares it. The manifest alone proves nothing, because the other writer may not have written
+//! its manifest yet. Reading a large object takes minutes, and the object may be replaced meanwhile, so the operator
+//! checks the manifest again after the read.
 
 use std::time::Duration;
 
@@ -20,11 +20,11 @@ use super::content::{matches_manifest, matches_unchanged_manifest};
 use super::{canceled, in_store, manifest_of};
 use crate::reason::{Reason, Trouble};
 
-/// Time for writing the manifest after a cancellation. Without a manifest, the owner of an object is unknown, so
-/// `deletionPolicy: Delete` would not delete the object.
+/// Time for writing the manifest after a cancellation. Without a manifest, the object has no known owner, so
+/// `deletionPolicy: Delete` would not delete it.
 const CANCEL_GRACE: Duration = Duration::from_secs(10);
 
-/// Pauses between the reads of the manifest, for a store that is eventually consistent.
+/// Pauses between reads of the manifest. The store may be eventually consistent.
 const READ_RETRIES: [Duration; 3] = [
     Duration::from_millis(100),
     Duration::from_millis(400),
@@ -36,14 +36,14 @@ pub(super) struct Written<'a> {
     pub(super) store: &'a dyn Store,
     pub(super) key: &'a str,
     pub(super) committed: &'a Committed,
-    /// The manifest that was stored just before the commit, if any.
+    /// The manifest that the store contained just before the commit, if any.
     pub(super) previous: Option<&'a BackupManifest>,
-    /// The manifest of the committed object, which is to be written.
+    /// The manifest for the committed object. It is written next.
     pub(super) manifest: &'a BackupManifest,
 }
 
 /// Reads the stored manifest. Denied access counts as a missing manifest: without permission to list objects, S3
-/// denies access to a missing object.
+/// answers "access denied" for a missing object.
 pub(super) async fn current_manifest(
     store: &dyn Store,
     key: &str,
@@ -106,8 +106,8 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     {
         return Ok(());
     }
-    // The manifest would describe the object of another writer, so the operator deletes its own manifest. It keeps the
-    // manifest of another writer.
+    // The operator deletes its own manifest, which would describe the object of another writer. It keeps the manifest
+    // of another writer.
     if manifest_of(store, key).await?.as_ref() == Some(manifest)
         && let Err(error) = store.delete(&manifest_key).await
     {

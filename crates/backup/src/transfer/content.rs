@@ -31,8 +31,8 @@ pub(super) async fn matches_manifest(
     }))
 }
 
-/// True if [`matches_manifest`] is true and the stored manifest is unchanged after the read. Another writer can
-/// replace the object during the read, and the read would not notice that.
+/// Like [`matches_manifest`], but the stored manifest must also be unchanged after the read. Another writer may replace
+/// the object during the read, and the read would not notice.
 pub(super) async fn matches_unchanged_manifest(
     store: &dyn Store,
     key: &str,

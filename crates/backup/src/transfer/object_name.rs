@@ -1,4 +1,4 @@
-//! The name of a backup in the store. Pure.
+//! The name of a backup in the store. Performs no I/O.
 
 use api::backup::name::{self, Numbered};
 use jiff::Timestamp;
@@ -10,17 +10,17 @@ pub enum ObjectName {
     Exact(String),
     /// `<path>_v<revision>_<time>`, for a periodic backup.
     Numbered {
-        /// The path of the spec.
+        /// The path in the spec of the EtcdBackup.
         path: String,
-        /// The start of the backup in whole seconds. A later operator process recognizes the backup by this time.
+        /// The start of the backup in whole seconds. A later operator process finds the backup by this time.
         time: Timestamp,
-        /// The key of an incomplete object of an earlier attempt, which the next attempt replaces.
+        /// The key of an incomplete object that an earlier attempt has left. The next attempt replaces it.
         leftover: Option<String>,
     },
 }
 
 impl ObjectName {
-    /// The numbered name with this start time; without a start time, exactly the path.
+    /// The numbered name with this start time or, without a start time, exactly the path.
     pub fn of(path: String, numbered: Option<Timestamp>) -> Self {
         match numbered {
             Some(time) => Self::Numbered {

@@ -1,8 +1,8 @@
 //! Admits tasks within three limits: for all tasks, per namespace and per store.
 //!
-//! A waiting task uses no slot, so the tasks of a busy store or namespace delay no other tasks. Among the waiting
-//! tasks within the limits, the next is from the namespace with the fewest running tasks. Among those, the oldest is
-//! the next.
+//! A waiting task occupies no slot, so the tasks of a busy store or namespace do not delay other tasks. Of the waiting
+//! tasks that the limits permit, the next one belongs to the namespace with the fewest running tasks. Of several such
+//! tasks, the oldest is next.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,10 +11,9 @@ use tokio::sync::oneshot;
 
 use super::Limits;
 
-/// The resources that a task uses.
+/// What a task uses, as far as limits apply to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
-    /// The namespace of the EtcdBackup.
     pub(super) namespace: String,
     /// The endpoint and location of the store.
     pub(super) store: String,
@@ -89,14 +88,14 @@ impl Slots {
                 slots: self.clone(),
                 place,
             };
-            // If the task no longer waits, this drops the slot, which admits the next task. The lock is not held here.
+            // If the task no longer waits, the slot is dropped here, which admits another task. The lock is not held.
             drop(admit.send(slot));
         }
     }
 }
 
 impl Tasks {
-    /// Takes the next task within the limits from the queue, and counts it as running.
+    /// Takes the next task that the limits permit from the queue, and counts it as running.
     fn next(&mut self, limits: &Limits) -> Option<Waiting> {
         self.waiting.retain(|one| !one.admit.is_closed());
         let admissible = self.waiting.iter().enumerate();
@@ -154,13 +153,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tenant_cannot_occupy_all_slots() {
+    async fn namespace_cannot_occupy_all_slots() {
         let slots = slots();
         let mut running = Vec::new();
         for store in ["s1", "s2"] {
             running.push(slots.acquire(place("greedy", store)).await);
         }
-        // The third task of the namespace waits, and uses no slot.
+        // The third task of the namespace waits and occupies no slot.
         let mut third = Box::pin(slots.acquire(place("greedy", "s3")));
         assert!(third.as_mut().now_or_never().is_none());
         for namespace in ["a", "b"] {
@@ -172,7 +171,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn tenant_with_fewest_tasks_is_next() {
+    async fn namespace_with_fewest_running_tasks_is_next() {
         let slots = slots();
         let mut running = Vec::new();
         for (namespace, store) in [("a", "s1"), ("a", "s2"), ("b", "s3"), ("b", "s4")] {
@@ -189,7 +188,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn abandoned_task_leaves_queue() {
+    async fn canceled_task_leaves_queue() {
         let slots = slots();
         let first = slots.acquire(place("a", "s")).await;
         let second = slots.acquire(place("b", "s")).await;

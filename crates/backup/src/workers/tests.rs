@@ -1,4 +1,4 @@
-//! Scenarios of the workers, with stores that accept no object until a gate is opened.
+//! Scenarios of the workers. Their stores accept no object until the test opens a gate.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,7 +24,7 @@ const LIMITS: Limits = Limits {
 /// The store panics for this key.
 const PANICS: &str = "panics";
 
-/// A store that accepts no object until the gate is opened.
+/// A store that accepts no object until the test opens the gate.
 struct Gated {
     inner: LocalStore,
     gate: Arc<Semaphore>,
@@ -64,7 +64,7 @@ impl Store for Gated {
     }
 }
 
-/// A transfer that needs no record in the status.
+/// A transfer that starts without a record in the status.
 struct Unrecorded(Transfer);
 
 impl Worker for Unrecorded {
@@ -108,7 +108,7 @@ impl Case {
         }
     }
 
-    /// Queues a transfer with its own store. Its snapshot is empty, so the transfer fails after the gate is opened.
+    /// Queues a transfer with its own store. Its snapshot is empty, so it fails after the gate is opened.
     fn enqueue(&self, uid: &str, exists: impl Fn() -> bool + Send + Sync + 'static) {
         self.enqueue_at(uid, uid, exists);
     }
@@ -159,7 +159,7 @@ impl Case {
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        panic!("not within 60 s: {description}");
+        panic!("not true within 60 s: {description}");
     }
 }
 
@@ -197,7 +197,7 @@ async fn slow_store_delays_no_other_store() {
         .await;
     assert!(matches!(case.workers.observe("6").work, Work::Running(_)));
     case.gate.add_permits(1);
-    // The slots are granted in the order of the queue.
+    // The tasks get their slots in the order of the queue.
     case.until("all have ended", |case| {
         (0..7).all(|index| {
             matches!(
@@ -209,7 +209,7 @@ async fn slow_store_delays_no_other_store() {
     .await;
 }
 
-/// The plan excludes the queue time from the time limit of the backup.
+/// The time in the queue is needed because it does not count for the time limit of a backup.
 #[tokio::test]
 async fn queue_time_accumulates_until_forgotten() {
     let mut case = Case::new();
@@ -228,7 +228,7 @@ async fn queue_time_accumulates_until_forgotten() {
     for _ in 0..3 {
         case.changes.recv().await.unwrap();
     }
-    // The queue time no longer grows.
+    // The queue time does not grow any more.
     let ended = queue_time(&case);
     assert!(ended > Duration::from_millis(300), "{ended:?}");
     assert_eq!(queue_time(&case), ended);
@@ -307,7 +307,7 @@ async fn backs_off_after_each_failure() {
         case.enqueue("0", || true);
         case.changes.recv().await.unwrap();
         let not_before = case.workers.observe("0").not_before.unwrap();
-        // The failure happened between these two times.
+        // The attempt failed at some moment between these two times.
         let (longest, shortest) = (
             not_before.duration_since(before),
             not_before.duration_since(Timestamp::now()),
@@ -317,7 +317,7 @@ async fn backs_off_after_each_failure() {
             "{pause}: {shortest} to {longest}"
         );
     }
-    // After the worker is forgotten, the first back-off is the shortest one again.
+    // After the worker is forgotten, the back-off starts with the shortest pause again.
     case.workers.forget("0");
     assert_eq!(case.workers.observe("0"), WorkState::default());
 }
@@ -381,7 +381,7 @@ async fn abandon_and_shutdown_end_transfers() {
 
 /// Invariant 10: the attempt is recorded, so that the next process knows it.
 #[tokio::test]
-async fn transfer_writes_nothing_before_attempt_is_recorded() {
+async fn invariant_10_transfer_writes_nothing_before_attempt_is_recorded() {
     let mut case = Case::new();
     case.gate.add_permits(1);
     let work = |case: &Case, uid: &str| case.workers.observe(uid).work;
@@ -389,14 +389,14 @@ async fn transfer_writes_nothing_before_attempt_is_recorded() {
         let transfer = case.transfer("slow", uid);
         case.workers.enqueue(("n", uid), transfer, || true);
     }
-    // Each transfer that becomes ready requests a reconcile.
+    // Each transfer that is ready requests a reconcile.
     for _ in 0..LIMITS.per_store {
         case.changes.recv().await.unwrap();
     }
     assert_eq!(work(&case, "0"), Work::Ready);
     assert_eq!(work(&case, "1"), Work::Ready);
     assert!(case.workers.observe("0").work.is_active());
-    // `start` does not affect a queued transfer, and the ready transfers keep their slots.
+    // `start` does not start a queued transfer, and the ready transfers keep their slots.
     case.workers.start("2", 1);
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(work(&case, "2"), Work::Queued);
@@ -410,7 +410,7 @@ async fn transfer_writes_nothing_before_attempt_is_recorded() {
     case.until("the next is ready", |case| work(case, "2") == Work::Ready)
         .await;
     assert_eq!(work(&case, "1"), Work::Ready);
-    // The next attempt of this process keeps the count, but waits for its own record.
+    // The next attempt of this process does not increase the count, but waits for its own record.
     let transfer = case.transfer("other", "0");
     case.workers.enqueue(("n", "0"), transfer, || true);
     case.until("the retry is ready", |case| work(case, "0") == Work::Ready)
@@ -431,7 +431,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         record_timeout,
         ..LIMITS
     });
-    // Queues one task more than the store has slots.
+    // One task more than the store has slots is queued.
     let all: Vec<String> = (0..=LIMITS.per_store)
         .map(|index| index.to_string())
         .collect();
@@ -453,7 +453,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         all.iter().all(|uid| timed_out(case, uid))
     })
     .await;
-    // The last transfer waited for a slot.
+    // The last transfer has waited for a slot.
     let queue_time = |uid: &String| case.workers.observe(uid).queue_time;
     let (last, others) = all.split_last().unwrap();
     assert!(queue_time(last) >= record_timeout, "{:?}", queue_time(last));
@@ -482,7 +482,7 @@ async fn task_is_ended_at_its_time_limit() {
 }
 
 #[tokio::test]
-async fn slow_tenant_delays_no_other_tenant() {
+async fn slow_store_of_namespace_delays_no_other_namespace() {
     let case = Case::with(Limits {
         per_namespace: 2,
         ..LIMITS

@@ -9,8 +9,8 @@ pub(crate) fn processor() -> Duration {
     times(&own, 2)
 }
 
-/// The processor time of this process and of its running and ended child processes. The load of the machine does not
-/// influence the value.
+/// The processor time of this process and of all its child processes, running or ended. Other load on the machine does
+/// not change this value.
 #[allow(dead_code, reason = "not every test measures it")]
 pub(crate) fn processor_of_all() -> Duration {
     own_and_started("stat")
@@ -18,7 +18,7 @@ pub(crate) fn processor_of_all() -> Duration {
         .sum::<Duration>()
 }
 
-/// The bytes that the same processes have read from the disk. Reads from the page cache do not count.
+/// The bytes that this process and all its child processes have read from the disk, without reads from the page cache.
 #[allow(dead_code, reason = "not every test measures it")]
 pub(crate) fn read_by_all() -> u64 {
     let read = |io: String| {
@@ -42,8 +42,8 @@ fn own_and_started(file: &str) -> impl Iterator<Item = String> {
     found.filter_map(move |process| std::fs::read_to_string(process.path().join(file)).ok())
 }
 
-/// The sum of the first `count` times. The first two are the times of the process itself, and the next two those of
-/// its ended child processes.
+/// The sum of the first `count` times. The first two are the times of the process itself, the next two those of its
+/// ended child processes.
 fn times(stat: &str, count: usize) -> Duration {
     /// Linux counts in hundredths of a second.
     const TICK: Duration = Duration::from_millis(10);

@@ -18,11 +18,11 @@ async fn next_operator_finds_complete_backup() {
         .await
         .unwrap();
     assert_eq!(find("uid-1", long_ago()).await, Some(stored.clone()));
-    // The backup is not found for another EtcdBackup, nor for a later start.
+    // The backup is found neither for another EtcdBackup nor for a later start.
     assert_eq!(find("uid-2", long_ago()).await, None);
     let later = stored.created_at + jiff::SignedDuration::from_secs(1);
     assert_eq!(find("uid-1", later).await, None);
-    // The backup is not found after its object or its manifest was replaced.
+    // If its object or its manifest was replaced, the backup is not found.
     store.put(KEY, Bytes::from_static(b"other")).await.unwrap();
     assert_eq!(find("uid-1", long_ago()).await, None);
     store
@@ -32,7 +32,7 @@ async fn next_operator_finds_complete_backup() {
     assert_eq!(find("uid-1", long_ago()).await, None);
 }
 
-/// The spec was changed in the same second in which the backup of the previous cluster was complete.
+/// The user changed the spec in the second in which the backup of the previous cluster was complete.
 #[tokio::test]
 async fn backup_of_another_cluster_is_not_adopted() {
     let snapshot = recorded().await;
@@ -98,7 +98,7 @@ async fn periodic_backup_is_found_by_its_start_time() {
     let key = stored.location.strip_prefix("s3://bucket/").unwrap();
     let parts = name::parse(KEY, key).unwrap();
     assert_eq!(parts.time, begun);
-    // Without concurrent writes, the reported revision equals the revision of the snapshot.
+    // Without concurrent writes, the revision in the report and in the name is the revision of the snapshot.
     assert_eq!(i64::try_from(parts.revision).unwrap(), stored.revision);
     let find = async |uid: &'static str, time| {
         earlier_attempt(store.as_ref(), numbered(time), owner(uid), time)
@@ -114,14 +114,13 @@ async fn periodic_backup_is_found_by_its_start_time() {
         find("uid-1", later).await,
         EarlierAttempt::Incomplete(numbered(later))
     );
-    // The backup of another EtcdBackup from the same second is neither adopted nor replaced.
+    // A backup of another EtcdBackup from the same second is neither adopted nor replaced.
     assert_eq!(
         find("uid-2", begun).await,
         EarlierAttempt::Incomplete(numbered(begun))
     );
 
-    // After a crash between the writes of the object and the manifest, the next attempt replaces the object under the
-    // same name.
+    // After a crash between the object and the manifest, the next attempt replaces the object under the same name.
     store.delete(&manifest_key(key)).await.unwrap();
     fill(&etcd.client_url, 1).await;
     let EarlierAttempt::Incomplete(name) = find("uid-1", begun).await else {

@@ -1,5 +1,5 @@
-//! Transfers with a real etcd and a real S3 server. The stored backups can be restored, and a failed transfer leaves
-//! no backup.
+//! Transfers with a real etcd and a real S3 server. Stored backups can be restored, and failed transfers leave no
+//! backup.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -73,7 +73,7 @@ fn long_ago() -> Timestamp {
     Timestamp::from_second(1_000_000_000).unwrap()
 }
 
-/// Writes keys with values of 256 KiB. With 20 MiB, the upload has several parts.
+/// Writes keys with values of 256 KiB each. An upload of 20 MiB has several parts.
 async fn fill(url: &str, mebibytes: usize) -> i64 {
     let mut client = etcd_client::Client::connect([url], None).await.unwrap();
     let value = vec![b'v'; 1 << 18];
@@ -188,7 +188,7 @@ async fn backs_up_with_dead_endpoint_and_without_quorum() {
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let port = client();
     let server = S3Server::start(&["bucket"]);
-    // Of the two endpoints, one is dead. The other members are found in the member list.
+    // One of the two given endpoints is dead. The member list contains the other members.
     let alive = members
         .iter()
         .position(|member| member.name == "m1")
@@ -269,7 +269,7 @@ async fn backs_up_after_member_is_killed_midway() {
         while meter.read().bytes < 10 << 20 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // One of the two followers sends the snapshot. Both are killed, so that the sender is among them.
+        // A follower sends the snapshot. Both followers are killed, so the sender is among them.
         for member in &mut members {
             let status = client().status(&member.client_url).await;
             if status.is_ok_and(|status| Some(status.member_id) != leader) {
@@ -278,7 +278,7 @@ async fn backs_up_after_member_is_killed_midway() {
         }
     };
     let (outcome, ()) = tokio::join!(transfer.run(&meter, &cancelled), kill);
-    // The transfer continues with the leader in the same run, or fails with a reason.
+    // Either the transfer continues with the leader, or it fails with a reason.
     let stored = match outcome {
         Ok(stored) => stored,
         Err(trouble) => {
@@ -298,8 +298,8 @@ async fn backs_up_after_member_is_killed_midway() {
     );
 }
 
-/// A process that is killed cannot abort its upload, so the server keeps the parts. As the start of the upload, the
-/// server reports the time of the last part.
+/// A killed process cannot abort its upload, so the server keeps the parts. The server reports the time of the last
+/// part as the start of the upload.
 #[tokio::test]
 async fn next_backup_discards_upload_of_killed_process() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
@@ -310,7 +310,7 @@ async fn next_backup_discards_upload_of_killed_process() {
         let content = store::testing::content(1 << 20);
         upload.write(content).await.unwrap();
     }
-    // Waits until the server has all complete parts.
+    // Waits until the server has all complete parts of the upload.
     let (mut parts, mut same) = (0, 0);
     for _ in 0..600 {
         let now = server.unfinished("bucket").len();
@@ -367,7 +367,7 @@ async fn reports_failures_of_etcd_and_store() {
     );
 }
 
-/// The limits of namespace `team-b` under the grants of a cluster-wide operator.
+/// Which members an operator may call for namespace `team-b`, with these grants.
 fn limited(grants: Vec<EndpointGrant>) -> EndpointLimits {
     let by = GrantedBy::default();
     EndpointLimits {
@@ -376,9 +376,9 @@ fn limited(grants: Vec<EndpointGrant>) -> EndpointLimits {
     }
 }
 
-/// Invariant 28: the answer of an etcd may name the members of other clusters.
+/// Invariant 28: the answer of an etcd may name members of other clusters.
 #[tokio::test]
-async fn tenant_etcd_redirects_operator_only_to_granted_endpoint() {
+async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     let victim = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let victim_url = victim.local_addr().unwrap().to_string();
     let start = Start {
@@ -387,7 +387,7 @@ async fn tenant_etcd_redirects_operator_only_to_granted_endpoint() {
     };
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &start).await;
     let grant = format!("team-b={victim_url}").parse().unwrap();
-    // Without a connection first: one that was not accepted would count for the next case.
+    // The case without a connection comes first. A pending connection of another case would be counted for it.
     for (limits, connects) in [
         (limited(Vec::new()), false),
         (limited(vec![grant]), true),
@@ -407,9 +407,9 @@ async fn tenant_etcd_redirects_operator_only_to_granted_endpoint() {
     }
 }
 
-/// Invariant 28: the address of a deleted pod may belong to a member of another cluster.
+/// Invariant 28: the address of a deleted pod may now belong to a member of another cluster.
 #[tokio::test]
-async fn tenant_backup_never_contains_another_cluster() {
+async fn invariant_28_backup_never_contains_another_cluster() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let id = client().status(&etcd.client_url).await.unwrap().cluster_id;
     for (recorded, stores) in [(ClusterId(1), false), (id, true)] {
@@ -502,7 +502,7 @@ async fn invariant_12_store_failure_is_no_success() {
             Reason::AccessDenied,
             "{call:?}"
         );
-        // An object without its manifest does not count as a backup.
+        // An object without its manifest is no backup.
         assert_eq!(found(&store, "uid-1", long_ago()).await.unwrap(), None);
         // The next attempt succeeds.
         run.run(&Meter::default(), &CancellationToken::new())

@@ -1,4 +1,4 @@
-//! A private key in the form in which rcgen signs with it.
+//! A private key that rcgen can sign with.
 
 use std::fmt;
 
@@ -12,11 +12,10 @@ use sha2::{Digest, Sha256};
 
 use super::Error;
 
-/// A private key on P-256.
+/// An ECDSA private key on the curve P-256.
 pub(crate) struct Key(EcdsaKeyPair);
 
 impl Key {
-    /// Generates a key.
     pub(crate) fn draw() -> Result<Self, Error> {
         EcdsaKeyPair::generate(&ECDSA_P256_SHA256_ASN1_SIGNING)
             .map(Self)

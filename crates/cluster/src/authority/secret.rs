@@ -14,12 +14,12 @@ use sha2::{Digest, Sha256};
 use super::{CaScope, Key, Made, Rule, renewal};
 use crate::diff::is_of_others;
 
-/// Keys of the Secrets, as cert-manager and `kubectl create secret tls` name them.
+/// The keys in a Secret, with the names that cert-manager and `kubectl create secret tls` use.
 pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
 pub(crate) const TLS_KEY: &str = "tls.key";
-/// The trusted CAs.
+/// The key of the trusted CAs in a Secret.
 pub(crate) const AUTHORITIES: &str = "ca.crt";
-/// The CA that signs next. Before it signs, all members must trust it.
+/// The key of the CA that signs after the current CA. Before it signs, all members must trust it.
 pub(crate) const NEXT_CERTIFICATE: &str = "next.crt";
 pub(crate) const NEXT_KEY: &str = "next.key";
 
@@ -69,7 +69,7 @@ pub struct Held {
     pub resource_version: String,
     /// True if the Secret belongs to this cluster, or has no owner and has the cluster's label.
     pub owned: bool,
-    /// True if the owner and the labels of the Secret are as the operator created them.
+    /// True if the owner and the labels of the Secret are still as the operator set them.
     pub marked: bool,
     /// The member whose certificate the Secret contains; `None` for other Secrets.
     pub member: Option<String>,
@@ -107,7 +107,7 @@ impl Held {
     }
 }
 
-/// A digest of these texts, as sixteen hexadecimal digits.
+/// A digest of the texts, as sixteen hexadecimal digits.
 pub(crate) fn digest<'a>(texts: impl IntoIterator<Item = &'a str>) -> String {
     let mut hasher = Sha256::new();
     for text in texts {
@@ -146,7 +146,7 @@ pub(crate) fn labels(cluster: &str, name: &str) -> Option<BTreeMap<String, Strin
     })
 }
 
-/// Converts a Secret to the planner's type. The tuple contains the name and the UID of the EtcdCluster.
+/// Converts a Secret to the planner's type. The pair contains the name and the UID of the EtcdCluster.
 pub(crate) fn held(secret: &Secret, (cluster, cluster_uid): (&str, &str)) -> Held {
     let metadata = &secret.metadata;
     let value = |key: &str| {
@@ -212,7 +212,7 @@ fn name_of(common_name: &str) -> Option<Vec<u8>> {
     Some(der)
 }
 
-/// Converts a CA certificate. The text is its fingerprint.
+/// Converts a CA certificate. The string in the result is the fingerprint.
 fn anchor_of(one: Certificate) -> (String, Anchor) {
     let block = pem::Pem::new("CERTIFICATE", one.der.to_vec());
     let lines = pem::EncodeConfig::new().set_line_ending(pem::LineEnding::LF);

@@ -17,13 +17,12 @@ use super::{CaScope, Error, Key, life};
 /// A certificate with its key, in PEM.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Made {
-    /// The certificate.
     pub(crate) certificate: Vec<u8>,
     /// The private key of the certificate.
     pub(crate) key: Vec<u8>,
 }
 
-/// The content of a certificate.
+/// The properties of a certificate to create.
 #[derive(Clone, Debug)]
 pub(crate) struct Request<'a> {
     /// The subject's common name.
@@ -52,7 +51,7 @@ pub(crate) fn authority(scope: CaScope, validity: Duration, now: Timestamp) -> R
     })
 }
 
-/// Creates a certificate that the CA with this certificate and key signs.
+/// Creates a certificate, signed by the given CA certificate and key.
 pub(crate) fn leaf(
     request: &Request<'_>,
     (signer, signer_key): (&Certificate, &[u8]),

@@ -1,7 +1,7 @@
 //! The CAs that members trust: the CAs in their Secrets, and the CAs with which a running etcd was started.
 //!
-//! etcd reads its trust bundle once, when it starts. Each pod has an annotation with the CAs with which it was
-//! started. The answers of this module therefore do not depend on a Secret that may be deleted or replaced. Pure.
+//! etcd reads its trust bundle once, when it starts. Each pod has an annotation with the CAs with which it was started,
+//! so the results of this module do not depend on a Secret that may be deleted or replaced. Performs no I/O.
 
 use std::collections::BTreeSet;
 
@@ -11,7 +11,7 @@ use member::tls::Authorities;
 use super::{Certificates, Noted};
 use crate::authority::{CaScope, Held, digest};
 
-/// The form of a fingerprint in annotations of pods: its first sixteen digits.
+/// The first sixteen digits of a fingerprint, as in annotations of pods.
 fn short(fingerprint: &str) -> String {
     fingerprint.chars().take(16).collect()
 }
@@ -30,13 +30,13 @@ impl Certificates {
             .filter(|held| held.owned && held.certificate.is_some())
     }
 
-    /// The value of the trust annotation for a pod that starts now; `None` until all CAs exist.
+    /// The trust annotation of a pod that starts now; `None` until all CAs exist.
     pub fn trust(&self) -> Option<String> {
         if self.rule.is_none() {
             return self.others.as_ref().map(|digest| format!("{digest}@0"));
         }
         let signers = self.signers()?;
-        // The annotation contains the earlier expiry of the two scopes.
+        // Each scope has an expiry. The annotation contains the earlier one.
         let until = signers.iter().filter_map(|(_, held)| held.trusts_until);
         let until = until.min().map_or(0, Timestamp::as_second);
         let digests: Vec<String> = signers.iter().map(|(_, held)| held.trust()).collect();
@@ -61,7 +61,7 @@ impl Certificates {
     }
 
     /// The CAs with which a pod was started; `None` if they are unknown. If the annotation with the CAs was deleted,
-    /// the CAs are searched in the Secrets by the digest in the other annotation.
+    /// the CAs are found by the digest in the pod's other annotation.
     pub fn started_with(&self, member: &str) -> Option<Authorities> {
         let noted = self.pods.get(member)?;
         if let Some(authorities) = &noted.authorities {
@@ -71,7 +71,7 @@ impl Certificates {
         self.with_digest(noted)
     }
 
-    /// Finds the CAs in Secrets that together have this digest.
+    /// Finds the CAs in the Secrets that together have this digest.
     fn with_digest(&self, noted: &str) -> Option<Authorities> {
         let rule = self.rule.as_ref()?;
         let mut found: Vec<(Vec<String>, Authorities)> = vec![Default::default()];
@@ -98,7 +98,7 @@ impl Certificates {
         found.map(|(_, authorities)| authorities)
     }
 
-    /// The fingerprints of all CAs of this scope in Secrets.
+    /// The fingerprints of all CAs of this scope in the Secrets.
     fn prints(&self, scope: CaScope) -> BTreeSet<&String> {
         let Some(rule) = &self.rule else {
             return BTreeSet::new();
@@ -114,8 +114,8 @@ impl Certificates {
         secrets.flat_map(|held| held.trusts.keys()).collect()
     }
 
-    /// True if the etcd in this pod accepts certificates whose issuer is the CA with this name. False if no Secret
-    /// contains the CA any more.
+    /// True if the etcd in this pod accepts certificates of this issuer. False if no Secret contains the issuer's CA
+    /// any more.
     pub fn accepts(&self, member: &str, scope: CaScope, issuer: &[u8]) -> bool {
         let Some(started) = self.started_with(member) else {
             return false;
@@ -131,7 +131,7 @@ impl Certificates {
         started.is_some_and(|started| of_circle(&started, scope).contains(&short(fingerprint)))
     }
 
-    /// True if the etcd in this pod was started with exactly the trust bundle in this CA's Secret.
+    /// True if the etcd in this pod was started with exactly the trust bundle in the Secret of this CA.
     pub fn started_with_bundle(&self, member: &str, scope: CaScope, authority: &Held) -> bool {
         let bundle: BTreeSet<String> = authority.trusts.keys().map(|print| short(print)).collect();
         let started = self.started_with(member);
@@ -153,12 +153,13 @@ impl Certificates {
         members.all(|member| self.trusts(member, scope, &signs.fingerprint))
     }
 
-    /// True if a new member, whose certificate the current signer issues, can connect to the running members.
+    /// True if a new member can connect to all running members. The current signer issues the certificate of the new
+    /// member.
     pub fn accepts_new_members<'a>(&self, mut running: impl Iterator<Item = &'a String>) -> bool {
         let peers = self.rule.as_ref().is_some_and(|rule| rule.peers);
         let signs = self.signer(CaScope::Peers);
         let signs = signs.and_then(|held| held.certificate.as_ref());
-        // A restore has just created a pod that lacks both annotations.
+        // A pod that a restore has just created lacks both annotations.
         let accepts = |member: &String| {
             let silent = |noted: &Noted| noted.trust.is_none() && noted.authorities.is_none();
             self.pods.get(member).is_none_or(silent)
@@ -169,21 +170,21 @@ impl Certificates {
     }
 
     /// Why a pod must be recreated: its etcd was started with other CAs than a new pod would be. `None` if the CAs are
-    /// equal or unknown.
+    /// the same, or are unknown.
     pub fn outdated(&self, member: &str) -> Option<String> {
         let wanted = self.trust()?;
         let noted = self.pods.get(member)?;
         let other = match &noted.trust {
-            // The expiry after `@` is not part of the comparison.
+            // The comparison ignores the expiry after `@`.
             Some(trust) => trust.split('@').next() != wanted.split('@').next(),
-            // A person deleted the annotation.
+            // A person deleted the annotation with the digest.
             None => noted.authorities.is_some() && noted.authorities != self.authorities_now(),
         };
         other.then(|| "its etcd was started with other certificate authorities".to_owned())
     }
 }
 
-/// All subsets of these CAs. No rotation leaves more than four CAs; for such a bundle, only the complete set is
+/// All subsets of these CAs. A rotation leaves at most four CAs. For a bundle with more, only the complete set is
 /// returned.
 fn subsets(all: BTreeSet<&String>) -> Vec<BTreeSet<&String>> {
     if all.len() > 4 {
@@ -211,8 +212,8 @@ fn authorities_in(secrets: &[(CaScope, &Held)]) -> Authorities {
 }
 
 impl Noted {
-    /// The time after which a scope has no valid CA in the pod's trust bundle. `None` for CAs in Secrets of other
-    /// owners, for which no expiry is recorded.
+    /// The first time at which the pod's trust bundle has no valid CA left for one of the scopes. `None` for CAs in
+    /// Secrets of other owners, because their expiry is not recorded.
     pub fn trusts_until(&self) -> Option<Timestamp> {
         let (_, until) = self.trust.as_ref()?.split_once('@')?;
         let until = until.parse().ok().filter(|seconds| *seconds > 0)?;

@@ -9,7 +9,8 @@ use crate::action::{AuthChange, EtcdCall};
 use crate::execute::{Error, ExecuteContext};
 
 impl ExecuteContext<'_> {
-    /// Sends one call. `via` contains the client URLs for a change of the member list; `text` describes the call.
+    /// Sends one call. `via` contains the client URLs to which a change of the member list is sent; `text` describes
+    /// the call.
     pub(super) async fn call(
         &self,
         call: &EtcdCall,
@@ -20,7 +21,7 @@ impl ExecuteContext<'_> {
             EtcdCall::AddMember { url, learner } => {
                 let url = std::slice::from_ref(url);
                 match self.etcd.add_member(via, url, *learner).await {
-                    // An earlier addition succeeded, but its answer was lost.
+                    // An earlier attempt added the member, but its answer was lost.
                     Err(etcd::Error::PeerUrlExists) => Ok(()),
                     answer => answer.map(|_| ()),
                 }
@@ -74,8 +75,8 @@ impl ExecuteContext<'_> {
         members.iter().map(|name| self.client_url(name)).collect()
     }
 
-    /// The client URL of a member: the address of its pod, or the endpoint of an external member. Without either, the
-    /// URL of its Service.
+    /// The client URL of a member: the address of its pod, or the endpoint of an external member. If neither is known,
+    /// the URL of the member's Service.
     fn client_url(&self, member: &str) -> String {
         let known = self.urls.get(member);
         let known = known.or(self.observed.elsewhere.get(member));

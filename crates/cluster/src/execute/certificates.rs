@@ -1,7 +1,8 @@
 //! Sends generated certificates: generates a key, writes it to a Secret, and drops it.
 //!
-//! Invariant 11: a Secret is created under its fixed name, or replaced with a resourceVersion precondition. Only the
-//! CA of the observation signs a certificate. Invariant 14: no key is logged, and each key is sent only to its Secret.
+//! Invariant 11: a Secret is created under its fixed name, or replaced with a resourceVersion precondition. A
+//! certificate is signed only by the CA that the observation contains. Invariant 14: no key is logged, and each key is
+//! sent only to its Secret.
 
 use api::names::{self, CertificateUse};
 use jiff::Timestamp;
@@ -94,7 +95,7 @@ impl ExecuteContext<'_> {
                 by,
             } => self.write_trust(rule, (owner, *used), over, by).await,
             CertificateWrite::Mark { secret, over } => self.mark_secret(rule, secret, over).await,
-            // The planner builds generic actions for these writes (`plan::actions`).
+            // The planner builds generic actions for these two writes (`plan::actions`).
             CertificateWrite::Notify { .. } | CertificateWrite::Discard { .. } => Ok(None),
         }
     }
@@ -140,8 +141,8 @@ impl ExecuteContext<'_> {
         };
         let signer = read_one(&held.signs.certificate).map_err(broken)?;
         let names = rule.names(owner, used);
-        // With authentication, etcd takes the common name of a client certificate as a user name. The operator
-        // therefore has a name of its own. The other certificates have names that no user has by accident.
+        // With authentication, etcd takes the common name of a client certificate as the user name. The operator's
+        // certificate therefore has a reserved name. No user has the names of the other certificates by accident.
         let common_name = match used {
             CertificateUse::Peer | CertificateUse::Server => owner.to_owned(),
             CertificateUse::Operator => names::OPERATOR_USER.to_owned(),
@@ -161,7 +162,6 @@ impl ExecuteContext<'_> {
         self.put(secret, over).await
     }
 
-    /// Copies the CA's trust bundle to the Secret of a certificate. The certificate does not change.
     async fn write_trust(
         &self,
         rule: &Rule,
@@ -178,7 +178,6 @@ impl ExecuteContext<'_> {
         .await
     }
 
-    /// Restores the owner and the labels of a Secret. The data does not change.
     async fn mark_secret(
         &self,
         rule: &Rule,
@@ -211,7 +210,7 @@ impl ExecuteContext<'_> {
         self.put(secret, Some(over)).await
     }
 
-    /// Reads the CA of the observation with its key.
+    /// Reads the CA with its key, if it is still the CA of the observation.
     async fn held_authority(
         &self,
         rule: &Rule,
@@ -241,7 +240,7 @@ impl ExecuteContext<'_> {
             .ok_or_else(|| changed(rule, scope))
     }
 
-    /// Creates the Secret, or replaces the Secret that has this resourceVersion.
+    /// Creates the Secret, or replaces it if it still has this resourceVersion.
     pub(super) async fn put(
         &self,
         mut secret: Secret,

@@ -26,9 +26,9 @@ pub enum Error {
         /// Kind and name.
         what: String,
     },
-    /// The observation is too old for writes, because the process was suspended. If this process has set a mark, it
-    /// removes the mark.
-    #[error("the step is older than {} seconds and is planned again", FRESH.as_secs())]
+    /// The observation is too old for writes, because the process was suspended. If the chain has set a mark, the
+    /// process removes the mark.
+    #[error("the observation is older than {} seconds, and the operator reads it again", FRESH.as_secs())]
     TooOld,
     /// The member list differs from the list from which the change was planned.
     #[error("the member list has changed since it was read")]
@@ -54,7 +54,7 @@ pub enum Error {
         why: String,
     },
     /// A certificate could not be created.
-    #[error("cannot make Secret {what}")]
+    #[error("cannot create the certificate in Secret {what}")]
     Certificate {
         /// Name of the certificate's Secret.
         what: String,
@@ -62,7 +62,7 @@ pub enum Error {
         #[source]
         source: crate::authority::Error,
     },
-    /// The API server rejected the start of this member before, and its back-off has not ended.
+    /// An earlier start of this member was rejected, and its back-off has not ended.
     #[error("{said}")]
     Held {
         /// The reason of that rejection.
@@ -75,8 +75,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// True if a retry resolves the error: the action lost a race, or etcd is not ready. The operator plans again
-    /// shortly and reports no failure.
+    /// True if the next reconcile resolves the error: the action lost a race, or etcd is not ready yet. The operator
+    /// then plans again shortly and reports no failure.
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::TooOld => true,
@@ -91,7 +91,7 @@ impl Error {
         }
     }
 
-    /// True if the API server, or a proxy in front of it, could not serve the write now, or timed out.
+    /// True if the API server, or a proxy in front of it, could not serve the write at the moment, or timed out.
     pub(super) fn is_for_now(&self) -> bool {
         let Self::Api(runtime::apply::Error::Api { source, .. }) = self else {
             return false;
@@ -100,7 +100,7 @@ impl Error {
     }
 
     /// True if an admission webhook did not answer (`ErrCallingWebhook` in apiserver's `pkg/util/webhook`). The API
-    /// server reports an internal error then, but has stored nothing, because admission runs before the object is
+    /// server reports this as an internal error. It has stored nothing, because admission runs before the object is
     /// stored.
     fn is_before_it(&self) -> bool {
         let Self::Api(runtime::apply::Error::Api { source, .. }) = self else {
@@ -119,7 +119,8 @@ impl Error {
             | Self::Certificate { .. }
             | Self::Held { .. }
             | Self::Rejected { .. } => true,
-            // A conflict comes from another controller, such as a quota. An existing object is a different error.
+            // A conflict (409) comes from another controller, such as a quota. An object that already exists gives a
+            // different error.
             Self::Api(error) => {
                 let said = matches!(
                     Reason::from(error),

@@ -1,4 +1,5 @@
-//! Sends the operator's record of the passwords in etcd. Until then, the passwords are in memory only (invariant 14).
+//! Writes the operator's record of the passwords in etcd to its Secret. Before that, the passwords are in memory only
+//! (invariant 14).
 
 use api::names;
 use k8s_openapi::api::core::v1::Secret;
@@ -25,12 +26,12 @@ impl ExecuteContext<'_> {
         }
     }
 
-    /// Invariants 11 and 21: the write has a resourceVersion precondition, so that it does not overwrite a password
-    /// that another process has recorded.
+    /// Invariants 11 and 21: the resourceVersion precondition prevents the write from overwriting a password that
+    /// another process has recorded.
     async fn record_passwords(&self, others: bool) -> Result<Option<String>, Error> {
         let Some((user, passwords)) = self.auth.to_record(others) else {
             return Err(Error::Missing(
-                "there are no credentials to record".to_owned(),
+                "the spec names no credentials that the operator could record".to_owned(),
             ));
         };
         let recorded = self.auth.recorded();

@@ -22,7 +22,7 @@ use crate::action::{
 };
 use crate::execute::{Error, ExecuteContext};
 
-/// The common interface of all object kinds that the operator sends.
+/// What all kinds of sent objects have in common.
 pub(super) trait Sent:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Serialize
@@ -107,7 +107,8 @@ impl ExecuteContext<'_> {
         Ok(applied.resource_version())
     }
 
-    /// Sends a patch. It has no time limit, because it also removes marks after the observation is too old.
+    /// Sends a patch. The age of the observation is not checked, because a mark must be removable after the observation
+    /// is too old.
     pub(super) async fn patch(&self, patch: &Patch) -> Result<Option<String>, Error> {
         match patch.kind {
             Kind::Service => self.patch_of::<Service>(patch).await,
@@ -204,8 +205,8 @@ impl ExecuteContext<'_> {
     }
 }
 
-/// True for 404 and 422. A 404 means that the subresource or the pod does not exist, which the following patch of the
-/// pod shows. A 422 means that the resources of this pod cannot change in this way.
+/// True for 404 and 422. A 404 means that the pod or the subresource does not exist; the patch that follows shows
+/// which. A 422 means that the resources of this pod cannot change in this way.
 fn is_rejection(code: u16) -> bool {
     matches!(code, 404 | 422)
 }
@@ -217,7 +218,7 @@ fn params() -> PatchParams {
     }
 }
 
-/// Converts the error of a patch. A failed precondition means that the action lost a race.
+/// Converts the error of a patch. A failed precondition means that another process changed the object first.
 pub(super) fn patched(kind: &str, name: &str, source: kube::Error) -> Error {
     match source {
         kube::Error::Api(status) if status.code == 409 || status.code == 404 => Error::Changed {

@@ -1,5 +1,5 @@
-//! Steps against a minimal API server. The tests check the requests that the operator sends, and the marks that it
-//! removes.
+//! Executes steps against a minimal API server. The tests check the requests that the operator sends, and the marks
+//! that it removes.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -22,17 +22,17 @@ use crate::snapshot::{Role, Service};
 
 const MEMBER: &str = "db-aaaaaaaaaa";
 
-/// The answers of the server to requests for objects of this kind.
+/// How the server answers requests for objects of one kind.
 #[derive(Clone, Copy)]
 enum Does {
     Takes(Duration),
     Answers(u16, &'static str),
-    /// For all requests, one status code after the other.
+    /// The first request gets the first status code, the second request gets the second, and so on.
     InTurn(&'static [u16]),
 }
 
-/// The server answers all other requests at once. It records the kind of each request. For a Service, it also records
-/// the mark and the resourceVersion precondition.
+/// A server that accepts all other requests at once. It records the kind of each request. For a Service, it also
+/// records the mark and the resourceVersion precondition.
 struct Server {
     kind: &'static str,
     does: Does,
@@ -43,7 +43,7 @@ impl Server {
     async fn answer(&self, request: Request<Body>) -> Response<Body> {
         let kind = request.uri().path().split('/').nth(5).unwrap().to_owned();
         let body = request.into_body().collect_bytes().await.unwrap();
-        // A read has no body.
+        // A GET request has no body.
         let mut object: Value = serde_json::from_slice(&body).unwrap_or_default();
         let mark = object["metadata"]["annotations"]
             .get(names::ANNOTATION_STARTED)
@@ -82,7 +82,7 @@ enum Mark {
     Again,
 }
 
-/// Starts a member. `left` is the time for which the observation stays fresh. Returns the requests and the result.
+/// Starts a member. `left`: how long the observation is still fresh. Returns the requests and the outcome.
 async fn started(
     what: (&'static str, Does),
     (durable, left): (bool, Duration),
@@ -99,7 +99,7 @@ async fn started_with(
     (asked, acted.remove(0))
 }
 
-/// Repeats the start with several observations, each of which leads to the same step.
+/// Starts the member again from several observations. Each of them leads to the same step.
 async fn started_again(
     (kind, does): (&'static str, Does),
     (state, mark): (State, Mark),
@@ -124,7 +124,7 @@ async fn started_again(
     let snapshot = snapshot();
     let observed = observe::unanswered(&snapshot);
     let etcd: Arc<dyn Etcd> = Arc::new(FakeEtcd::formed(1, &[], |_| String::new()));
-    // After this number of rejections, the next back-off is longer than a pause of a slow machine.
+    // Enough rejections to make the next back-off longer than a pause of a slow machine.
     let (refusals, before) = (Refusals::default(), Instant::now().checked_sub(FRESH));
     for _ in 0..4 {
         let refusal = Error::Missing("before".to_owned());
@@ -191,7 +191,7 @@ const LONG: Duration = Duration::from_mins(1);
 
 /// Invariant 11 (fencing).
 #[tokio::test]
-async fn removes_mark_when_observation_expires_before_creation() {
+async fn removes_start_mark_if_observation_expires_before_creation() {
     let (little, more) = (Duration::from_millis(500), Duration::from_millis(600));
     let (asked, acted) = started(("services", Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
@@ -200,10 +200,10 @@ async fn removes_mark_when_observation_expires_before_creation() {
         "{:?}",
         acted.failed
     );
-    // Without a volume, the pod is the next object.
+    // Without a volume, the operator creates the pod directly after the Service.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
-    // If the PVC exists, the next observation leads to its pod. Another process may have created the pod by then.
+    // If the PVC exists, the next reconcile creates the pod. Another process may have created the pod by then.
     let (asked, acted) = started((CLAIMS, Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, CLAIMS]);
     assert!(
@@ -211,14 +211,14 @@ async fn removes_mark_when_observation_expires_before_creation() {
         "{:?}",
         acted.failed
     );
-    // With an observation that is already too old, no request is sent.
+    // If the observation is already too old at the start, no request is sent.
     let (asked, _) = started((CLAIMS, Does::Takes(more)), (true, Duration::ZERO)).await;
     assert!(asked.is_empty(), "{asked:?}");
 }
 
 /// Invariant 6 (state `new`).
 #[tokio::test]
-async fn removes_mark_only_after_certain_failure() {
+async fn removes_start_mark_only_if_no_pod_can_have_been_created() {
     let refusals = [
         (403, "Forbidden"),
         (409, "Conflict"),
@@ -246,7 +246,7 @@ async fn removes_mark_only_after_certain_failure() {
 
 /// Invariants 6 and 11 (state `new`; fencing).
 #[tokio::test]
-async fn retries_after_mark_while_observation_is_fresh() {
+async fn retries_creation_after_start_mark_while_observation_is_fresh() {
     for (code, reason) in [
         (429, "TooManyRequests"),
         (503, "ServiceUnavailable"),
@@ -259,7 +259,7 @@ async fn retries_after_mark_while_observation_is_fresh() {
             code == 429,
             asked.pop_if(|one| *one == TAKEN_BACK).is_some()
         );
-        // The requests are sent at once, and after 0.1, 0.3 and 0.7 s, unless the machine pauses.
+        // Without delays of the machine, the requests are sent after 0, 0.1, 0.3 and 0.7 s.
         assert_eq!(asked[0], MARKED);
         assert!((2..=4).contains(&asked[1..].len()), "{code}: {asked:?}");
         assert!(
@@ -267,28 +267,31 @@ async fn retries_after_mark_while_observation_is_fresh() {
             "{code}: {asked:?}"
         );
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
-        // Before the mark is set, the operator does not retry, because it only loses an observation.
+        // Before the mark is set, the operator does not retry, because the next reconcile repeats the step without
+        // harm.
         let (asked, _) = started(("services", does), (true, LONG)).await;
         assert_eq!(asked.len(), 1, "{code}: {asked:?}");
     }
 }
 
-/// Invariant 6: no other process removes the mark. The operator gives up a member whose mark is left over.
+/// Invariant 6: no other process removes the mark. If the mark remained, the operator would never use the member's name
+/// again.
 #[tokio::test]
-async fn retries_removal_of_mark() {
+async fn retries_removal_of_start_mark() {
     for codes in [&[200, 403, 429, 200], &[200, 403, 503, 200]] {
         let (asked, acted) = started(("", Does::InTurn(codes)), (true, LONG)).await;
         assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
     }
-    // Another process has changed the Service since. The mark now belongs to that process.
+    // Another process has changed the Service in the meantime, so the mark belongs to that process.
     let does = Does::InTurn(&[200, 403, 503, 409]);
     let (asked, acted) = started(("", does), (true, LONG)).await;
     assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
     assert_eq!(acted.failed.len(), 2, "{:?}", acted.failed);
 }
 
-/// Setting and removing the mark are events of the cluster's own objects. Each event triggers a reconcile at once.
+/// Setting and removing the mark changes the cluster's own Service. Each change triggers a reconcile at once, so that
+/// only the back-off limits the rate.
 #[tokio::test]
 async fn rejected_start_backs_off() {
     let refused = Does::Answers(403, "Forbidden");
@@ -302,22 +305,26 @@ async fn rejected_start_backs_off() {
         let (asked, acted) = Box::pin(again).await;
         assert_eq!(asked.len(), requests, "{asked:?}");
         for again in &acted[1..] {
-            assert_eq!(again.in_words(), acted[0].in_words(), "told as before");
+            assert_eq!(
+                again.in_words(),
+                acted[0].in_words(),
+                "the same rejection is reported"
+            );
             let left = again.failure().and_then(Error::held);
             assert!(left.is_some_and(|left| left <= Duration::from_secs(16)));
         }
     }
-    // A lost race is not a rejection, so there is no back-off.
+    // A lost race is not a rejection and causes no back-off.
     let race = Does::Answers(409, "AlreadyExists");
     let again = started_again((CLAIMS, race), (State::Join, Mark::First), (true, LONG), 2);
     let (asked, _) = Box::pin(again).await;
     assert_eq!(asked, [MARKED, CLAIMS, MARKED, CLAIMS]);
 }
 
-/// Invariants 6 and 11: if the second mark had the same value, the resourceVersion would not change. The process that
-/// set the first mark could then remove the second one.
+/// Invariants 6 and 11: a renewed mark must have a new value. With the same value, the resourceVersion would not
+/// change, and the process that set the first mark could remove the renewed mark.
 #[tokio::test]
-async fn renewed_mark_is_never_removed() {
+async fn renewed_start_mark_is_never_removed() {
     let mut marks = Vec::new();
     let takes = Does::Takes(Duration::from_millis(600));
     for (what, left) in [

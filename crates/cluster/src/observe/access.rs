@@ -1,5 +1,5 @@
-//! Observes access control: reads the Secrets and the NetworkPolicy together with the other objects, and asks etcd
-//! whether it accepts the credentials.
+//! Observes access control: reads the Secrets and the NetworkPolicy together with the other objects, and checks whether
+//! etcd accepts the credentials.
 
 use api::names;
 use etcd::Etcd;
@@ -12,7 +12,7 @@ use super::{DEADLINE, Error, KubeSnapshot, children, seen};
 use crate::diff;
 use crate::snapshot::Observed;
 
-/// Reads the NetworkPolicy of this name, whoever owns it. The read runs concurrently with the reads of the other
+/// Reads the NetworkPolicy of this name, with any owner. The read runs concurrently with the reads of the other
 /// objects.
 pub async fn policy(
     client: &Client,
@@ -29,7 +29,7 @@ pub async fn policy(
     })
 }
 
-/// Adds the Secrets that the spec names to the objects of a cluster.
+/// Adds to the objects of a cluster the Secrets that the spec names.
 pub async fn complete(
     client: &Client,
     (operators, policy): (&Operators, Option<NetworkPolicy>),
@@ -54,7 +54,7 @@ pub async fn complete(
     snapshot.auth = auth;
 }
 
-/// Asks etcd whether it accepts the credentials. Usually the answers to the previous calls already show this.
+/// Checks whether etcd accepts the credentials. In most reconciles, the answers to earlier calls already show this.
 pub(super) async fn ask(etcd: &dyn Etcd, via: &[String], observed: &mut Observed) {
     if observed.members.known().is_some() {
         observed.access.login = seen(etcd.login(via).await);

@@ -14,7 +14,7 @@ use member::tls::FaultKind;
 use crate::certificates::{rule, seed};
 use crate::snapshot::Observed;
 
-/// Reads the Secrets of the certificates that the operator generates under this effective TLS policy.
+/// Reads the Secrets of the certificates that the operator generates under the TLS policy in effect.
 pub(super) async fn read(
     client: &Client,
     (cluster, tls): (&EtcdCluster, Option<&TlsPolicy>),
@@ -57,7 +57,7 @@ pub(super) async fn read(
     Ok(reads.await?.into_iter().flatten().collect())
 }
 
-/// Removes the problem of a generated certificate that is not issued yet, because the operator will issue it.
+/// Removes the problem that a generated certificate does not exist yet, because the operator will issue it.
 pub(super) fn expect(observed: &mut Observed) {
     let certificates = &observed.certificates;
     if let Some(rule) = &certificates.rule
@@ -72,8 +72,8 @@ pub(super) fn expect(observed: &mut Observed) {
     }
 }
 
-/// Marks pods whose etcd was started with other CAs than it should trust, so that the planner recreates them. A pod
-/// without a volume is replaced by a new member, and is marked only if the running members would accept a new member.
+/// Marks each pod that must be recreated because its etcd trusts other CAs than it should. A pod without a volume is
+/// replaced by a new member. Such a pod is marked only if the running members would accept a new member.
 pub(super) fn differ(observed: &mut Observed) {
     let certificates = &observed.certificates;
     let running = observed.pods.iter().filter(|(_, pod)| pod.running);

@@ -1,4 +1,4 @@
-//! Converts PVCs, and the Services of members, to the planner's types. Pure.
+//! Converts PVCs, and the Services of members, to the planner's types. Performs no I/O.
 
 use api::names;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, PersistentVolumeClaimCondition, Service};
@@ -10,8 +10,9 @@ use crate::diff;
 use crate::quantity::bytes;
 use crate::snapshot::{self, Claim, Disk, Removal};
 
-/// Whose object this is. `Some(true)`: the EtcdCluster with this UID owns it. `Some(false)`: the object has no owner,
-/// but a cluster token by which the cluster can adopt it. `None`: any other object.
+/// The relation of an object to the EtcdCluster with this UID. `Some(true)`: the EtcdCluster owns the object.
+/// `Some(false)`: the object has no owner, but a cluster token by which the cluster can adopt it. `None`: any other
+/// object.
 pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
     match diff::owner(metadata) {
         Some(owner) => (owner == uid).then_some(true),
@@ -53,8 +54,7 @@ pub fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
 
 /// True if the PVC has lost its volume: the PersistentVolume does not exist, or belongs to another PVC
 /// (`syncBoundClaim` in Kubernetes' `pkg/controller/volume/persistentvolume/pv_controller.go`). If a person restores
-/// the PersistentVolume, Kubernetes binds the PVC again. No other phase indicates a loss, and neither does a missing
-/// phase.
+/// the PersistentVolume, Kubernetes binds the PVC again. All other phases, and a missing phase, indicate no loss.
 fn is_lost(claim: &PersistentVolumeClaim) -> bool {
     let status = claim.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref());
@@ -96,7 +96,7 @@ pub fn member_service(
     uid: &str,
 ) -> Option<snapshot::Service> {
     let name = service.name_any();
-    // A person may have changed the label. The name then identifies the Service.
+    // A person may have changed the label. The name still identifies the Service.
     let is_named = names::cluster_of_member(&name) == Some(members.cluster);
     let is_labelled = service.labels().get(names::LABEL_MEMBER) == Some(&name);
     let owner = diff::owner(&service.metadata);

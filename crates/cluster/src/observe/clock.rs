@@ -1,10 +1,11 @@
-//! Reads the API server's clock, for decisions about losses that depend on timestamps from Kubernetes.
+//! Reads the API server's clock. Decisions about lost pods compare it with timestamps from Kubernetes.
 //!
-//! A pod shows since when its node has been lost, its deletion has been overdue, or its container has been failing.
-//! The clocks of the control plane set these timestamps. By an operator's clock that is ahead, a pod that was just
-//! deleted would appear to be overdue for a long time. The operator would then remove its member with its disk
-//! (invariant 5). The same clock decides about generated certificates (invariant 20). In all other cases, the operator
-//! does not read the clock.
+//! A pod shows since when its node has been lost, its deletion has been overdue, or its container has been failing. The
+//! control plane's clocks set these timestamps. If the operator's own clock were ahead, a pod that was just deleted
+//! would seem overdue for a long time, and the operator would remove its member with its disk (invariant 5).
+//!
+//! Decisions about generated certificates use the same clock (invariant 20). In all other cases, the operator does not
+//! read the clock.
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
@@ -131,7 +132,11 @@ mod tests {
         let client = server_without_labels();
         let read = crate::observe::objects(&client, "prod", "db").await;
         let objects = read.unwrap().unwrap();
-        assert_eq!(objects.pods.len(), 1, "it is found by its name");
+        assert_eq!(
+            objects.pods.len(),
+            1,
+            "the pod without labels is found by its name"
+        );
         assert!(objects.clock.0.is_some());
     }
 }

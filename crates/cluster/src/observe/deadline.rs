@@ -1,8 +1,8 @@
 //! Decides how long an observation waits for the member list.
 //!
-//! The member list needs a quorum. While too few voters can take part, the answer is late or never arrives. Work that
-//! does not need the list, such as recreating pods on their disks, must not wait for it. An election is no outage:
-//! each member still answers its own status then, and the list gets its full deadline.
+//! The member list needs a quorum. While too few voters can take part, the list arrives late or never. Work that does
+//! not need the list, such as recreating pods on their disks, must not wait for it. An election is not such an outage:
+//! each member still answers with its own status, and the list gets its full deadline.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -15,8 +15,8 @@ use crate::snapshot::{Observed, Pod};
 /// How long the observation waits for the list after it knows that too few voters can take part.
 const LEFT: Duration = Duration::from_millis(250);
 
-/// Requests the member list and the members' own statuses concurrently. The list is `None` if `too_few` returns true
-/// for the statuses and the list does not arrive soon after.
+/// Requests the member list and the members' own statuses concurrently. The list is `None` if it does not arrive
+/// shortly after `too_few` has returned true for the statuses.
 pub(super) async fn both<L, S>(
     list: impl Future<Output = L>,
     own: impl Future<Output = S>,
@@ -34,10 +34,12 @@ pub(super) async fn both<L, S>(
     (Some(list.await), own)
 }
 
-/// True if fewer voters than a quorum can take part, according to the voters in the last status report. A voter cannot
-/// take part if its pod is missing or terminating, or if the pod is not ready and the member does not answer. External
-/// members are not included. The report does not count if a running member is the leader that a member reports. That
-/// member may be the whole quorum after a recovery or a restore, and with authentication its list needs a login first.
+/// True if fewer voters than a quorum can take part. The voters are those of the last status report, without external
+/// members. A voter cannot take part if its pod is missing or terminating, or if the pod is not ready and the member
+/// does not answer.
+///
+/// The report is ignored if the leader that a running member reports answers as well. That leader may be the whole
+/// quorum after a recovery or a restore, and with authentication its list needs a login first.
 pub(super) fn too_few<E>(observed: &Observed, asked: &[String], own: &[Result<Status, E>]) -> bool {
     let voters = &observed.reported_voters;
     let stays = |name: &String| observed.pods.get(name).filter(|pod| pod.stays());
@@ -63,7 +65,6 @@ mod tests {
     use crate::plan::tests::scene::Scene;
     use crate::snapshot::Seen;
 
-    /// Calls `too_few` with the members and the answers of the scene.
     fn few(scene: &Scene) -> bool {
         let statuses = scene.observed.statuses.iter();
         let (asked, own): (Vec<String>, Vec<_>) = statuses
@@ -77,7 +78,7 @@ mod tests {
 
     /// Invariant 1: an election is no outage.
     #[test]
-    fn invariant_1_waits_for_list_unless_quorum_is_impossible() {
+    fn invariant_1_waits_for_member_list_unless_quorum_is_impossible() {
         let three = || Scene::formed(&["a", "b", "c"]).durable();
         let unready = |mut scene: Scene, member: &str| {
             scene.observed.pods.get_mut(member).unwrap().ready = false;
@@ -93,7 +94,7 @@ mod tests {
             },
             &|| three().terminating("a"),
             &|| three().without_pod("a").silent_voter("b"),
-            // These pods became ready a moment ago and are slow, or are not ready because of a sidecar.
+            // These pods became ready a moment ago and answer slowly, or are not ready because of a sidecar.
             &|| three().down("a").down("b"),
             &|| unready(unready(three(), "a"), "b"),
         ] {
@@ -107,7 +108,7 @@ mod tests {
         ] {
             assert!(few(&scene()), "{:?}", scene().observed.pods);
         }
-        // A seed that serves is the quorum, although the report in the status names the members before the restore.
+        // The status report still names the members before the restore. A seed that serves is the whole quorum.
         let mut seed = Scene::formed(&["s"]);
         seed.observed.reported_voters = ["a", "b", "c"].map(String::from).into();
         assert!(!few(&seed));
@@ -118,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn impossible_list_is_not_awaited() {
+    async fn member_list_is_not_awaited_without_quorum() {
         assert_eq!(both(pending::<()>(), ready(1), |_| true).await, (None, 1));
         assert_eq!(both(ready(2), ready(1), |_| true).await, (Some(2), 1));
         let slow = async {

@@ -1,5 +1,5 @@
-//! Observes the external members of a cluster that this EtcdCluster joins. The operator calls them at the addresses
-//! that they advertise.
+//! Observes the external members of a cluster that this EtcdCluster joins. The operator calls these members at the
+//! addresses that they advertise.
 
 use api::EtcdCluster;
 use api::names;
@@ -19,9 +19,11 @@ pub(super) fn endpoints(cluster: &EtcdCluster) -> Vec<String> {
     urls.map(str::to_owned).collect()
 }
 
-/// Additional endpoints for the request for the member list, if this cluster was joined. A joined cluster is recorded
-/// without first members, because it did not start here. For a cluster that started here, the operator never calls
-/// external endpoints, even if the annotation names some. Invariant 28: if one endpoint has no grant, none is called.
+/// Additional endpoints to which the operator sends the request for the member list, if this EtcdCluster has joined an
+/// existing cluster. Such an EtcdCluster is recorded without first members, because its cluster did not start here. For
+/// a cluster that started here, the operator calls no external endpoint, even if the annotation names some.
+///
+/// Invariant 28: if one endpoint has no grant, the operator calls none of them.
 pub(super) fn via(observed: &Observed) -> &[String] {
     let joined = observed
         .intent
@@ -36,8 +38,8 @@ pub(super) fn via(observed: &Observed) -> &[String] {
     }
 }
 
-/// Reads the status of the external members. Invariant 28: the answer of an etcd may be hostile, so the operator calls
-/// no advertised URL without a grant. The status of such a member is unknown.
+/// Reads the status of the external members. Invariant 28: the answer of an external etcd may be hostile, so the
+/// operator calls no advertised URL without a grant. The status of a member at such a URL stays unknown.
 pub(super) async fn ask(etcd: &dyn Etcd, observed: &mut Observed) {
     let Seen::Known(list) = &observed.members else {
         return;
@@ -58,7 +60,7 @@ pub(super) async fn ask(etcd: &dyn Etcd, observed: &mut Observed) {
         .into_iter()
         .partition(|(_, url)| observed.join_rule.allows(url));
     for (name, url) in closed {
-        let why = format!("{url} is not granted");
+        let why = format!("no grant allows calls to {url}");
         observed.statuses.insert(name, Seen::Unknown(why));
     }
     let answers = join_all(asked.iter().map(|(_, url)| status(etcd, url, true))).await;

@@ -1,9 +1,9 @@
-//! The exit reason of a member's etcd container, from its exit code and its termination message. Pure.
+//! The exit reason of a member's etcd container, from its exit code and its termination message. Performs no I/O.
 //!
 //! The kubelet reports the last 2048 bytes of a failed container's log (`FallbackToLogsOnError`). The texts in this
 //! file come from the sources of etcd and bbolt. They were tested with etcd 3.5, 3.6 and 3.7 on damaged data
-//! directories. An unknown text yields [`Cause::Failed`]: the fate of the member then depends on time and on the other
-//! members.
+//! directories. An unknown text yields [`Cause::Failed`]: whether the member is then replaced depends on time and on
+//! the other members.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
 
@@ -18,12 +18,12 @@ const DAMAGED: [&str; 20] = [
     "wal: slice bounds out of range",
     "wal: conflicting metadata found",
     "failed to read WAL, cannot be repaired",
-    // WAL records, if the file contains no valid record. The messages are protobuf's: the first from etcd 3.7 on, the
-    // others before.
+    // Errors for a WAL file without a valid record. They come from protobuf: the first from etcd 3.7 on, the others
+    // from earlier releases.
     "cannot parse invalid wire-format data",
     "proto: illegal wireType",
     "proto: wrong wireType",
-    // The snapshot and the database do not match, or one of them is missing (`etcdserver/bootstrap.go`).
+    // The snapshot and the database do not match, or either of them is missing (`etcdserver/bootstrap.go`).
     "failed to recover v3 backend from snapshot",
     "failed to find database snapshot file",
     // The database (`bbolt/errors`, and bbolt's assertions about pages).
@@ -33,21 +33,21 @@ const DAMAGED: [&str; 20] = [
     "Page expected to be",
     "invalid freelist page",
     "unexpected page type",
-    // Raft: the log lacks entries that the member had acknowledged.
+    // Raft: the log lacks entries that this member had acknowledged.
     "Was the raft log corrupted, truncated, or lost?",
-    // The comparison with the other members at the start (`etcdserver/corrupt.go`).
+    // At its start, the member compares its data with the other members (`etcdserver/corrupt.go`).
     "found data inconsistency with peers",
     "etcdserver: corrupt cluster",
 ];
 
-/// etcd's message for an empty data directory: the cluster's list contains the member as started, but the disk has no
-/// data.
+/// etcd's message for an empty data directory: by etcd's member list, the member has started before, but its disk has
+/// no data.
 const EMPTY: &str = "has already been bootstrapped";
-/// The message for an empty data directory if `--initial-cluster` names only the member itself, as in every pod that
-/// the operator recreates on an existing disk.
+/// The message for an empty data directory if `--initial-cluster` contains only the member itself. The operator
+/// recreates every pod on an existing disk in this way.
 const EMPTY_AND_ALONE: &str = "cannot fetch cluster info from peer urls";
 
-/// Failures whose cause is not the data. The next member would fail in the same way.
+/// Failures that have another cause than the data. A replacement would fail in the same way.
 const SURROUNDINGS: [&str; 9] = [
     "no space left on device",
     "permission denied",
@@ -60,15 +60,15 @@ const SURROUNDINGS: [&str; 9] = [
     "cannot allocate memory",
 ];
 
-/// Go packages in a stack trace from within the database: bbolt, and the package that opens it in etcd 3.6 and later,
-/// and before.
+/// Go packages in a stack trace from inside the database: bbolt, and the package that opens the database (one path for
+/// etcd 3.6 and later, another for earlier releases).
 const DATABASE: [&str; 3] = [
     "go.etcd.io/bbolt",
     "etcd/server/v3/storage/backend.",
     "etcd/server/v3/mvcc/backend.",
 ];
 
-/// Texts with which etcd's final message starts. The text before it is ordinary log.
+/// Texts with which etcd's final message starts. The lines before the final message are ordinary log lines.
 const LAST_WORDS: [&str; 4] = [
     "\"level\":\"fatal\"",
     "\"level\":\"panic\"",
@@ -102,8 +102,8 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     // A long stack trace may have pushed the final message out of the 2048 bytes.
     let last = begin(text).map_or(text, |at| &text[at..]);
     let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
-    // After a fault, Go prints the stacks of all goroutines. The frames of bbolt may then be cut off, as well as the
-    // message before them.
+    // After a fault, Go prints the stacks of all goroutines. The frames of bbolt and the message before them may then
+    // be cut off.
     let in_database = match begin(text) {
         Some(_) => &DATABASE[..1],
         None => &DATABASE[..],
@@ -127,7 +127,7 @@ fn begin(text: &str) -> Option<usize> {
     LAST_WORDS.iter().filter_map(|word| text.find(word)).min()
 }
 
-/// The container's message in one sentence: the final message, or the last line if there is no final message.
+/// The container's message in one sentence: the final message or, if there is none, the last line.
 pub(super) fn sentence(text: &str) -> String {
     let line = match begin(text) {
         Some(at) => text[at..].lines().next(),
@@ -174,7 +174,7 @@ mod tests {
         )
     }
 
-    /// Messages of etcd 3.5.35, 3.6.16 and 3.7.3 about deliberately damaged data directories.
+    /// Messages of etcd 3.5.35, 3.6.16 and 3.7.3 for data directories that were damaged on purpose.
     #[test]
     fn recognizes_damaged_data_by_etcd_messages() {
         let assertion = "panic: assertion failed: Page expected to be: 38, but self identifies as 5916057363541774340\n\ngoroutine 1";
@@ -255,12 +255,13 @@ mod tests {
             "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs",
         );
         assert!(matches!(after(1, "Error", &text, true), Cause::Data(_)));
-        // If `--initial-cluster` names other members, the member may only have failed to reach them.
+        // If `--initial-cluster` names other members, the message may only mean that these members could not be
+        // reached.
         assert!(matches!(after(1, "Error", &text, false), Cause::Failed(_)));
     }
 
     #[test]
-    fn memory_settings_and_signals_are_no_damage() {
+    fn memory_errors_bad_flags_and_signals_are_no_damage() {
         assert_eq!(after(137, "OOMKilled", "", false), Cause::Memory);
         assert_eq!(after(137, "Error", "", false), Cause::Ended);
         assert_eq!(after(0, "Completed", "", false), Cause::Ended);

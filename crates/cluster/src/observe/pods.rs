@@ -1,4 +1,4 @@
-//! Converts a member's pod to the planner's type. Pure.
+//! Converts a member's pod to the planner's type. Performs no I/O.
 
 use std::collections::BTreeSet;
 
@@ -84,8 +84,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     }
 }
 
-/// True if the pod has a timestamp of a loss or of failures. The age of that timestamp decides whether the member is
-/// replaced.
+/// True if the pod shows a time since when it has been lost or failing. The age of that time decides whether the member
+/// is replaced.
 pub(super) fn tells_a_time(pod: &KubePod) -> bool {
     let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
     let fails = |etcd: &ContainerStatus| !etcd.ready && etcd.restart_count > 1;
@@ -109,16 +109,17 @@ fn since(condition: &PodCondition) -> Option<Timestamp> {
 ///   (`MarkPodsNotReady` in `pkg/controller/util/node`). A kubelet always sets `Ready` and `ContainersReady` together.
 ///   If the two differ, and no readiness gate is the reason, the controller has written the status of a silent
 ///   kubelet.
-/// - The pod still exists after its grace period, whose end is `deletionTimestamp`: the deletion waits for the
-///   kubelet. This applies to pods that the taint manager deleted.
+/// - The pod still exists after the end of its grace period (`deletionTimestamp`): the deletion waits for the kubelet.
+///   This applies to pods that the taint manager deleted.
 /// - The phase is `Unknown`, which old control planes set.
-/// - No node reaches the volume: its node no longer exists, or is marked as unreachable.
+/// - No node reaches the volume: the only node with the volume no longer exists, or is marked as unreachable.
 ///
-/// A pod that was not ready when its node failed shows nothing until Kubernetes evicts it: the controller writes only
-/// a changed condition, and `Ready` was already false. The condition `DisruptionTarget` of an eviction
-/// (`DeletionByTaintManager` in `pkg/controller/tainteviction`) proves no loss either. Kubernetes also writes it if a
-/// person taints a live node, where the pod ends within its grace period. The time of such a member therefore starts
-/// at the end of that grace period. Kubernetes first waits 300 s, or for the tolerations in `spec.pod`.
+/// If a pod was not ready when its node failed, nothing shows the loss until Kubernetes evicts the pod: the controller
+/// writes only changes of `Ready`, which was already false. The time of such a member starts at the end of the evicted
+/// pod's grace period. Kubernetes evicts after 300 s, or after the toleration times in `spec.pod`.
+///
+/// The condition `DisruptionTarget` of an eviction (`DeletionByTaintManager` in `pkg/controller/tainteviction`) proves
+/// no loss: Kubernetes also writes it if a person taints a live node, where the pod ends within its grace period.
 fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
     let ready = condition(pod, "Ready");
     let by_node_controller = ready
@@ -139,8 +140,8 @@ fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
     known.into_iter().flatten().min()
 }
 
-/// True if, by the scheduler's message, every node lacks the volume or is marked as lost. A node that a person has
-/// cordoned or tainted, or that is full, may accept the pod again.
+/// True if the scheduler's message says that every node either lacks the volume or is marked as lost. A node that is
+/// full, or that a person has cordoned or tainted, may accept the pod later.
 fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
     let Some((_, reasons)) = message.and_then(|text| text.split_once("nodes are available: "))
     else {
@@ -156,7 +157,7 @@ fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
             || reason.ends_with("didn't match PersistentVolume's node affinity")
             || reason.ends_with("no available volume zone")
     };
-    // Newer schedulers do not name the taint. Control-plane nodes never have the volume.
+    // The messages of newer schedulers do not name the taint. Control-plane nodes never have the volume.
     let taints = [
         "taint {node.kubernetes.io/",
         "taint {node-role.kubernetes.io/",
@@ -271,8 +272,8 @@ fn trouble(pod: &KubePod) -> Option<Trouble> {
     containers.find_map(container_trouble)
 }
 
-/// The kubelet's message without the parts that differ between attempts: the back-off, and the ports of the
-/// connection. With these parts, each attempt would be a new message.
+/// The kubelet's message without the parts that differ between attempts: the back-off, and the ports of the connection.
+/// Otherwise each attempt would produce a new message.
 fn stable(message: &str) -> String {
     let (_, cause) = message
         .rsplit_once("ErrImagePull: ")
@@ -294,7 +295,8 @@ fn container_trouble(container: &ContainerStatus) -> Option<Trouble> {
         format!("{reason}: {message}")
     };
     match reason {
-        // Kubernetes reports the two reasons in turn.
+        // For an image that cannot be pulled, the kubelet alternates between these two reasons. One problem for both keeps
+        // the condition stable.
         "ErrImagePull" | "ImagePullBackOff" if !message.is_empty() => Some(Trouble::Image(message)),
         _ if is_image_failure(reason) => Some(Trouble::Image(text)),
         "" | "ContainerCreating" | "PodInitializing" => None,
@@ -387,9 +389,9 @@ mod tests {
         assert_eq!(lost.lost_since, Some(at("2026-11-21T00:10:00Z")));
         assert!(
             !lost.ready && lost.running,
-            "the kubelet's last word is older"
+            "the kubelet's last status is older"
         );
-        // Statuses that a kubelet writes on a live node.
+        // Statuses that the kubelet of a live node writes.
         for (ready, reason, containers) in [
             ("True", None, "True"),
             ("False", Some("ContainersNotReady"), "False"),
@@ -403,7 +405,7 @@ mod tests {
 
     /// Neither the kubelet's last status nor an eviction proves that a node is lost.
     #[test]
-    fn unready_pod_on_lost_node_counts_from_eviction() {
+    fn unready_pod_is_lost_from_end_of_eviction() {
         let mut unready = conditions("False", Some("ContainersNotReady"), "False");
         let none = json!({});
         assert_eq!(seen(&none, &unready).lost_since, None);
@@ -419,8 +421,8 @@ mod tests {
     }
 
     #[test]
-    fn deleted_pod_counts_from_end_of_grace_period() {
-        // Kubernetes writes the end of the grace period, and not the time of the deletion.
+    fn deleted_pod_is_lost_from_end_of_grace_period() {
+        // `deletionTimestamp` is the end of the grace period, not the time of the deletion.
         let ends = json!({ "deletionTimestamp": "2026-11-21T00:20:30Z", "deletionGracePeriodSeconds": 30 });
         let pod = seen(&ends, &conditions("True", None, "True"));
         assert_eq!(
@@ -452,7 +454,7 @@ mod tests {
             assert!(pending(lost), "{lost}");
         }
         for elsewhere in [
-            // The node is cordoned, full, or tainted by a person, and may accept the pod again.
+            // The node is full, or a person has cordoned or tainted it. It may accept the pod later.
             "0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) had volume node affinity conflict.",
             "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had volume node affinity conflict.",
             "0/3 nodes are available: 1 node(s) had untolerated taint {maintenance: }, 2 node(s) had volume node affinity \

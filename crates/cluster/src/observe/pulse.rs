@@ -1,9 +1,9 @@
 //! Calls the health listener of members that may not serve clients yet.
 //!
 //! A joining member serves clients only after it has applied the entry with its own client URLs. That may take 7 s
-//! longer than the rest of the start (docs/benchmarks.md), but the health listener is open from the start. The
-//! operator calls the health listener only of members that have not been observed to serve. If such a member also
-//! answers on its client listener, that answer takes precedence, except for the connection to the leader.
+//! longer than the rest of the start (docs/benchmarks.md). The health listener is open from the start. The operator
+//! calls it only for members that have not been observed to serve. If such a member also answers on its client
+//! listener, the client listener's answer is used, except for the connection to the leader.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,12 +21,12 @@ use super::{IMPATIENCE, status as serving};
 use crate::plan::is_late_to_serve;
 use crate::snapshot::{Pod, Role};
 
-/// etcd's flag for the health listener. The operator configures this listener without TLS, and calls it only if the
-/// pod has this flag.
+/// etcd's flag for the health listener. The operator configures this listener without TLS. It calls the listener only
+/// if the pod has this flag.
 const LISTENER: &str = "--listen-metrics-urls";
 
-/// How long the operator still waits for the client listener after the health listener has answered. A serving member
-/// answers equally fast on both.
+/// How long the operator waits for the client listener after the health listener has answered. A serving member answers
+/// on both listeners equally fast.
 const BESIDE: Duration = Duration::from_millis(50);
 
 /// The address of the health listener in each pod, by the pod's name.
@@ -70,8 +70,8 @@ pub(super) async fn status(
     };
     match answer {
         Ok(answer) => (answer, pulse),
-        // A pod is ready before its etcd serves. If the health listener does not answer, or the member should serve by
-        // now, the member only answers slowly.
+        // A pod is ready before its etcd serves. If the health listener does not answer, or the member has had enough
+        // time to start serving, then the member is only slow.
         Err(_) if pod.ready && (pulse.is_none() || is_late_to_serve(pod, now)) => {
             (own.await, pulse)
         }
@@ -79,13 +79,13 @@ pub(super) async fn status(
     }
 }
 
-/// True for a learner, and for a voter that is drained because it has not served yet.
+/// True for a learner, and for a voter that is not in the client Service because it has not served yet.
 fn may_be_joining(pod: &Pod) -> bool {
     matches!(pod.role, Some(Role::Learner | Role::Busy { .. })) && pod.flags.contains(LISTENER)
 }
 
-/// True for a voter whose pod is ready: after its time out of the client Service it serves, and its answer may only
-/// wait for the disk.
+/// True for a voter whose pod is ready. After its time outside of the client Service, such a voter serves, and a late
+/// answer only means that its disk is slow.
 fn has_served(pod: &Pod) -> bool {
     pod.ready && pod.role != Some(Role::Learner)
 }
@@ -137,26 +137,26 @@ mod tests {
 
     /// Invariant 24 (members that do not serve clients yet).
     #[tokio::test]
-    async fn invariant_24_only_unserved_members_get_health_calls() {
+    async fn invariant_24_only_members_that_do_not_serve_get_health_calls() {
         let busy = Role::Busy {
             since: scene::at(0),
         };
         for role in [Role::Learner, busy] {
             assert_eq!(asked(false, &pod(role)).await, (false, true));
-            // A learner that lost its connection to the leader still answers clients.
+            // A learner without a connection to the leader still answers clients.
             assert_eq!(asked(true, &pod(role)).await, (true, true));
         }
         for up in [false, true] {
             assert_eq!(asked(up, &pod(Role::Voter)).await, (up, false));
         }
-        // A pod of coreos/etcd-operator: its metrics listener may use TLS, or not exist.
+        // The metrics listener of a pod of coreos/etcd-operator may use TLS, or may not exist.
         let mut old = pod(Role::Learner);
         old.flags.clear();
         assert_eq!(asked(false, &old).await, (false, false));
     }
 
-    /// With the shorter deadline for all members, a slow member would count as not serving yet and would never become
-    /// an endpoint.
+    /// If the short deadline applied to all members, a slow serving member would count as not serving yet and would
+    /// never become an endpoint.
     #[tokio::test]
     async fn joining_member_gets_shorter_client_deadline() {
         let busy = |seconds: i64| {
@@ -178,8 +178,8 @@ mod tests {
         }
     }
 
-    /// Without the shorter deadline, each observation of a joining member would take the full deadline. The answer of
-    /// the health listener is sufficient for a promotion.
+    /// Without this rule, each observation of a joining member would take the full deadline. The answer of the health
+    /// listener is enough for a promotion.
     #[tokio::test]
     async fn health_answer_shortens_client_deadline() {
         let asked = async |tells: bool| {

@@ -1,4 +1,5 @@
-//! Requests that are only needed without a quorum: the members' local lists, and the answers of a recovery's seed.
+//! Requests that are only needed without a quorum: for the member list that each member has on its disk, and to the
+//! seed of a recovery.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -15,14 +16,13 @@ use crate::observe::{KubeSnapshot, seen};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Recovery, SeedAnswer, Seen};
 
-/// Deadline of the request for the member list during a recovery.
 const UNDER_WAY: Duration = Duration::from_millis(500);
 
-/// Reads the records of a recovery from the EtcdCluster.
+/// Reads the records of a recovery from the status of the EtcdCluster.
 pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Recovery {
     let approval = cluster.annotations().get(names::ANNOTATION_RECOVER);
-    // A restore that replaced the cluster also ended its recovery. The record then names the token of the former
-    // cluster.
+    // If a restore has replaced the cluster, its recovery has ended too. The record of the recovery then names the
+    // token of the former cluster.
     let token = status.bootstrap.as_ref().map(|bootstrap| &bootstrap.token);
     let is_of_this_cluster = |record: &RecoveryStatus| {
         record.phase != RecoveryPhase::InProgress || token == Some(&record.from_token)
@@ -36,8 +36,7 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
         replaced: status.replaced.clone(),
         approval: approval.cloned(),
         stale_approval: status.stale_approval.clone(),
-        // A hibernated cluster is unavailable on purpose. The unavailable time starts when the cluster should serve
-        // again.
+        // A hibernated cluster is unavailable on purpose. Its unavailable time starts only after it has resumed.
         unavailable_since: available
             .filter(|condition| {
                 condition.status == "False" && !Reason::is_of_hibernation(condition)
@@ -49,9 +48,9 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
     }
 }
 
-/// Deadline of the request for the member list. The deadline is short during a recovery, so that the request does not
-/// delay the recovery. If the quorum has returned, it answers at once. A quorum that returns later cannot have
-/// acknowledged writes through the client Service.
+/// Deadline of the request for the member list. During a recovery, the deadline is short, so that the request does not
+/// delay the recovery. A quorum that has returned answers at once. A quorum that returns later cannot have acknowledged
+/// writes through the client Service.
 pub(super) fn patience(observed: &Observed) -> Duration {
     let record = observed.recovery.record.as_ref();
     let under_way = record.is_some_and(|record| record.phase == RecoveryPhase::InProgress);
@@ -59,8 +58,8 @@ pub(super) fn patience(observed: &Observed) -> Duration {
 }
 
 /// Names of the members in a status that coreos/etcd-operator wrote. Only that operator wrote names without further
-/// details. A report of this operator contains more about each member, and may belong to an earlier object of the same
-/// name.
+/// details. A report of this operator has more data about each member, and may be left from an earlier EtcdCluster of
+/// the same name.
 fn named_before(status: &EtcdClusterStatus) -> BTreeSet<String> {
     let ours = status.bootstrap.is_some() || !status.member_details.is_empty();
     let members = status.members.iter().filter(|_| !ours);
@@ -93,7 +92,7 @@ pub(super) async fn ask(
     observed.recovery.seed = seed;
 }
 
-/// Calls the seed of a recovery, the first member of the new cluster; `None` if there is no seed that can answer.
+/// Calls the seed of a recovery, the first member of the new cluster. `None` if no seed can answer yet.
 async fn seed(
     etcd: &dyn Etcd,
     snapshot: &KubeSnapshot,

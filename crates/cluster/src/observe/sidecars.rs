@@ -1,4 +1,4 @@
-//! Member pods with containers besides etcd: a sidecar from the user's spec, or one that a webhook added.
+//! Member pods with other containers than etcd: a sidecar from the user's spec, or a container that a webhook added.
 //!
 //! A pod is ready only if all its containers are ready. While a sidecar is slow, the condition `Ready` therefore does
 //! not describe etcd: a member may have served for days in a pod that was never ready. If the etcd container of such a
@@ -9,12 +9,12 @@ use std::time::Duration;
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
 
-/// An etcd container that ran for longer than this has started on its data.
+/// An etcd container that ran for longer than this had started successfully on its data.
 const LONG: Duration = Duration::from_mins(10);
 
-/// The time since which etcd itself has not been ready. `since`: the time at which the pod became unready. In a pod
-/// with sidecars, the result is at least the start of the last run of etcd's container, or its end if the run was
-/// long.
+/// The time since which etcd itself has not been ready. `since`: the time since which the pod has not been ready. In a
+/// pod with sidecars, the result is not earlier than the start of the last run of the etcd container. If that run was
+/// long, the result is not earlier than its end.
 pub(super) fn unready_since(
     pod: &Pod,
     etcd: Option<&ContainerStatus>,
@@ -30,7 +30,8 @@ pub(super) fn unready_since(
     bound.map_or(since, |bound| since.max(bound))
 }
 
-/// True if the pod has containers besides etcd that count for its readiness. Init containers that exit do not count.
+/// True if the pod has another container than etcd that counts for its readiness. Init containers that exit do not
+/// count.
 fn has_sidecars(pod: &Pod) -> bool {
     pod.spec.as_ref().is_some_and(|spec| {
         let mut init = spec.init_containers.iter().flatten();

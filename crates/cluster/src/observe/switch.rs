@@ -1,4 +1,5 @@
-//! Determines the TLS settings with which members were started, from the record in the status and from the pods. Pure.
+//! Determines the TLS settings with which members were started. The sources are the record in the status and the pods.
+//! Performs no I/O.
 
 use std::collections::BTreeSet;
 
@@ -11,16 +12,16 @@ use kube::ResourceExt;
 use super::{children, pods};
 use crate::switch::{Clients, Maker, Started, TlsMode};
 
-/// The flag that sets the peer listeners.
+/// etcd's flag for the peer listeners.
 const PEERS: &str = "--listen-peer-urls=";
-/// The flag that sets the client listeners.
+/// etcd's flag for the client listeners.
 const CLIENTS: &str = "--listen-client-urls=";
 
 /// The TLS policy of a pod, from its annotation. Without the annotation, the arguments can show that the pod has no
 /// TLS.
 #[expect(
     clippy::option_option,
-    reason = "without TLS is something else than unknown"
+    reason = "the inner None means no TLS, the outer None means unknown"
 )]
 fn made_with(pod: &Pod) -> Option<Option<TlsPolicy>> {
     if let Some(said) = pod.annotations().get(names::ANNOTATION_TLS) {
@@ -34,7 +35,7 @@ fn made_with(pod: &Pod) -> Option<Option<TlsPolicy>> {
         .then_some(None)
 }
 
-/// The TLS mode of a member according to its flags, whichever software created the pod.
+/// The TLS mode of a member according to its flags, no matter which software created the pod.
 fn mode(pod: &Pod) -> Option<TlsMode> {
     let listeners = pods::argument(pod, PEERS)?
         .split(',')
@@ -76,21 +77,21 @@ fn listener(url: &str) -> Option<PeerListener> {
     Some((scheme == "https", port.parse().ok()?))
 }
 
-/// True if a member accepts only clients with TLS, according to its flags; `None` if the flags do not show it.
+/// True if a member accepts only clients with TLS, according to its flags. `None` if the flags do not say so.
 pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
     let urls = pods::argument(pod, CLIENTS)?;
     Some(!urls.contains("http://"))
 }
 
-/// The TLS settings with which members were started, from the record in the status and from the pods.
+/// The TLS settings with which members were started, according to the record in the status and to the pods.
 pub(super) fn started(cluster: &EtcdCluster, pods: &[Pod]) -> Started {
     let uid = cluster.uid().unwrap_or_default();
     let status = cluster.status.as_ref();
     let token = status.and_then(|status| Some(&status.bootstrap.as_ref()?.token));
-    // Pods of a former cluster, before a recovery or a restore, do not count.
+    // Pods of a former cluster, from before a recovery or a restore, are ignored.
     let ours = |pod: &&Pod| {
         let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
-        // A pod without an owner belongs to this cluster if it has the token of this cluster. The operator adopts it
+        // A pod without an owner belongs to this cluster if it has the cluster's token. The operator adopts the pod
         // later.
         let owned = || pod.owner_references().iter().any(|owner| owner.uid == uid);
         let belongs = children::belongs(&pod.metadata, &uid).is_some();
@@ -205,7 +206,7 @@ mod tests {
                 Some(r#"{"generated":{}}"#),
                 "https",
             ),
-            // The settings of this pod are unknown.
+            // The TLS settings of this pod are unknown.
             (r#"{"generated":{}}"#, None, "https"),
         ] {
             let cluster = cluster(wanted);
@@ -223,7 +224,7 @@ mod tests {
             assert!(rollout.recorded);
             assert_eq!(rollout.at, policy(was), "{wanted}");
         }
-        // A record of the former cluster, before a restore or a recovery, does not count.
+        // A record of a former cluster, from before a restore or a recovery, is ignored.
         let restored = recorded(BETWEEN, None, "before");
         let mut old = pod(Some("null"), "http");
         old.annotations_mut()
@@ -233,7 +234,7 @@ mod tests {
         assert_eq!(rollout.at, policy(BETWEEN));
     }
 
-    /// The EtcdCluster was deleted without its children. It was created again without its status and with another
+    /// A person deleted the EtcdCluster without its children, and created it again without its status and with another
     /// `spec.TLS`.
     #[test]
     fn invariant_23_orphaned_members_change_tls_in_stages() {
@@ -254,7 +255,7 @@ mod tests {
     }
 
     #[test]
-    fn record_decides_when_pods_differ_in_stage() {
+    fn recorded_tls_stage_is_used_if_pods_differ() {
         let at = policy(BETWEEN).map(|tls| TlsPolicy {
             peer_stage: Some(PeerStage::PlainAndTls),
             ..tls
@@ -275,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn member_accepting_both_is_called_without_tls() {
+    fn member_with_plain_and_tls_listeners_is_called_without_tls() {
         let with = |urls: &str| {
             let mut pod = pod(None, "http");
             if let Some(spec) = &mut pod.spec {

@@ -1,4 +1,4 @@
-//! Converts objects as the API server returns them to the planner's types.
+//! Tests of the conversion: objects as the API server returns them become the planner's types.
 
 use api::EtcdCluster;
 use api::cluster::{BootstrapStatus, EtcdClusterSpec, EtcdClusterStatus};
@@ -45,7 +45,7 @@ fn durable() -> EtcdClusterSpec {
     serde_json::from_value(spec).unwrap()
 }
 
-/// All objects that the builders make for a cluster with one member.
+/// All objects that the operator builds for a cluster with one member.
 fn made(spec: EtcdClusterSpec) -> Objects {
     let cluster = cluster(spec);
     let members = Members::of(&cluster, "prod", "token", Some("ff"));
@@ -84,13 +84,13 @@ fn made(spec: EtcdClusterSpec) -> Objects {
     }
 }
 
-/// Reads the objects with the spec in effect.
+/// The snapshot of these objects, with the spec in effect.
 fn look_at(objects: Objects) -> KubeSnapshot {
     let effective = Effective::of(&objects, jiff::Timestamp::UNIX_EPOCH);
     objects.snapshot(effective)
 }
 
-/// A read for tests of the cache.
+/// A snapshot for tests of the cache.
 pub(crate) fn snapshot() -> KubeSnapshot {
     look_at(made(durable()))
 }
@@ -132,7 +132,7 @@ fn members_are_called_at_pod_addresses_without_dns() {
 }
 
 #[test]
-fn isolated_first_members_are_not_awaited() {
+fn first_members_without_endpoints_are_not_called() {
     use crate::snapshot::Role;
     let asked_as = |role: Role, closed: bool| {
         let mut objects = made(durable());
@@ -167,7 +167,7 @@ fn built_objects_have_no_drift() {
     assert_eq!(
         observed.services.len(),
         1,
-        "the Services of the whole cluster are no member's"
+        "the Services of the whole cluster do not count as Services of members"
     );
     let pod = &observed.pods[MEMBER];
     assert!(pod.owned && pod.durable && pod.stays() && !pod.running);
@@ -244,7 +244,7 @@ fn client_service_with_other_selector_has_drift() {
 }
 
 #[test]
-fn children_of_another_object_are_strangers() {
+fn children_of_other_owners_belong_to_no_member() {
     let observed = seen(|objects| {
         objects.pods[0].metadata.owner_references.as_mut().unwrap()[0].uid = "older".into();
         objects.claims[0].metadata.owner_references = None;
@@ -256,7 +256,7 @@ fn children_of_another_object_are_strangers() {
 
 /// Invariant 7 (no second bootstrap).
 #[test]
-fn invariant_7_orphans_with_a_token_are_found_again() {
+fn invariant_7_orphans_with_token_belong_to_cluster() {
     let observed = seen(|objects| {
         objects.pods[0].metadata.owner_references = None;
         objects.claims[0].metadata.owner_references = None;
@@ -328,7 +328,7 @@ fn evicted_pod_keeps_no_data() {
 }
 
 #[test]
-fn object_lists_of_different_kinds_do_not_mix() {
+fn cluster_without_objects_has_no_members_and_services() {
     let observed = seen(|objects| {
         objects.pods = Vec::<Pod>::new();
         objects.claims = Vec::<PersistentVolumeClaim>::new();
@@ -342,7 +342,8 @@ fn object_lists_of_different_kinds_do_not_mix() {
     );
 }
 
-/// The seed reports its failure as JSON in its termination message. The status shows only the text.
+/// The seed reports its failure as JSON in its termination message. The status must contain only the text of the
+/// failure.
 #[test]
 fn seed_failure_is_reported_as_text() {
     let observed = seen(|objects| {
@@ -361,7 +362,7 @@ fn seed_failure_is_reported_as_text() {
     );
 }
 
-/// The unavailable time comes from the condition in the status, so it survives a restart of the operator.
+/// The unavailable time is read from the condition in the status, so it survives a restart of the operator.
 #[test]
 fn reads_recovery_records_of_object() {
     let observed = seen(|objects| {
@@ -382,7 +383,7 @@ fn reads_recovery_records_of_object() {
     assert_eq!(since.to_string(), "2026-01-01T00:00:07Z");
 }
 
-/// An object without its labels still belongs to the cluster. The operator restores the labels.
+/// A member's object without its labels still belongs to the cluster. The operator restores the labels.
 #[test]
 fn unlabeled_member_is_unowned_until_relabeled() {
     let owned = |label: &'static str| {
@@ -436,8 +437,8 @@ fn same_named_objects_of_other_owners_are_distinguished() {
     assert!(!shared(&|metadata| metadata.owner_references = None));
 }
 
-/// Invariant 7: the operator does not bootstrap a new cluster if the status shows a cluster of coreos/etcd-operator,
-/// even if no object of that cluster exists.
+/// Invariant 7: if the status shows a cluster of coreos/etcd-operator, the operator bootstraps no new cluster, even if
+/// no object of the old cluster exists.
 #[test]
 fn old_operator_status_proves_earlier_cluster() {
     let named = |status: serde_json::Value| {
@@ -448,7 +449,7 @@ fn old_operator_status_proves_earlier_cluster() {
     };
     let old = json!({ "phase": "Running", "members": { "ready": ["db-a"], "unready": ["db-b"] } });
     assert_eq!(named(old), ["db-a", "db-b"].map(String::from).into());
-    // This operator wrote the report about an earlier EtcdCluster of this name.
+    // This operator wrote the status of an earlier EtcdCluster of this name.
     let ours = json!({ "members": { "ready": ["db-a"] }, "memberDetails": [{ "name": "db-a", "healthy": true }] });
     assert_eq!(named(ours), [].into());
 }

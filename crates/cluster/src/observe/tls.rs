@@ -1,5 +1,5 @@
 //! Determines the problems of a cluster's certificates, and the form of the addresses that the certificates must
-//! cover. Pure: the Secrets are already read.
+//! cover. Performs no I/O: the Secrets are already read.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ pub(super) fn seen(snapshot: &KubeSnapshot, now: Timestamp) -> Tls {
     }
 }
 
-/// The CAs with which the running members were started, as far as the pods show them.
+/// The CAs with which the running members were started. Members without this annotation are left out.
 fn started(snapshot: &KubeSnapshot) -> BTreeMap<String, Authorities> {
     let observed = &snapshot.without_etcd;
     let running = observed.pods.iter().filter(|(_, pod)| pod.running);
@@ -68,18 +68,18 @@ fn started(snapshot: &KubeSnapshot) -> BTreeMap<String, Authorities> {
 fn used(tls: &ClusterTls, addresses: &Addresses) -> Option<String> {
     let part = |slot: &Option<Slot>, what: &str| {
         let slot = slot.as_ref()?;
-        Some(format!("{what} by Secret {}", slot.secret))
+        Some(format!("{what} use Secret {}", slot.secret))
     };
     let parts = [
-        part(&tls.peer, "members talk to each other"),
-        part(&tls.server, "clients are served"),
-        part(&tls.operator, "the operators are clients"),
+        part(&tls.peer, "peer connections"),
+        part(&tls.server, "client connections"),
+        part(&tls.operator, "the operators"),
     ];
     let parts: Vec<String> = parts.into_iter().flatten().collect();
     (!parts.is_empty()).then(|| {
         let form = &addresses.member;
         format!(
-            "{}; members have the {form} form of address",
+            "{}; members have addresses of the form {form}",
             parts.join("; ")
         )
     })

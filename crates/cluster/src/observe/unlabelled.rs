@@ -1,9 +1,9 @@
-//! Reads objects whose labels were removed by name, so that no member counts as lost while its pod or PVC exists
-//! (invariant 1).
+//! If the labels of an object were removed, reads the object by its name. Otherwise its member would count as lost
+//! although its pod or PVC exists (invariant 1).
 //!
-//! The operator lists a cluster's objects by label. If the status names a member without any listed object, the
-//! operator reads the objects of this member by name. A healthy cluster needs no such read. A lost member costs three
-//! requests per observation until it is replaced.
+//! The operator lists a cluster's objects by label. If the status names a member, and the list of pods, PVCs or
+//! Services lacks it, the operator reads that object by its name. A healthy cluster needs no such read. A lost member
+//! costs up to three requests per observation until it is replaced.
 
 use std::collections::BTreeSet;
 
@@ -32,8 +32,8 @@ type Objects<'a> = (
     &'a mut Vec<Service>,
 );
 
-/// Adds the missing objects to the lists. The order is the same as that of the lists, so that concurrent writes of a
-/// second operator process never appear as a loss.
+/// Adds the missing objects to the lists. The order of the reads is the same as for the lists, so that concurrent
+/// writes of a second operator process never look like a loss.
 pub(super) async fn complete(
     client: &Client,
     cluster: &EtcdCluster,
@@ -59,7 +59,8 @@ where
     Ok(found.into_iter().flatten().collect())
 }
 
-/// The members in the status without any listed object, and the missing Services of the whole cluster.
+/// The objects that the status implies and that no list contains: of each member, and the Services of the whole
+/// cluster.
 fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Missing {
     let Some(status) = cluster.status.as_ref() else {
         return Missing::default();
@@ -92,7 +93,8 @@ fn absent<K: ResourceExt>(list: &[K], names: impl Iterator<Item = String>) -> Ve
     names.filter(|name| !there.contains(name)).collect()
 }
 
-/// True if an object of a member has the labels by which the operator lists objects and Services select pods.
+/// True if an object of a member has the two kinds of labels: those by which the operator lists objects, and those by
+/// which Services select pods.
 pub(super) fn is_labelled(metadata: &ObjectMeta, cluster: &str, member: &str) -> bool {
     let has = metadata.labels.as_ref();
     let mut wanted = names::member_labels(cluster, member).into_iter();
@@ -126,7 +128,11 @@ mod tests {
                 ),
             )
         };
-        assert_eq!(asked(&|_| ()), Missing::default(), "at rest nothing");
+        assert_eq!(
+            asked(&|_| ()),
+            Missing::default(),
+            "a healthy cluster needs no read"
+        );
         let member = vec!["db-aaaaaaaaaa".to_owned()];
         let missing = asked(&|objects| objects.pods.clear());
         assert_eq!(missing.pods, member);
@@ -138,6 +144,10 @@ mod tests {
             let status = objects.cluster.status.as_mut().unwrap();
             status.member_details[0].name = "etcd-0".to_owned();
         });
-        assert_eq!(elsewhere, Missing::default(), "members of others");
+        assert_eq!(
+            elsewhere,
+            Missing::default(),
+            "an external member needs no read"
+        );
     }
 }

@@ -1,5 +1,5 @@
-//! Builds actions: the object, the patch or the call, with its precondition, failpoint, text and Event. Pure. A plan
-//! therefore contains the exact requests.
+//! Builds actions: the object, the patch or the call, with its precondition, failpoint, text and Event. Performs no
+//! I/O. A plan therefore contains the exact requests.
 
 mod calls;
 mod patches;
@@ -30,7 +30,7 @@ pub use start::{Start, State};
 /// Reason and verb of an Event. `None` if another action reports the change, or if the action does not concern users.
 type Event = Option<(Reason, &'static str)>;
 
-/// The input of the phases: the spec in effect, the observed state and the time. Also builds the objects of the
+/// The input of the phases: the spec in effect, the observed state and the time. It also builds the objects for
 /// actions.
 #[derive(Clone, Copy)]
 pub(crate) struct Builder<'a> {
@@ -40,14 +40,15 @@ pub(crate) struct Builder<'a> {
 }
 
 impl<'a> Builder<'a> {
-    /// The inputs without the builder.
+    /// The spec in effect, the observed state and the time.
     pub(crate) fn inputs(self) -> (&'a Desired, &'a Observed, Timestamp) {
         (self.desired, self.observed, self.now)
     }
 }
 
 impl Builder<'_> {
-    /// The properties that the objects of all members share. Only objects of a single member need the cluster ID.
+    /// The properties that the objects of all members share. The cluster ID is left out, because only objects of single
+    /// members need it.
     fn members(&self) -> Members<'_> {
         let intent = self.observed.intent.as_ref();
         self.members_of(intent.map_or("", |intent| intent.token.as_str()), None)
@@ -66,7 +67,7 @@ impl Builder<'_> {
         action(
             "before-apply-budget",
             Some((Reason::DisruptionBudgetApplied, "Apply")),
-            format!("apply the disruption budget for a quorum of {quorum}"),
+            format!("apply the PodDisruptionBudget for a quorum of {quorum}"),
             Request::Apply(Object::DisruptionBudget(Box::new(budget))),
         )
     }
@@ -77,7 +78,7 @@ impl Builder<'_> {
         action(
             "before-delete-budget",
             Some((Reason::DisruptionBudgetDeleted, "Delete")),
-            "delete the disruption budget",
+            "delete the PodDisruptionBudget",
             deletion(Kind::DisruptionBudget, &name, uid.unwrap_or_default()),
         )
     }
@@ -107,7 +108,6 @@ impl Builder<'_> {
     }
 }
 
-/// Deletes the pod of a member.
 pub(crate) fn delete_pod(member: &str, uid: &str) -> Action {
     action(
         "before-delete-pod",
@@ -117,17 +117,15 @@ pub(crate) fn delete_pod(member: &str, uid: &str) -> Action {
     )
 }
 
-/// Deletes the PVC of a member.
 pub(crate) fn delete_volume(member: &str, uid: &str) -> Action {
     action(
         "before-delete-disk",
         Some((Reason::VolumeClaimDeleted, "Delete")),
-        format!("delete the volume claim of {member}"),
+        format!("delete the PersistentVolumeClaim of {member}"),
         deletion(Kind::VolumeClaim, member, uid),
     )
 }
 
-/// Deletes the Service of a member.
 pub(crate) fn delete_service(member: &str, uid: &str) -> Action {
     action(
         "before-delete-service",
@@ -137,8 +135,8 @@ pub(crate) fn delete_service(member: &str, uid: &str) -> Action {
     )
 }
 
-/// Records the desired password in the operator's own Secret. `others`: also keeps the passwords that etcd may still
-/// have.
+/// Records the desired password in the operator's own Secret. `others`: the record also keeps the passwords that etcd
+/// may still have.
 pub(crate) fn record_passwords(others: bool) -> Action {
     action(
         "before-record-passwords",

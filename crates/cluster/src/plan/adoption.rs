@@ -1,8 +1,9 @@
 //! Clusters that this operator did not create ([ADR 15](../../../../docs/adr/0015-adoption.md)). The operator adopts
 //! clusters of coreos/etcd-operator together with their pods. A new EtcdCluster can join any other cluster.
 //!
-//! The operator records both kinds of clusters under their own cluster ID, which a quorum of the members reports. It
-//! never bootstraps them (invariant 7). This module changes no member: the ordinary replacement of members follows.
+//! The operator records either kind of cluster under the existing cluster ID, which a quorum of its members reports. It
+//! never bootstraps such a cluster (invariant 7). This module changes no member: afterwards, the members are replaced
+//! like those of any cluster.
 
 use std::collections::BTreeSet;
 
@@ -15,13 +16,13 @@ use crate::plan::{BLIND, Draft};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Seen};
 
-/// The annotation in messages.
+/// The annotation as messages name it.
 const ANNOTATION: &str = "metadata.annotations[etcd.database.coreos.com/join]";
 
-/// Records an existing cluster whose objects have no annotations of this operator; `None` if no such cluster exists.
+/// Records an existing cluster if its objects lack the annotations of this operator; `None` without such objects.
 ///
 /// Invariant 7: pods and volumes that belong to the EtcdCluster are part of a cluster, even if other software created
-/// them. Until a quorum identifies that cluster, the operator changes nothing.
+/// them. The operator changes nothing until a quorum has identified that cluster.
 pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Draft<'_>> {
     let observed = build.observed;
     let mut tokens = observed
@@ -46,8 +47,9 @@ pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<D
         .collect();
     if known.is_empty() {
         let id = list.cluster_id;
-        let text =
-            format!("cluster {id} answers and has no member of these names: nothing is changed");
+        let text = format!(
+            "cluster {id} answers, but no pod of this EtcdCluster belongs to one of its members: nothing is changed"
+        );
         draft.problem(Reason::ForeignCluster, text);
         return Some(draft);
     }
@@ -73,15 +75,16 @@ pub(super) fn join(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Dr
             return Some(refusal);
         }
         let said = format!("join cluster {}", list.cluster_id);
-        // The cluster has no first members, because it was created by other software.
+        // No first members are recorded, because other software created the cluster.
         record(list, BTreeSet::new(), said, &mut draft);
     }
     Some(draft)
 }
 
-/// Checks that members of both clusters can connect to each other. They are peers for some time, and a member with TLS
-/// cannot connect to a member without TLS. Returns a draft with the problem if the spec contradicts the peer URLs of
-/// the joined cluster, and no member of this cluster is in the list yet. The operator then starts and adds no member.
+/// Checks that members of both clusters can connect to each other: they are peers for some time, and a member with TLS
+/// cannot connect to a member without TLS. If the spec contradicts the peer URLs of the joined cluster, the operator
+/// starts and adds no member. Returns a draft with this problem. `None` if the settings match, or if the list already
+/// contains a member of this EtcdCluster.
 pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a>> {
     let observed = build.observed;
     let rollout = observed.tls_rollout.as_ref()?;
@@ -95,7 +98,7 @@ pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a
     let other = urls.clone().find(|url| is_tls(url) != ours)?;
     let says = if ours { "with" } else { "without" };
     let remedy = if urls.clone().any(|url| is_tls(url) == ours) {
-        "the members of that cluster do not have the same TLS settings: complete its TLS change first"
+        "the members of the other cluster have different TLS settings: first complete the TLS change there"
     } else if rollout.recorded {
         "status.TLS already records these settings: change spec.TLS in the manifest, delete this EtcdCluster (it has \
          no members yet), and create it again with its annotation"
@@ -117,8 +120,8 @@ pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a
     Some(draft)
 }
 
-/// Reports an external member of the joined cluster, or an endpoint of the annotation, that has no grant; `None` if each
-/// of them has a grant. Invariant 28: without a grant, no member of either cluster is added, promoted or removed.
+/// Reports an external member of the joined cluster, or an endpoint of the annotation, that has no grant; `None` if
+/// each of them has a grant. Invariant 28: without a grant, no member of either cluster is added, promoted or removed.
 ///
 /// A cluster that started here ignores the annotation. After the last external member is removed, the annotation has no
 /// effect any more.
@@ -154,7 +157,7 @@ pub(super) fn is_not_granted(build: Builder<'_>) -> Option<Draft<'_>> {
     Some(draft)
 }
 
-/// Invariant 1: returns the member list if a quorum has answered and no member contradicts it.
+/// Invariant 1: returns the member list if a quorum has answered, and no answer contradicts another.
 fn answer<'a>(
     recorded: Option<ClusterId>,
     (reason, what): (Reason, &str),
@@ -163,7 +166,9 @@ fn answer<'a>(
     let observed = draft.build.observed;
     match &observed.members {
         Seen::Unknown(why) => {
-            let text = format!("the existing cluster is {what} when a quorum of it answers: {why}");
+            let text = format!(
+                "the existing cluster is {what} after a quorum of its members has answered: {why}"
+            );
             draft.wait(reason, text, BLIND);
             None
         }
@@ -199,8 +204,8 @@ fn record(list: &Members, members: BTreeSet<String>, said: String, draft: &mut D
     draft.add(draft.build.record_intent(&intent, Some(list.cluster_id)));
 }
 
-/// Returns the reason for waiting if the silent quorum may consist of members that other software runs. The remains of
-/// this cluster prove nothing about those members. No recovery starts then, even if it is approved (invariant 16:
+/// The reason to wait if members that other software runs may be the quorum that does not answer. The missing objects
+/// of this cluster say nothing about those members. No recovery starts then, even if it is approved (invariant 16:
 /// clients never reach two clusters).
 pub(super) fn is_joining<'a>(build: Builder<'a>, why: &str) -> Option<Draft<'a>> {
     if build.observed.join.is_empty() {
@@ -216,8 +221,8 @@ pub(super) fn is_joining<'a>(build: Builder<'a>, why: &str) -> Option<Draft<'a>>
     Some(draft)
 }
 
-/// True if the cluster is being adopted, and some of its pods have no annotations yet. The client Service stays
-/// unchanged until then, so that it routes to all pods.
+/// True while the cluster is being adopted and some of its pods have no annotations yet. Until they have, the client
+/// Service stays unchanged and routes to all pods.
 pub(super) fn is_under_way(observed: &Observed) -> bool {
     let unmarked = observed
         .pods
@@ -226,7 +231,7 @@ pub(super) fn is_under_way(observed: &Observed) -> bool {
     observed.cluster_id.is_some() && unmarked
 }
 
-/// True for a member of a joined cluster, which a member of this cluster will replace.
+/// True for a member of a joined cluster that a member of this EtcdCluster will replace.
 pub(super) fn is_replaced(observed: &Observed, member: &MemberState) -> bool {
     !observed.join.is_empty() && member.data == Data::Elsewhere && member.joined()
 }

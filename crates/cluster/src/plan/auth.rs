@@ -1,8 +1,8 @@
-//! Maintains etcd authentication: enables it, disables it and changes the password, without locking out the operators.
+//! Enables and disables etcd authentication, and changes the password. The operators never lose their access.
 //!
 //! Invariant 21: the operator records a password in its own Secret before it sets the password in etcd. It drops a
-//! recorded password only after etcd has accepted the desired one. At any time, one of the two Secrets therefore
-//! contains the valid password.
+//! recorded password only after etcd has accepted the desired one. At any time, the user's Secret or the operator's
+//! Secret therefore contains the valid password.
 
 use api::names::auth_secret;
 use etcd::Login;
@@ -70,8 +70,8 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
         }
         (Some(true), Login::Off) => {
             draft.say("enable authentication in etcd");
-            // Invariant 21: an earlier attempt may have set another recorded password in etcd, so the record keeps
-            // that password.
+            // Invariant 21: an earlier attempt may have set another recorded password in etcd, so the record keeps that
+            // password.
             let record = (!is_recorded).then(|| actions::record_passwords(true));
             let enable = build.auth(AuthChange::Enable);
             draft.chain(record.into_iter().chain([enable]).collect());
@@ -99,8 +99,7 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
             draft.add(actions::forget_passwords());
         }
         (None, Login::Former) => {
-            let text = "the password in the Secret of spec.auth.secret differs from the password in etcd; the \
-             operator uses the former password: set spec.auth.enabled to true, or change the password in etcd";
+            let text = "the password in the Secret of spec.auth.secret differs from the password in etcd; the operator still uses the password in etcd: set spec.auth.enabled to true, or change the password in etcd";
             draft.problem(Reason::AuthSecret, text);
         }
         (_, Login::Off | Login::Accepted | Login::Refused(_)) => {}
@@ -151,7 +150,8 @@ mod tests {
         access.collect()
     }
 
-    /// Invariant 21: after any earlier attempt, the password is recorded before the operator sets it in etcd.
+    /// Invariant 21: no matter how far an earlier attempt came, the operator records the password before it sets the
+    /// password in etcd.
     #[test]
     fn invariant_21_records_password_before_etcd_gets_it() {
         use AccessWrite::{ChangePassword, Enable, Record as Note};
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn leaves_users_unchanged_without_auth_enabled_field() {
+    fn changes_no_etcd_user_without_spec_auth_enabled() {
         for login in [Login::Off, Login::Accepted, Login::Former] {
             for record in [Record::None, Record::Others, Record::Wanted] {
                 assert_eq!(writes(&planned(None, login.clone(), record)), []);

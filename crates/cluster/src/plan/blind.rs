@@ -1,7 +1,7 @@
 //! Plans for a formed cluster without a trustworthy member list.
 //!
-//! Invariant 1: this module removes, adds and deletes no member. It may delete failed pods, which contain no data, and
-//! the seed of a cancelled recovery, which is no member of this cluster.
+//! Invariant 1: this module removes, adds and deletes no member. It may delete pods that have failed for good, because
+//! they contain no data, and the seed of a canceled recovery, because the seed is not a member of this cluster.
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Disk, Intent, Observed, Pod, Role};
 
 /// Plans without a trustworthy member list: the operator removes, adds and deletes no member (invariant 1). It
-/// recreates pods on their volumes, because a quorum of volumes is a cluster (invariant 8).
+/// recreates pods on their volumes, because a quorum of volumes is enough for a cluster (invariant 8).
 pub(super) fn blind<'a>(
     build: Builder<'a>,
     identity: (&Intent, ClusterId),
@@ -60,7 +60,7 @@ pub(super) fn blind<'a>(
     draft.join(ended::clear(build, &initial));
     draft.join(roll::in_the_dark(build, intent));
     draft.join(objects::troubles(build, &initial));
-    // Members that reject the operator's login are alive, but the rejection is no information about the quorum.
+    // Members that reject the operator's login are alive. Their answers do not show whether a quorum exists.
     if let Some(end) = auth::refused(build).or_else(|| adoption::is_joining(build, why)) {
         draft.join(end);
         return draft;
@@ -80,7 +80,7 @@ pub(super) fn blind<'a>(
 /// Invariant 7: an object with the ID of another cluster, or with another token, is neither adopted nor started. A
 /// volume of the cluster before a recovery has another token.
 ///
-/// Invariant 25: if other software removed the member of a volume from etcd, the operator does not start the volume
+/// Invariant 25: if other software removed a member from etcd, the operator starts no pod on the volume of that member
 /// either.
 fn is_ours(observed: &Observed, intent: &Intent, name: &str) -> bool {
     if observed.disks.get(name).is_some_and(Disk::is_evidence) {
@@ -96,7 +96,7 @@ fn is_ours(observed: &Observed, intent: &Intent, name: &str) -> bool {
         && token.is_none_or(|token| *token == intent.token)
 }
 
-/// Adopts the orphaned objects of a deleted EtcdCluster if they have the token of this cluster.
+/// Adopts the objects that a deleted EtcdCluster has left, if they have the token of this cluster.
 fn own<'a>(build: Builder<'a>, (intent, cluster_id): (&Intent, ClusterId)) -> Draft<'a> {
     let observed = build.observed;
     let mut draft = Draft::new(build);

@@ -1,4 +1,5 @@
-//! Plans until the cluster ID is recorded: records the intent, starts the first members, or abandons the bootstrap.
+//! Plans until the cluster ID is recorded: records the first members and the token, starts the first members, or
+//! abandons the bootstrap.
 //!
 //! Invariant 6: the operator starts a member with state `new` only within the recorded bootstrap, and only once on an
 //! empty volume. Invariant 7: no bootstrap starts while a formed cluster may exist.
@@ -19,10 +20,10 @@ use crate::plan::{
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
 
-/// Maximum time for which the Services of first members have no endpoints, if no running member is observed.
+/// The Services of first members get their endpoints after this time, even if the operator observes no running member.
 const CLOSED: jiff::SignedDuration = jiff::SignedDuration::from_secs(3);
 
-/// Starts a bootstrap, or restores a lost record, if no bootstrap is recorded.
+/// Starts a bootstrap or, if the status has lost its record, records the existing cluster again.
 pub(super) fn unrecorded<'a>(
     build: Builder<'a>,
     recorded: Option<ClusterId>,
@@ -35,12 +36,12 @@ pub(super) fn unrecorded<'a>(
     let mut draft = Draft::new(build);
     let mut traces = traces(observed);
     if traces.iter().filter(|(.., found)| found.is_some()).count() == 1 {
-        // The clusters without a cluster ID were never formed.
+        // A token without a cluster ID belongs to a cluster that never formed.
         traces.retain(|(.., found)| found.is_some());
     }
     if recorded.is_none() {
-        // Invariant 6: a first member without any object may have run, and its objects were deleted after the bootstrap
-        // was abandoned. Clients reached no member yet, because no object carries a cluster ID.
+        // Invariant 6: the objects of a first member may be deleted after the bootstrap was abandoned, so a member
+        // without objects may have run. It has served no client, because no object carries a cluster ID.
         traces.retain(|(_, members, found)| {
             found.is_some() || members.iter().all(|name| view::is_known(observed, name))
         });
@@ -49,7 +50,7 @@ pub(super) fn unrecorded<'a>(
         // Invariant 7: the token on pods and volumes proves that a cluster exists, so the operator records it again.
         draft.say(format!("record the cluster found on {}", join(members)));
         let cluster_id = recorded.or(*found);
-        // A joined cluster has no first members. The operator continues to call its external members.
+        // A joined cluster has no first members, and the operator continues to call its external members.
         let joined = !observed.join.is_empty()
             && cluster_id.is_some_and(|id| adoption::token(observed, id) == *token);
         let intent = Intent {
@@ -69,7 +70,7 @@ pub(super) fn unrecorded<'a>(
             .flat_map(|(_, members, _)| members)
             .collect();
         let what = if found.is_empty() {
-            "no pod or volume claim carries its token".to_owned()
+            "no pod or PersistentVolumeClaim carries its token".to_owned()
         } else {
             join(&found)
         };
@@ -81,7 +82,7 @@ pub(super) fn unrecorded<'a>(
         return draft;
     }
     if !observed.recovery.named_before.is_empty() {
-        // Invariant 7: a cluster may have existed, although no object of it exists any more.
+        // Invariant 7: a cluster may have existed, even if none of its objects exists any more.
         let text = format!(
             "the status names members ({}), but no object of them exists: restore the cluster from a backup with an \
              EtcdRestore, or delete the EtcdCluster and create it again",
@@ -91,7 +92,7 @@ pub(super) fn unrecorded<'a>(
         return draft;
     }
     if !observed.strangers.is_empty() {
-        // Invariant 7: a cluster may exist, although no pod belongs to this EtcdCluster.
+        // Invariant 7: a cluster may exist, even if no pod belongs to this EtcdCluster.
         let text = format!(
             "{} have the labels of this cluster and belong to another object: the bootstrap waits until they are \
              deleted",
@@ -122,7 +123,7 @@ fn begin(names: &mut NewNames, draft: &mut Draft) {
     draft.add(draft.build.record_intent(&intent, None));
 }
 
-/// Plans while a bootstrap is recorded and the cluster ID is not.
+/// Plans while the bootstrap is recorded, but the cluster ID is not.
 pub(super) fn unformed<'a>(build: Builder<'a>, intent: &Intent, names: &mut NewNames) -> Draft<'a> {
     let (desired, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
@@ -171,8 +172,8 @@ pub(super) fn unformed<'a>(build: Builder<'a>, intent: &Intent, names: &mut NewN
     draft
 }
 
-/// True if the list contains a first member. The operator calls only pods with the recorded token, so the list then
-/// belongs to the recorded cluster.
+/// True if the list contains a first member. The operator calls only pods with the recorded token, so such a list is
+/// from the recorded cluster.
 fn answers_for(list: &Members, intent: &Intent) -> bool {
     let names = list.members.iter().flat_map(|member| &member.peer_urls);
     names
@@ -180,7 +181,7 @@ fn answers_for(list: &Members, intent: &Intent) -> bool {
         .any(|name| intent.members.contains(name))
 }
 
-/// Handles cluster IDs on pods and volumes. Invariant 7: if the ID belongs to this bootstrap, the operator records it
+/// Handles cluster IDs on pods and volumes. Invariant 7: if an ID belongs to this bootstrap, the operator records it
 /// again. The ID of another cluster is a problem that a person must resolve. Returns true if an ID was found.
 fn remember(intent: &Intent, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
@@ -218,16 +219,16 @@ fn first_data(observed: &Observed, name: &str) -> Data {
         observed.services.get(name),
     );
     match view::data(pod, disk, service, false) {
-        // The Service is created first, and with the mark. Without a Service, neither a pod nor a PVC was ever
+        // The Service is created first, with its mark. If there is no Service, neither the pod nor the PVC was ever
         // created.
         Data::Gone if service.is_none() && pod.is_none() && disk.is_none() => Data::NeverMade,
         data => data,
     }
 }
 
-/// True if the member cannot start: its data is damaged, its volume was lost before a pod mounted it, or a node has
-/// been lost for the time that the user has set. The node is that of the pod or of the volume. No write is
-/// acknowledged during a bootstrap, so the operator does not wait longer.
+/// True if the member cannot start: its data is damaged, its volume was lost before a pod mounted it, or the node of
+/// its pod or volume has been lost for the time that the user has set. No write is acknowledged during a bootstrap, so
+/// the operator does not wait longer.
 fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestamp) -> bool {
     let Some(pod) = observed.pods.get(name) else {
         return false;
@@ -240,7 +241,7 @@ fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestam
     damaged || bare || lost.is_some_and(|since| age(since, now) >= desired.replace_after)
 }
 
-/// Why this bootstrap can never succeed; `None` while it can succeed.
+/// Why this bootstrap can never succeed; `None` if it still can.
 fn given_up(
     desired: &Desired,
     observed: &Observed,
@@ -256,7 +257,7 @@ fn given_up(
     }
     let running = first_pods(observed, intent).filter(|pod| pod.running);
     if running.count() >= quorum {
-        return None; // The first members form the cluster on their own; changes of the spec are applied afterwards.
+        return None; // The first members form the cluster on their own. The operator applies changes of the spec afterwards.
     }
     let outdated = |pod: &Pod| {
         pod.image != desired.image
@@ -267,8 +268,9 @@ fn given_up(
         return Some("the spec changed after the first members were created".to_owned());
     }
     let (size, first) = (desired.first, intent.members.len());
-    (size != first)
-        .then(|| format!("the spec asks for {size} first members and {first} were planned"))
+    (size != first).then(|| {
+        format!("the spec now requests {size} members, but {first} first members were planned")
+    })
 }
 
 fn give_up(why: &str, names: &mut NewNames, draft: &mut Draft) {
@@ -281,8 +283,8 @@ fn give_up(why: &str, names: &mut NewNames, draft: &mut Draft) {
     begin(names, draft);
 }
 
-/// Deletes the remains of an abandoned bootstrap. All its pods and PVCs have its token. Other software created the
-/// objects without a token, and they may serve (invariant 7).
+/// Deletes the remains of an abandoned bootstrap: its pods and PVCs have the token of that bootstrap. Objects without a
+/// token were created by other software and may serve clients, so they are kept (invariant 7).
 fn discard_others(intent: &Intent, draft: &mut Draft) {
     let observed = draft.build.observed;
     for name in member_objects::all_names(observed) {
@@ -302,11 +304,13 @@ fn discard_others(intent: &Intent, draft: &mut Draft) {
     }
 }
 
-/// True if the Services of the first members get their endpoints. Before it starts, a first member asks all other
-/// members, one after another and for one second each, whether it was bootstrapped before. Members that start together
-/// accept these connections, but do not answer yet. Without endpoints, the connections are refused, and each member
-/// starts at once. A running member has asked the others. After a time limit, the Services get their endpoints in any
-/// case, so that no member depends on a single pod.
+/// True if the Services of the first members get their endpoints.
+///
+/// At its start, a first member asks all other members, one after another and for one second each, whether it was
+/// bootstrapped before. A member that is starting accepts the connection but does not answer. Without endpoints, the
+/// connection is refused, and each member starts at once. A member that runs has finished its requests.
+///
+/// After a time limit, the Services get their endpoints in any case, so that no member depends on a single pod.
 fn may_reach_each_other(observed: &Observed, intent: &Intent, now: Timestamp) -> bool {
     let mut pods = first_pods(observed, intent);
     pods.any(|pod| pod.running || pod.restarts > 0 || now.duration_since(pod.created) > CLOSED)
@@ -332,7 +336,7 @@ fn start_first<'a>(
         initial: intent.members.clone(),
         role: Role::Voter,
         durable: desired.durable || observed.disks.contains_key(name),
-        // The data on a volume belongs to the version that last used the volume.
+        // If the volume has data, it belongs to the version that last used the volume.
         version: match observed.disks.get(name) {
             Some(disk) => versions::noted(desired, observed, Some(disk)),
             None => desired.version.clone(),
@@ -358,7 +362,7 @@ fn start_first<'a>(
                 member_objects::pod_on_disk(service, &start, draft);
             }
         }
-        // Invariant 6: the member may have voted already, so it is not started again under its name.
+        // Invariant 6: the member may have voted already, so no member starts again under its name.
         Data::Gone | Data::Elsewhere => {
             let text = format!(
                 "{name} lost its volume before the cluster was formed; it is replaced after the cluster has formed"
@@ -388,12 +392,13 @@ pub(super) fn first_members(observed: &Observed, token: &str) -> BTreeSet<String
     of_token.flat_map(|(_, members, _)| members).collect()
 }
 
-/// A token on pods and volumes that belong to this EtcdCluster or have no owner, with the members that the objects
-/// name, and with their cluster ID if any.
+/// A token on pods and volumes without an owner or of this EtcdCluster, the members that these objects name, and their
+/// cluster ID if they have one.
 type Trace = (String, BTreeSet<String>, Option<ClusterId>);
 
 fn traces(observed: &Observed) -> Vec<Trace> {
-    // The pod and the PVC of a first member name all first members, including members whose objects are lost.
+    // The pod and the PVC of each first member name all first members. The names therefore include members with lost
+    // objects.
     let named = |name: &String, initial: &BTreeSet<String>| {
         let all = std::iter::once(name).chain(initial);
         all.cloned().collect::<BTreeSet<String>>()

@@ -1,8 +1,8 @@
 //! Generated certificates. The operator creates them before the first member, renews them in time, and rotates their
 //! certificate authorities (CAs) without locking out a member or a client.
 //!
-//! This module does not depend on answers of etcd. A cluster whose certificates have expired answers no request, but
-//! still gets new certificates.
+//! This module needs no answer of etcd. A cluster with expired certificates answers no request, but still gets new
+//! certificates.
 //!
 //! The rotation of a CA has four steps. Each step starts only after the previous step has reached every member
 //! (invariant 20):
@@ -11,9 +11,9 @@
 //! 3. All certificates are reissued. Clients get time to load their new certificates.
 //! 4. Members no longer trust the former CA. Every member is restarted again.
 //!
-//! A lost CA is replaced in the same steps. The operator does not use the new CA as the signing CA before every member
-//! trusts it. Until then, members keep their certificates, and only their trust bundles are rewritten. [`rejoin`]
-//! restarts the members that these steps cannot reach, because their CAs have expired or are not shared.
+//! A lost CA is replaced in the same steps. The new CA does not sign before every member trusts it. Until then, members
+//! keep their certificates, and only their trust bundles are rewritten. [`rejoin`] restarts the members that these
+//! steps cannot reach, because their CAs have expired or are not shared.
 
 mod notify;
 mod rejoin;
@@ -33,18 +33,17 @@ use crate::snapshot::{Observed, Pod, Seen};
 
 pub(super) use rejoin::wait_for_certificates;
 
-/// Minimum time in which clients can load certificates of the new CA.
+/// Clients have at least this time to load certificates of the new CA.
 const SHORTEST_GRACE: Duration = Duration::from_mins(1);
 
-/// The result of resolving conflicts with other phases (`plan::conflicts`).
+/// The outcome of the conflicts with other phases (`plan::conflicts`).
 #[derive(Default)]
 pub(super) struct Settled {
-    /// Members whose start, in another phase, includes their certificates.
+    /// Members that another phase starts. Their certificates are part of that start.
     pub(super) started: BTreeSet<String>,
-    /// True if the addition of a member was removed from the plan, because the other members would reject the new
-    /// member.
+    /// True if the plan no longer adds a member, because the other members would reject the new member.
     pub(super) adds: bool,
-    /// True if certificates prevent starts: no serving member may be restarted.
+    /// True if no member can start with the current certificates. No serving member may be restarted then.
     pub(super) held: bool,
     /// True if another phase creates or deletes a pod.
     pub(super) touches_pods: bool,
@@ -58,7 +57,7 @@ pub(super) struct Keeper<'a> {
     now: Timestamp,
 }
 
-/// Maintains the certificates. For members that this plan starts, the certificates are already part of the start.
+/// Maintains the certificates, except those of members that this plan starts: these are part of the start.
 pub(super) fn keep<'a>(
     build: Builder<'a>,
     keeper: Option<&Keeper>,
@@ -92,8 +91,7 @@ pub(super) fn keep<'a>(
     draft
 }
 
-/// Renews existing certificates in time, and does nothing else, so that certificates do not expire while the spec is
-/// invalid.
+/// Only renews existing certificates in time, so that they do not expire while the spec is invalid.
 pub(super) fn renew(build: Builder<'_>) -> Draft<'_> {
     let mut draft = Draft::new(build);
     let Some(keeper) = Keeper::of(build) else {
@@ -144,7 +142,7 @@ impl<'a> Keeper<'a> {
 }
 
 impl Keeper<'_> {
-    /// The members of which at least one object exists.
+    /// The members with at least one object.
     fn members(&self) -> BTreeSet<String> {
         let pods = self.observed.pods.keys().cloned();
         let held = self.certificates.secrets.values();
@@ -157,7 +155,7 @@ impl Keeper<'_> {
             .collect()
     }
 
-    /// True if no object of the member exists, and no list contains the member.
+    /// True if the member has no object and is in no list.
     fn is_gone(&self, member: &str) -> bool {
         let observed = self.observed;
         let first = observed.intent.as_ref();
@@ -177,7 +175,7 @@ impl Keeper<'_> {
             && !observed.services.contains_key(member)
     }
 
-    /// Maintains one CA: creates it if it is missing, and rotates it in time.
+    /// Maintains one CA: creates it if it is missing, and rotates it before it expires.
     fn authority(&self, scope: CaScope, draft: &mut Draft) {
         let Some(held) = self.certificates.authority(scope) else {
             // The existing CAs stay trusted until every member trusts the new CA.
@@ -270,7 +268,7 @@ impl Keeper<'_> {
                 _ => made = false,
             }
         }
-        // Invariant 20: a CA is retired only after every running member was started with its successor.
+        // Invariant 20: a CA is retired only after every running member was started with the next CA.
         if !made || !self.reached_all(scope, held) {
             let text = format!(
                 "members are restarted with the new {} certificate authority, and all certificates are reissued by it",
@@ -329,8 +327,8 @@ impl Keeper<'_> {
         uses.into_iter().filter(move |_| clients)
     }
 
-    /// The CAs in the trust bundles of the existing Secrets. Expired CAs are excluded: they allow no connections, so a
-    /// gradual rotation with them is impossible.
+    /// The valid CAs in the trust bundles of the existing Secrets. Expired CAs are left out: no connection with them is
+    /// possible, so a gradual rotation is not either.
     fn trusted_already(&self, scope: CaScope) -> Vec<Vec<u8>> {
         let leaves = self.leaves(scope);
         let all = leaves.iter().flat_map(|leaf| &leaf.trusts);
@@ -340,9 +338,9 @@ impl Keeper<'_> {
         pem.collect()
     }
 
-    /// The CAs that the trust bundle of a CA must contain in addition to its signing CA and its next CA. `None` if the
-    /// bundle contains these two CAs and the issuer of every certificate in use. Otherwise the Secret of the CA was
-    /// replaced.
+    /// The CAs that the trust bundle must contain in addition to its signing CA and its next CA. `None` if the bundle
+    /// is complete: it contains these two CAs and the issuer of every certificate in use. If it is incomplete, the
+    /// Secret of the CA was replaced.
     fn incomplete(&self, scope: CaScope, held: &Held) -> Option<Vec<Vec<u8>>> {
         let own = [held.certificate.as_ref(), held.next.as_ref()].into_iter();
         let own: Vec<&String> = own.flatten().map(|leaf| &leaf.fingerprint).collect();
@@ -372,8 +370,8 @@ impl Keeper<'_> {
         Some(beside.map(|(_, anchor)| anchor.pem.clone()).collect())
     }
 
-    /// True if a pod was started with this CA, or if that is unknown. Without pods, no member must trust the new CA
-    /// first.
+    /// True if a pod was started with this CA, or if the CAs of a pod are unknown. Also true without pods, because then
+    /// no member must trust the new CA first.
     fn is_trusted(&self, scope: CaScope, fingerprint: &str) -> bool {
         self.observed.pods.keys().any(|member| {
             let unknown = self.certificates.started_with(member).is_none();
@@ -381,7 +379,7 @@ impl Keeper<'_> {
         })
     }
 
-    /// The signing CA; `None` unless its Secret is complete and its certificate is valid.
+    /// The signing CA. `None` if its Secret is incomplete, or its certificate is not valid now.
     fn signer(&self, scope: CaScope) -> Option<(&Held, &Leaf)> {
         let held = self.certificates.signer(scope)?;
         let signs = held.certificate.as_ref()?;
@@ -395,15 +393,15 @@ impl Keeper<'_> {
         pods.filter(|(_, pod)| pod.running && !pod.failed)
     }
 
-    /// Invariant 20: true if every member that must trust a CA was started with it. Every Secret with a certificate
-    /// contains the CA, and every pod was created afterwards.
+    /// Invariant 20: true if every member that must trust a CA was started with it. For this, the Secret of every
+    /// certificate contains the CA, and every pod was created afterwards.
     fn reached_all(&self, scope: CaScope, held: &Held) -> bool {
         let in_secrets = self
             .leaves(scope)
             .iter()
             .all(|leaf| leaf.trusts == held.trusts);
         let pods = self.observed.pods.iter();
-        // Compares only the annotation for this CA, because the Secret of the other CA may be missing at the moment.
+        // Only the annotation for this CA is compared, because the Secret of the other CA may be missing at the moment.
         let mut started = pods.map(|(member, pod)| {
             let with = &self.certificates;
             pod.stays() && pod.ready && with.started_with_bundle(member, scope, held)
@@ -411,7 +409,7 @@ impl Keeper<'_> {
         in_secrets && started.all(|one| one)
     }
 
-    /// The change that the Secret of a certificate needs now; `None` if it needs none.
+    /// The change that the Secret of a certificate needs now; `None` if it needs no change.
     fn issue(&self, owner: &str, used: CertificateUse) -> Option<CertificateWrite> {
         let scope = CaScope::of(used);
         let (authority, signs) = self.signer(scope)?;
@@ -423,7 +421,7 @@ impl Keeper<'_> {
             by: by.clone(),
         };
         // Invariant 20: a running member continues with the files in its pod, which survive the loss of their Secret.
-        // The operator issues a new certificate only when every member accepts it.
+        // The operator issues a new certificate only when every member would accept it.
         let accepted = || {
             let runs = self.running().any(|(member, _)| member == owner);
             let running = self.running().map(|(member, _)| member);
@@ -449,7 +447,7 @@ impl Keeper<'_> {
             let due = leaf.renewal() <= self.now && leaf.not_after < signs.not_after;
             due || !wanted.iter().all(covers)
         } else if leaf.not_after <= self.now {
-            // An expired certificate has no use, so it is replaced at once.
+            // An expired certificate is useless, so it is replaced at once.
             true
         } else if authority.trusts_issuer(&leaf.issuer) {
             self.reached_all(scope, authority)
@@ -472,7 +470,7 @@ impl Keeper<'_> {
         uses.filter_map(|used| self.issue(member, used)).collect()
     }
 
-    /// Issues the certificates of the operator and of clients.
+    /// Issues the certificates that belong to no member: those of the operator and of clients.
     fn of_cluster(&self, draft: &mut Draft) {
         for used in self.uses_of_cluster() {
             if let Some(write) = self.issue(&self.rule.cluster, used) {
@@ -481,7 +479,7 @@ impl Keeper<'_> {
         }
     }
 
-    /// True if every CA can sign, so that every member can start.
+    /// True if every CA can sign, so that any member can start.
     pub(super) fn is_ready(&self) -> bool {
         let mut scopes = self.rule.scopes();
         scopes.all(|scope| self.signer(scope).is_some())

@@ -8,8 +8,8 @@ use crate::plan::{BLIND, Draft, SHORTLY, SOON};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Seen};
 
-/// True if all voters have the same data: etcd's hashes of all voters at one revision are equal. A phase requests this
-/// comparison last, because each member reads its whole database for the hash.
+/// True if etcd reports equal hashes of all voters at one revision. A phase calls this last, because each member reads
+/// its whole database for its hash.
 pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     if view.voters().count() < 2 {
@@ -33,7 +33,10 @@ pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
         match observed.hashes.get(&member.name) {
             Some(Seen::Known(Some(hash))) => hashes.push((member, hash)),
             Some(Seen::Known(None)) | None => {
-                let text = format!("{} has compacted the revision to compare", member.name);
+                let text = format!(
+                    "{} has already compacted the revision of the comparison; the operator compares a later revision",
+                    member.name
+                );
                 return wait(text, SHORTLY, draft);
             }
             Some(Seen::Unknown(why)) => {
@@ -50,7 +53,7 @@ pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
         if let Some((other, _)) = twins.into_iter().find(|(_, twin)| twin.hash != hash.hash) {
             let text = format!(
                 "{} and {} hold different data at the same revision: no member is changed; find out which data is \
-                 correct, and delete the pod and the volume claim of the other member, which is then replaced",
+                 correct, and delete the pod and the PersistentVolumeClaim of the other member, which is then replaced",
                 member.name, other.name
             );
             draft.problem(Reason::DataDiffers, text);
@@ -64,8 +67,9 @@ pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
     true
 }
 
-/// Releases before 3.4.34 and 3.5.16 drop a deletion that was made at the revision of the compaction. Later releases
-/// keep it (etcd pull requests 18274 and 18475). The hashes of such releases differ although no member has lost data.
+/// True if the member's release keeps a deletion that was made at the revision of the compaction. Releases before
+/// 3.4.34 and 3.5.16 drop it (etcd pull requests 18274 and 18475). The hashes of an earlier and a later release
+/// therefore differ, although neither member has lost data.
 fn compacts_like(observed: &Observed, member: &MemberState) -> bool {
     let version = member
         .pod

@@ -1,10 +1,11 @@
-//! Members that join concurrently. They must not reach each other while they start.
+//! Members that join at the same time. While they start, they must not reach each other.
 //!
-//! A joining member requests from every other member the member list, the version, and whether a downgrade is in
-//! progress. It sends these requests one after another, and waits up to 10 s, 7 s and 7 s for each member
-//! (`bootstrapExistingClusterNoWAL` and `isCompatibleWithCluster` in etcd's `server/etcdserver`). A joining member
-//! listens at once, but answers only after its own requests are done. Two members that start together would therefore
-//! wait for each other until the timeouts. If the connection is refused, no member waits.
+//! At its start, a joining member requests three things from each other member: the member list, the version, and
+//! whether a downgrade is in progress. It asks one member after another, and waits up to 10 s, 7 s and 7 s for each
+//! (`bootstrapExistingClusterNoWAL` and `isCompatibleWithCluster` in etcd's `server/etcdserver`).
+//!
+//! A joining member listens at once, but answers only after its own requests are done. Two members that start together
+//! would therefore wait for each other until the timeouts. If the connection is refused, neither waits.
 
 use std::time::Duration;
 
@@ -14,32 +15,31 @@ use crate::plan::age::age;
 use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Observed, Pod};
 
-/// Maximum time during which a member's Service has no endpoints because other members have not started.
+/// A member's Service has no endpoints for at most this time, even if other members have not started.
 const CLOSED: Duration = Duration::from_secs(5);
 
-/// Time for the requests of a running member: they usually take 0.1 s. The kubelet reports the start of a container in
-/// whole seconds.
+/// Time that a running member needs for its requests. They usually take 0.1 s, but the kubelet reports the start of a
+/// container in whole seconds.
 const ASKING: Duration = Duration::from_secs(2);
 
 /// True if the new members start behind Services without endpoints: several members join a single voter, for example
-/// after a restore. Such members need the voter's snapshot, which takes longer than the delay of their Services.
-/// Members that join several voters may receive all entries from the log, and then a delayed Service would slow them
-/// down.
+/// after a restore. They need the voter's snapshot, which takes longer than the delay of their Services. Members that
+/// join several voters may receive all entries from the log. A delayed Service would slow them down.
 pub(super) fn begin_apart(view: &View, count: usize) -> bool {
     count > 1 && view.voters().count() == 1
 }
 
-/// True if the member's Service gets its endpoints. The condition is that all members behind Services without
-/// endpoints have sent their requests, or that the time limit has passed. The limit ensures that no member waits
-/// forever for the pod of another member.
+/// True if the member's Service gets its endpoints: all members behind Services without endpoints have sent their
+/// requests, or the time limit has passed. Without the limit, a member could wait forever for the pod of another
+/// member.
 pub(super) fn may_be_reached(
     (observed, now): (&Observed, Timestamp),
     view: &View,
     member: &MemberState,
 ) -> bool {
     let is_old = |pod: &Pod| age(pod.created, now) >= CLOSED;
-    // A voter always gets endpoints. Only learners and first members start behind Services without endpoints, and a
-    // cluster with a voter has enough running first members.
+    // A voter always gets endpoints. Only learners and first members start behind Services without endpoints, and in a
+    // cluster with a voter, enough first members run.
     member.votes() || member.pod.is_none_or(is_old) || { view.members.iter() }
         .filter(|member| begins_apart(member) && !member.votes())
         .all(|member| has_asked((observed, now), member))
@@ -50,14 +50,17 @@ pub(super) fn begins_apart(member: &MemberState) -> bool {
     member.service.is_some_and(|service| service.closed)
 }
 
-/// True if the member's requests to the other members are done. A running container does not prove this, because a
-/// slow container may still be sending requests. A learner's answer about downgrades does not prove it either, because
-/// it comes only after the leader's snapshot. etcd's health listener opens after the requests (`StartEtcd` in etcd's
-/// `server/embed/etcd.go`). If the operator cannot reach that listener, the operator waits a fixed time.
+/// True if the member's requests to the other members are done.
+///
+/// A running container does not prove this, because a slow container may still be sending requests. A learner's answer
+/// about downgrades does not prove it either, because it comes only after the leader's snapshot. The proof is etcd's
+/// health listener, which opens after the requests (`StartEtcd` in etcd's `server/embed/etcd.go`). If the operator
+/// cannot reach that listener, it waits for a fixed time.
 fn has_asked((observed, now): (&Observed, Timestamp), member: &MemberState) -> bool {
     let heard = observed.pulses.contains_key(&member.name) || member.serves();
     let has_had_time = |pod: &Pod| {
-        // By a clock that is behind, the container has not started yet. The member then counts as done.
+        // If the operator's clock is behind, the container seems to start in the future. The member's requests then
+        // count as done.
         let runs = |since| since > now || age(since, now) >= ASKING;
         pod.restarts > 0 || pod.running_since.is_some_and(runs)
     };

@@ -26,23 +26,23 @@ use crate::snapshot::Observed;
 /// A summary of the actions of earlier phases, for phases whose work can wait.
 #[allow(clippy::struct_excessive_bools)] // Each flag is used by another phase.
 pub(super) struct Earlier {
-    /// True if no action is planned.
+    /// True if the earlier phases plan no action.
     pub(super) is_idle: bool,
-    /// True if the members or the leader are changed.
+    /// True if they change the members or the leader.
     pub(super) changes_members: bool,
-    /// True if members are added to etcd.
+    /// True if they add members to etcd.
     pub(super) adds: bool,
-    /// Names of the members that are removed from etcd.
+    /// Names of the members that they remove from etcd.
     pub(super) removed: BTreeSet<String>,
-    /// True if a member is taken out of service, or if the members are changed.
+    /// True if they take a member out of service, or change the members.
     pub(super) disturbs_members: bool,
-    /// True if a pod is created or deleted.
+    /// True if they create or delete a pod.
     pub(super) touches_pods: bool,
 }
 
 impl Earlier {
-    /// Summarizes a draft. An action that cannot be built counts as well, because the next plan may be able to build
-    /// it.
+    /// Summarizes a draft. A chain that could not be built counts as an action, because the next plan may be able to
+    /// build it.
     pub(super) fn of(draft: &Draft) -> Self {
         let of_objects = || draft.chains.iter().flatten();
         let of_etcd = || draft.change.iter().flat_map(|change| &change.chain);
@@ -74,7 +74,7 @@ impl Draft<'_> {
         true
     }
 
-    /// Removes the change of the members from the plan and returns it, if one of its actions is forbidden.
+    /// If one of its actions is forbidden, removes the change of the members from the plan and returns it.
     fn forbid_change(&mut self, forbidden: impl Fn(&Action) -> bool) -> Option<Vec<Action>> {
         let change = self
             .change
@@ -83,15 +83,15 @@ impl Draft<'_> {
     }
 }
 
-/// Applies the restrictions that follow from the certificates to the actions of all other phases.
+/// Removes or reorders the actions of all other phases where the certificates require it.
 pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
     let held = hold_back_for_faults(draft);
     let Some(keeper) = keeper else {
         return Settled::default();
     };
     if keeper.cuts_off() {
-        // If members reject the operator's certificate, their silence does not prove a lost quorum. If members reject
-        // each other's certificates, no data is lost.
+        // If members reject the operator's certificate, their silence does not prove that the quorum is lost. If
+        // members reject each other's certificates, no data is lost.
         drop_recovery(draft);
     }
     let adds = hold_back_for_authorities(keeper, draft);
@@ -105,8 +105,8 @@ pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
     }
 }
 
-/// Removes the start of members with invalid certificates. Also removes the stop of serving members whose Secret
-/// became invalid. Returns true if certificates prevent starts.
+/// For invalid certificates: removes the start of the affected members, and the stop of serving members. Returns true
+/// if certificates prevent starts.
 fn hold_back_for_faults(draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     if !observed.tls.faults.is_empty() {
@@ -129,8 +129,8 @@ fn hold_back_for_faults(draft: &mut Draft) -> bool {
     true
 }
 
-/// Removes the stop of serving members that could not start again, and the addition of members that the others would
-/// reject. Returns true if an addition was removed.
+/// Removes two kinds of actions: the stop of serving members that could not start again, and the addition of members
+/// that the others would reject. Returns true if an addition was removed.
 fn hold_back_for_authorities(keeper: &Keeper, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     let ready = keeper.is_ready();
@@ -139,7 +139,7 @@ fn hold_back_for_authorities(keeper: &Keeper, draft: &mut Draft) -> bool {
         |action: &Action| !ready && starts(action, observed) || !joins && action.adds_member();
     let before = draft.chains.len();
     draft.chains.retain(|chain| {
-        // The start of a member waits for its certificates, and is removed together with them.
+        // The start of a member includes its certificates, so both are removed together.
         let begins = |action: &Action| action.creates_pod().is_some();
         chain.iter().any(begins) || !chain.iter().any(held)
     });
@@ -166,8 +166,9 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
         if !ready {
             return false;
         }
-        // The certificates precede the mark that a pod may exist, so that a rejected certificate leaves no mark. A new
-        // Service precedes the certificates, because the operator finds their Secrets by the name of the Service.
+        // The certificates come before the mark that a pod may exist, so that a rejected certificate leaves no mark. A
+        // new Service comes before the certificates, because the operator finds their Secrets by the name of the
+        // Service.
         let prepares = |action: &Action| match &action.request {
             Request::Create(object) => matches!(object, Object::VolumeClaim(_)),
             Request::Patch(patch) => patch.kind == Kind::Service,
@@ -205,8 +206,8 @@ fn certificates_before_services(keeper: &Keeper, draft: &mut Draft) {
     }
 }
 
-/// Removes the start of a recovery if certificates may be the only reason why members do not answer. A recovery in
-/// progress continues.
+/// Removes the start of a recovery if certificates may be the only reason why members do not answer. A recovery that
+/// has already started continues.
 fn drop_recovery(draft: &mut Draft) {
     let begins = |action: &Action| begins(action, Begins::Recovery);
     draft.chains.retain(|chain| !chain.iter().any(begins));
@@ -226,7 +227,7 @@ fn starts(action: &Action, observed: &Observed) -> bool {
         Request::Create(Object::Pod(_))
         | Request::Etcd(EtcdCall::AddMember { .. })
         | Request::Resize(_) => true,
-        // A serving member is not stopped in favor of a replacement that could not start.
+        // A serving member is not stopped if its replacement could not start.
         Request::Delete(pod) if pod.kind == Kind::Pod => serves(&pod.name),
         Request::Etcd(EtcdCall::Remove { member, .. }) => serves(member),
         _ => action.changes_image(),

@@ -13,7 +13,7 @@ use crate::quantity::in_words;
 use crate::reason::Reason;
 use crate::snapshot::{Claim, Desired, Disk};
 
-/// Why the volume of a member cannot be changed to meet the spec; `None` if it can, or if it already meets the spec.
+/// Why the volume of a member cannot be changed to match the spec; `None` if it can, or if it matches already.
 pub(super) fn unfit(desired: &Desired, member: &MemberState) -> Option<String> {
     let wanted = desired
         .claim
@@ -28,9 +28,9 @@ pub(super) fn unfit(desired: &Desired, member: &MemberState) -> Option<String> {
     }
 }
 
-/// Why a PVC cannot be changed to meet the spec; `None` if it can, or if it already meets the spec.
+/// Why a PVC cannot be changed to match the spec; `None` if it can, or if it matches already.
 fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
-    // Without a StorageClass in the spec, any class is accepted: Kubernetes uses its default class, which may change.
+    // If the spec sets no StorageClass, any class is accepted: Kubernetes chooses its default class, which may change.
     if let Some(class) = &wanted.class
         && has.class.as_ref() != Some(class)
     {

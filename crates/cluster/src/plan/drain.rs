@@ -1,12 +1,11 @@
-//! Drains a member from the client Service before it stops or becomes busy. New connections then reach another member,
-//! and clients that the member disconnects do not return to it.
+//! Drains a member from the client Service before the member stops or becomes busy. New connections then reach other
+//! members, and the clients that it disconnects reconnect to other members.
 //!
-//! The drain has no state of its own. Each plan computes from the observed state which members must be drained
-//! ([`is_drained`], [`keep`]). It makes all other members endpoints again ([`settle`]), no matter which process
-//! drained them.
+//! No state records a drain. Each plan computes from the observed state which members must be drained ([`is_drained`],
+//! [`keep`]). All other members become endpoints again ([`settle`]), no matter which process drained them.
 //!
-//! Existing connections stay: neither Kubernetes nor etcd moves them. A member that stops closes its connections. A
-//! member that is being defragmented does not: its clients depend on their own deadlines.
+//! A drain closes no existing connection: neither Kubernetes nor etcd moves it. A member that stops closes its
+//! connections. A member that is being defragmented keeps them, and its clients wait up to their own deadlines.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -21,10 +20,10 @@ use crate::plan::{Draft, Label, joining};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Role};
 
-/// Time after which new connections certainly reach other members: kube-proxy updates its rules at most once a second.
+/// After this time, new connections certainly reach other members: kube-proxy updates its rules at most once a second.
 const MOVES: Duration = Duration::from_secs(1);
 
-/// True if new clients already reach other members. If not, the plan drains the member and waits.
+/// True if new clients already reach other members. If they do not, drains the member, and the plan waits.
 pub(super) fn is_drained(view: &View, member: &MemberState, draft: &mut Draft) -> bool {
     if member.pod.is_none() {
         // Other software runs the member, and also routes clients to it.
@@ -68,16 +67,16 @@ pub(super) fn settle<'a>(
         drained,
         ..Draft::new(build)
     };
-    // Invariant 24: a voter that has not served yet stays out of the endpoints. So does a drained voter that has
-    // failed.
+    // Invariant 24: a voter that has not served yet stays out of the endpoints. A drained voter that has failed stays
+    // out as well.
     for member in view
         .voters()
         .filter(|member| joining::is_yet_to_serve(member))
     {
         keep(member, &mut draft);
     }
-    // Invariant 22: clients always reach a serving member. A member that this plan makes an endpoint again does not
-    // count yet, because the labels of one plan are written concurrently.
+    // Invariant 22: clients always reach a serving member. Members that this plan makes endpoints again do not count
+    // yet, because the order in which the labels of a plan are written is open.
     let stays = |member: &MemberState| {
         is_endpoint(member) && is_in(member) && !draft.drained.contains(&member.name)
     };
@@ -95,7 +94,7 @@ pub(super) fn settle<'a>(
         };
         let role = match (pod.role, out.contains(&member.name)) {
             (Some(Role::Voter), true) => Role::Busy { since: now },
-            // A clock that is ahead wrote the timestamp.
+            // The timestamp is in the future, because the clock that wrote it was ahead.
             (Some(Role::Busy { since }), true) if since > now => Role::Busy { since: now },
             (Some(Role::Busy { .. }), false) => Role::Voter,
             _ => continue,
@@ -116,7 +115,7 @@ pub(super) fn settle<'a>(
     draft
 }
 
-/// True if the member has been drained for at most this time.
+/// True if the member has been drained, and for no longer than `most`.
 pub(super) fn is_out_since(now: Timestamp, member: &MemberState, most: Duration) -> bool {
     match member.pod.and_then(|pod| pod.role) {
         Some(Role::Busy { since }) => age(since, now) <= most,

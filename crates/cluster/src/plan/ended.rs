@@ -1,4 +1,4 @@
-//! Failed pods whose data is on volumes. Kubernetes evicted them, ended them in a graceful node shutdown, or a kubelet
+//! Failed pods with data on volumes. Kubernetes evicted these pods, a graceful node shutdown ended them, or a kubelet
 //! rejected them. Kubernetes keeps the pod objects and does not restart their containers. The operator deletes the
 //! pods, and creates new pods on the volumes.
 //!
@@ -24,14 +24,14 @@ pub(super) fn clear<'a, 'm>(
     draft
 }
 
-/// True if the pod will never run again, and its deletion was not requested yet.
+/// True if the pod will never run again, and no deletion has been requested yet.
 pub(super) fn has_ended(pod: &Pod) -> bool {
     pod.failed && !pod.terminating
 }
 
 pub(super) fn delete(name: &str, pod: &Pod, draft: &mut Draft) {
     draft.say(format!(
-        "delete the pod of {name}, which has ended permanently"
+        "delete the pod of {name}, which will never run again"
     ));
     draft.add(actions::delete_pod(name, &pod.uid));
 }

@@ -1,7 +1,8 @@
-//! Evidence about a cluster without a serving quorum. This module only classifies members; other modules decide.
+//! Evidence about a cluster without a serving quorum. This module only classifies members; other modules act on the
+//! result.
 //!
-//! The voters are known from two sources: the report in the status, and the local member lists of the members. Each
-//! list may be stale. A loss therefore counts only if every available list confirms it. Without any list, nothing
+//! The voters are known from two sources: the report in the status, and the member list that each member has on its
+//! disk. Each list may be stale, so a loss counts only if every available list confirms it. Without any list, nothing
 //! counts as lost (invariant 1).
 
 use std::collections::BTreeSet;
@@ -32,11 +33,11 @@ pub(super) struct Evidence {
     pub(super) voters: BTreeSet<String>,
     /// The members that have data.
     pub(super) members: Vec<(String, Member)>,
-    /// The data of a majority is lost, or will be deleted together with terminating pods.
+    /// True if the data of a majority is lost, or will be deleted together with terminating pods.
     pub(super) is_lost: bool,
-    /// The data of a majority is lost, and no Kubernetes object of the lost members exists.
+    /// True if the data of a majority is lost, and no Kubernetes object of the lost members exists.
     pub(super) is_lost_for_sure: bool,
-    /// No quorum of voters answers, whether or not the other voters have their data.
+    /// True if no quorum of voters answers, whether or not the silent voters have their data.
     pub(super) is_silent: bool,
 }
 
@@ -51,7 +52,7 @@ impl Evidence {
             .map(|name| (name.clone(), member(observed, cluster_id, name)))
             .collect();
         let led = members.iter().any(|(_, member)| *member == Member::Led);
-        // True if in every list, fewer members than a quorum satisfy `counts`.
+        // True if every list contains fewer than a quorum of members that satisfy `counts`.
         let too_few = |counts: &dyn Fn(&str) -> bool| {
             let few = |list: &BTreeSet<String>| {
                 list.iter().filter(|name| counts(name)).count() < quorum_of(list.len())
@@ -68,7 +69,8 @@ impl Evidence {
         }
     }
 
-    /// The survivor from which a recovery starts: highest committed index first, then highest applied index.
+    /// The survivor from which a recovery starts: the survivor with the highest committed index, and among these the
+    /// one with the highest applied index.
     pub(super) fn most_advanced(&self) -> Option<(&str, &Status)> {
         let survivors = self.members.iter().filter_map(|(name, member)| {
             let Member::Survives(status) = member else {
@@ -84,14 +86,14 @@ impl Evidence {
                 !status.is_learner,
             )
         };
-        // Among equal survivors the first wins, so that concurrent operator processes select the same survivor.
+        // Of equal survivors the first is used, so that concurrent operator processes select the same survivor.
         survivors.fold(None, |best: Option<(&str, &Status)>, next| match best {
             Some(best) if progress(best.1) >= progress(next.1) => Some(best),
             _ => Some(next),
         })
     }
 
-    /// The voters whose data is lost, being deleted, or damaged.
+    /// The voters with data that is lost, being deleted, or damaged.
     pub(super) fn lost(&self) -> Vec<String> {
         let has_data = |name: &String| {
             let found = self.members.iter().find(|(other, _)| other == name);
@@ -114,7 +116,7 @@ impl Evidence {
             .collect()
     }
 
-    /// True if the member answers and has its data.
+    /// True if the member answers and knows no leader.
     pub(super) fn survives(&self, name: &str) -> bool {
         survives(&self.members, name)
     }
@@ -142,8 +144,8 @@ fn survives(members: &[(String, Member)], name: &str) -> bool {
     found.any(|(_, member)| matches!(member, Member::Survives(_)))
 }
 
-/// The voters of each list: the members' own lists, and the report in the status unless the report describes the
-/// cluster before a recovery.
+/// The voters of each list: the members' own lists, and the report in the status unless it describes the cluster before
+/// a recovery.
 fn lists(observed: &Observed, cluster_id: ClusterId) -> Vec<BTreeSet<String>> {
     let mut lists = Vec::new();
     let report = &observed.reported_voters;
@@ -176,8 +178,7 @@ fn voters(list: &Members) -> BTreeSet<String> {
     voters.map(view::name_of).collect()
 }
 
-/// An object without a token belongs to this cluster. Only a different token proves that an object belongs to another
-/// cluster.
+/// True unless the object has the token of another cluster. An object without a token belongs to this cluster.
 fn is_ours(token: Option<&String>, intent: &Intent) -> bool {
     token.is_none_or(|token| *token == intent.token)
 }
@@ -202,9 +203,9 @@ fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {
         && view::data(pod, disk, observed.services.get(name), true) == Data::There
 }
 
-/// True if a container of the member may still run, or its data may return. A terminating pod on an unreachable node
-/// can have a running container. A person can restore the lost volume of a PVC. A member that other software runs has
-/// no Kubernetes object here, and may be part of a serving quorum.
+/// True if a container of the member may still run, or its data may return: a terminating pod on an unreachable node
+/// may have a running container, and a person can restore the lost volume of a PVC. Also true for a member that other
+/// software runs: it has no Kubernetes object here, and may be part of a serving quorum.
 fn is_something_left(observed: &Observed, intent: &Intent, name: &str) -> bool {
     let pod = pod(observed, intent, name).filter(|pod| !pod.failed);
     let strange = |other: &String| other.split(' ').next_back() == Some(name);

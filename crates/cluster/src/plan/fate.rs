@@ -1,7 +1,7 @@
-//! The fate of each member: the member stays, is replaced while it serves, or counts as lost.
+//! The fate of each member: it stays, is replaced while it serves, or counts as lost.
 //!
-//! [`RULES`] is the only place that decides a fate. A fate alone permits no change: every removal also needs the
-//! consent of the quorum guard (invariant 3).
+//! Only [`RULES`] decides a fate. A fate alone permits no change: every removal also needs the consent of the quorum
+//! guard (invariant 3).
 
 use std::time::Duration;
 
@@ -29,7 +29,7 @@ const RULES: [Rule; 8] = [
     corrupt,                  // Invariant 19.
 ];
 
-/// The rules for failed members. While one of these rules applies to any member, no other member is replaced because
+/// The rules for failed members. While a rule of this list applies to some member, no other member is replaced because
 /// of its pod.
 const FAILURES: [Rule; 4] = [
     without_data_but_serving,
@@ -38,32 +38,31 @@ const FAILURES: [Rule; 4] = [
     out_of_service,
 ];
 
-/// Number of restarts after which etcd's error about damaged data is accepted. One more start would read the same
-/// data.
+/// After this number of restarts, etcd's error about damaged data is accepted: another start would read the same data.
 const DAMAGED_RESTARTS: i32 = 2;
-/// Number of restarts after a change to another minor release until the reported error comes from the new release.
-/// Until the new container ends, Kubernetes reports the end of the old container. The kubelet may also have restarted
-/// the old container during the change.
+/// After a change to another minor release, the reported error certainly comes from the new release after this number
+/// of restarts. Until the new container ends, Kubernetes reports the end of the old container, and the kubelet may have
+/// restarted the old container during the change.
 const REREAD_RESTARTS: i32 = 4;
-/// Number of restarts after which a member that fails for an unknown reason may be replaced. The kubelet waits 10, 20,
-/// 40 and 80 s between these restarts.
+/// After this number of restarts, a member that fails for an unknown reason may be replaced. The kubelet waits 10, 20,
+/// 40 and 80 s between the restarts.
 const FAILED_RESTARTS: i32 = 5;
 
 /// Text for a PVC in phase `Lost`.
 const VOLUME_LOST: &str =
-    "its volume is lost: the volume claim exists, but its PersistentVolume does not";
+    "its volume is lost: the PersistentVolumeClaim exists, but its PersistentVolume does not";
 
-/// The fate of a member, and the time at which the fate changes although no event arrives.
+/// The fate of a member, and the time at which the fate changes without any event.
 pub(super) struct Decision {
     pub(super) fate: Fate,
     /// Time at which the member counts as lost if its state does not change; `None` if the fate does not depend on
     /// time.
     pub(super) lost_at: Option<Timestamp>,
-    /// True if the replacement joins before the member is removed.
+    /// True if the replacement joins before this member is removed.
     pub(super) followed: bool,
 }
 
-/// Input of the rules.
+/// The input of the rules.
 struct Facts<'f, 'a> {
     members: &'f [MemberState<'a>],
     desired: &'f Desired,
@@ -121,15 +120,15 @@ impl Facts<'_, '_> {
     }
 }
 
-/// Returns the pod of a member that does not serve but has its data.
+/// The pod of a member that does not serve, but has its data. `None` for other members.
 fn failing<'a>(member: &MemberState<'a>) -> Option<&'a Pod> {
     member
         .pod
         .filter(|_| member.data == Data::There && !member.serves())
 }
 
-/// Replaces a member that another operator or a person runs, as soon as enough members of this cluster are voters. The
-/// leadership is transferred before the removal, as before each removal of a leader.
+/// Replaces an external member, which another operator or a person runs, as soon as enough members of this EtcdCluster
+/// are voters. The leadership is transferred before the removal, as before each removal of a leader.
 fn of_joined_cluster(facts: &Facts, member: &MemberState) -> Option<Fate> {
     adoption::is_replaced(facts.observed, member).then(|| {
         let why = "it is an external member, and this cluster replaces it";
@@ -141,11 +140,11 @@ fn serves_in_its_pod(member: &MemberState) -> bool {
     member.serves() && member.pod.is_some_and(Pod::stays)
 }
 
-/// The PVC was deleted while a pod has the volume mounted: the member runs until its next restart.
+/// The PVC was deleted while a pod has mounted the volume. The member runs until its next restart.
 fn without_data_but_serving(_: &Facts, member: &MemberState) -> Option<Fate> {
     let on_volume = member.pod.is_some_and(|pod| pod.durable);
     let applies = member.data == Data::Gone && serves_in_its_pod(member) && on_volume;
-    applies.then(|| Fate::Leaves("its volume claim was deleted".to_owned()))
+    applies.then(|| Fate::Leaves("its PersistentVolumeClaim was deleted".to_owned()))
 }
 
 /// The data of the member is lost.
@@ -159,13 +158,14 @@ fn without_data(_: &Facts, member: &MemberState) -> Option<Fate> {
     (member.data == Data::Gone).then(|| Fate::Lost(why.to_owned()))
 }
 
-/// Kubernetes keeps a deleted PVC as long as the pod exists. A pod that has its volume mounted runs without the
-/// PersistentVolume until its next restart.
+/// The volume will be lost soon: the PVC is being deleted, or has lost its PersistentVolume. Kubernetes keeps a deleted
+/// PVC as long as the pod exists. A pod with a mounted volume runs until its next restart, even without the
+/// PersistentVolume.
 fn without_volume_soon(_: &Facts, member: &MemberState) -> Option<Fate> {
     let there = member.data == Data::There && member.pod.is_some();
     let disk: &Disk = member.disk.filter(|disk| there && !disk.stays())?;
     let why = if disk.terminating {
-        "its volume claim is being deleted"
+        "its PersistentVolumeClaim is being deleted"
     } else {
         VOLUME_LOST
     };
@@ -192,13 +192,13 @@ fn is_lost(fate: &Fate) -> bool {
     matches!(fate, Fate::Lost(_))
 }
 
-/// The pod contains the data and must be recreated: the replacement joins before the member is removed.
+/// The data is only in the pod, and the pod must be recreated. The replacement joins before the member is removed.
 fn outdated_in_its_pod(facts: &Facts, member: &MemberState) -> Option<Fate> {
     let (id, why) = facts.outdated.as_ref()?;
     (*id == member.id()).then(|| Fate::Leaves(why.clone()))
 }
 
-/// The volume does not meet the spec, and Kubernetes cannot change the volume accordingly.
+/// The volume does not match the spec, and Kubernetes cannot change it accordingly.
 fn on_unfit_volume(facts: &Facts, member: &MemberState) -> Option<Fate> {
     disks::unfit(facts.desired, member).map(Fate::Leaves)
 }
@@ -207,7 +207,7 @@ fn on_unfit_volume(facts: &Facts, member: &MemberState) -> Option<Fate> {
 fn corrupt(facts: &Facts, member: &MemberState) -> Option<Fate> {
     facts.corrupt.contains(&member.id()).then(|| {
         let why =
-            "etcd reports that its data differs from that of the other members (alarm CORRUPT)";
+            "etcd reports that the data of this member differs from the data of the other members (alarm CORRUPT)";
         Fate::Leaves(why.to_owned())
     })
 }
@@ -219,8 +219,8 @@ fn corrupt(facts: &Facts, member: &MemberState) -> Option<Fate> {
 /// acknowledged write is in the log of a majority of the old voters. A majority of the remaining voters commits the
 /// removal. The two majorities share at least one member, which passes on the log.
 ///
-/// If the node returns, etcd on that node learns from the other members that it was removed. The removed member can
-/// neither vote nor restart under its name. The operator deletes its pod and volume as leftovers.
+/// If the node returns, its etcd learns from the other members that it was removed. The removed member can neither vote
+/// nor restart under its name. The operator deletes its pod and its volume.
 fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timestamp>) {
     let Some(since) = pod.lost_since else {
         return (Fate::Stays, None);
@@ -232,13 +232,13 @@ fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timest
     (Fate::Stays, since.checked_add(after).ok())
 }
 
-/// A member whose etcd cannot start on its data. The removal loses no acknowledged write: the quorum guard requires
+/// The etcd of the member cannot start on its data. The removal loses no acknowledged write: the quorum guard requires
 /// that the other voters form a quorum, and a quorum has every acknowledged write.
 ///
 /// etcd's own error about damaged data is accepted early. Any other failure may come from a setting, an image or the
-/// machine, and would then affect one member after another. Such a failure counts as damaged data only under two
-/// conditions. The failure has lasted as long as a node may be lost. Every other voter is healthy, and one of them
-/// runs with the same image and settings.
+/// machine, and could then affect one member after another. Such a failure counts as damaged data only if two
+/// conditions are met: it has lasted as long as a node may be lost, and every other voter is healthy, including a voter
+/// with the same image and settings.
 fn unusable(
     member: &MemberState,
     pod: &Pod,
@@ -249,10 +249,10 @@ fn unusable(
     let Some(Ending { at, cause }) = &pod.ending else {
         return (Fate::Stays, None);
     };
-    // The version of a member that failed after a change of its image is set back, and the member is not replaced.
-    // There are three exceptions. First, the member already has its former version again. Second, etcd reports damaged
-    // data repeatedly, and both versions belong to one minor release, so both read the data in the same way. Third,
-    // neither minor release can read the data, so no image repairs the member (`repair`).
+    // A member that failed after a change of its image gets its former version back, and is not replaced. There are
+    // three exceptions. First, the member already has its former version again. Second, etcd reports damaged data
+    // repeatedly, and both versions belong to one minor release, so both read the data in the same way. Third, neither
+    // minor release can read the data, so no image repairs the member (`repair`).
     let other = |changed: &Changed| pod.version.as_ref() != Some(&changed.from);
     let again = |changed: &Changed| {
         let begun = pod.restarts.saturating_sub(changed.restarts);
@@ -260,14 +260,13 @@ fn unusable(
         let neither = begun >= REREAD_RESTARTS && changed.unreadable;
         matches!(cause, Cause::Data(_)) && (same || neither)
     };
-    // A learner is replaced instead: its failure preceded the change of the image (`roll`), and its replacement starts
-    // with the version of the voters.
+    // A learner is replaced in any case: it had failed before the change of its image (`roll`), and its replacement
+    // starts with the version of the voters.
     let to_blame = |changed: &Changed| member.votes() && other(changed) && !again(changed);
     if pod.changed.as_ref().is_some_and(to_blame) {
         return (Fate::Stays, None);
     }
-    // If the pod was ready before the container ended, the container ended after a healthy run. Such an end is no
-    // failure to start.
+    // A pod that was ready before its container ended had a healthy run. Such an end is no failure to start.
     let Some(since) = pod.unready_since.filter(|since| since < at && pod.stays()) else {
         return (Fate::Stays, None);
     };
@@ -295,8 +294,8 @@ fn is_same_minor(pod: &Pod, from: &str) -> bool {
     runs.is_some() && runs == minor(from)
 }
 
-/// True if all other voters are healthy, and one of them runs with the same image and settings. For a learner whose
-/// image was changed, the former version counts, because the learner failed with that version.
+/// True if all other voters are healthy, and a voter among them runs with the same image and settings. For a learner
+/// with a changed image, its former version is compared, because the learner failed with that version.
 fn is_alone_in_it(member: &MemberState, pod: &Pod, members: &[MemberState]) -> bool {
     let others = || {
         members

@@ -1,7 +1,7 @@
 //! Hibernation: the cluster has no pods, but keeps its volumes, its Services and the identities of its members.
 //!
-//! Hibernation loses no data: the cluster returns like a cluster whose pods were all deleted (invariant 8). The
-//! operator reports no lost quorum of a hibernating cluster, and does not recover it.
+//! Hibernation loses no data: the cluster resumes like a cluster after the deletion of all pods (invariant 8). For a
+//! hibernating cluster, the operator reports no lost quorum and starts no recovery.
 
 use api::cluster::RecoveryPhase;
 
@@ -10,7 +10,7 @@ use crate::plan::{Draft, STEADY, objects, recovery};
 use crate::reason::Reason;
 use crate::snapshot::Disk;
 
-/// Stops the members, or keeps them stopped. Returns false if the cluster does not hibernate, or not yet.
+/// Stops the members, or keeps them stopped. Returns false unless the cluster hibernates now.
 pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
     let (desired, observed, _) = build.inputs();
     let mut draft = Draft::new(build);
@@ -18,12 +18,12 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         return (draft, false);
     }
     let Some(intent) = &observed.intent else {
-        // A cluster that lost its status is identified first, which starts no member.
+        // The operator first identifies a cluster that has lost its status. This starts no member.
         if !observed.pods.is_empty() || !observed.disks.is_empty() || observed.cluster_id.is_some()
         {
             return (draft, false);
         }
-        let text = "spec.hibernate is true: the cluster is created when it is false";
+        let text = "spec.hibernate is true: the operator creates the cluster when it is false";
         draft.wait(Reason::Hibernated, text, STEADY);
         return (draft, true);
     };
@@ -47,21 +47,20 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         .collect();
     if !at_risk.is_empty() {
         let text = format!(
-            "spec.hibernate is true, but these members would lose their data because they have no lasting volume: \
-             {}; they are stopped after members with volumes have replaced them",
+            "spec.hibernate is true, but these members would lose their data because they have no volume, or their volume is being deleted: {}; the operator stops them after members with volumes have replaced them",
             at_risk.join(", ")
         );
         draft.problem(Reason::HibernationRefused, text);
         return (draft, false);
     }
-    // Without a volume, no data exists from which the cluster could return. The operator reports a lost quorum then.
+    // Without any volume, the cluster cannot resume. The operator reports a lost quorum then.
     let serves_again = |disk: &Disk| disk.stays() && !disk.is_evidence();
     if !observed.disks.values().any(serves_again) {
         return (draft, false);
     }
     let open = recovery::lets_clients_in(observed, intent);
     draft.join(objects::shared_services(build, open));
-    // All members are stopped at once, because the last ones would have no quorum anyway.
+    // All members are stopped at once: in any order, the last members would have no quorum.
     for (member, pod) in observed.pods.iter().filter(|(_, pod)| !pod.terminating) {
         draft.say(format!("stop {member}"));
         draft.add(actions::delete_pod(member, &pod.uid));

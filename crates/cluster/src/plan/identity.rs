@@ -1,5 +1,5 @@
-//! Corrects the recorded token and cluster ID. Both are recorded in the status, and in annotations of each pod and
-//! volume. If the record contradicts all annotations, a person has edited the record.
+//! Corrects the token and cluster ID in the status. Each pod and volume has both values in its annotations as well. If
+//! the status contradicts all of these annotations, a person has edited the status.
 
 use etcd::ClusterId;
 
@@ -9,9 +9,9 @@ use crate::snapshot::{Intent, Observed};
 
 /// Invariant 26: corrects the record; `None` if the record is correct.
 ///
-/// The token and the cluster ID are always written together: a recovery or a restore replaces both. If the record and
-/// the annotations agree on one of the two values, they therefore belong to the same cluster. The annotations are
-/// numerous and equal, so they are then correct about the other value.
+/// A recovery or a restore replaces the token and the cluster ID together. If the status has one of the two values that
+/// all annotations have, the status and the annotations belong to the same cluster. The operator then takes the other
+/// value from the annotations.
 pub(super) fn correct<'a>(
     build: Builder<'a>,
     (intent, recorded): (&Intent, ClusterId),
@@ -40,8 +40,8 @@ pub(super) fn correct<'a>(
     Some(draft)
 }
 
-/// The token and the cluster ID in the annotations of all pods and volumes that have both; `None` if the annotations
-/// differ.
+/// The token and the cluster ID in the annotations of the pods and volumes that have both. `None` if the annotations
+/// contradict each other.
 fn marked(observed: &Observed) -> Option<(&String, ClusterId)> {
     let pods = observed
         .pods

@@ -1,13 +1,13 @@
 //! Members that follow the leader and do not serve clients yet.
 //!
-//! A member takes part in Raft seconds before it serves clients. It first applies the entry with its own client URLs,
-//! for which it may wait 7 s (docs/benchmarks.md). During that time, the member's health listener reports its ID, its
-//! leader, its connections and its applied index. The operator reads this report during the current reconcile. For a
-//! serving member the planner requires less information than this report contains.
+//! A member takes part in Raft seconds before it serves clients: it first applies the entry with its own client URLs,
+//! for which it may wait 7 s (docs/benchmarks.md). During that time, its health listener reports its ID, its leader,
+//! its connections and its applied index, and the operator reads this report in the current reconcile. The planner
+//! requires less from a serving member.
 //!
-//! Invariant 24: such a member counts only for promotions. It does not count as healthy. The operator sends it no
-//! requests, transfers no leadership to it, and counts it for no removal. The client Service does not select the
-//! member until it serves.
+//! Invariant 24: such a member counts only for promotions, and not as healthy. The operator sends it no requests,
+//! transfers no leadership to it, and does not rely on it for a removal. The client Service does not select the member
+//! until it serves.
 
 use std::time::Duration;
 
@@ -22,9 +22,8 @@ use crate::snapshot::{Observed, Pod, Role, Seen};
 /// member's client URLs.
 const LATE: Duration = Duration::from_secs(30);
 
-/// Returns the applied index of a member that follows the leader and does not serve clients yet; `None` for every
-/// other member. Learners qualify. A voter qualifies for a limited time after its promotion, while the client Service
-/// does not select it yet.
+/// The applied index of a learner that follows the leader and does not serve clients yet. The same for a voter for a
+/// limited time after its promotion, while the client Service does not select it yet. `None` for every other member.
 pub(super) fn applied(
     member: &Member,
     (name, pod): (&str, Option<&Pod>),
@@ -37,7 +36,7 @@ pub(super) fn applied(
         Some(Role::Voter) | None => false,
     };
     let _ = pod.filter(|pod| pod.stays()).filter(is_new)?;
-    // Invariant 19: a member that is being defragmented does not answer, but it is not joining.
+    // Invariant 19: a member that is being defragmented does not answer. It is not joining.
     if observed.upkeep.defragmenting() == Some(name) {
         return None;
     }
@@ -45,7 +44,7 @@ pub(super) fn applied(
     let joined = !member.client_urls.is_empty();
     let silent = matches!(observed.statuses.get(name), Some(Seen::Unknown(_)));
     let pulse = observed.pulses.get(name).filter(|_| joined && silent)?;
-    // A learner keeps its last known leader. If the learner is not connected to that leader, its report is stale.
+    // A learner reports its last known leader even without a connection to it. Its report is then stale.
     let connected = is_connected(pulse, observed.leader()?);
     let follows = pulse.member_id == member.id && pulse.has_leader && connected;
     follows.then_some(pulse.raft_applied_index)
@@ -55,8 +54,8 @@ fn is_connected(pulse: &Pulse, leader: MemberId) -> bool {
     leader == pulse.member_id || pulse.peers.contains(&leader)
 }
 
-/// True if a learner reports that it is not connected to the leader. Its answers to clients are then stale, including
-/// the leader that it names. The result is false for a learner whose health listener was not called.
+/// True if a learner reports that it is not connected to the leader. Its answers to clients, and the leader that it
+/// reports, are then stale. False for a learner with a health listener that the operator has not called.
 pub(super) fn is_cut_off(member: &MemberState, observed: &Observed) -> bool {
     let pulse = observed.pulses.get(&member.name);
     let pulse = pulse.filter(|pulse| pulse.member_id == member.id());
@@ -65,7 +64,7 @@ pub(super) fn is_cut_off(member: &MemberState, observed: &Observed) -> bool {
         .is_some_and(|(pulse, leader)| !is_connected(pulse, leader))
 }
 
-/// True if the member has not served for longer than joining takes.
+/// True if the member had more time to start serving than a join takes.
 pub(crate) fn is_late_to_serve(pod: &Pod, now: Timestamp) -> bool {
     let since = match pod.role {
         Some(Role::Busy { since }) => Some(since),

@@ -1,14 +1,14 @@
-//! Volumes of members that other software removed from etcd. The operator keeps them as evidence, and does not delete
-//! them as leftovers.
+//! Volumes of members that other software removed from etcd. The operator keeps these volumes as evidence, and does not
+//! delete them like other unused volumes.
 //!
 //! Invariant 25: before the operator removes a member from etcd, it records the removal on the member's PVC. If the
 //! PVC has no such record and etcd's list lacks its member, other software removed the member: `--force-new-cluster`,
 //! `etcdctl member remove`, or a manual restore. The volume may contain the only copy of acknowledged writes. The
 //! operator therefore annotates, reports and keeps the PVC, and starts no pod on it.
 //!
-//! The operator deletes the PVC when the cluster has its full size and is healthy, the data of its members was
-//! compared, and `spec.memberReplacement.keepVolumes` has passed. If a majority of the voters was missing, only a
-//! person may delete the PVC.
+//! The operator deletes the PVC when four conditions are met: the cluster has its full size, it is healthy, its members
+//! have the same data, and `spec.memberReplacement.keepVolumes` has passed. If other software removed a majority of the
+//! voters, only a person may delete the PVCs.
 
 use std::collections::BTreeMap;
 
@@ -99,7 +99,7 @@ pub(super) fn settle<'a>(
     draft
 }
 
-/// Deletes the record from the PVC of a member that etcd lists and that stays.
+/// Deletes the record of a removal from the PVC of a member that etcd lists and that stays.
 pub(super) fn clear<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) -> Draft<'a> {
     let mut draft = Draft::new(build);
     let shrinks = view.staying().count() > build.desired.size;
@@ -123,7 +123,7 @@ fn until(desired: &Desired, observed: &Observed, kept: &[(&str, Timestamp)]) -> 
     let until = from.and_then(|since| since.checked_add(desired.keep_volumes).ok());
     let until = until.map_or_else(String::new, |until| format!(", not before {until}"));
     format!(
-        "other software or a person removed {} from etcd's member list. The operator deletes the volume claims when all \
+        "other software or a person removed {} from etcd's member list. The operator deletes the PersistentVolumeClaims when all \
          {} members are healthy and have the same data{until}. To delete them now: kubectl delete pvc {} (EtcdCluster \
          {})",
         names.join(", "),
@@ -135,8 +135,7 @@ fn until(desired: &Desired, observed: &Observed, kept: &[(&str, Timestamp)]) -> 
 
 fn by_person(observed: &Observed, names: &[&str]) -> String {
     format!(
-        "a majority of the voters is missing from etcd's member list, and the operator did not remove them: {}. Their \
-         volumes may be the only place of acknowledged writes, so the operator keeps the volume claims until you \
+        "a majority of the voters is missing from etcd's member list, and the operator did not remove them: {}. Their volumes may contain the only copy of acknowledged writes, so the operator keeps the PersistentVolumeClaims until you \
          delete them. Check the cluster's data. If data is missing, restore a backup or one of these volumes. Then: \
          kubectl delete pvc {} (EtcdCluster {}; docs/recovery.md)",
         names.join(", "),

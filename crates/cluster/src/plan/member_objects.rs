@@ -9,7 +9,7 @@ use crate::plan::view::View;
 use crate::plan::{Draft, Start, actions};
 use crate::snapshot::{Observed, Service};
 
-/// The names of all members of which at least one object exists.
+/// The names of all members with at least one object.
 pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
     let pods = observed.pods.keys();
     pods.chain(observed.disks.keys())
@@ -18,8 +18,8 @@ pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
         .collect()
 }
 
-/// True if etcd lists a member of this name, or if the etcd in the pod answers as a listed member. The peer URLs make
-/// no difference.
+/// True if etcd lists a member of this name, or if the etcd in this pod reports the ID of a listed member. The peer
+/// URLs make no difference.
 pub(super) fn is_listed(observed: &Observed, view: &View, name: &str) -> bool {
     if view.members.iter().any(|member| member.name == name) {
         return true;
@@ -36,8 +36,8 @@ pub(super) fn another_cluster(observed: &Observed, name: &str) -> Option<Cluster
     pod.or(disk).filter(|id| Some(*id) != observed.cluster_id)
 }
 
-/// True if the Service was created for a future member: it has no mark, and neither a pod nor a volume exists. The
-/// names of first members are excluded, because they were used.
+/// True if the operator created the Service for a future member: the Service has no mark, and neither a pod nor a
+/// volume exists. Names of first members do not count, because these names were used.
 pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
     if observed
         .intent
@@ -54,7 +54,7 @@ pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
             .is_some_and(|service| !service.started && service.owned)
 }
 
-/// Creates or repairs the Service of an existing member. `open`: the Service has endpoints.
+/// Creates or repairs the Service of an existing member. `open`: the new Service has endpoints.
 pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &mut Draft) {
     match service {
         None => {
@@ -72,9 +72,9 @@ pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &m
     }
 }
 
-/// Renews the mark before the operator starts a member whose start another process has begun. That process could
-/// remove its own mark. The mark is renewed at most once: each renewal is an event, which would trigger a reconcile at
-/// once if the API server rejects the following write.
+/// Renews the mark of a member, if another process has begun to start the member. That process can then no longer
+/// remove the mark. The mark is renewed at most once: if the API server rejected the next write each time, repeated
+/// renewals would trigger one reconcile after another.
 pub(super) fn mark_again(name: &str, service: &Service, draft: &Draft) -> Option<Action> {
     (!service.renewed).then(|| draft.build.mark_service_again(name, service))
 }
@@ -95,7 +95,7 @@ pub(super) fn start_on_disk(
     draft.try_chain(pod.map(|pod| first.into_iter().chain([pod]).collect()));
 }
 
-/// Creates a pod on an existing volume. As before the creation of every pod, the mark is set first.
+/// Creates a pod on an existing volume. The mark is set first, as before the creation of every pod.
 pub(super) fn pod_on_disk(service: Option<&Service>, start: &Start, draft: &mut Draft) {
     let mark = service
         .filter(|service| !service.started)
@@ -129,8 +129,8 @@ fn discard_with(name: &str, disk: Option<Action>, draft: &mut Draft) {
         chain.push(actions::delete_pod(name, &pod.uid));
     }
     chain.extend(disk);
-    // The Service stays as long as the pod exists, so that a removed member can connect to the others and is informed
-    // of its removal.
+    // The Service stays as long as the pod exists. Through it, a removed member can connect to the other members and
+    // learns that it was removed.
     if let Some(service) = observed.services.get(name)
         && !observed.pods.contains_key(name)
     {

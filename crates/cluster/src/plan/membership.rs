@@ -1,4 +1,4 @@
-//! The members of a formed cluster. Removes dead members, recreates pods on their volumes, and selects the next change
+//! The members of a formed cluster. Removes dead members, recreates pods on their volumes, and chooses the next change
 //! of the members.
 //!
 //! A plan has at most one change (invariant 2), and each change needs the consent of the quorum guard (invariant 3).
@@ -24,7 +24,7 @@ use crate::plan::{BLIND, Draft, NewNames, SHORTLY, SOON, STEADY, Start, State, r
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Role};
 
-/// Creates the pods of members without a pod: on the existing volume, or for the first time.
+/// Creates the pods of members that have none: on the existing volume, or for the first time.
 pub(super) fn start<'a>(
     build: Builder<'a>,
     view: &View,
@@ -33,7 +33,8 @@ pub(super) fn start<'a>(
 ) -> Draft<'a> {
     let (desired, observed, _) = build.inputs();
     let mut draft = Draft::new(build);
-    // A joining member compares `--initial-cluster` with etcd's list, so all additions precede the creation of pods.
+    // All members are added before the first pod is created, because a joining member compares `--initial-cluster` with
+    // etcd's list.
     for member in view
         .members
         .iter()
@@ -79,7 +80,7 @@ pub(super) fn start<'a>(
     draft
 }
 
-/// Requests the next change of the members, or reports what the change waits for.
+/// Requests the next change of the members, or reports why the change waits.
 pub(super) fn change<'a>(build: Builder<'a>, view: &View, names: &mut NewNames) -> Draft<'a> {
     let (desired, observed, now) = build.inputs();
     let mut part = Draft::new(build);
@@ -104,15 +105,15 @@ pub(super) fn change<'a>(build: Builder<'a>, view: &View, names: &mut NewNames) 
     part
 }
 
-/// Reports a voter that does not serve, but neither is replaced nor counts as lost.
+/// Reports a voter that does not serve. The voter is not being replaced and does not count as lost.
 fn unhealthy(member: &MemberState, why: &str, now: Timestamp, draft: &mut Draft) {
     if let Some(at) = member.gone_at {
         let text = format!(
-            "{}: {why}; it is replaced if this lasts until {at}",
+            "{}: {why}; the operator replaces this member if this lasts until {at}",
             member.name
         );
         let left = Duration::try_from(at.duration_since(now)).unwrap_or_default();
-        // Requeues exactly when the member counts as lost.
+        // The next reconcile starts exactly when the member counts as lost.
         draft.wait(Reason::MemberUnhealthy, text, left.max(SOON));
         return;
     }
@@ -127,8 +128,8 @@ fn unhealthy(member: &MemberState, why: &str, now: Timestamp, draft: &mut Draft)
     draft.wait(Reason::MemberUnhealthy, text, delay);
 }
 
-/// Reports members that other software added and that never started. The quorum depends on them if they are voters.
-/// The operator cannot know whether a person still needs them, so it changes nothing.
+/// Reports members that other software added and that never started. The quorum depends on them if they are voters. The
+/// operator changes nothing, because it cannot know whether a person still needs them.
 fn foreigners(view: &View, draft: &mut Draft) {
     let unstarted = |member: &&MemberState| member.data == Data::Elsewhere && !member.joined();
     for member in view.members.iter().filter(unstarted) {
@@ -146,7 +147,7 @@ fn foreigners(view: &View, draft: &mut Draft) {
     }
 }
 
-/// Before etcd 3.4, a new member is a voter at once: the quorum depends on it before it runs.
+/// Before etcd 3.4, a new member is a voter at once. The quorum depends on it before it runs.
 fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
     let joins = |member: &&MemberState| !member.joined() && member.fate == Fate::Stays;
     if rules.learners {
@@ -155,8 +156,7 @@ fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
     for member in view.voters().filter(joins) {
         let (serving, voters) = (view.quorum().healthy(), view.quorum().voters());
         let text = format!(
-            "{} joins with a vote, because etcd before 3.4 has no learners: until it runs {serving} of {voters} voters \
-             serve and a quorum needs {}; the loss of one more may stop the cluster",
+            "{} joins with a vote, because etcd before 3.4 has no learners: until it runs, {serving} of {voters} voters serve, and a quorum needs {}; the loss of another voter may stop the cluster",
             member.name,
             quorum_of(voters)
         );
@@ -170,8 +170,8 @@ fn settle_learners(view: &View, draft: &mut Draft) -> bool {
     lost.is_some_and(|member| remove(view, member, member.why(), draft))
 }
 
-/// Recreates a pod on its volume if the pod was built for an older member list and etcd has refused that list. A
-/// member without a volume counts as lost instead.
+/// Recreates a pod on its volume if etcd refused the member list for which the pod was built. A member without a volume
+/// counts as lost in this case.
 fn renew(view: &View, draft: &mut Draft) {
     let names = view.names();
     for member in view
@@ -203,14 +203,14 @@ fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
     remove_voter(view, dead, dead.why(), draft)
 }
 
-/// Removes a voter that serves and must be replaced, if the other voters form a quorum without it. In a smaller
-/// cluster, the replacement joins first: `grow` adds it, and `shrink` removes the old member.
+/// Removes a serving voter that must be replaced, if the other voters form a quorum without it. In a smaller cluster,
+/// the replacement joins first: `grow` adds it, and `shrink` removes the old member.
 fn replace(view: &View, draft: &mut Draft) -> bool {
     let desired = draft.build.desired;
     let Some(old) = view.voters().find(|member| member.leaves()) else {
         return false;
     };
-    // Members are replaced one at a time: the previous replacement must be a voter before the next replacement starts.
+    // Members are replaced one at a time: a replacement must be a voter before the next replacement starts.
     let complete = view.members.len() >= desired.size && view.learners().next().is_none();
     if comes_first(desired, view) || !complete {
         return false;

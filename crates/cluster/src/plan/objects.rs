@@ -1,4 +1,5 @@
-//! Kubernetes objects that depend on the members: Services, the PodDisruptionBudget, labels and leftovers.
+//! Kubernetes objects that depend on the members: Services, the PodDisruptionBudget, labels, and the objects of removed
+//! members.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -16,13 +17,13 @@ use crate::plan::{Draft, Label, STEADY, adoption, concurrent_join, joining, memb
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
 
-/// Time after which the operator reports a pod that does not start. Pulling a large image takes time.
+/// The operator reports a pod that has not started after this time. A large image takes some time to pull.
 const SLOW: Duration = Duration::from_secs(20);
-/// Time after which a pod without a node is a problem. Provisioning a node takes time.
+/// A pod without a node is a problem after this time. Until then, a node may be on its way.
 const UNPLACED: Duration = Duration::from_mins(1);
 
-/// Maintains the Services of the whole cluster. The client Service gets endpoints only after the cluster ID is
-/// recorded in the status and on the pods and volumes. Before that, no client can write through it.
+/// Maintains the Services of the whole cluster. The client Service gets endpoints only after the cluster ID is recorded
+/// in the status and on the pods and volumes. Before that, clients cannot write.
 pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
     let observed = build.observed;
     let mut draft = Draft::new(build);
@@ -35,11 +36,11 @@ pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
         taken("Service", &client_service(&observed.cluster), &mut draft);
         return draft;
     }
-    // Clients of a cluster that is being adopted continue to use the unchanged Service.
+    // While a cluster is being adopted, its Service stays unchanged, and clients continue to use it.
     if adoption::is_under_way(observed) && observed.shared.client != Kept::Missing {
         return draft;
     }
-    // Invariant 7: even if the status is lost later, the remaining objects prove that a cluster existed.
+    // Invariant 7: with this ID, the remaining objects prove that a cluster existed, even if the status is lost later.
     let open = open && (observed.shared.client == Kept::AsMade(true) || is_marked(observed));
     if observed.shared.client != Kept::AsMade(open) {
         if open {
@@ -82,9 +83,9 @@ pub(super) fn budget<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     draft
 }
 
-/// Reports that an object of another owner uses the name of a cluster object. The operator neither changes nor deletes
-/// that object, because another cluster may need it. For example, the client Service of `db` and the headless Service
-/// of `db-client` have the same name.
+/// Reports that an object of another owner has the name of an object that this cluster needs. The operator neither
+/// changes nor deletes that object, because another cluster may need it. For example, the client Service of `db` and
+/// the headless Service of `db-client` have the same name.
 fn taken(kind: &str, name: &str, draft: &mut Draft) {
     let text = format!(
         "{kind} {name} belongs to another owner and is not changed, so this cluster runs without it: delete it if it \
@@ -103,7 +104,7 @@ pub(super) fn labels<'a>(
     let mut draft = Draft::new(build);
     for member in &view.members {
         let role = match member.pod.and_then(|pod| pod.role) {
-            // `drain` decides later whether the member stays out of the endpoints.
+            // If the member must stay out of the endpoints, `drain` decides this later.
             Some(role @ Role::Busy { .. }) if member.votes() => role,
             // Invariant 24 (members that do not serve clients yet).
             Some(Role::Learner) if joining::is_yet_to_serve(member) => Role::Busy { since: now },
@@ -138,7 +139,7 @@ pub(super) fn labels<'a>(
     draft
 }
 
-/// Maintains the Service of every listed member that has another object.
+/// Maintains the Service of every listed member, if the member has another object.
 pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let (_, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
@@ -158,8 +159,8 @@ pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
     draft
 }
 
-/// Deletes the pods, volumes and Services of members that etcd no longer lists. The list was read after the objects,
-/// so no object belongs to a member that was just added (invariant 5).
+/// Deletes the pods, volumes and Services of members that etcd no longer lists. The list was read after these objects,
+/// so it contains every member that was added before them (invariant 5).
 pub(super) fn leftovers<'a>(
     build: Builder<'a>,
     view: &View,
@@ -203,7 +204,7 @@ pub(super) fn leftovers<'a>(
     draft
 }
 
-/// Reports pods that do not run, with the reason. The report blocks no other action. Equal reports are combined.
+/// Reports why pods do not run. The report blocks no other action. Equal reports of several pods are combined.
 pub(super) fn troubles<'a>(build: Builder<'a>, members: &BTreeSet<String>) -> Draft<'a> {
     let (_, observed, now) = build.inputs();
     let mut draft = Draft::new(build);

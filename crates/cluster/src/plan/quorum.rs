@@ -1,4 +1,4 @@
-//! The quorum guard. The planner computes it from the member list, and every step that could cost a voter asks it.
+//! The quorum guard. The planner builds it from the member list. Every step that could cost a voter asks the guard.
 //!
 //! Invariant 3: no step reduces the number of healthy voters below a quorum. No step removes a member if the remaining
 //! voters might have no quorum.
@@ -29,7 +29,7 @@ impl fmt::Display for Unsafe {
         let needed = quorum_of(voters);
         write!(
             f,
-            "{healthy} healthy voters would be left of {voters}, and a quorum needs {needed}"
+            "{healthy} of {voters} voters would be healthy, and a quorum needs {needed}"
         )
     }
 }
@@ -40,7 +40,7 @@ pub(crate) fn quorum_of(voters: usize) -> usize {
 }
 
 impl Quorum {
-    /// Creates the guard from the ID of each voter, and whether the voter is healthy.
+    /// Creates the guard. For each voter, `voters` contains the ID, and true if the voter is healthy.
     pub fn new(voters: impl IntoIterator<Item = (MemberId, bool)>) -> Self {
         Self {
             healthy: voters.into_iter().collect(),
@@ -57,7 +57,7 @@ impl Quorum {
         self.healthy.values().filter(|healthy| **healthy).count()
     }
 
-    /// The counts after the removal of this voter if the removal is unsafe; `None` if it is safe.
+    /// The counts after the removal of this voter. `None` if the removal is safe.
     pub fn unsafe_without(&self, voter: MemberId) -> Option<Unsafe> {
         let others = self.healthy.iter().filter(|(id, _)| **id != voter);
         let (mut healthy, mut voters) = (0, 0);
@@ -69,7 +69,7 @@ impl Quorum {
         (voters == 0 || healthy < quorum_of(voters)).then_some(Unsafe { healthy, voters })
     }
 
-    /// The counts after the addition of one healthy voter if the addition is unsafe; `None` if it is safe.
+    /// The counts after the addition of a healthy voter. `None` if the addition is safe.
     pub fn unsafe_with_one_more(&self) -> Option<Unsafe> {
         let (healthy, voters) = (self.healthy() + 1, self.voters() + 1);
         (healthy < quorum_of(voters)).then_some(Unsafe { healthy, voters })
@@ -117,12 +117,12 @@ mod tests {
             .unwrap();
         assert_eq!(
             why.to_string(),
-            "1 healthy voters would be left of 2, and a quorum needs 2"
+            "1 of 2 voters would be healthy, and a quorum needs 2"
         );
     }
 
     #[test]
-    fn additional_voter_must_not_cost_quorum() {
+    fn invariant_3_adds_voter_only_if_quorum_remains() {
         assert_eq!(quorum(&[true]).unsafe_with_one_more(), None);
         assert_eq!(quorum(&[true, true, false]).unsafe_with_one_more(), None);
         assert!(

@@ -1,12 +1,12 @@
 //! Recovery from a lost quorum. A new cluster starts with the data of the most advanced survivor.
 //!
 //! The operator decides everything before it creates an object, and records the decision first (invariant 10). The
-//! survivor and all other remains stay unchanged until the new cluster answers and is recorded (invariant 9). Until
-//! then, the operator deletes only the pod of an abandoned seed. If the quorum returns, the operator cancels the
-//! recovery.
+//! survivor and all other objects of the old cluster stay unchanged until the new cluster answers and is recorded
+//! (invariant 9). Until then, the operator deletes only the pod of an abandoned seed. If the quorum returns, the
+//! operator cancels the recovery.
 //!
-//! Invariant 16: clients never reach two clusters. The client Service has no endpoints from the time at which the
-//! recovery is recorded until the old pods are deleted.
+//! Invariant 16: clients never reach two clusters. The client Service has no endpoints from the record of the recovery
+//! until the deletion of the old pods.
 
 mod given_up;
 mod leftover;
@@ -30,7 +30,7 @@ use crate::snapshot::{Desired, Intent, Observed, Pod};
 
 pub(super) use leftover::{Leftover, leftover};
 
-/// The approval of the user.
+/// The annotation by which the user approves a recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Approval<'a> {
     None,
@@ -46,7 +46,7 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
         return Approval::None;
     };
     if !names(text, cluster_id) {
-        // This value approved the recovery that created this cluster. It may stay in the annotation.
+        // This approval led to the recovery that created this cluster. The annotation may still exist.
         let spent = observed.recovery.former();
         let spent = spent.and_then(|record| record.from_cluster_id.parse().ok());
         match spent.filter(|former| names(text, *former)) {
@@ -85,8 +85,8 @@ pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
     !observed.pods.values().any(|pod| counts(&pod))
 }
 
-/// Handles a quorum that answers: cancels a recovery in progress, and marks the current approval as stale, so that it
-/// does not count for a later loss.
+/// Handles a quorum that answers: cancels a recovery in progress, and records the current approval as stale, so that it
+/// is not used after a later loss.
 pub(super) fn settle(build: Builder<'_>, cluster_id: ClusterId) -> Draft<'_> {
     let (_, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
@@ -117,7 +117,8 @@ fn write(recovery: Option<&RecoveryStatus>, stale_approval: Option<&String>, dra
     draft.add(draft.build.record_recovery(recovery, stale_approval, None));
 }
 
-/// Handles a missing quorum: reports the remains, and the planned recovery or the decision that the user must make.
+/// Handles a missing quorum: reports which members have their data, and the planned recovery or the decision that the
+/// user must make.
 pub(super) fn without_quorum<'a>(
     build: Builder<'a>,
     (intent, cluster_id): (&Intent, ClusterId),
@@ -127,7 +128,7 @@ pub(super) fn without_quorum<'a>(
     let (desired, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
     if observed.recovery.approval.is_none() && observed.recovery.stale_approval.is_some() {
-        // The user has removed the stale approval, so the next approval counts.
+        // The user has removed the stale approval, so the next approval is accepted.
         write(observed.recovery.record.as_ref(), None, &mut draft);
     }
     let evidence = Evidence::new(observed, intent, cluster_id);
@@ -156,10 +157,10 @@ pub(super) fn without_quorum<'a>(
     draft
 }
 
-/// The survivor from which a recovery starts, and the kind of approval.
+/// The survivor from which the recovery starts, and who approved the recovery.
 type Beginning<'a> = ((&'a str, &'a Status), RecoveryApproval);
 
-/// Reports why an approval is not accepted.
+/// Reports why the operator does not accept an approval.
 fn refuse(approval: Approval, cluster_id: ClusterId, draft: &mut Draft) {
     match approval {
         Approval::Wrong(text) => draft.problem(
@@ -186,27 +187,28 @@ struct Scene<'a> {
     now: Timestamp,
     cluster_id: ClusterId,
     evidence: &'a Evidence,
-    /// True if the seed of the previous recovery is being stopped.
+    /// True if this plan stops the seed of the previous recovery.
     stops: bool,
 }
 
 impl<'a> Scene<'a> {
-    /// True if the quorum has been lost for the time in `spec.recovery.after`.
+    /// True if the quorum has been lost for longer than the time in `spec.recovery.after`.
     fn is_overdue(&self) -> bool {
         let since = self.observed.recovery.unavailable_since;
         since.is_some_and(|since| age(since, self.now) >= self.desired.recovery.after)
     }
 
-    /// Handles the case that the volumes of a quorum may exist. The operator waits for the members, unless a person
-    /// approves the recovery.
+    /// Handles a quorum that does not answer although its volumes may exist. Unless a person approves the recovery, the
+    /// operator waits for the members.
     fn silent(&self, approval: Approval, why: &str, draft: &mut Draft) -> Option<Beginning<'a>> {
         let soon = self
             .observed
             .pods
             .values()
             .any(|pod| pod.addressed && !pod.terminating);
-        let mut text =
-            format!("no quorum of the members answers ({why}); nothing is changed until it does");
+        let mut text = format!(
+            "no quorum of the members answers ({why}); the operator changes nothing until it does"
+        );
         let survivor = self.evidence.most_advanced();
         if let Some((survivor, status)) = survivor.filter(|_| self.evidence.is_silent) {
             if approval == Approval::Given && self.is_overdue() {
@@ -233,7 +235,7 @@ impl<'a> Scene<'a> {
         None
     }
 
-    /// Handles the case that the cluster cannot recover without a new cluster.
+    /// Handles a quorum that can never return.
     fn lost(&self, approval: Approval, draft: &mut Draft) -> Option<Beginning<'a>> {
         let text = self.what_is_left();
         let Some(survivor) = self.evidence.most_advanced() else {
@@ -260,17 +262,17 @@ impl<'a> Scene<'a> {
         by.map(|by| (survivor, by))
     }
 
-    /// The text about the next step, and the kind of approval if the recovery can start.
+    /// The text about the next step, and the kind of approval if the recovery may start.
     fn decide(&self, approval: Approval) -> (String, Option<RecoveryApproval>) {
         let silent = self.evidence.silent();
         let after = self.desired.recovery.after.as_secs();
         if approval == Approval::Given {
-            // A member that may still answer, or whose volume may be restored, may have newer data.
+            // A member that may still answer, or that may get its volume back, could have newer data.
             let bare = self.evidence.without_volume(self.observed);
             let bare = bare.into_iter().map(|name| {
                 (
                     name,
-                    "its volume is lost: restore its PersistentVolume or delete its volume claim",
+                    "its volume is lost: restore its PersistentVolume or delete its PersistentVolumeClaim",
                 )
             });
             let awaited: Vec<_> = silent.into_iter().chain(bare).collect();
@@ -345,14 +347,13 @@ impl<'a> Scene<'a> {
             left.join("; ")
         };
         let mut text = format!(
-            "{count} of {all} voters of cluster {cluster_id} still have their data ({left}), and a quorum needs \
-             {needed}: the quorum cannot return by itself"
+            "{count} of {all} voters of cluster {cluster_id} still have their data ({left}), and a quorum needs {needed}: the quorum cannot return without help"
         );
         let bare = evidence.without_volume(self.observed);
         if !bare.is_empty() {
             let _ = write!(
                 text,
-                "; the volume claims of {} exist, but their PersistentVolumes do not: restore the PersistentVolumes \
+                "; the PersistentVolumeClaims of {} exist, but their PersistentVolumes do not: restore the PersistentVolumes \
                  if possible, and the members start on them",
                 bare.join(", ")
             );
@@ -360,7 +361,7 @@ impl<'a> Scene<'a> {
         text
     }
 
-    /// Invariant 10: the decision is recorded before the operator creates any object.
+    /// Invariant 10: the operator records the decision before it creates any object.
     fn begin(
         &self,
         intent: &Intent,

@@ -1,8 +1,8 @@
-//! The remains of a cluster that a restore has replaced by this cluster.
+//! The objects that remain of the cluster that a restore has replaced.
 //!
 //! The restore operator records the new cluster and the replaced cluster in one write, stops the old members, and
-//! releases the EtcdCluster. The cluster operator then removes the remains. An object of this EtcdCluster belongs to a
-//! former cluster if its token differs from the recorded token.
+//! releases the EtcdCluster. The cluster operator then removes the remaining objects. An object of this EtcdCluster
+//! belongs to the former cluster if its token differs from the recorded token.
 
 use jiff::Timestamp;
 
@@ -14,7 +14,7 @@ pub(super) fn is_of_before(observed: &Observed, token: Option<&String>) -> bool 
     observed.recovery.replaced.is_some() && token.is_some() && token != ours
 }
 
-/// True if a member of the former cluster can still be an endpoint of a Service (invariant 16). A terminating pod that
+/// Invariant 16: true if a member of the former cluster can still be an endpoint of a Service. A terminating pod that
 /// is not ready is no endpoint, even if it stays on its node for a long time.
 pub(super) fn may_serve(observed: &Observed) -> bool {
     let counts = |pod: &Pod| pod.ready || !pod.terminating;
@@ -22,7 +22,7 @@ pub(super) fn may_serve(observed: &Observed) -> bool {
     pods.any(|pod| is_of_before(observed, pod.token.as_ref()) && counts(pod))
 }
 
-/// True if the user wants to keep the old volumes for now.
+/// True if the user wants to keep the old volumes for some more time.
 pub(super) fn is_kept(observed: &Observed, now: Timestamp) -> bool {
     let replaced = observed.recovery.replaced.as_ref();
     let until = replaced.and_then(|replaced| replaced.keep_data_until.as_ref());

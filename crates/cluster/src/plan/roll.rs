@@ -5,8 +5,8 @@
 //! pod keeps its address and its `emptyDir`. Other changes need a new pod. A member with a volume restarts on that
 //! volume. A member without a volume is replaced: a learner joins first ([`outdated`]).
 //!
-//! The operator changes the next member when all members serve, run the version of their pods, have caught up and have
-//! the same data. If a member does not recover, the operator only continues to repair that member.
+//! The operator changes the next member only when all members serve, run the version of their pods, have caught up and
+//! have the same data. If a member does not recover from its change, the operator repairs only that member.
 
 use std::time::Duration;
 
@@ -26,8 +26,8 @@ use crate::plan::{BLIND, Draft, Explanation, SHORTLY, drain};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Intent, Observed, Pod, Trouble};
 
-/// Number of log entries by which a member may lag and still counts as caught up. The entries differ because clients
-/// write while the operator calls the members.
+/// A member that lags by at most this number of log entries has caught up. Clients write while the operator calls one
+/// member after another, so the entries always differ.
 const CAUGHT_UP: u64 = 500;
 /// The first minor release that cannot read requests of the API v2 in the log.
 const WITHOUT_V2: (u64, u64) = (3, 7);
@@ -35,9 +35,9 @@ const WITHOUT_V2: (u64, u64) = (3, 7);
 const DEFAULT_SNAPSHOT_COUNT: u64 = 10_000;
 /// Time for which a comparison of the members' data is valid.
 const COMPARED: Duration = Duration::from_secs(5);
-/// Time in which etcd's leader certainly detects that all members run a later release.
+/// After this time, etcd's leader has certainly detected that all members run a later release.
 const GOES_OVER: Duration = Duration::from_secs(10);
-/// Time for which a member may recover before the operator reports that the rolling update waits for it.
+/// After this time, the operator reports that the rolling update waits for a member to recover.
 const SLOW: Duration = Duration::from_mins(1);
 
 /// The change that a member's pod needs.
@@ -45,7 +45,7 @@ const SLOW: Duration = Duration::from_mins(1);
 enum Need {
     /// The pod needs another image, for this version.
     Image(EtcdVersion),
-    /// The member needs a new pod for this version, for this reason.
+    /// The member needs a new pod for this version. The text is the reason.
     Pod(EtcdVersion, String),
 }
 
@@ -57,9 +57,9 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
     let version = course.target.clone().or_else(|| versions::made_for(pod))?;
     let other_image = pod.image != version.image(&desired.repository);
     let fits = versions::fits(pod, &version);
-    // The image is patched into the existing pod first. If the image is not available or does not start, the
-    // annotation of the pod contains the previous version, and the operator can roll back. A new pod has no such
-    // annotation, and without a quorum no other record of the previous version exists.
+    // The image is first patched into the existing pod. If the image is not available or does not start, the operator
+    // rolls back to the version in the pod's annotation. A new pod has no such annotation, and without a quorum no
+    // other record of the previous version exists.
     let other_release = versions::made_for(pod).is_some_and(|it| it.minor() != version.minor());
     let image_first = other_image && (!pod.durable || other_release && fits);
     if let Some(why) = &pod.difference.pod
@@ -77,8 +77,8 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
     Some(Need::Pod(version, why))
 }
 
-/// Changes the next member, or reports what the change waits for. `busy`: another phase changes the members. The
-/// operator still repairs broken members then, because that phase may be waiting for them.
+/// Changes the next member, or reports why the change waits. `busy`: another phase changes the members. In that case,
+/// only broken members are repaired, because the other phase may be waiting for them.
 pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     let (desired, observed, now) = draft.build.inputs();
     let course = versions::course(desired, observed);
@@ -115,7 +115,7 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     let Some((member, need)) = in_place.min_by_key(by_turn) else {
         return;
     };
-    // The members' data was compared before this member was drained from the client Service.
+    // The operator compared the members' data before it drained this member from the client Service.
     let compared = drain::is_out_since(now, member, COMPARED);
     if !compared && !holds_the_same(view, draft) {
         return;
@@ -123,7 +123,7 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     if !drain::is_drained(view, member, draft) {
         return;
     }
-    // Invariant 18: the leader is changed last. It first transfers the leadership, preferably to a member that was
+    // Invariant 18: the leader is changed last. It first transfers its leadership, if possible to a member that was
     // already changed.
     if view.leader == Some(member.id()) {
         let able = view.voters().filter(|next| next.id() != member.id());
@@ -133,8 +133,8 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
             return;
         }
     }
-    // While the pod has the annotation about an image change, `stopped` deletes it in this plan, and the next change
-    // waits.
+    // If the pod has the annotation about an image change, `stopped` deletes the annotation in this plan, and the next
+    // change waits.
     if member.pod.is_none_or(|pod| pod.changed.is_none()) {
         let prepares = snapshot_of_log(member, need, draft.build.observed);
         change(member, need, prepares, draft);
@@ -165,12 +165,12 @@ fn snapshot_of_log(member: &MemberState, need: &Need, observed: &Observed) -> Op
     Some(actions::append_entries(&member.name, newest + count + 1))
 }
 
-/// True if the change affects the pod of the member itself, and not a replacement.
+/// True if the change is made to the member's own pod, and not by a replacement.
 fn touches(member: &MemberState, need: &Need) -> bool {
     matches!(need, Need::Image(_)) || member.pod.is_some_and(|pod| pod.durable)
 }
 
-/// Stops the rolling update at a member that was changed and has not recovered, and reports this member.
+/// Stops the rolling update if a member was changed and has not recovered. Reports this member.
 fn stopped(view: &View, draft: &mut Draft) {
     let (_, observed, now) = draft.build.inputs();
     for member in view
@@ -207,15 +207,15 @@ fn stopped(view: &View, draft: &mut Draft) {
     }
 }
 
-/// Applies the spec at once to a member that does not serve. This costs no availability, and a version that is set
-/// back must reach the broken member first. A member that is down does not change to another minor release, unless its
-/// pod was already built for that release.
+/// Applies the spec at once to a member that does not serve. This costs no availability, and a rollback must reach the
+/// broken member first. A member that is down does not change to another minor release, unless its pod was already
+/// built for that release.
 fn repair(course: &Course, needs: &[(&MemberState, Need)], draft: &mut Draft) -> bool {
     let mut repaired = false;
     for (member, need) in needs {
         let failed = |pod: &Pod| pod.changed.is_some() || pod.trouble.is_some();
         let down = |pod: &&Pod| !member.serves() && !pod.ready && failed(pod);
-        // Members that must be replaced are included, because no member is replaced while another one is down.
+        // Members that must be replaced are included, because no member is replaced while another member is down.
         let Some(pod) = member.pod.filter(down).filter(|_| !member.is_lost()) else {
             continue;
         };
@@ -231,11 +231,11 @@ fn repair(course: &Course, needs: &[(&MemberState, Need)], draft: &mut Draft) ->
 }
 
 /// Invariant 18: members are changed one at a time. Every other member must serve, must have recovered from its own
-/// change, and must have caught up, so that the quorum survives the restart (invariant 3).
+/// change, and must have caught up. The quorum then survives the restart (invariant 3).
 fn at_rest(view: &View, draft: &mut Draft) -> bool {
     let (desired, observed, _) = draft.build.inputs();
     let wait = |what: String, draft: &mut Draft| {
-        let text = format!("the next member is changed when {what}");
+        let text = format!("the operator changes the next member when {what}");
         draft.wait(Reason::RollWaits, text, BLIND);
         false
     };
@@ -254,7 +254,7 @@ fn at_rest(view: &View, draft: &mut Draft) -> bool {
     }
     let mut members = view.members.iter();
     if let Some(why) = members.find_map(|member| unsettled(observed, view, member)) {
-        let text = format!("the next member is changed later: {why}");
+        let text = format!("the operator changes the next member later: {why}");
         draft.wait(Reason::RollWaits, text, SHORTLY);
         return false;
     }
@@ -301,10 +301,10 @@ fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<S
         .then(|| format!("{name} has applied {applied} of {newest} log entries"))
 }
 
-/// Invariant 18: no minor release is skipped. Every few seconds, etcd's leader checks whether all members run a later
-/// release, and only then raises the cluster version (`monitorVersionInterval` in etcd's server). From etcd 3.6 on,
-/// members report the storage version, which follows the cluster version. Before 3.6, the operator requires that the
-/// members have run for longer than that interval.
+/// Invariant 18: no minor release is skipped. etcd's leader checks every few seconds whether all members run a later
+/// release, and then raises the cluster version (`monitorVersionInterval` in etcd's server). From etcd 3.6 on, the
+/// members' storage version shows this. Before 3.6, the operator waits until all members have run for longer than that
+/// interval.
 fn has_gone_over(view: &View, draft: &mut Draft) -> bool {
     let (_, observed, now) = draft.build.inputs();
     let answers = view.members.iter().filter_map(|member| {
@@ -324,8 +324,9 @@ fn has_gone_over(view: &View, draft: &mut Draft) -> bool {
         let young = since.is_some_and(|since| age(since, now) < GOES_OVER);
         if !follows || (stored.is_none() && young) {
             let name = &member.name;
-            let text =
-                format!("the cluster changes to {major}.{minor} first: {name} has just started");
+            let text = format!(
+                "{name} has just started: etcd must first raise the cluster version to {major}.{minor}"
+            );
             draft.wait(Reason::VersionSettling, text, SHORTLY);
             return false;
         }
@@ -333,8 +334,8 @@ fn has_gone_over(view: &View, draft: &mut Draft) -> bool {
     true
 }
 
-/// Requests the downgrade from etcd, or waits for it, before members change to the previous minor release. Returns
-/// true if the rolling update must wait.
+/// Before members change to the previous minor release, requests the downgrade from etcd, or waits for it. Returns true
+/// if the rolling update must wait.
 fn requests_downgrade(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> bool {
     let (to, said) = match downgrade {
         Downgrade::None | Downgrade::Ready => return false,
@@ -351,8 +352,8 @@ fn requests_downgrade(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> 
     decide(view, vec![actions::downgrade(to)], None, said, draft)
 }
 
-/// Changes one member, after the call that prepares the change. The version is first recorded on the member's volume,
-/// so that the member starts with the same version after an interruption.
+/// Changes one member. The version is first recorded on the member's volume, so that the member starts with this
+/// version even if the change is interrupted.
 fn change(member: &MemberState, need: &Need, prepares: Option<Action>, draft: &mut Draft) {
     let Some(pod) = member.pod else {
         return;
@@ -399,8 +400,8 @@ fn change_image(
     let from = versions::runs(draft.build.observed, member, pod);
     let changed = Changed {
         from: from.map(|from| from.to_string()).unwrap_or_default(),
-        // If no container runs, the operator must wait for the next start, even if Kubernetes does not count that
-        // start as a restart.
+        // If no container runs, the next start counts as the first start with the new image, even if Kubernetes does
+        // not count it as a restart.
         restarts: pod.restarts - i32::from(!pod.running),
         unreadable: is_unreadable(pod),
     };
@@ -410,8 +411,8 @@ fn change_image(
         .change_image((member, &pod.uid), &version, &changed)
 }
 
-/// True if the version for which the pod was built could not read the data. Failures of versions that were patched
-/// into the pod later do not count, because their image may be the cause. A ready pod has read its data.
+/// True if the version for which the pod was built could not read the data. Failures of versions that were patched into
+/// the pod later do not count, because their image may be the cause. A pod that was ready has read its data.
 fn is_unreadable(pod: &Pod) -> bool {
     let says_so = |ending: &Ending| matches!(ending.cause, Cause::Data(_));
     let noted = match &pod.changed {
@@ -421,8 +422,8 @@ fn is_unreadable(pod: &Pod) -> bool {
     noted && !pod.ready
 }
 
-/// The member whose pod must be recreated and contains the data, so that its replacement joins first, and the reason.
-/// The choice depends only on the members, so it stays the same until the replacement is complete.
+/// A member whose data is only in its pod, if that pod must be recreated, and the reason. The replacement of this
+/// member joins first. The choice depends only on the members, so it stays the same until the replacement is complete.
 pub(super) fn outdated(
     (desired, observed): (&Desired, &Observed),
     members: &[MemberState],
@@ -437,7 +438,7 @@ pub(super) fn outdated(
         versions::downgrade(&course, observed),
         Downgrade::None | Downgrade::Ready
     );
-    // Changes of images come first, because they replace no member.
+    // Changes of images come first, because they need no replacement.
     let images = needs.iter().any(|(_, need)| matches!(need, Need::Image(_)));
     if !ready || images {
         return None;
@@ -452,8 +453,8 @@ pub(super) fn outdated(
     })
 }
 
-/// Repairs a bad image while no quorum answers. In a cluster of one or two members, a single bad image causes the loss
-/// of the quorum. A version that is set back must still reach that member.
+/// Repairs a bad image while no quorum answers. In a cluster of one or two members, a single bad image ends the quorum,
+/// and a rollback must still reach that member.
 pub(super) fn in_the_dark<'a>(build: Builder<'a>, intent: &Intent) -> Draft<'a> {
     let (desired, observed, _) = build.inputs();
     let mut draft = Draft::new(build);

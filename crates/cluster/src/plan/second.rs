@@ -1,5 +1,5 @@
-//! The second member of a cluster before etcd 3.4. It joins as a voter, so the first member has no quorum from the
-//! addition until the second member runs. Only the local list of the first member contains the second member.
+//! The second member of a cluster before etcd 3.4. It joins as a voter, so from its addition until it runs, the first
+//! member has no quorum. Only the member list on the first member's disk contains the second member.
 
 use std::collections::BTreeSet;
 
@@ -14,8 +14,8 @@ use crate::plan::{Draft, Start, State};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Pod, Role, Service};
 
-/// Starts members that were added to etcd and do not run. If the local list is stale, etcd finds another list at its
-/// start and exits. Also returns the names of the members that this phase handles.
+/// Starts members that were added to etcd and do not run. If the local list is stale, the started etcd finds another
+/// list and exits. Also returns the names of these members, so that no other phase handles them.
 pub(super) fn start_added<'a>(
     build: Builder<'a>,
     (intent, cluster_id): (&Intent, ClusterId),
@@ -29,7 +29,7 @@ pub(super) fn start_added<'a>(
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
     let mut started = BTreeSet::new();
     for member in view.voters().filter(|member| !member.joined()) {
-        // A lost volume cannot be mounted, and the PVC uses the name of the member.
+        // A lost volume cannot be mounted, and its PVC occupies the name that a new PVC would need.
         let taken = member.disk.is_some_and(|disk| disk.lost);
         let Some(service) = member.service.filter(|_| member.pod.is_none() && !taken) else {
             continue;
@@ -66,8 +66,8 @@ pub(super) fn start_added<'a>(
     (draft, started)
 }
 
-/// Reports the remedy for an added member whose PVC has lost its volume. Without that member, the cluster has no
-/// quorum, and no pod can start on that PVC.
+/// Reports what to do about an added member with a PVC that has lost its volume. Without that member, the cluster has
+/// no quorum, and no pod can start on that PVC.
 pub(super) fn without_volume<'a>(
     build: Builder<'a>,
     (intent, cluster_id): (&Intent, ClusterId),
@@ -83,7 +83,7 @@ pub(super) fn without_volume<'a>(
         // A pod without an address never mounted the volume.
         let bare = member.disk.is_some_and(|disk| disk.lost)
             && member.pod.is_none_or(|pod| !pod.addressed);
-        // If a person deletes the PVC, the operator can start the member without data.
+        // After a person has deleted the PVC, the operator can start the member without data.
         let again = |service: &Service| {
             let fresh = view::data(None, None, Some(service), false) == Data::NeverMade;
             fresh && !intent.members.contains(&member.name)
@@ -92,7 +92,7 @@ pub(super) fn without_volume<'a>(
         if bare && member.service.is_some_and(again) {
             let text = format!(
                 "{name} was added but has not started, and its volume is lost: restore its PersistentVolume, or \
-                 delete the volume claim {name} and the pod {name} if it exists, and the operator starts it on a new \
+                 delete the PersistentVolumeClaim {name} and the pod {name} if it exists, and the operator starts it on a new \
                  volume",
                 name = member.name
             );
@@ -102,17 +102,17 @@ pub(super) fn without_volume<'a>(
     draft
 }
 
-/// True if the second member may start without data although its Service is marked. The mark means that a pod may have
-/// run: the operator may have crashed between the mark and the creation of the pod.
+/// True if the second member may start without data, although the mark on its Service says that its pod may have run:
+/// the operator may have crashed between the mark and the creation of the pod.
 ///
-/// According to the first member's own list, the second member was added to a cluster of one, and no Kubernetes object
-/// indicates a third member. A commit needs both voters. The log of the first member, which answers, therefore
-/// contains every acknowledged write and every membership change.
+/// By the first member's own list, the second member was added to a cluster of one, and no Kubernetes object indicates
+/// a third member. A commit therefore needs both voters. The first member answers, so its log contains every
+/// acknowledged write and every membership change.
 ///
-/// If the second member has run before, it has lost no acknowledged data. Without entries in its log, it is never
-/// elected: the first member would not vote for it, and its own vote is not enough. The member was never reported as
-/// started, so this rule covers only members that were lost before they joined. None of this holds in a larger cluster
-/// (invariant 6).
+/// Even if the second member has run before, no acknowledged data is lost. With an empty log, it is never elected: the
+/// first member would not vote for it, and its own vote is not enough. The member was never reported as started, so
+/// this rule only covers members that were lost before they joined. None of this holds in a larger cluster (invariant
+/// 6).
 fn is_second(observed: &Observed, intent: &Intent, list: &Members, second: &MemberState) -> bool {
     let [one, other] = &list.members[..] else {
         return false;
@@ -178,8 +178,8 @@ mod tests {
         }
     }
 
-    /// Another operator process has set the mark. That process was suspended for longer than its lease, and may still
-    /// remove the mark.
+    /// Another operator process has set the mark. It was suspended for longer than its lease, and may still remove the
+    /// mark.
     #[test]
     fn invariant_6_renews_mark_before_pod_of_second_member() {
         let again =
@@ -199,8 +199,8 @@ mod tests {
             };
             assert!(!writes.iter().any(marks), "{writes:?}");
             assert!(!added(durable).writes().iter().any(again));
-            // The mark is renewed at most once. If the API server rejects the PVC, each renewal would trigger a
-            // reconcile at once.
+            // The mark is renewed at most once. If the API server rejects the PVC each time, every renewal would
+            // trigger the next reconcile at once.
             let mut renewed = added(durable).marked("d");
             renewed.observed.services.get_mut("d").unwrap().renewed = true;
             let writes = renewed.writes();
@@ -209,7 +209,7 @@ mod tests {
         }
     }
 
-    /// No pod can start on this PVC until a person resolves the problem.
+    /// No pod can start on this PVC until a person has resolved the problem.
     #[test]
     fn second_member_with_lost_volume_starts_after_remedy() {
         for scene in [added(true), added(true).marked("d")] {
@@ -220,20 +220,24 @@ mod tests {
                 panic!("{:?}", plan.problems);
             };
             assert_eq!(problem.reason, Reason::VolumeLost);
-            assert!(problem.message.contains("delete the volume claim d"));
+            assert!(
+                problem
+                    .message
+                    .contains("delete the PersistentVolumeClaim d")
+            );
             assert!(
                 plan.waiting_for
                     .iter()
                     .any(|one| one.reason == Reason::NoQuorum)
             );
-            // The reported remedy is applied: the PVC is deleted.
+            // The person applies the reported remedy and deletes the PVC.
             assert_eq!(starts(&scene).len(), 1);
             assert_eq!(scene.plan().problems, []);
         }
     }
 
     #[test]
-    fn invariant_6_only_second_of_two_voters_restarts_without_data() {
+    fn invariant_6_only_second_of_two_voters_starts_again_without_data() {
         let joined = {
             let mut scene = added(true).marked("d");
             let list = &mut scene.observed.recovery.local[0].members;

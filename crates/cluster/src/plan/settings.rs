@@ -8,7 +8,7 @@ use crate::plan::{Draft, SHORTLY, STEADY, versions};
 use crate::reason::Reason;
 use crate::snapshot::Pod;
 
-/// Applies labels and annotations. They restart no container, so they have no precondition.
+/// Applies labels and annotations. This restarts no container, so the state of the cluster makes no difference.
 pub(super) fn metadata<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let mut draft = Draft::new(build);
     for (member, pod) in staying(view) {
@@ -23,8 +23,8 @@ pub(super) fn metadata<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     draft
 }
 
-/// Invariant 26: the version recorded on a volume must equal the version of the pod that has mounted it. During a
-/// version change, the record on the volume is written before the pod is changed.
+/// Invariant 26: the version recorded on a volume must be the version of the pod that has mounted it. A version change
+/// first writes the record on the volume, and then changes the pod.
 pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let mut draft = Draft::new(build);
     let target = versions::course(build.desired, build.observed).target;
@@ -75,8 +75,8 @@ pub(super) fn resources<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) 
     let Some((member, pod)) = all.first() else {
         return draft;
     };
-    // Invariant 24: the quorum may depend on a member that follows the leader and does not serve yet. That includes a
-    // learner that this step promotes.
+    // Invariant 24: the quorum may depend on a member that follows the leader and does not serve yet, or on a learner
+    // that this step promotes.
     let counts = member.serves() || (member.is_joining() && member.votes());
     if (counts || member.is_joining()) && earlier.disturbs_members {
         return draft;
@@ -98,7 +98,7 @@ fn may_disturb(view: &View, next: &MemberState, draft: &mut Draft) -> bool {
     };
     if let Some((member, _)) = staying(view).find(busy) {
         let text = format!(
-            "CPU and memory of {} are changed after those of {}",
+            "the operator changes CPU and memory of {} after those of {}",
             next.name, member.name
         );
         draft.wait(Reason::Resizing, text, SHORTLY);
@@ -106,7 +106,7 @@ fn may_disturb(view: &View, next: &MemberState, draft: &mut Draft) -> bool {
     }
     if let Some(member) = view.voters().find(|member| !member.is_healthy()) {
         let text = format!(
-            "CPU and memory of {} are changed when {} is healthy",
+            "the operator changes CPU and memory of {} when {} is healthy",
             next.name, member.name
         );
         draft.wait(Reason::VoterNotHealthy, text, STEADY);

@@ -1,7 +1,7 @@
 //! Changes the number of voters: reserves names, adds members, promotes learners and removes members.
 //!
-//! The operator does not send a request that etcd would reject by `mayAddMember`, `mayRemoveMember` or
-//! `mayPromoteMember`. It waits instead.
+//! The operator sends no request that etcd would reject by `mayAddMember`, `mayRemoveMember` or `mayPromoteMember`. It
+//! waits until etcd would accept the request.
 
 use jiff::Timestamp;
 
@@ -18,8 +18,8 @@ use crate::plan::{
 use crate::reason::Reason;
 use crate::snapshot::Desired;
 
-/// Creates the Services of new members before the members, so that DNS never caches a missing name. The Services are
-/// created while dead members are still being removed, so that no later step waits for the Services.
+/// Creates the Services of new members before the members, so that DNS never caches a missing name. These Services are
+/// created while dead members are still being removed, so that no later step waits for them.
 pub(super) fn reserve(
     view: &View,
     rules: VersionRules,
@@ -57,9 +57,9 @@ pub(super) fn reserve(
     reserved
 }
 
-/// True if the replacement joins before the old member is removed. That is the case if the remaining voters would
-/// tolerate no failure, or if the member is replaced only because of its pod. Otherwise the old member is removed
-/// first, because no node may be available for an additional member.
+/// True if the replacement joins before the old member is removed: if the remaining voters would tolerate no failure,
+/// or if the member is replaced only because of its pod. Otherwise the old member is removed first, because no node may
+/// be free for an additional member.
 pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
     desired.size < 3
         || view
@@ -73,7 +73,7 @@ pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
 pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
     let (stay, size) = (view.staying().count(), draft.build.desired.size);
     let all_vote = view.staying().filter(|member| member.votes()).count() >= size;
-    // A member that must be replaced stays until its replacements are voters, and as long as the quorum depends on it.
+    // A member that must be replaced stays until its replacements are voters, and while the quorum depends on it.
     let spared = |member: &MemberState| {
         !member.votes() || view.quorum().unsafe_without(member.id()).is_none()
     };
@@ -85,7 +85,7 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
         return false;
     }
     let Some(victim) = replaced.or_else(|| victim(view)) else {
-        let text = "every remaining member is the leader or an external member";
+        let text = "every member that could be removed is the leader or an external member";
         draft.wait(Reason::NoMemberToRemove, text, STEADY);
         return true;
     };
@@ -131,7 +131,7 @@ fn victim<'v, 'a>(view: &'v View<'a>) -> Option<&'v MemberState<'a>> {
     view.members.iter().filter(may_go).min_by_key(first)
 }
 
-/// True if a change of the voters must wait, because a voter is not healthy. `what` describes the change.
+/// True if a change of the voters must wait for a voter that is not healthy. `what` describes the change.
 pub(super) fn wait_for_voters(view: &View, what: &str, draft: &mut Draft) -> bool {
     let healthy = |member: &MemberState| member.is_healthy();
     wait_for_all(view, &healthy, what, draft)
@@ -154,8 +154,8 @@ fn wait_for_all(
     true
 }
 
-/// Waits while etcd would reject the change, because not all voters have been connected for five seconds. The rule
-/// does not apply to a single voter.
+/// Waits while etcd would reject the change, because not all voters have been connected for five seconds. A single
+/// voter needs no wait.
 pub(super) fn wait_for_connections(view: &View, draft: &mut Draft) -> bool {
     let now = draft.build.now;
     if view.voters().count() == 1 {
@@ -192,8 +192,8 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
         let has = answer
             .map(|status| status.raft_applied_index)
             .or(member.follows)
-            // A learner that is not reported as started is not promoted: `second` treats a voter without a reported
-            // start as a member that was added as a voter.
+            // A learner that etcd does not report as started is not promoted: a voter that is not reported as started
+            // is handled by `second`, as a member that was added as a voter.
             .filter(|_| member.joined() && !concurrent_join::begins_apart(member));
         match has {
             // Invariant 24 (members that do not serve clients yet).
@@ -204,7 +204,7 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
             Some(has)
                 if joining::takes_part(member, committed) && has_caught_up(has, committed) =>
             {
-                // A learner that serves clients is promoted before a learner that only follows the leader.
+                // A learner that serves clients is promoted before learners that only follow the leader.
                 ready = ready.filter(|first| first.serves() || !member.serves());
                 ready = ready.or(Some(member));
             }
@@ -258,7 +258,7 @@ fn wait_for_start(member: &MemberState, now: Timestamp, draft: &mut Draft) {
     draft.wait(Reason::LearnerStarting, text, delay);
 }
 
-/// Adds missing members. Invariant 4: they join as learners, if the etcd version has learners.
+/// Adds missing members. Invariant 4: they join as learners, if etcd's version supports learners.
 pub(super) fn grow(
     view: &View,
     rules: VersionRules,
@@ -283,11 +283,11 @@ pub(super) fn grow(
         return false;
     }
     if names.len() < count {
-        return false; // All members join in one step, after all of their Services exist.
+        return false; // Members are added only after the Services of all new members exist, so that all additions are one step.
     }
     // etcd rejects an addition unless every voter has been connected for 5 s.
     if let Some(member) = view.voters().find(|member| !member.is_healthy()) {
-        let text = format!("a member is added when {} is healthy", member.name);
+        let text = format!("the operator adds a member when {} is healthy", member.name);
         draft.wait(Reason::VoterNotHealthy, text, BLIND);
         return true;
     }
@@ -301,7 +301,7 @@ pub(super) fn grow(
                 .is_some_and(|pod| pod.trouble.is_none() && pod.restarts == 0)
     };
     if let Some(member) = view.members.iter().find(joining) {
-        let text = format!("a member is added when {} has joined", member.name);
+        let text = format!("the operator adds a member when {} has joined", member.name);
         draft.wait(Reason::MemberJoining, text, SHORTLY);
         return true;
     }
@@ -322,7 +322,7 @@ pub(super) fn grow(
     let how = if rules.learners {
         ""
     } else {
-        " with a vote, because etcd before 3.4 has no learners: a quorum needs one more before it runs"
+        " with a vote, because etcd before 3.4 has no learners: a quorum needs this voter before it runs"
     };
     decide(view, additions, None, format!("add {text}{how}"), draft)
 }

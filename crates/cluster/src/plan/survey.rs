@@ -25,7 +25,7 @@ impl<'a> View<'a> {
             .collect();
         let names = members.iter().map(|member| member.name.clone()).collect();
         for member in &mut members {
-            // A member that can never join has no useful data in its `emptyDir`.
+            // If the member can never join, the data in its `emptyDir` is useless.
             if member.cannot_join(&names) && member.pod.is_some_and(|pod| !pod.durable) {
                 member.data = Data::Gone;
             }
@@ -36,8 +36,8 @@ impl<'a> View<'a> {
             (member.fate, member.gone_at) = (decision.fate, decision.lost_at);
             member.followed = decision.followed;
         }
-        // Invariant 19: the member does not count as healthy until its defragmentation is complete. From etcd 3.6 on,
-        // the member does not even return its own status meanwhile. The status contains the storage version, which
+        // Invariant 19: a member is not healthy until its defragmentation is complete. From etcd 3.6 on, a member that
+        // is being defragmented does not even return its own status: the status contains the storage version, which
         // etcd reads under a lock that the defragmentation holds (`StorageVersion` in etcd's
         // `server/etcdserver/server.go`, `defrag` in `server/storage/backend/backend.go`).
         if let Some(name) = observed.upkeep.defragmenting() {
@@ -56,7 +56,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// The name under which Kubernetes objects of a member exist: etcd's name of the member, or a name in its peer URLs.
+/// The name that a member has in Kubernetes: etcd's name of the member, or a name in its peer URLs. `None` if neither
+/// has an object.
 fn known_as(member: &Member, observed: &Observed) -> Option<String> {
     let urls = member.peer_urls.iter();
     let told = urls.filter_map(|url| member_of_url(url));

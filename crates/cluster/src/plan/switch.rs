@@ -1,8 +1,8 @@
 //! Switches TLS on or off while members run.
 //!
 //! Invariant 23: every member listens at its listed peer URL, and the other members can connect to that URL. Members
-//! start with the next stage only under two conditions. All members run the current or the next stage. Every peer URL
-//! in etcd's list names the listener that both stages have. One write records the decision before the first member
+//! start with the next stage only if two conditions are met: all members run the current or the next stage, and every
+//! peer URL in etcd's list names the listener that both stages have. The decision is recorded before the first member
 //! starts with the next stage. An ordinary rolling update follows, and every new pod uses the recorded stage.
 
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
@@ -16,7 +16,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Observed};
 use crate::switch::{TlsMode, TlsRollout};
 
-/// Records the TLS settings with which members start, and takes the next step of a TLS switch.
+/// Records the TLS settings with which members start from now on, and takes the next step of a TLS switch.
 pub(super) fn settle<'a>(
     build: Builder<'a>,
     intent: &Intent,
@@ -55,7 +55,7 @@ fn step(rollout: &TlsRollout, intent: &Intent, view: &View, earlier: &Earlier, d
         draft.wait(Reason::TLSSwitching, text, SHORTLY);
         return;
     }
-    // Invariant 2: a member that is being added got its peer URL for the stage that is recorded now.
+    // Invariant 2: the peer URL of a member that is being added was chosen for the stage that is recorded now.
     if earlier.changes_members {
         return;
     }
@@ -76,14 +76,14 @@ fn record(intent: &Intent, policy: Option<&TlsPolicy>, draft: &mut Draft) {
     draft.add(draft.build.record_tls(&record));
 }
 
-/// Why the next step must wait; `None` if it may start.
+/// What the next step waits for; `None` if it may start.
 fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<String> {
     let next = rollout.next.as_ref()?;
     let modes = [
         TlsMode::of(rollout.at.as_ref()),
         TlsMode::of(next.to.as_ref()),
     ];
-    // The second port must exist before a member connects to it.
+    // The headless Service must have the second port before a member connects to that port.
     if observed.shared.headless == Kept::Drifted {
         return Some("the headless Service is repaired".to_owned());
     }
@@ -101,7 +101,7 @@ fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<S
         if !serves(member) {
             return Some(format!("{name} serves"));
         }
-        // The answer of a member that is not connected to the leader is stale.
+        // A learner without a connection to the leader gives stale answers.
         if joining::is_cut_off(member, observed) {
             return Some(format!("{name} is connected to the leader"));
         }
@@ -117,9 +117,9 @@ fn serves(member: &MemberState) -> bool {
     ready && member.is_healthy()
 }
 
-/// Repairs invariant 23. If the peer URL of a serving member names a listener of another stage, the member gets the
-/// URL of its real listener. The seed of a recovery can be in this state: its pod may be lost before its TLS settings
-/// are recorded, while the spec changes. New members could not connect to such a seed.
+/// Repairs a violation of invariant 23: if the peer URL of a serving member names a listener of another stage, the
+/// member gets the URL of its real listener. This happens if the spec changes while the seed of a recovery loses its
+/// pod before its TLS settings are recorded. New members could not connect to such a seed.
 fn cache(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
     let (mode, here) = (
         TlsMode::of(rollout.at.as_ref()),
@@ -146,8 +146,8 @@ fn names_any(member: &MemberState, such: impl Fn(Option<PeerListener>) -> bool) 
     urls.any(|url| such(listener_of(url)))
 }
 
-/// Sets the peer URL of the next member for which `such` returns true to this listener. Returns false if there is no
-/// such member.
+/// Finds the next member with a peer URL for which `such` returns true, and sets its peer URL to this listener. Returns
+/// false if no member has such a URL.
 fn redirect(
     view: &View,
     such: impl Fn(&MemberState) -> bool,

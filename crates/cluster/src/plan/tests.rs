@@ -83,7 +83,7 @@ fn starts_first_members_concurrently_after_their_services() {
 }
 
 #[test]
-fn opens_services_once_a_first_member_runs() {
+fn services_get_endpoints_once_a_first_member_runs() {
     let opened = |scene: &Scene| {
         let writes = scene.writes();
         ["a", "b", "c"].map(|member| {
@@ -101,13 +101,13 @@ fn opens_services_once_a_first_member_runs() {
         scene.young(member).not_running(member)
     });
     assert_eq!(opened(&young), [false; 3]);
-    // The Services get endpoints after a time limit, even if the pods are not ready.
+    // After a time limit, the Services get endpoints even if the pods are not ready.
     let slow = young.aged();
     assert_eq!(opened(&slow), [true; 3]);
 }
 
 #[test]
-fn client_service_opens_after_cluster_id_is_recorded() {
+fn client_service_gets_endpoints_after_cluster_id_is_recorded() {
     let writes = Scene::begun(&["a", "b", "c"]).writes();
     assert!(writes.contains(&Write::ApplyClient { open: false }));
     let mut formed = Scene::formed(&["a", "b", "c"]);
@@ -282,7 +282,11 @@ fn removes_never_started_member_without_service() {
 #[test]
 fn leaves_foreign_member_unchanged() {
     let scene = Scene::formed(&["a", "b", "c"]).size(3).added("elsewhere");
-    assert_eq!(scene.changes(), [], "none of its own leaves for it");
+    assert_eq!(
+        scene.changes(),
+        [],
+        "no member of this cluster is removed instead"
+    );
 }
 
 #[test]
@@ -427,7 +431,7 @@ fn deletes_unwanted_disruption_budget() {
 }
 
 #[test]
-fn labels_follow_membership() {
+fn pod_labels_follow_membership() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.observed.pods.get_mut("b").unwrap().role = Some(crate::snapshot::Role::Learner);
     assert!(matches!(&scene.writes()[..], [Write::LabelPod(label)] if label.member == "b"));
@@ -457,7 +461,11 @@ fn unschedulable_pod_is_problem_after_a_minute() {
     let pod = scene.observed.pods.get_mut("a").unwrap();
     pod.trouble = Some(Trouble::Unschedulable("no node has 64 cores".into()));
     pod.created = now - Duration::from_secs(30);
-    assert_eq!(scene.plan().problems, [], "a node may be on its way");
+    assert_eq!(
+        scene.plan().problems,
+        [],
+        "an autoscaler may still be adding a node"
+    );
     scene.observed.pods.get_mut("a").unwrap().created = now - Duration::from_secs(90);
     let problem = &scene.plan().problems[0];
     assert_eq!(problem.reason, Reason::Unschedulable);
@@ -487,7 +495,7 @@ fn reports_slow_pod_start() {
 }
 
 #[test]
-fn missing_image_names_spec_field() {
+fn missing_image_is_reported_with_spec_field() {
     let mut scene = Scene::starting(&["a", "b", "c"]).not_running("a");
     scene.observed.pods.get_mut("a").unwrap().trouble =
         Some(Trouble::Image("ErrImagePull: not found".into()));
@@ -543,6 +551,6 @@ fn starts_nothing_if_spec_field_is_unsupported() {
     assert_eq!(
         running.changes(),
         [scene::remove("b")],
-        "a cluster that runs is kept as it is"
+        "a running cluster stays unchanged"
     );
 }

@@ -1,10 +1,10 @@
-//! Maintains the members' databases: handles alarms and defragments.
+//! Maintains the members' databases: reacts to alarms and defragments.
 //!
 //! Invariant 19: a member answers no requests while it is being defragmented. The operator therefore defragments one
 //! member at a time, and only while every voter is healthy and no other change is in progress. The leader is last, and
-//! transfers the leadership first. The operator records the member in the status before the call (invariant 10). If
-//! the operator process crashes, the next process calls the same member again. An alarm is disarmed only after its
-//! cause is resolved.
+//! transfers the leadership first. The operator records the member in the status before it sends the call (invariant
+//! 10). If the operator process crashes, the next process sends the call to the same member again. An alarm is disarmed
+//! only after its cause is resolved.
 
 mod alarms;
 mod schedule;
@@ -26,25 +26,25 @@ use crate::upkeep::Call;
 pub(super) use alarms::corrupt_members;
 use alarms::{disarm, of_kind, report_corrupt_members};
 
-/// Minimum number of free bytes for a scheduled defragmentation.
+/// A scheduled defragmentation needs at least this number of free bytes.
 const SENSIBLE: i64 = 1 << 20;
-/// Minimum delay between two runs for a full database, if the first run had no effect.
+/// Minimum delay before the next run for a full database, if the last run had no effect.
 const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
-/// Minimum delay after a run with effect. Clients may have filled the database again.
+/// Minimum delay after a run with an effect. Clients may have filled the database again.
 const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
-/// Minimum delay after a run without effect if there is new history to compact, as a multiple of the run's duration.
-/// If clients delete keys one by one, each deletion adds history. Without the delay, members would be defragmented
-/// without effect most of the time.
+/// Minimum delay after a run without effect if there is new history to compact, as a multiple of the duration of that
+/// run. If clients delete keys one by one, each deletion adds history. Without the delay, members would be defragmented
+/// in vain most of the time.
 const REST: i32 = 3;
-/// Time in which a member's status should show the space that a compaction has freed. The status may never show it,
-/// because a member counts pages as free one commit after the commit that freed them. That commit may be the last
-/// commit of the compaction, and a full database accepts no writes that would cause another commit (`begin` in etcd's
-/// `backend.go`, `scheduleCompaction` in etcd's `kvstore_compaction.go`). After this time, the operator defragments
-/// one member in any case. It defragments the other members if that freed space.
+/// After this time, a member's status should show the space that a compaction has freed. It may never show it: a member
+/// counts pages as free one commit after the commit that freed them. That commit may be the last commit of the
+/// compaction, and a full database accepts no writes that would cause another commit (`begin` in etcd's `backend.go`,
+/// `scheduleCompaction` in etcd's `kvstore_compaction.go`). The operator then defragments one member in any case. If
+/// that freed space, it defragments the others as well.
 const SETTLES: SignedDuration = SignedDuration::from_secs(10);
-/// Time for which a member that is being defragmented may not answer: the maximum duration of a call.
+/// A member that is being defragmented may be silent for this time: the maximum duration of a call.
 const SILENCE: SignedDuration = SignedDuration::from_mins(10);
-/// Minimum interval between runs that the share of free bytes triggers.
+/// Minimum interval between two runs because of the share of free bytes.
 const BETWEEN: SignedDuration = SignedDuration::from_hours(1);
 
 /// Plans the maintenance of the databases. Called after all other phases.
@@ -73,7 +73,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    /// The status of each voter; `None` if any voter does not answer.
+    /// The status of each voter; `None` if a voter does not answer.
     fn databases(&self) -> Option<Vec<(&MemberState<'_>, &Status)>> {
         let observed = self.build.observed;
         let voters = self.view.voters();
@@ -90,7 +90,7 @@ impl Run<'_> {
         of_kind(observed, AlarmKind::NoSpace).next().is_some()
     }
 
-    /// A tenth of the quota. A smaller part does not count as free space.
+    /// A tenth of the quota. Less than this does not count as free space.
     fn room(&self) -> i64 {
         (self.build.desired.upkeep.quota / 10).max(1)
     }
@@ -147,8 +147,8 @@ impl Run<'_> {
         }
     }
 
-    /// Starts a run for a full database, and limits its repetition. A run starts if it would free space, or if there
-    /// is history to compact that the last run did not compact. After a run without effect, the next run is delayed.
+    /// Starts a run for a full database, but not too often. A run starts if it would free space, or if there is history
+    /// that the last run did not compact. After a run without effect, the next run is delayed.
     fn begin_cure(&self, databases: &[(&MemberState<'_>, &Status)], draft: &mut Draft) {
         let (desired, observed, now) = self.build.inputs();
         let last = observed.upkeep.record.as_ref();
@@ -169,7 +169,7 @@ impl Run<'_> {
         if !would_help && compact_to.is_none() {
             return;
         }
-        // Members could now free more space than in the last run.
+        // Members could now free more space than the last run freed.
         let has_more = |last: &DefragmentationStatus| {
             let sizes = last.members.iter().filter_map(|one| one.size_after);
             sizes.max().is_some_and(|size| {
@@ -207,17 +207,19 @@ impl Run<'_> {
             false
         };
         if let Some(member) = self.view.members.iter().find(|member| !member.is_healthy()) {
-            let text = format!("members are defragmented when {} is healthy", member.name);
+            let text = format!(
+                "the operator defragments members when {} is healthy",
+                member.name
+            );
             return waits(draft, text);
         }
         let settled = self.view.learners().next().is_none();
         if !settled || !self.is_idle {
-            let text = "members are defragmented when no other change is in progress";
+            let text = "the operator defragments members when no other change is in progress";
             return waits(draft, text.to_owned());
         }
         if observed.upkeep.slow {
-            let text = "etcd takes more than half a second to confirm a read: the next member is defragmented when \
-             reads are faster";
+            let text = "etcd takes more than half a second to confirm a read: the operator defragments the next member when reads are faster";
             return waits(draft, text.to_owned());
         }
         true
@@ -293,8 +295,8 @@ impl Run<'_> {
         let error = match (&observed.upkeep.call, member) {
             (_, None) => Some("it is no longer a member".to_owned()),
             (Some(Call::Failed(why)), _) => Some(why.clone()),
-            // The member does not answer. It may still execute the call of a former operator process, or the call may
-            // just have ended.
+            // The member does not answer. It may still be executing the call of a former operator process, or the call
+            // may just have ended.
             (_, Some(member)) if member.health != Health::Busy => {
                 let may_be_done = member.pod.is_some_and(Pod::stays)
                     && now.duration_since(last.start_time.0) < SILENCE;
@@ -313,7 +315,7 @@ impl Run<'_> {
                 draft.wait(Reason::Defragmenting, text, SHORTLY);
                 return;
             }
-            // Invariant 19: after the member was recorded, the conditions for its defragmentation may have changed.
+            // Invariant 19: after the record, the conditions for the defragmentation may have changed.
             (None, Some(member)) if !self.may_defragment(member) => {
                 let mut record = record.clone();
                 record.members.pop();
@@ -349,7 +351,7 @@ impl Run<'_> {
     fn record_next(&self, record: &DefragmentationStatus, draft: &mut Draft) {
         let now = self.build.now;
         let Some(databases) = self.databases() else {
-            // This call reports the reason.
+            // `is_quiet` reports the reason.
             self.is_quiet(draft);
             return;
         };
@@ -358,7 +360,7 @@ impl Run<'_> {
         let leads = |member: &MemberState| self.view.leader == Some(member.id());
         let compacted = record.cause == Cause::NoSpace && record.compacted_revision.is_some();
         let young = now.duration_since(record.start_time.0) < SETTLES;
-        // The current status is compared, because the recorded sizes may be slightly older.
+        // The current status is used, because the recorded sizes may be slightly older.
         let shrank = databases.iter().any(|(member, status)| {
             let mut told = record.members.iter().filter(|one| one.name == member.name);
             told.any(|one| one.size_before - status.db_size >= self.room() / 2)

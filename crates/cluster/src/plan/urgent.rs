@@ -1,9 +1,9 @@
-//! Urgent actions that do not wait for etcd: recreate missing pods on their volumes.
+//! Urgent actions that do not wait for etcd: they recreate missing pods on their volumes.
 //!
-//! A member whose volume exists gets its pod back whether or not etcd answers (invariants 5 and 8). During an
+//! A member with an existing volume gets its pod back whether or not etcd answers (invariants 5 and 8). During an
 //! election, or without a quorum, etcd's answer takes seconds. If the answer is late, the operator plans as if no
-//! quorum answered, and executes only this part of the plan. The operator reports no outage because of a late answer,
-//! and removes, adds or deletes nothing (invariant 1).
+//! quorum had answered, and executes only this part of the plan. It reports no outage because of a late answer, and
+//! removes, adds or deletes nothing (invariant 1).
 
 use jiff::Timestamp;
 
@@ -12,7 +12,7 @@ use crate::naming::Names;
 use crate::plan::plan;
 use crate::snapshot::{Desired, Observed};
 
-/// Plans the pods to recreate on their volumes. `observed` must contain no answer of etcd.
+/// Plans the pods that must be recreated on their volumes. `observed` must contain no answer of etcd.
 pub fn urgent(desired: &Desired, observed: &Observed, names: &dyn Names, now: Timestamp) -> Step {
     let mut step = plan(desired, observed, names, now).step;
     step.change = None;
@@ -23,8 +23,8 @@ pub fn urgent(desired: &Desired, observed: &Observed, names: &dyn Names, now: Ti
     step
 }
 
-/// Returns the member whose pod this chain creates on an existing volume. A member that has not joined yet is
-/// excluded, because it may need the current member list.
+/// Returns the member of the pod that this chain creates on an existing volume. `None` for a member that has not joined
+/// yet, because it may need the current member list.
 fn put_back(chain: &[Action]) -> Option<&String> {
     let (last, before) = chain.split_last()?;
     let Some(StartPart::Return(member)) = &last.start else {

@@ -1,6 +1,6 @@
 //! The etcd version that the members should run, and the state of a downgrade in etcd.
 //!
-//! The rules of [`api::version::path`], applied to the versions that the members report, decide the next version. This
+//! The next version follows from the rules of [`api::version::path`] and the versions that the members report. This
 //! module changes nothing; `roll` changes the members, one at a time.
 
 use api::version::EtcdVersion;
@@ -19,11 +19,11 @@ pub(crate) struct Course {
     pub(crate) target: Option<EtcdVersion>,
     /// The direction from the lowest running version to the version in the spec.
     pub(crate) direction: Option<UpgradeDirection>,
-    /// Why the members cannot reach the version in the spec, and the remedy.
+    /// Why the members cannot reach the version in the spec, and the remedy; `None` if they can.
     pub(crate) refused: Option<String>,
 }
 
-/// The state of a downgrade to the previous minor release, as etcd reports it.
+/// A downgrade to the previous minor release, as etcd reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Downgrade {
     /// No downgrade.
@@ -34,12 +34,12 @@ pub(super) enum Downgrade {
     Settling(String),
     /// The downgrade is enabled, and the previous version can read the data of every member.
     Ready,
-    /// The downgrade is enabled, but no longer wanted.
+    /// The downgrade is enabled, but the spec no longer requires it.
     TakeBack,
 }
 
-/// The version that a member runs: the version in its own answer. Without an answer, the last version known to have
-/// run.
+/// The version that a member runs: the version in its own answer or, without an answer, the last version that is known
+/// to have run.
 pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVersion> {
     let answer = observed.answer(name);
     let answered = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
@@ -57,9 +57,9 @@ pub(super) fn made_for(pod: &Pod) -> Option<EtcdVersion> {
         .and_then(|version| EtcdVersion::parse(version).ok())
 }
 
-/// The versions of the listed members; of all pods while the member list is unknown.
+/// The versions of the listed members. While the member list is unknown, the versions of all pods.
 fn running(observed: &Observed) -> Vec<EtcdVersion> {
-    // The versions of removed members, and of clusters that a restore replaced, do not count.
+    // Removed members, and clusters that a restore replaced, are left out.
     let ours = |pod: &Pod| !replaced::is_of_before(observed, pod.token.as_ref());
     let list = observed.members.known();
     let listed: Option<Vec<String>> = list.map(|list| list.members.iter().map(name_of).collect());
@@ -67,7 +67,7 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
     let is_member = |name: &String| listed.as_ref().is_none_or(|names| names.contains(name));
     let pods = observed.pods.iter();
     let pods = pods.filter(|(name, pod)| is_member(name) && ours(pod));
-    // External members of the cluster that this cluster joins also count: new members must be compatible with them.
+    // External members of a joined cluster are included, because new members must be compatible with them.
     let elsewhere = observed.elsewhere.keys();
     let answers = elsewhere.filter_map(|name| observed.answer(name));
     let answers = answers.filter_map(|status| EtcdVersion::parse(&status.version).ok());
@@ -108,9 +108,9 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
         refused: Some(why),
         ..Course::default()
     };
-    // Members on two adjacent minor releases are in the middle of an upgrade or a downgrade. Both directions are
-    // possible for the members of the higher release, because the cluster version is that of the lowest member. The
-    // change must be possible for every member of the lowest minor release.
+    // Members on two adjacent minor releases are in the middle of an upgrade or a downgrade. Members of the higher
+    // release can change in both directions, because the cluster version is that of the lowest member. The change must
+    // also be possible for every member of the lower release.
     let at_lowest = running.iter().filter(|one| one.minor() == lowest.minor());
     let directions: Result<Vec<UpgradeDirection>, String> =
         at_lowest.map(|one| direction(one, &wanted)).collect();
@@ -178,15 +178,15 @@ fn minor_of(text: impl AsRef<str>) -> Option<(u64, u64)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The version for a new member: the lowest running version, which is compatible with every member. If the new member
-/// replaces a member whose pod cannot change to the target version, it gets the target version.
+/// The version for a new member: the lowest running version, which is compatible with every member. A new member that
+/// replaces a member because its pod cannot change to the target version gets the target version.
 pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> String {
     let follows = view
         .members
         .iter()
         .any(|member| member.followed && member.leaves());
     let course = course(desired, observed);
-    // During a downgrade, no member joins with the target before etcd permits it.
+    // During a downgrade, no member joins with the target version before etcd permits it.
     let settled = course.direction != Some(UpgradeDirection::Down)
         || downgrade(&course, observed) == Downgrade::Ready;
     let target = course.target.filter(|_| follows && settled);
@@ -201,7 +201,7 @@ pub(super) fn returning(desired: &Desired, observed: &Observed, member: &MemberS
     noted(desired, observed, member.disk)
 }
 
-/// The version recorded on a volume; without a record, the version of the cluster.
+/// The version recorded on a volume or, without a record, the version of the cluster.
 pub(super) fn noted(desired: &Desired, observed: &Observed, disk: Option<&Disk>) -> String {
     let noted = disk.and_then(|disk| disk.version.as_ref());
     let noted = noted.and_then(|version| EtcdVersion::parse(version).ok());
@@ -211,8 +211,8 @@ pub(super) fn noted(desired: &Desired, observed: &Observed, disk: Option<&Disk>)
     )
 }
 
-/// True if the container of a running pod can restart with the image of this version. The version must know the pod's
-/// flags and answer its readiness probe, because both are immutable.
+/// True if the container of a running pod can restart with the image of this version. The pod's flags and its readiness
+/// probe are immutable, so the version must support both.
 pub(super) fn fits(pod: &Pod, version: &EtcdVersion) -> bool {
     let has = |flag: &str| pod.flags.contains(flag);
     let learners = !has(MAX_LEARNERS_FLAG) || version.has_max_learners();
@@ -229,7 +229,7 @@ pub(super) fn takes_several_learners(pod: &Pod) -> bool {
     pod.flags.contains(MAX_LEARNERS_FLAG) || pod.flags.contains(VARIABLE_MAX_LEARNERS)
 }
 
-/// The etcd features that all members have; the lowest version counts.
+/// The features that all members of etcd support, so those of the lowest version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionRules {
     /// True if members join as learners (etcd 3.4 and later).

@@ -1,7 +1,7 @@
 //! The members in etcd's list, each with its Kubernetes objects.
 //!
 //! The operator matches members with objects by name, and addresses members by ID. The position in the list has no
-//! meaning. The name of a member is the first label of its peer URL.
+//! meaning. The operator names a member by the first label of its peer URL.
 
 use std::collections::BTreeSet;
 
@@ -12,32 +12,32 @@ use jiff::Timestamp;
 use crate::plan::quorum::Quorum;
 use crate::snapshot::{Disk, Observed, Pod, Service};
 
-/// State of a member's data.
+/// What is known about a member's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
-    /// The data exists on a volume that is not being deleted, or in a pod that keeps it.
+    /// The data exists, on a volume that is not being deleted or in a pod that keeps it.
     There,
-    /// The data existed, or may have existed, and is deleted or being deleted.
+    /// The data existed or may have existed, and has been deleted or is being deleted.
     Gone,
     /// The member never started, and no pod was ever created for it.
     NeverMade,
-    /// The operator does not run the member: no Kubernetes object belongs to the member, and its name does not have
-    /// the form of this cluster's names.
+    /// The operator does not run the member: the member has no Kubernetes object, and its name does not have the form
+    /// of this cluster's names.
     Elsewhere,
 }
 
 /// The planned fate of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// The member stays.
+    /// No reason to replace the member exists.
     Stays,
     /// The member serves. It is replaced, for this reason, as soon as the replacement is safe.
     Leaves(String),
-    /// The member does not serve and is expected never to serve again, for this reason.
+    /// The member does not serve, and is not expected to serve again, for this reason.
     Lost(String),
 }
 
-/// Health of a member.
+/// How well the member serves.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// The member itself answers and reports a leader.
@@ -57,17 +57,17 @@ pub struct MemberState<'a> {
     pub name: String,
     /// Pod of the member, if it exists.
     pub pod: Option<&'a Pod>,
-    /// The persistent volume claim (PVC) of the member, if it exists.
+    /// The PersistentVolumeClaim (PVC) of the member, if it exists.
     pub disk: Option<&'a Disk>,
     /// Service of the member, if it exists.
     pub service: Option<&'a Service>,
-    /// State of the data.
+    /// Whether the member's data exists and is usable.
     pub data: Data,
-    /// Health of the member.
+    /// How well the member serves.
     pub health: Health,
     /// The planned fate of the member.
     pub fate: Fate,
-    /// Time at which the member counts as lost if its state does not change; `None` if it does not count as lost by
+    /// Time at which the member counts as lost if its state does not change; `None` if the fate does not depend on
     /// time.
     pub gone_at: Option<Timestamp>,
     /// True if the member is replaced because its pod must be recreated. Its replacement joins before the member is
@@ -119,7 +119,7 @@ impl MemberState<'_> {
         matches!(self.fate, Fate::Lost(_))
     }
 
-    /// Healthy, but scheduled for replacement.
+    /// True if the member serves, and is scheduled for replacement.
     pub fn leaves(&self) -> bool {
         matches!(self.fate, Fate::Leaves(_))
     }
@@ -132,8 +132,8 @@ impl MemberState<'_> {
         }
     }
 
-    /// True if the pod was started with an outdated member list and etcd has therefore exited. etcd compares its list
-    /// with the cluster's list only at its first start, and the flags of a pod cannot change. The first members of a
+    /// True if the pod was started with an outdated member list, and etcd has exited for that reason. etcd compares its
+    /// list with the cluster's list only at its first start, and the flags of a pod cannot change. First members of a
     /// bootstrap do not compare the lists.
     pub fn cannot_join(&self, names: &BTreeSet<String>) -> bool {
         let stale =
@@ -172,8 +172,8 @@ impl<'a> View<'a> {
         self.members.iter().filter(|member| !member.votes())
     }
 
-    /// The members that are neither scheduled for replacement nor lost, including unstarted ones. Members that other
-    /// software added are excluded: no member of this cluster is removed because of them.
+    /// The members that are neither scheduled for replacement nor lost, including members that have not started.
+    /// Members that other software added are left out, because no member of this cluster is removed for them.
     pub fn staying(&self) -> impl Iterator<Item = &MemberState<'a>> {
         let ours = |member: &&MemberState| member.data != Data::Elsewhere;
         let all = self.members.iter().filter(ours);
@@ -196,8 +196,8 @@ impl<'a> View<'a> {
         )
     }
 
-    /// Names of the healthy voters to which a change is sent, without the member `without`. Staying members come
-    /// first, and among them the leader.
+    /// Names of the healthy voters to which a change is sent, except the member `without`. Members that stay come
+    /// first, with the leader at the beginning.
     pub fn via(&self, without: Option<MemberId>) -> Vec<String> {
         let able = |member: &&MemberState| {
             member.health == Health::Healthy && Some(member.id()) != without
@@ -209,8 +209,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// The name of a member: etcd's own name if it has the form of an operator's member name. Otherwise the first label of
-/// its peer URL, else etcd's name, else the ID.
+/// The name of a member: etcd's own name, if it has the form of the operator's member names. Otherwise the first label
+/// of its peer URL; if it has no such label, etcd's own name; if etcd has no name, the ID.
 pub fn name_of(member: &Member) -> String {
     if cluster_of_member(&member.name).is_some() {
         return member.name.clone();
@@ -223,7 +223,7 @@ pub fn name_of(member: &Member) -> String {
     }
 }
 
-/// True if no Kubernetes object belongs to the member, and its name does not have the form of this cluster's names.
+/// True if the member has no Kubernetes object, and its name does not have the form of this cluster's names.
 pub(super) fn is_elsewhere(observed: &Observed, name: &str) -> bool {
     !is_known(observed, name) && cluster_of_member(name) != Some(&observed.cluster)
 }
@@ -234,8 +234,8 @@ pub(super) fn is_known(observed: &Observed, name: &str) -> bool {
         || observed.services.contains_key(name)
 }
 
-/// Returns the state of a member's data. `may_have_run`: the member has joined according to etcd, or was a first
-/// member of the cluster.
+/// What is known about a member's data. `may_have_run`: the member has joined according to etcd, or was a first member
+/// of the cluster.
 pub(super) fn data(
     pod: Option<&Pod>,
     disk: Option<&Disk>,
@@ -250,7 +250,7 @@ pub(super) fn data(
     }
     let had_volume = disk.is_some_and(|disk| disk.lost);
     match service {
-        // The mark precedes the pod. Without a mark and a pod, no pod ever existed.
+        // The mark is set before the pod is created. Without a mark and a pod, there was never a pod.
         Some(service) if !service.started && !may_have_run && pod.is_none() && !had_volume => {
             Data::NeverMade
         }

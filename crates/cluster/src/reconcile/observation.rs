@@ -21,7 +21,7 @@ use crate::reconcile::ClusterOperator;
 use crate::snapshot::{Desired, Observed};
 use crate::status::Report;
 
-/// Maximum number of observations that a reconcile drops because pods end. The next observation is not interrupted.
+/// A reconcile drops at most this number of observations because pods end. The next observation is not interrupted.
 const DROPS: usize = 10;
 
 /// One observation of a cluster, and its plan.
@@ -35,7 +35,7 @@ pub(super) struct Round {
 }
 
 impl ClusterOperator {
-    /// Reads the Kubernetes objects, and caches them for reconciles of an idle cluster.
+    /// Reads the Kubernetes objects, and caches them for later reconciles of an idle cluster.
     async fn read(&self, object: &EtcdCluster) -> Result<Option<(KubeSnapshot, Instant)>, Error> {
         let _place = self.reads.acquire().await;
         let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
@@ -88,7 +88,8 @@ impl ClusterOperator {
         }
     }
 
-    /// The clients for the cluster and for the seed of its recovery. Without a recovery, both are the same client.
+    /// The clients for the cluster and for the seed of its recovery. They are the same client if no recovery is in
+    /// progress.
     fn clients_of(&self, uid: &str, snapshot: &KubeSnapshot) -> (Arc<dyn Etcd>, Arc<dyn Etcd>) {
         let access = snapshot.access().unwrap_or_default();
         let status = snapshot.cluster.status.as_ref();
@@ -97,8 +98,8 @@ impl ClusterOperator {
         (of(token), of(snapshot.seeds_token().or(token)))
     }
 
-    /// Observes and plans. If pods end before etcd has answered, the observation is repeated. Pods that are recreated
-    /// on existing disks do not wait for etcd's answer; the result contains these early actions.
+    /// Observes and plans. If pods end before etcd has answered, the observation is repeated. Pods on existing volumes
+    /// are recreated without waiting for etcd's answer; the result contains these early actions.
     pub(super) async fn fresh(
         &self,
         object: &EtcdCluster,
@@ -126,7 +127,7 @@ impl ClusterOperator {
             let acted = self
                 .act((&snapshot, &unanswered, &etcd, since), &step)
                 .await;
-            // Failed actions are dropped here, because the next plan contains them again.
+            // The errors of these actions are dropped, because the next plan contains the failed actions again.
             early.done.extend(acted.done);
         }
         Ok(None)
@@ -162,7 +163,7 @@ impl ClusterOperator {
         let round = subscription.or_interrupted(round, false).await?;
         let report = round.report(None);
         let status = report.status(&Time(round.at));
-        // Secrets are not watched. While a Secret has a problem, everything is therefore read again in each reconcile.
+        // Secrets are not watched. While a Secret has a problem, each reconcile therefore reads all objects again.
         let rests = round.plan.step.is_empty()
             && status == report.current()
             && round.observed.tls.faults.is_empty();

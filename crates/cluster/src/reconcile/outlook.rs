@@ -10,9 +10,10 @@ use crate::execute::{self, Acted};
 use crate::outcome::{Error, notices};
 use crate::reconcile::ClusterOperator;
 
-/// Delay until the operator plans a postponed step again, for example after a lost race or while etcd is not ready.
+/// The operator plans a postponed step again after this delay, for example after a lost race or while etcd is not
+/// ready.
 const POSTPONED: Duration = Duration::from_millis(200);
-/// Requeue delays of at least this length are randomized, so that many clusters are not reconciled at the same moment.
+/// Requeue delays from this length on are randomized, so that many clusters are not reconciled at the same moment.
 const SPREAD_FROM: Duration = Duration::from_secs(5);
 
 impl ClusterOperator {
@@ -32,7 +33,8 @@ impl ClusterOperator {
         let notices = notices(&round.plan, &acted);
         let failed = acted.failed.into_iter();
         let lasting = failed.filter(|error| !error.is_passing());
-        // New failures take precedence over backed-off actions. Among the latter, the earliest retry takes precedence.
+        // New failures take precedence over starts in back-off. Of these starts, the one with the earliest retry is
+        // reported.
         match lasting.min_by_key(execute::Error::held) {
             Some(source) => Err(Error::Act {
                 source,
@@ -60,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_long_pauses_are_spread() {
+    fn only_long_requeue_delays_are_randomized() {
         let (short, long) = (Duration::from_millis(100), Duration::from_secs(10));
         assert_eq!(spread(short, 1.0), short);
         assert_eq!(spread(long, 0.0), long);

@@ -6,7 +6,7 @@ use etcd::ClusterId;
 use jiff::Timestamp;
 use member::Difference;
 
-/// A member's pod.
+/// A member's pod, as the planner sees it.
 #[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Pod {
@@ -37,14 +37,14 @@ pub struct Pod {
     pub difference: Difference,
     /// The names in `--initial-cluster` of the pod.
     pub initial: BTreeSet<String>,
-    /// True if the pod was built for a joining member (`--initial-cluster-state=existing`). At its first start, etcd
-    /// in such a pod compares `initial` with the member list. etcd of a first member does not.
+    /// True if the pod was built for a joining member (`--initial-cluster-state=existing`). At its first start, the
+    /// etcd of a joining member compares `initial` with the member list. The etcd of a first member does not.
     pub joins: bool,
     /// True if the data is on a PVC, so that it survives the deletion of the pod.
     pub durable: bool,
     /// True if the pod is being deleted. Data that is not on a PVC is then lost.
     pub terminating: bool,
-    /// True if the pod has ended permanently, for example after an eviction. It does not run again.
+    /// True if the pod will never run again, for example after an eviction.
     pub failed: bool,
     /// True if the pod has an IP address. etcd may answer before the kubelet reports the container as running, because
     /// the kubelet checks once a second.
@@ -63,8 +63,8 @@ pub struct Pod {
     pub trouble: Option<Trouble>,
     /// Time since which the pod has not been ready, by the clock of the API server.
     pub unready_since: Option<Timestamp>,
-    /// Time since which the pod's node, or the only node that reaches its volume, has been lost, as far as the pod
-    /// shows it.
+    /// Time since which the pod's node, or the only node that reaches its volume, has been lost; `None` if the pod
+    /// shows no loss.
     pub lost_since: Option<Timestamp>,
     /// The last exit of the etcd container.
     pub ending: Option<Ending>,
@@ -74,7 +74,7 @@ pub struct Pod {
     pub created: Timestamp,
 }
 
-/// Suffix of the annotation about an image change. It is set if the previous version could not read the data.
+/// Suffix of the annotation about an image change, for a previous version that could not read the data.
 const UNREADABLE: &str = "unreadable";
 
 /// A change of a pod's image in place.
@@ -109,7 +109,7 @@ impl Changed {
 }
 
 impl Pod {
-    /// True if the pod is neither being deleted nor permanently ended, so that data in the pod is kept.
+    /// True if the pod is neither being deleted nor failed for good, so that data in the pod is kept.
     pub fn stays(&self) -> bool {
         !self.terminating && !self.failed
     }
@@ -120,13 +120,13 @@ impl Pod {
 pub enum Role {
     /// A voter with client endpoints.
     Voter,
-    /// A voter that is drained from the client Service, because it does not serve yet, is about to stop, or is being
+    /// A voter outside of the client Service, because it does not serve yet, is about to stop, or is being
     /// defragmented.
     Busy {
-        /// Start of the drain. If it is unknown, a time in the distant past.
+        /// Start of the drain. If the start is unknown, a time in the distant past.
         since: Timestamp,
     },
-    /// A learner.
+    /// A member without a vote.
     Learner,
 }
 
@@ -170,6 +170,6 @@ pub enum Cause {
     Surroundings(String),
     /// etcd failed for another reason. Its data may or may not be the cause.
     Failed(String),
-    /// The container was stopped, or exited normally.
+    /// The container was stopped from outside, or exited normally.
     Ended,
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use etcd::ClusterId;
 use jiff::Timestamp;
 
-/// A member's PVC.
+/// A member's PVC, as the planner sees it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
     /// UID of the PVC, the precondition for deleting it.
@@ -24,7 +24,7 @@ pub struct Disk {
     pub version: Option<String>,
     /// Names of all first members, recorded only on the PVC of a first member.
     pub initial: BTreeSet<String>,
-    /// True if the PVC is being deleted. Kubernetes keeps it until its pod is deleted.
+    /// True if the PVC is being deleted. Kubernetes keeps it until the pod that uses it is deleted.
     pub terminating: bool,
     /// True if Kubernetes reports the volume as lost. A pod that has mounted the volume may continue to run. No other
     /// pod can mount it.
@@ -64,8 +64,8 @@ const BY_OPERATOR: &str = "operator";
 const MAJORITY: &str = "majority";
 
 impl Removal {
-    /// Parses the annotation of a PVC. If the annotation cannot be parsed, the removal counts as done by others: the
-    /// operator keeps the volume until a person decides.
+    /// Parses the annotation of a PVC. An annotation that cannot be parsed counts as a removal by other software: the
+    /// operator then keeps the volume until a person decides.
     pub fn read(note: &str) -> Self {
         if note == BY_OPERATOR {
             return Self::ByOperator;
@@ -96,7 +96,7 @@ impl Removal {
     }
 }
 
-/// Requested and actual properties of a PVC, or the properties that a PVC should have.
+/// The requested and the actual properties of a PVC, or only the properties that a PVC should have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
     /// Name of the StorageClass.

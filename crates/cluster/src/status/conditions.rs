@@ -1,5 +1,5 @@
-//! Computes the conditions: those of v1beta2 and the usual ones. Each is reported both when it is true and when it is
-//! false.
+//! Computes the conditions: those of v1beta2 and the usual ones of Kubernetes. Each condition is reported both when it
+//! is true and when it is false.
 
 use api::cluster::{EtcdClusterStatus, not_in_effect};
 use api::conditions::{ConditionType, Finding, is_true, set};
@@ -33,8 +33,8 @@ pub(super) fn conditions(
     ];
     let mut conditions = before.conditions.clone();
     if !report.hibernates() {
-        // The unavailable time of a hibernated cluster starts when the cluster should serve again, so the old
-        // condition is dropped.
+        // The old condition is dropped, because the unavailable time of a hibernated cluster starts only when the
+        // cluster should serve again.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }
     let certificates = tls_ready(report);
@@ -59,8 +59,8 @@ pub(super) fn hibernation(report: &Report) -> Option<(Reason, String)> {
     Some((found.reason, found.message.clone()))
 }
 
-/// True if this module writes the condition. Others write, for example, whether the object can be parsed and which
-/// operator manages it.
+/// True if this module writes the condition. Other modules write, for example, whether the object can be parsed and
+/// which operator manages it.
 pub(super) fn is_ours(condition: &Condition) -> bool {
     let ours = [
         ConditionType::Ready,
@@ -140,8 +140,8 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
     }
 }
 
-/// Why the client Service has no usable endpoints although a quorum serves; `None` if it has some. A client that waits
-/// for the condition Available connects to this Service next.
+/// Why clients cannot connect through the client Service although a quorum serves; `None` if they can. A client that
+/// waits for the condition Available connects to this Service next.
 fn shut(observed: &Observed) -> Option<&'static str> {
     match observed.shared.client {
         Kept::Missing => return Some("the client Service does not exist yet"),
@@ -149,8 +149,8 @@ fn shut(observed: &Observed) -> Option<&'static str> {
         Kept::AsMade(false) => return Some("the client Service has no endpoints yet"),
         Kept::Drifted | Kept::AsMade(true) => {}
     }
-    // The endpoints of a Service are the selected pods that are ready. Kubernetes uses terminating pods only if no
-    // other pod is ready.
+    // The endpoints of a Service are the selected pods that are ready. Kubernetes falls back to terminating pods only
+    // if no other pod is ready.
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_endpoint = |pod: &Pod| pod.ready && !pod.failed && pod.token.as_ref() == token;
     let leads = observed.pods.values().any(is_endpoint);
@@ -164,7 +164,7 @@ fn progressing(report: &Report) -> Finding {
         return finding(kind, reason == Reason::Hibernating, reason, text);
     }
     if report.desired.paused {
-        let text = "spec.paused is true: nothing is changed";
+        let text = "spec.paused is true: the operator changes nothing";
         return finding(kind, false, Reason::Paused, text);
     }
     if report.observed.claimed_by.is_some() {
@@ -219,13 +219,13 @@ fn scaling(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> 
     };
     let members = view.members.len();
     let replaces = is_true(&before.conditions, &ConditionType::Recovering) || is_short(view);
-    let text = format!("{members} members, {size} wanted");
+    let text = format!("{members} members exist, spec.size is {size}");
     if members > size {
         return finding(kind, true, Reason::RemovingMembers, text);
     }
     let voters = view.voters().count();
     if voters < size && !replaces {
-        let text = format!("{voters} voters, {size} wanted");
+        let text = format!("{voters} members are voters, spec.size is {size}");
         return finding(kind, true, Reason::AddingMembers, text);
     }
     finding(kind, false, Reason::AsDesired, text)
@@ -287,7 +287,7 @@ fn advisable(report: &Report) -> Finding {
         let voters = if parsed.has_learners() {
             ""
         } else {
-            ". Before 3.4, a new member is a voter at once, so the quorum is larger before the member runs"
+            ". Before 3.4, a new member is a voter at once, so the quorum grows before the member runs"
         };
         let text = format!(
             "spec.version {version} is not tested with this release: use 3.4 to 3.7{voters}"

@@ -1,5 +1,5 @@
-//! The status of each member. Sizes and lags change in the status only after a large difference. Otherwise the
-//! operator would write the status at each change of a byte, and each write triggers a reconcile.
+//! The status of each member. Sizes and lags in the status change only after a large difference. Otherwise the operator
+//! would write the status after every changed byte, and each write triggers a reconcile.
 
 use api::cluster::{AlarmStatus, EtcdClusterStatus, MemberRole, MemberStatus};
 use etcd::{AlarmKind, Status};
@@ -7,9 +7,9 @@ use etcd::{AlarmKind, Status};
 use crate::plan::{MemberState, View};
 use crate::snapshot::Observed;
 
-/// Difference in bytes below which a reported size does not change.
+/// A reported size changes only if the difference is at least this number of bytes.
 const SIZE_STEP: i64 = 1 << 20;
-/// Number of revisions by which a member may lag without a report, because entries are in transit.
+/// A member is not reported as lagging up to this number of revisions, because some entries are always in transit.
 const LAG_STEP: i64 = 1000;
 
 pub(super) fn leader(view: &View) -> Option<String> {
@@ -84,8 +84,8 @@ pub(super) fn details(
     members
 }
 
-/// The members while the member list is unknown: the members in the last status, none of them healthy. Before the
-/// cluster has formed: the first members.
+/// The members while the member list is unknown: those of the last status, all as unhealthy. Before the cluster has
+/// formed, the first members.
 fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberStatus> {
     let node = |name: &str| observed.pods.get(name).and_then(|pod| pod.node.clone());
     if observed.cluster_id.is_none() {
@@ -104,7 +104,7 @@ fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberSt
         ..old
     })
     .map(|old| match old.role {
-        // The current leader is unknown, so the former leader is reported as a voter.
+        // The current leader is unknown, so the last known leader is reported as a voter.
         Some(MemberRole::Leader) => MemberStatus {
             role: Some(MemberRole::Voter),
             ..old
@@ -162,7 +162,7 @@ fn detail(
     }
 }
 
-/// Returns the old value while the new value is close to it.
+/// The old value, as long as the new value differs by less than `step`.
 fn steady(now: Option<i64>, old: Option<i64>, step: i64) -> Option<i64> {
     match (now, old) {
         (Some(now), Some(old)) if (now - old).abs() < step.max(old / 10) => Some(old),
@@ -171,8 +171,8 @@ fn steady(now: Option<i64>, old: Option<i64>, step: i64) -> Option<i64> {
     }
 }
 
-/// The lag, rounded down to a power of two times the step. The report of a member that catches up therefore changes
-/// only rarely.
+/// The lag, rounded down to a power of two times the step. While a member catches up, the reported lag therefore
+/// changes only rarely.
 fn lag(behind: i64) -> i64 {
     let mut shown = LAG_STEP;
     while shown <= behind / 2 {
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn figure_changes_only_after_large_difference() {
+    fn reported_size_changes_only_after_large_difference() {
         assert_eq!(steady(Some(20_480), None, SIZE_STEP), Some(20_480));
         assert_eq!(steady(Some(900_000), Some(20_480), SIZE_STEP), Some(20_480));
         assert_eq!(

@@ -1,4 +1,4 @@
-//! The content of the status, and that it is stable.
+//! Tests of the content of the status, and that the same state always gives the same status.
 
 use api::EtcdCluster;
 use api::cluster::{ClusterPhase, EtcdClusterSpec, EtcdClusterStatus, MemberRole};
@@ -88,7 +88,7 @@ fn healthy_cluster_is_only_available() {
 
 /// Invariant 24 (members that do not serve clients yet).
 #[test]
-fn invariant_24_new_unserved_voter_is_unhealthy_without_problem() {
+fn invariant_24_new_voter_that_does_not_serve_is_no_problem() {
     let since = |seconds: i64| {
         let role = Role::Busy {
             since: at(seconds).0,
@@ -113,8 +113,8 @@ fn invariant_24_new_unserved_voter_is_unhealthy_without_problem() {
     }
 }
 
-/// A report must equal the report that is read back. If the status did not recognize one of its own conditions, the
-/// operator would drop that condition and write it again in each reconcile.
+/// A report must equal the report that is read back from the object. If the status did not recognize a condition of its
+/// own, the operator would drop the condition and write it again in each reconcile.
 #[test]
 fn only_own_conditions_are_compared() {
     let mut status = report(&Scene::formed(&["a", "b", "c"]), None, None);
@@ -169,7 +169,7 @@ fn unformed_cluster_is_not_available() {
     assert_eq!(status.member_details.len(), 3);
 }
 
-/// A client that waits for the condition Available connects to the client Service next.
+/// Clients that wait for the condition Available then connect to the client Service.
 #[test]
 fn available_requires_ready_client_endpoint() {
     let available = |change: &dyn Fn(&mut Observed)| {
@@ -183,7 +183,7 @@ fn available_requires_ready_client_endpoint() {
     assert_eq!(available(&closed), shut);
     let unready = |seen: &mut Observed| seen.pods.values_mut().for_each(|pod| pod.ready = false);
     assert_eq!(available(&unready), shut);
-    // A pod of a former cluster is no endpoint of this cluster.
+    // A pod of a former cluster is not an endpoint of this cluster.
     let foreign = |seen: &mut Observed| {
         for pod in seen.pods.values_mut() {
             pod.token = Some("another".to_owned());
@@ -220,7 +220,7 @@ fn lost_quorum_is_unavailable_and_lists_members() {
         is(&status, &ConditionType::Degraded),
         pair("True", "QuorumLost")
     );
-    // The members are still known, but the leader and the healthy members are not.
+    // The status still names the members, but no leader and no healthy member.
     assert_eq!(status.member_details.len(), 3);
     assert!(
         status

@@ -1,9 +1,9 @@
-//! Lost Secrets of generated certificates while members run. The Secrets of CAs, of members and of the operator are
-//! deleted, emptied or replaced, one by one and all at once. Only runs with `Setup::authorities` contain these faults.
+//! Secrets of generated certificates are lost while members run. The Secrets of CAs, of members and of the operator are
+//! deleted, emptied or replaced, one by one or all at once. Only runs with `Setup::authorities` contain these faults.
 //!
 //! A pod keeps its files after their Secret is lost, and etcd reads its trust bundle only when it starts. The model
-//! partitions members that do not accept each other's certificates. A member does not answer an operator whose
-//! certificate it does not accept.
+//! partitions members that do not accept each other's certificates. A member does not answer an operator with a
+//! certificate that it does not accept.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
@@ -30,7 +30,7 @@ const CIRCLES: [(CaScope, CertificateUse); 2] = [
     (CaScope::Peers, CertificateUse::Peer),
     (CaScope::Clients, CertificateUse::Server),
 ];
-/// No certificate authority expires during a run.
+/// So long that no certificate authority expires during a run.
 const LONG: Duration = Duration::from_hours(100_000);
 
 /// A certificate and its trust bundle, as files of a pod.
@@ -60,7 +60,7 @@ fn rule() -> Rule {
         domain: String::new(),
         peers: true,
         clients: true,
-        // The validity determines only how long clients have to load new certificates: here one minute.
+        // The validity only determines how long clients may take to load new certificates: here one minute.
         validity: Duration::from_mins(3),
         authority_validity: LONG,
         server_names: Vec::new(),
@@ -171,7 +171,7 @@ impl World {
                 let held = self.held(held.certificate.clone(), signs.collect());
                 self.put(scope.secret("db"), Some(over), held)
             }
-            // The plans of the model contain no such writes.
+            // The plans in the model never contain these writes.
             CertificateWrite::Prepare { .. } | CertificateWrite::Switch { .. } => return None,
             CertificateWrite::Issue {
                 owner,
@@ -339,7 +339,7 @@ impl World {
         loaded.is_some_and(|all| all.iter().any(|one| one.as_bytes() == issuer))
     }
 
-    /// True if one member accepts the certificate of another.
+    /// True if `member` accepts the certificate of `other`.
     fn lets_in(&self, member: &str, other: &str) -> bool {
         let uid = |name: &str| self.pods.get(name).map(|pod| pod.uid);
         let (Some(member), Some(other)) = (uid(member), uid(other)) else {
@@ -349,7 +349,7 @@ impl World {
         files.is_some_and(|files| self.accepts(member, CaScope::Peers, &files.issuer))
     }
 
-    /// True if the two members accept each other's certificates, whichever side connects.
+    /// True if each of the two members accepts the certificate of the other.
     pub(crate) fn have_authorities_in_common(&self, one: &str, other: &str) -> bool {
         !self.plays_authorities() || self.lets_in(one, other) && self.lets_in(other, one)
     }
@@ -404,7 +404,7 @@ impl World {
         pods.map(|(name, pod)| (name.clone(), pod.uid)).collect()
     }
 
-    /// Checks that a reissued certificate is accepted by every member that accepted the previous certificate.
+    /// Checks that every member that accepted the previous certificate also accepts the new one.
     fn judge_issue(&mut self, owner: &str, used: CertificateUse, by: &[u8]) {
         let scope = CaScope::of(used);
         let before = match self.pods.get(owner) {
@@ -455,8 +455,8 @@ impl Mutation {
         Self::RetiresEarly,
     ];
 
-    /// Deliberate mistakes: certificates of the new CA before members trust that CA, and an old CA that is retired too
-    /// early.
+    /// Deliberate mistakes: a certificate of the new CA is issued before members trust that CA, or the old CA is
+    /// retired too early.
     pub(crate) fn mistakes_an_authority(self, observed: &Observed, planned: &mut Plan) {
         for writes in &mut planned.step.chains {
             for write in writes {

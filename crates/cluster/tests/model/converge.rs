@@ -10,12 +10,12 @@ use crate::others::is_elsewhere;
 use crate::run::{Fault, Run, said};
 use crate::writes::Plan;
 
-/// Number of rounds after the last fault within which a cluster converges.
+/// A cluster must converge within this number of rounds after the last fault.
 const ROUNDS: usize = 450;
 
 impl crate::world::World {
-    /// Number of rounds for the convergence. A TLS change or a new CA restarts all members several times, and needs
-    /// more rounds.
+    /// Number of rounds within which the cluster must converge. TLS changes and new CAs restart all members several
+    /// times, and take more rounds.
     fn patience(&self) -> usize {
         if self.plays_tls() || self.plays_authorities() {
             6 * ROUNDS
@@ -40,7 +40,7 @@ impl Run {
             if self.broken().is_some() || self.world.switch.untold {
                 return;
             }
-            // The operator may reject a version that the user sets back too late. The user then corrects the spec.
+            // If the user sets a version back too late, the operator may reject it. The user then corrects the spec.
             self.world.want_what_runs();
             self.world.tidy_by_hand();
             self.world.give_in();
@@ -75,8 +75,8 @@ impl Run {
         if self.world.recovers_by_itself() && !self.is_converged() {
             return false;
         }
-        // The status was deleted, and a late write arrived afterwards. The operator cannot distinguish the two
-        // clusters, and waits for a person.
+        // The status was deleted, and a late write arrived afterwards. The operator cannot decide which of the two
+        // recorded clusters is the right one, and waits for a person.
         let memory = &self.world.memory;
         if memory.thrown && memory.second && says(Reason::IdentityUnknown) {
             return true;
@@ -96,9 +96,9 @@ impl Run {
         true
     }
 
-    /// True if a quorum of the voters may return, as far as the operator knows: the volumes of a quorum exist, with
-    /// any content and on any node. The operator knows the voters from the status and from the members' lists, which
-    /// may differ.
+    /// True if the operator must assume that a quorum of the voters can return: the volumes of a quorum exist, with any
+    /// content and on any node. The operator knows the voters from the status and from the members' lists, which may
+    /// differ.
     fn looks_recoverable(&self) -> bool {
         let left = |names: &mut dyn Iterator<Item = &String>| {
             let (all, left) = names.fold((0, 0), |(all, left), name| {
@@ -133,7 +133,7 @@ impl Run {
         };
         let members = cluster.members();
         let listed = |name: &String| cluster.by_name(name).is_some();
-        // The operator does not delete leftovers of another cluster, so they do not prevent convergence.
+        // The operator does not delete objects of another cluster, so they do not prevent convergence.
         let foreign = |name: &String| {
             let pod = world.pods.get(name).and_then(|pod| pod.cluster_id);
             let disk = world.disks.get(name).and_then(|disk| disk.cluster_id);

@@ -1,15 +1,15 @@
-//! A model of one etcd cluster: the positions in Raft's log, elections, membership changes, and rejected requests.
+//! A model of one etcd cluster: Raft's logs, elections, membership changes, and rejected requests.
 //!
-//! A log is identified by its last entry: by Raft's log matching property, term and index identify all entries before
-//! it. The model elects the worst leader that Raft allows, so that every write that can be lost is lost. The model
-//! rejects requests as `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` in etcd's
-//! `server/etcdserver/server.go` do.
+//! A log is represented by its last entry: by Raft's log matching property, the term and the index of an entry identify
+//! all entries before it. Of the leaders that Raft allows, the model elects the worst, so that every write that can be
+//! lost is lost. The model rejects the same requests as `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` in
+//! etcd's `server/etcdserver/server.go`.
 
 use std::collections::BTreeMap;
 
 use api::cluster::PeerListener;
 
-/// The last entry of a log. Positions are ordered as Raft compares logs.
+/// The position of the last entry of a log. Positions are ordered as Raft compares logs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Spot {
     pub(crate) term: usize,
@@ -64,7 +64,7 @@ impl Data {
 #[derive(Clone, Debug)]
 pub(crate) struct Process {
     pub(crate) name: String,
-    /// The group of the process: processes with the same number reach each other.
+    /// The network group of the process: processes in the same group reach each other.
     pub(crate) group: usize,
     /// The time at which the process joined its group.
     pub(crate) since: u64,
@@ -81,7 +81,7 @@ pub(crate) struct Cluster {
     /// For each term, the last entry of the elected leader at its election.
     pub(crate) terms: Vec<Spot>,
     pub(crate) running: BTreeMap<u64, Process>,
-    /// For each follower, the log index up to which the leader knows that the logs match. `isLearnerReady` uses it.
+    /// For each follower, the log index up to which its log certainly equals the leader's. `isLearnerReady` uses it.
     pub(crate) matched: BTreeMap<u64, u64>,
     /// True if a leader was ever elected.
     pub(crate) formed: bool,
@@ -143,15 +143,14 @@ impl Cluster {
         at.term == entry.term && at.index >= entry.index
     }
 
-    /// The leader among the processes that reach each other in this group, if any. CheckQuorum ensures that a group
-    /// with a leader contains a quorum.
+    /// The leader of this group, if it has one. CheckQuorum ensures that a group with a leader contains a quorum.
     pub(crate) fn leader(&self, group: usize) -> Option<u64> {
         let leads = |process: &&Process| process.group == group && process.leads.is_some();
         let mut leaders = self.running.iter().filter(|(_, process)| leads(process));
         leaders.next().map(|(id, _)| *id)
     }
 
-    /// The group with a leader, if any. At most one exists.
+    /// The group that has a leader. At most one group has one.
     pub(crate) fn serving(&self) -> Option<usize> {
         let leads = |process: &&Process| process.leads.is_some();
         self.running
@@ -196,7 +195,7 @@ impl Cluster {
         None
     }
 
-    /// Applies the rules of `mayRemoveMember`. `asked` is the member that receives the request.
+    /// Applies the rules of `mayRemoveMember`. `asked`: the member that receives the request.
     pub(crate) fn refuses_removal(
         &self,
         config: &Config,
@@ -255,13 +254,13 @@ pub(crate) type Logs<'a> = BTreeMap<u64, &'a mut Data>;
 #[derive(Default)]
 pub(crate) struct Moved {
     pub(crate) elected: Option<u64>,
-    /// The result of a client's write: `None` if no write was acknowledged, `false` if the log lacks the previous
-    /// acknowledged write.
+    /// `None` if no write of a client was acknowledged. Otherwise false if the log lacks the previous acknowledged
+    /// write.
     pub(crate) acknowledged: Option<bool>,
 }
 
 impl Cluster {
-    /// One tick of a group: elects a leader, replicates the log, and accepts a client's write.
+    /// One tick of a group: elects a leader, replicates the log, and accepts a write of a client.
     pub(crate) fn step(
         &mut self,
         (group, now): (usize, u64),
@@ -312,7 +311,8 @@ impl Cluster {
         kept
     }
 
-    /// Elects the member with the shortest log that can be elected, so that every write that can be lost is lost.
+    /// Of the members that can be elected, elects the member with the shortest log, so that every write that can be
+    /// lost is lost.
     fn elect(&mut self, group: usize, logs: &mut Logs) -> Option<u64> {
         let inside = |id: &u64| {
             self.running
@@ -327,14 +327,14 @@ impl Cluster {
         Some(winner)
     }
 
-    /// The members of the group that vote for this candidate; `None` if they are no quorum.
+    /// The members of the group that vote for this candidate; `None` if they are fewer than a quorum.
     fn votes(&self, id: u64, present: &[u64], logs: &Logs) -> Option<Vec<u64>> {
         let views = present.iter().map(|id| (*id, logs[id].last));
         self.electors(id, logs[&id].last, logs[&id].config, views)
     }
 
-    /// The members that vote for this candidate; `None` if they are no quorum. By Raft's rule, a voter votes only for
-    /// a log that is not shorter than its own. The candidate counts the votes by the configuration that it knows.
+    /// The members that vote for this candidate; `None` if they are fewer than a quorum. By Raft's rule, a voter never
+    /// votes for a log that is shorter than its own. The candidate counts the votes by the configuration that it knows.
     pub(crate) fn electors(
         &self,
         id: u64,
@@ -354,7 +354,7 @@ impl Cluster {
         (granted.len() >= quorum(config)).then_some(granted)
     }
 
-    /// Replicates the leader's log. Lagging members get only the entries for which a quorum needs them.
+    /// Replicates the leader's log. Members in `lagging` get an entry only if a quorum needs them for it.
     fn replicate(&mut self, leader: u64, logs: &mut Logs, lagging: &[u64]) {
         let (last, config, term) = {
             let log = &logs[&leader];
@@ -380,7 +380,7 @@ impl Cluster {
         }
     }
 
-    /// Started followers publish their client URLs, and removed members are informed of their removal.
+    /// Started followers publish their client URLs, and removed members learn that they were removed.
     fn publish(&mut self, leader: u64, logs: &mut Logs, now: u64) {
         let (config, last) = (logs[&leader].config, logs[&leader].last);
         let group = self.running[&leader].group;
@@ -396,7 +396,7 @@ impl Cluster {
         }
     }
 
-    /// Commits one more entry: a write, or another configuration.
+    /// Commits another entry: a write or a new configuration.
     pub(crate) fn append(
         &mut self,
         leader: u64,
@@ -411,7 +411,7 @@ impl Cluster {
             index: log.last.index + 1,
         };
         let spot = log.last;
-        // A quorum of the previous configuration commits the change. Only then is the change applied.
+        // A quorum of the previous configuration must commit the change before it is applied.
         self.replicate(leader, logs, lagging);
         if let Some(config) = config {
             self.configs.push(config);

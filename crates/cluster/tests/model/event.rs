@@ -28,13 +28,13 @@ pub(crate) struct Setup {
     pub(crate) begun: Begun,
     /// True if joining members follow the leader for some time before they serve clients.
     pub(crate) silent: bool,
-    /// The first TLS policy, in runs with TLS changes (`switch`).
+    /// The number of the first TLS policy. Only in runs with TLS changes (`switch`).
     pub(crate) tls: Option<u8>,
-    /// True if certificates are generated and their Secrets are lost. Only in the runs of `authorities`.
+    /// True if certificates are generated and their Secrets may be lost. Only in the runs of `authorities`.
     pub(crate) authorities: bool,
 }
 
-/// An event. Its numbers select among the objects that exist when it happens.
+/// An event. Its numbers choose among the objects that exist when the event happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
     /// The operator observes, plans, and executes the whole step. The other events call this a round.
@@ -43,11 +43,11 @@ pub(crate) enum Event {
     Tick,
     /// A round in which the operator process crashes after this number of writes.
     Crash { after: u8 },
-    /// The operator's machine fails during a round, and the newest pod is lost with it.
+    /// The machine of the operator fails during a round, and the newest pod is lost with the machine.
     DieTogether { after: u8, ticks: u8 },
     /// A round in which the answer to one write is lost.
     LoseReply { after: u8 },
-    /// A round with one write that gets no answer and arrives this number of ticks later.
+    /// A round in which the operator gets no answer to one write, which arrives this number of ticks later.
     Delay { after: u8, ticks: u8 },
     /// A round in which the API server rejects one write permanently.
     Refuse { after: u8 },
@@ -57,7 +57,7 @@ pub(crate) enum Event {
     ApiAway { ticks: u8 },
     /// A round with late writes: ticks pass between the plan and its first write.
     ActLate { ticks: u8, after: u8 },
-    /// A round in which ticks pass between one read and the next.
+    /// A round with slow reads: ticks pass between two reads.
     LookSlowly { ticks: u8 },
     /// A user deletes a pod gracefully.
     DeletePod(u8),
@@ -73,7 +73,7 @@ pub(crate) enum Event {
     DeleteClaim(u8),
     /// A fault affects a member that does not serve clients yet. Only in the runs of `joining`.
     StrikeJoining(u8),
-    /// etcd can no longer read a member's data.
+    /// A member's data becomes unreadable for etcd.
     Corrupt(u8),
     /// A member's container exits repeatedly.
     CrashLoop(u8),
@@ -115,11 +115,11 @@ pub(crate) enum Event {
     DeleteShared,
     /// A user moves leadership to another member.
     MoveLeader(u8),
-    /// The PVC of another cluster that uses the same name loses its owner.
+    /// The PVC of another cluster with the same name loses its owner.
     Foreign,
     /// A person approves a recovery, or withdraws the approval.
     Approve,
-    /// etcd does not answer the operators.
+    /// etcd stops answering the operators.
     Deafen,
     /// The EtcdCluster is created again without its status.
     ForgetStatus,
@@ -131,11 +131,11 @@ pub(crate) enum Event {
     Fill,
     /// etcd raises CORRUPT: the data of a member differs from the data of the other members.
     Mistrust(u8),
-    /// A pod ends permanently, and its object stays.
+    /// A pod fails for good, and its object stays.
     EndPod(u8),
     /// The owner pauses the operator, or resumes it.
     Pause,
-    /// The object is deleted, and a new one of the same name is created after all children are deleted.
+    /// A user deletes the EtcdCluster. After all children are deleted, the user creates a new one with the same name.
     DeleteCluster,
     /// The user sets another StorageClass or size for the volumes.
     Volumes(u8),
@@ -147,7 +147,7 @@ pub(crate) enum Event {
     RemoveByHand(u8),
     /// A person starts a member with `--force-new-cluster`. Only in the runs of `removed`.
     ForceNewCluster(u8),
-    /// The second operator reads the next part of the world. At the third event of this kind, it plans.
+    /// The second operator reads one part of the world. It plans after its third event of this kind.
     SecondLooks,
     /// The second operator sends one write of its step.
     SecondWrites(u8),
@@ -185,14 +185,13 @@ impl Dice {
     }
 }
 
-/// The run of a seed.
 pub(crate) fn draw(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     let mut dice = Dice::new(seed);
     let setup = Setup {
         silent: seed % 2 == 1,
         ..setup(&mut dice, two)
     };
-    // Each run omits most kinds of faults, so that the others are frequent.
+    // Each run leaves out most kinds of faults, so that the remaining kinds are frequent.
     let mut weights = [0; KINDS.len()];
     for (weight, (often, _)) in weights.iter_mut().zip(KINDS) {
         *weight = if dice.below(3) == 0 {
@@ -229,7 +228,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
         6 => "3.4.40",
         _ => "3.3.27",
     };
-    // Most runs start with three members or one. Other sizes result from resizes.
+    // Most runs start with three members or one. Other sizes come from resizes.
     let size = match dice.below(4) {
         0 | 1 => 3,
         _ => dice.size(),
@@ -258,7 +257,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
     }
 }
 
-/// The relative frequency of a kind of fault, if it occurs in the run, and its constructor.
+/// The constructor of a kind of fault, and how often the fault occurs compared with others.
 type Kind = (u8, fn(&mut Dice) -> Event);
 
 const KINDS: [Kind; 48] = [

@@ -71,7 +71,7 @@ impl World {
             | Event::DeleteService(_) => self.strike_objects(event),
             _ => self.strike_pod(event),
         }
-        // Applies the fault to etcd at once: without a quorum, no further entry is committed.
+        // The fault affects etcd at once: without a quorum, no further entry is committed.
         self.run_clusters();
     }
 
@@ -94,8 +94,8 @@ impl World {
         else {
             return;
         };
-        // External members lose data only by the faults for external members, but every fault that partitions members
-        // affects them.
+        // External members lose data only by faults for external members. Faults that partition members affect them
+        // like all other members.
         let anybody = matches!(
             event,
             Event::Isolate(_) | Event::Hide(_) | Event::Lag(_) | Event::MoveLeader(_)
@@ -130,7 +130,7 @@ impl World {
             Event::Isolate(_) => {
                 let side = 10 + place(&name);
                 self.faults.cut.insert(name.clone(), side);
-                tell!(self, "nobody reaches {name}");
+                tell!(self, "no process reaches {name}");
             }
             Event::Hide(_) => {
                 self.faults.hidden.insert(name.clone());
@@ -180,7 +180,8 @@ impl World {
                 let Some(name) = pick(self.disks.keys(), which) else {
                     return;
                 };
-                // The data is lost with the volume, and the container that had mounted it exits. The PVC may remain.
+                // The data is lost with the volume, and the container that has mounted the volume exits. The PVC may
+                // remain.
                 self.pods.remove(&name);
                 if which < 128 {
                     self.disks.remove(&name);
@@ -209,7 +210,7 @@ impl World {
                 (service.drifted, service.version) = (true, version);
                 tell!(self, "a user edits the Service of {name}");
             }
-            // During a bootstrap, a first member that lost its Service and its pod looks like a member that was never
+            // During a bootstrap, a first member without its Service and its pod looks like a member that was never
             // created. No client has written yet, so the operator need not handle this case.
             Event::DeleteService(_) if self.shared.client != Kept::AsMade(true) => {}
             Event::DeleteService(which) => {
@@ -242,7 +243,7 @@ impl World {
             }
             Event::NodeCut(_) => {
                 self.nodes[node].power = Power::Cut;
-                tell!(self, "nobody reaches node-{node}");
+                tell!(self, "no process reaches node-{node}");
             }
             Event::NodeBack(_) => {
                 self.node_back(node);
@@ -312,7 +313,7 @@ impl World {
         }
         tell!(
             self,
-            "the members are partitioned: on the other side are {:?}",
+            "the members are partitioned; in the second group are {:?}",
             self.faults.cut.keys()
         );
     }
@@ -347,13 +348,14 @@ impl World {
         };
         tell!(
             self,
-            "the PVC {name} is a leftover of another cluster with this name"
+            "the PVC {name} remains from another cluster with this name"
         );
         self.disks.insert(name, disk);
     }
 
-    /// Deletes the status, but only if the remaining objects identify the cluster: all have one token, or one token
-    /// has the cluster ID. If a second operator may have read the world earlier, only a formed cluster is identified.
+    /// Deletes the status, but only if the remaining objects identify the cluster: they all have one token, or only one
+    /// of the tokens has the cluster ID. If a second operator may have read the world earlier, the cluster must also
+    /// have formed.
     fn forget_status(&mut self) {
         let pods = self.pods.iter().filter(|(name, _)| !is_elsewhere(name));
         let pods = pods.map(|(_, pod)| (&pod.start.token, pod.cluster_id));

@@ -1,7 +1,7 @@
-//! Checks of the invariants in docs/architecture.md. The checks use the whole world, and not only the part that the
-//! operator observes.
+//! Checks of the invariants in docs/architecture.md. The checks use the whole world, including the parts that the
+//! operator has not observed.
 //!
-//! A plan is checked against the world from which it was made. Each write is checked against the world in which it
+//! A plan is checked against the world from which it was made. A write is checked against the world in which it
 //! arrives, even if it arrives late. After each tick, the logs are checked: no acknowledged write may be lost.
 
 use std::collections::BTreeSet;
@@ -21,7 +21,7 @@ use crate::write::is_for_etcd;
 #[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
-    /// The first violation.
+    /// The first violation, if any.
     pub(crate) broken: Option<String>,
     /// Members that ever had data.
     ran: BTreeSet<String>,
@@ -39,12 +39,12 @@ pub(crate) struct Memory {
     pub(crate) in_flight: Option<u64>,
     /// Members that other software removed from etcd.
     pub(crate) vanished: AllVanished,
-    /// True if a second operator is active, or if a write was late. Objects may then exist that no plan expected. They
-    /// must do no harm.
+    /// True if a second operator is active, or if a write was late. Objects may then exist that no plan expected, and
+    /// they must do no harm.
     pub(crate) second: bool,
-    /// The highest number of an object that existed when the step was planned.
+    /// The highest object number that existed when the step was planned.
     pub(crate) seen: u64,
-    /// True if the world has not changed since the observation from which the step was planned.
+    /// True if the world has not changed since the observation for the current step.
     pub(crate) fresh: bool,
 }
 
@@ -81,7 +81,7 @@ impl World {
 
     // ---- writes ----
 
-    /// Checks a write of any sender before the write is applied, even if it arrives late.
+    /// Checks a write of any sender before it is applied, even if it arrives late.
     pub(crate) fn judge_write(&mut self, write: &Write) {
         self.forget_deleted_evidence();
         match write {
@@ -128,7 +128,7 @@ impl World {
                     others.is_none(),
                     "invariant 7: {name} is adopted although it belongs to cluster {others:?}"
                 );
-                // A member that does not serve clients yet may be drained.
+                // A member that does not serve clients yet may be drained even if no other member is an endpoint.
                 let was = self.pods.get(name).map(|pod| pod.role);
                 let served = was == Some(Role::Voter) || self.serves_clients(name);
                 let out = matches!(label.role, Some(Role::Busy { .. })) && served;
@@ -177,8 +177,8 @@ impl World {
             .into_iter()
             .flatten()
             .find(|id| Some(*id) != self.cluster_id);
-        // Leftovers of the cluster before a recovery are deleted at the end. A pod whose creation was sent while the
-        // recovery was recorded does no harm, because clients reach only the new cluster.
+        // The objects of the cluster before a recovery are deleted at the end. A pod that is created late, after the
+        // recovery was recorded, does no harm, because clients reach only the new cluster.
         let former = |id: &ClusterId| self.former() == Some(id.to_string().as_str());
         let foreign = foreign.filter(|id| self.cluster_id.is_some() && !former(id));
         demand!(
@@ -188,7 +188,7 @@ impl World {
         );
     }
 
-    /// Invariant 11: a delete affects only the observed object, and not a later object with the same name.
+    /// Invariant 11: a request deletes only the observed object, never a later object of the same name.
     fn judge_seen(&mut self, member: &str, uid: u64) {
         let seen = uid <= self.memory.seen;
         demand!(
@@ -221,7 +221,7 @@ impl World {
     /// Checks the deletion of a member's pod or disk. `keeps`: true if the data survives the deletion.
     fn judge_deletion(&mut self, member: &str, keeps: bool) {
         self.judge_foreign(member, "deleted");
-        // Invariant 9: leftovers of the cluster before a recovery stay until the new cluster is complete.
+        // Invariant 9: the objects of the cluster before a recovery stay until the new cluster is complete.
         let id = self
             .disks
             .get(member)
@@ -301,7 +301,7 @@ impl World {
             found || beside.is_none(),
             "invariant 7: a second cluster is bootstrapped next to {beside:?}"
         );
-        // The status and all data were deleted, so the previous cluster no longer exists.
+        // The status and all data were deleted. The previous cluster no longer exists.
         let before = self.memory.writes_to.clone().unwrap_or_default();
         let nothing_left = self.all_data(&before).all(|(name, _)| is_lost(self, name));
         if self.memory.status_lost && nothing_left {
@@ -310,7 +310,7 @@ impl World {
         }
     }
 
-    /// Checks after a write that a quorum can still return.
+    /// Checks after a write that a quorum can still return, if it could return before the write.
     pub(crate) fn judge_after(&mut self, write: &Write, could: bool) {
         if let Write::AddMember { member, .. } = write {
             self.memory.added.insert(member.clone());
@@ -321,8 +321,8 @@ impl World {
             write,
             Write::RecordIntent { .. } | Write::RecordClusterId { .. } | Write::RecordRecovery(_)
         );
-        // A PVC that a user deletes keeps its data as long as its pod exists. A hibernating operator may have planned
-        // the pod's deletion before the user deleted the PVC.
+        // A PVC that a user deletes keeps its data as long as its pod exists. The operator may have planned a
+        // hibernation, which deletes this pod, before the user deleted the PVC.
         let late = self.memory.second
             && matches!(write, Write::DeletePod { member, .. }
             if self.disks.get(member).is_some_and(|disk| disk.terminating));
@@ -339,7 +339,7 @@ impl World {
         }
     }
 
-    /// True if a quorum of the voters has its data. Voters that never ran have no data.
+    /// True if a quorum of the voters has its data. A voter that never ran has no data.
     pub(crate) fn can_come_back(&self) -> bool {
         let Some(cluster) = self.recorded().filter(|_| self.cluster_id.is_some()) else {
             return true;
@@ -363,12 +363,12 @@ impl World {
     pub(crate) fn starts_empty(&mut self, name: &str) {
         let first_time = self.memory.ran.insert(name.to_owned());
         // A suspended second operator may start the pod of a member that was removed in the meantime. No member
-        // connects to this pod, because its ID belongs to no member. The operator deletes the pod as a leftover.
+        // connects to this pod, because its ID belongs to no member. The operator deletes the pod later.
         let listed = self
             .recorded()
             .is_some_and(|cluster| cluster.by_name(name).is_some());
         let harmless = self.memory.second && !listed;
-        // The second of two voters before etcd 3.4, until etcd reports it as started (`plan/second.rs`).
+        // Exception: the second of two voters before etcd 3.4, until etcd reports it as started (`plan/second.rs`).
         let second = self.setup.version.starts_with("3.3")
             && self.recorded().is_some_and(|all| {
                 let mut members = all.members().values();
@@ -385,8 +385,8 @@ impl World {
         );
     }
 
-    /// Invariant 6: a mark may be removed only from the Service of a member that never started. Afterwards, the name
-    /// may be used again.
+    /// Invariant 6: a mark may be removed only if its member never started. Afterwards, the name of the member may be
+    /// used again.
     pub(crate) fn judge_taken_back(&mut self, name: &str) {
         let started = self.pods.contains_key(name) || self.memory.ran.contains(name);
         demand!(
@@ -445,8 +445,8 @@ impl World {
         self.judge_switch();
     }
 
-    /// The main check: no member that could be elected lacks an acknowledged write. The check applies Raft's rule to
-    /// all existing disks, as if all members ran.
+    /// The main check: no member without an acknowledged write could be elected. Raft's rule is applied to all existing
+    /// disks, as if all members ran.
     pub(crate) fn judge_logs(&mut self) {
         let mut lacking = None;
         for (token, cluster) in &self.clusters {
@@ -494,8 +494,8 @@ impl World {
             .map(|(name, data)| (name.as_str(), data))
     }
 
-    /// The status is deleted. `unmarked`: an object without the cluster ID remains. The ID was then recorded just
-    /// before, and no client can have written yet.
+    /// Records that the status was deleted. `unmarked`: an object without the cluster ID exists. In that case the ID
+    /// was recorded just before, and no client can have written yet.
     pub(crate) fn forget(&mut self, unmarked: bool) {
         self.memory.status_lost = true;
         self.memory.thrown = true;

@@ -1,7 +1,7 @@
 //! Members that follow the leader and do not serve clients yet: etcd answers only on its health listener.
 //!
 //! This file also contains the deliberate mistakes about such members. The checks in this file, or the checks of
-//! promotions, detect each mistake.
+//! promotions, must detect each mistake.
 
 use std::collections::BTreeSet;
 
@@ -20,13 +20,13 @@ use crate::story::{find, play_drawn};
 use crate::world::{World, WorldPod, tell};
 use crate::writes::Plan;
 
-/// Number of ticks for which a joining member does not serve clients, selected by the number of its pod. etcd waits up
-/// to 7 s for the entry with its own client URLs, which is two or three ticks. A member that takes longer has a slow
-/// or broken client listener.
+/// For how many ticks a joining member does not serve clients, by the number of its pod. etcd waits up to 7 s for the
+/// entry with its own client URLs, which is two or three ticks. A larger number means that the client listener is slow
+/// or broken.
 const SILENT: [u64; 8] = [0, 2, 3, 6, 3, 0, 15, 2];
 
-/// The time until which the etcd of a pod that starts now does not serve clients. `silent`: true if joining members
-/// take longer.
+/// The time from which the etcd of a pod that starts now serves clients. `silent`: true if joining members do not serve
+/// at once.
 pub(crate) fn serves_from(pod: &WorldPod, silent: bool, now: u64) -> u64 {
     let joins = silent && pod.start.state == cluster::plan::State::Join;
     let at = usize::try_from(pod.uid).unwrap() % SILENT.len();
@@ -40,7 +40,7 @@ impl World {
         pod.is_some_and(|pod| self.now >= pod.serves_from)
     }
 
-    /// The answers of the health listeners of members that have not been observed to serve.
+    /// Reads the health listeners of members that have not been observed to serve.
     pub(crate) fn ask_health(&self, token: &str, observed: &mut Observed) {
         let joins = |name: &String| {
             let role = observed.pods[name].role;
@@ -64,7 +64,7 @@ impl World {
         let process = cluster.running.get(&data.member);
         let process = process.filter(|process| process.name == name)?;
         let learner = cluster.configs[data.config].get(&data.member);
-        // A learner never becomes a candidate, so it still reports its last known leader.
+        // A learner never becomes a candidate, so without a connection it still reports its last known leader.
         let once = learner.is_some_and(|member| member.learner) && data.last.index > 0;
         let others = cluster.running.iter();
         let others = others.filter(|(id, one)| **id != data.member && one.group == process.group);
@@ -76,7 +76,7 @@ impl World {
         })
     }
 
-    /// A fault affects a member that has joined or is about to join, and does not serve clients yet.
+    /// A fault hits a member that has joined or is about to join, and that does not serve clients yet.
     pub(crate) fn strike_joining(&mut self, how: u8) {
         let waits = |(_, pod): &(&String, &WorldPod)| pod.running && self.now < pod.serves_from;
         let newest = self.pods.iter().filter(waits);
@@ -86,7 +86,7 @@ impl World {
         else {
             return;
         };
-        tell!(self, "{name} is struck before it serves clients");
+        tell!(self, "a fault hits {name} before it serves clients");
         match (how % 9, node) {
             (0, Some(node)) => self.node_off(node),
             (1, _) => {
@@ -163,7 +163,7 @@ impl World {
         };
         let (name, was) = (&label.member, pod.role);
         let comes = label.role == Some(Role::Voter) && was != Role::Voter && pod.running;
-        // If no other member serves clients, this endpoint takes nothing from them.
+        // If no other member serves clients, this endpoint takes no client from a serving member.
         let voters = self.recorded().into_iter().flat_map(|cluster| {
             let up = cluster.voters().filter(|(id, _)| cluster.is_up(**id));
             up.map(|(_, member)| &member.name)
@@ -187,7 +187,7 @@ impl World {
 }
 
 impl Mutation {
-    /// Deliberate mistakes: wrong health reports of members that do not serve clients.
+    /// Deliberate mistakes: the operator misreads the health reports of members that do not serve clients.
     pub(crate) fn misreads_a_pulse(self, observed: &mut Observed) {
         let Seen::Known(list) = &observed.members else {
             return;
@@ -295,7 +295,7 @@ fn named(urls: &[String]) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// The run of a seed: an ordinary run, after which the cluster grows and shrinks while faults hit joining members.
+/// The run of a seed: first an ordinary run; then the cluster grows and shrinks while faults hit joining members.
 fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     let (mut setup, mut events) = draw(seed, two);
     setup.silent = true;
@@ -347,7 +347,7 @@ fn strike(dice: &mut Dice) -> Event {
     }
 }
 
-/// Number of rounds with one operator; half as many with two.
+/// Number of rounds in runs with one operator. Runs with two operators have half as many.
 const ROUNDS: usize = 30_000;
 
 /// Invariant 24 (members that do not serve clients yet).

@@ -1,4 +1,5 @@
-//! Runs with TLS changes while members run and all other faults occur, and deliberate mistakes about TLS changes.
+//! TLS changes while members run and all other faults occur. This file also contains the deliberate mistakes about TLS
+//! changes.
 
 use crate::writes::{Chain, Write};
 use api::cluster::{TlsPolicy, TlsStatus, peers_of};
@@ -26,7 +27,7 @@ impl Mutation {
         Self::RedirectsBeforeThePort,
     ];
 
-    /// Deliberate mistakes: wrong input of the planner about a TLS change.
+    /// Deliberate mistakes: the planner gets wrong input about a TLS change.
     pub(crate) fn overlooks_a_switch(self, observed: &mut Observed) {
         let Some(rollout) = &mut observed.tls_rollout else {
             return;
@@ -45,7 +46,7 @@ impl Mutation {
         }
     }
 
-    /// Deliberate mistakes: a step that differs from the planned one.
+    /// Deliberate mistakes: another step is sent than the planned one.
     pub(crate) fn mistakes_a_switch(
         self,
         world: &World,
@@ -128,7 +129,7 @@ impl Mutation {
     }
 }
 
-/// The run of a seed: an ordinary run with TLS changes, and with more time between its events, because a TLS change
+/// The run of a seed: an ordinary run with TLS changes. The events have more time between them, because a TLS change
 /// takes many rounds.
 fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     let (mut setup, drawn) = draw(seed, two);
@@ -147,10 +148,10 @@ fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     (setup, events)
 }
 
-/// Number of rounds with one operator; half as many with two.
+/// Number of rounds in runs with one operator. Runs with two operators have half as many.
 const ROUNDS: usize = 20_000;
 
-/// Invariant 23. Invariant 20 for clients that follow the documented order.
+/// Invariant 23, and invariant 20 for clients that follow the documented order.
 #[test]
 fn tls_change_at_any_time_keeps_invariants() {
     play_drawn(|seed| drawn(seed, false), ROUNDS);

@@ -147,7 +147,7 @@ impl Mutation {
 }
 
 impl Mutation {
-    /// A deliberate mistake: removes marks that the operator would keep.
+    /// A deliberate mistake: a mark is removed that the operator would keep.
     pub(crate) fn takes_back(
         self,
         write: &Write,
@@ -168,7 +168,7 @@ impl Mutation {
     }
 }
 
-/// The members that the plan drains from the client Service.
+/// The labels by which the plan drains members from the client Service.
 fn labels_out(planned: &Plan) -> Vec<Label> {
     let all = planned.step.chains.iter().flatten();
     let out = all.filter_map(|write| match write {

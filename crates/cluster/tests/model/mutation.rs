@@ -1,5 +1,5 @@
-//! Deliberate mistakes, each of which the model must detect. A mistake changes the planner's input, its plan, a
-//! request or a precondition. The code of the planner does not change.
+//! Deliberate mistakes. The model must detect each of them. A mistake changes the planner's input, its plan, a request
+//! or a precondition, but not the code of the planner.
 
 use crate::writes::{Chain, Change, Write};
 use cluster::plan::{Data, Fate, VersionRules, View, plan};
@@ -22,7 +22,7 @@ pub(crate) enum Mutation {
     TakesUnknownForEmpty,
     /// Leftovers are deleted while the list is unknown.
     DeletesBlindly,
-    /// A learner is promoted as soon as it is in the list.
+    /// A learner is promoted as soon as the list contains it.
     PromotesTooEarly,
     /// Members join with a vote.
     AddsVoters,
@@ -46,7 +46,7 @@ pub(crate) enum Mutation {
     AddsUnreserved,
     /// The pod is created before the mark.
     MarksLate,
-    /// If another process has set the mark, a start does not renew it. A separate test detects this mistake.
+    /// A start does not renew a mark that another process has set. A separate test detects this mistake.
     TrustsMarksOfOthers,
     /// A mark is removed although the pod may have been created.
     TakesMarksBackBlindly,
@@ -94,7 +94,7 @@ pub(crate) enum Mutation {
     ChangesTheLeadersImage,
     /// A pod is started with a version that the operator must refuse.
     SkipsAMinor,
-    /// A pod on an existing disk starts with the first version of the cluster.
+    /// A pod on an existing disk starts with the version of the bootstrap instead of the recorded version.
     ForgetsTheNotedVersion,
     /// A member that was drained from the client Service does not get its endpoints back.
     LeavesMembersOut,
@@ -118,19 +118,20 @@ pub(crate) enum Mutation {
     BootstrapsInsteadOfJoining,
     /// External members are removed before enough members of the EtcdCluster are voters.
     RemovesTheirsEarly,
-    /// An existing PVC counts as an existing volume. The runs of `volumes` detect this mistake and the next one.
+    /// An existing PVC counts as an existing volume. The runs of `volumes` must detect this mistake and the next one in
+    /// this list.
     TakesLostVolumesForThere,
     /// The seed of an abandoned recovery continues to run while another seed exists.
     ForgetsGivenUpSeeds,
-    /// Volumes of members that other software removed are deleted at once. The runs of `removed` detect this mistake
-    /// and the next two.
+    /// Volumes of members that other software removed are deleted at once. The runs of `removed` must detect this
+    /// mistake and the next two in this list.
     TakesEvidenceForLeftovers,
-    /// The record that a majority of the voters vanished is ignored.
+    /// The operator ignores the record that a majority of the voters vanished.
     ForgetsTheMajority,
     /// Members that other software removed are started again while no quorum answers.
     StartsEvidence,
-    /// A learner that does not serve yet is promoted only because its container has started. The runs of `joining`
-    /// detect this mistake and the next ones about members that do not serve yet.
+    /// A learner that does not serve yet is promoted only because its container has started. The runs of `joining` must
+    /// detect this mistake and the following ones about members that do not serve yet.
     PromotesByThePast,
     /// A learner that does not serve yet is promoted although it has not caught up.
     PromotesBehind,
@@ -146,8 +147,8 @@ pub(crate) enum Mutation {
     RemovesByJoining,
     /// A new voter becomes an endpoint of the client Service as soon as it is promoted.
     LetsJoiningIn,
-    /// Members start with TLS only, although they should also accept plain text. The runs of `switch` detect this
-    /// mistake and the next ones about TLS.
+    /// Members start with TLS only, although they should also accept plain text. The runs of `switch` must detect this
+    /// mistake and the following ones about TLS.
     SkipsAStage,
     /// A reverted TLS change skips a stage.
     TurnsBackByAJump,
@@ -163,8 +164,8 @@ pub(crate) enum Mutation {
     LeadsClientsByALeap,
     /// Peer URLs use the second port before the members' Services have it.
     RedirectsBeforeThePort,
-    /// Members get certificates of a CA that the others do not trust yet. The runs of `authorities` detect this mistake
-    /// and the next ones about CAs.
+    /// Members get certificates of a CA that the others do not trust yet. The runs of `authorities` must detect this
+    /// mistake and the following ones about CAs.
     IssuesUntrusted,
     /// The operator gets a certificate that the members do not accept yet.
     LocksItselfOut,
@@ -320,8 +321,8 @@ impl Mutation {
         if self != Self::DrawsTheSameNames {
             world.use_names(&names);
         }
-        // In these states, the model would detect every additional write. It could not show that it detects this
-        // mistake.
+        // In these states, the model detects every additional write. A detection would not prove that the model finds
+        // this mistake.
         if desired.paused || observed.deleting || !observed.tls.faults.is_empty() {
             return planned;
         }
@@ -376,7 +377,7 @@ impl Mutation {
         }
     }
 
-    /// Membership changes that differ from the plan.
+    /// Membership changes that differ from the planned ones.
     fn changes(
         self,
         world: &mut World,
@@ -452,7 +453,7 @@ impl Mutation {
 
     // ---- sent requests ----
 
-    /// The order of the chains.
+    /// The chains in the order that the mistake causes.
     pub(crate) fn chains(self, mut chains: Vec<Vec<Write>>) -> Vec<Vec<Write>> {
         match self {
             Self::MarksLate => {
@@ -493,7 +494,7 @@ impl Mutation {
         chains
     }
 
-    /// One write.
+    /// The write as the mistake changes it.
     pub(crate) fn write(self, world: &World, write: &Write) -> Write {
         let mut write = write.clone();
         match (self, &mut write) {

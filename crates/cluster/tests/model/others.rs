@@ -1,6 +1,5 @@
-//! Clusters that were not started by this operator (ADR 15): pods of coreos/etcd-operator, which the operator adopts,
-//! and external members outside of Kubernetes, which an EtcdCluster joins and replaces. This file also contains manual
-//! changes with etcdctl.
+//! Clusters that this operator did not start (ADR 15): it adopts pods of coreos/etcd-operator, and an EtcdCluster joins
+//! and then replaces external members outside of Kubernetes. This file also contains manual changes with etcdctl.
 
 use std::collections::BTreeSet;
 
@@ -33,7 +32,7 @@ pub(crate) fn is_elsewhere(name: &str) -> bool {
 }
 
 impl World {
-    /// The cluster exists before the operator starts.
+    /// A cluster that exists before the operator starts.
     pub(crate) fn begin_elsewhere(&mut self) {
         let begun = self.setup.begun;
         if begun == Begun::Here {
@@ -167,7 +166,7 @@ impl World {
             .collect()
     }
 
-    /// Clients know the addresses of the external machines.
+    /// True if clients write to external members, at the addresses of their machines.
     pub(crate) fn clients_elsewhere(&self, token: &str) -> bool {
         let members = self.clusters.get(token).map(Cluster::members);
         self.pods.iter().any(|(name, pod)| {
@@ -201,7 +200,7 @@ impl World {
         let serves = |token: &String| self.clusters[token].serving().is_some();
         let all = || plan.waiting_for.iter().chain(&plan.problems);
         let says = |reasons: &[Reason]| all().any(|one| reasons.contains(&one.reason));
-        // The operator never selects an external member as survivor.
+        // An external member is never a survivor of a recovery.
         let lost = !self.can_come_back() && says(&[Reason::JoinWaits]);
         let before = self.intent.is_none()
             && says(&[
@@ -217,8 +216,7 @@ impl World {
 
     /// A person adds a member with etcdctl and never starts it.
     pub(crate) fn add_by_hand(&mut self, which: u8) {
-        // If the only voter is the quorum, a second voter that never starts stops the cluster. The operator need not
-        // handle this case.
+        // A second voter that never starts stops a cluster with one voter. The operator need not handle this case.
         if self.recorded().is_none_or(|all| all.voters().count() < 2) {
             return;
         }
@@ -257,7 +255,7 @@ impl World {
         }
     }
 
-    /// The person who added members removes them again.
+    /// The person who added members with etcdctl removes them again.
     pub(crate) fn tidy_by_hand(&mut self) {
         let foreign = |config: &Config| {
             let mut all = config.iter();

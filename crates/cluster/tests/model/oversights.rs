@@ -10,7 +10,7 @@ use crate::world::World;
 use crate::writes::Plan;
 
 impl Mutation {
-    /// Deliberate mistakes: information that the planner does not get.
+    /// Deliberate mistakes: the planner lacks some information.
     pub(crate) fn overlooks(self, desired: &Desired, observed: &Observed) -> (Desired, Observed) {
         let (mut desired, mut observed) = (desired.clone(), observed.clone());
         match self {

@@ -1,6 +1,6 @@
-//! Changes by the owner of a cluster at any time, except its size and its version: the owner pauses the operator,
+//! Changes by the owner of a cluster, except changes of the size and the version: the owner pauses the operator,
 //! deletes the EtcdCluster, changes the volumes, or breaks a Secret with certificates. This file also contains pods
-//! that end permanently.
+//! that fail for good.
 
 use crate::writes::Write;
 use cluster::snapshot::{Claim, Observed, Seen};
@@ -39,8 +39,7 @@ impl Volume {
         }
     }
 
-    /// True if the volume cannot change to the desired one in place, because it would have to shrink or change its
-    /// StorageClass.
+    /// True if the volume cannot change to `wanted` in place: it would have to shrink or to change its StorageClass.
     pub(crate) fn is_unfit_for(self, wanted: Self) -> bool {
         self.class != wanted.class || self.size > wanted.size
     }
@@ -81,8 +80,8 @@ impl World {
         }
     }
 
-    /// Deletes the EtcdCluster, except in two cases. If it joins another cluster, its leftovers would look like those
-    /// of a new cluster. If an earlier cluster of this name has left objects, the EtcdCluster also stays.
+    /// Deletes the EtcdCluster, except in two cases: it joins another cluster, because its remaining objects would then
+    /// look like those of a new cluster; or an earlier EtcdCluster of this name has left objects.
     fn delete_cluster(&mut self) {
         let foreign = self.disks.values().any(|disk| disk.token == "another");
         if self.intent.is_none() || foreign || self.pods.keys().any(|name| is_elsewhere(name)) {
@@ -128,8 +127,8 @@ impl World {
         (self.client_token, self.wishes.record) = (None, None);
         self.reported_voters.clear();
         self.named_before.clear();
-        // An operator process drops a plan that is ten seconds old. The garbage collector deletes objects whose owner
-        // was deleted.
+        // An operator process drops a plan that is ten seconds old, and the garbage collector deletes objects of a
+        // deleted owner.
         self.late.clear();
         self.memory.forget_all();
         self.want_first_version();
@@ -141,7 +140,7 @@ impl World {
         );
     }
 
-    /// A pod ends permanently: Kubernetes evicts it, or a kubelet rejects it. The pod object stays.
+    /// A pod fails for good, because Kubernetes evicts it or a kubelet rejects it. The pod object stays.
     pub(crate) fn end_for_good(&mut self, name: &str) {
         let now = self.now;
         let Some(pod) = self.pods.get_mut(name) else {
@@ -150,7 +149,7 @@ impl World {
         (pod.ended, pod.running) = (true, false);
         let shown = &mut pod.shown;
         (shown.ready, shown.running_since, shown.unready_since) = (false, None, now);
-        tell!(self, "the pod of {name} has ended permanently");
+        tell!(self, "the pod of {name} has failed for good");
     }
 
     /// Adds the problems of the certificates to the observation. Returns `true` if the operator cannot call any member.
@@ -202,10 +201,10 @@ impl World {
 
     // ---- forbidden changes ----
 
-    /// Checks that the operator does not change a cluster whose owner has paused the operator or deletes the object,
-    /// and that it does not start, stop or remove members because of invalid certificates. If the world changed during
-    /// the observation (not `atomic`), the operator may take a member for lost for other reasons. The check then covers
-    /// only members that the operator has seen serving.
+    /// Checks the writes to a cluster that is paused, is being deleted, or has invalid certificates: a paused or
+    /// deleted cluster does not change, and invalid certificates cause no start, stop or removal of a member. If the
+    /// world changed during the observation (not `atomic`), the operator may count a member as lost for another reason.
+    /// The check then covers only members that the operator has seen serving.
     pub(crate) fn judge_owner(&mut self, observed: &Observed, plan: &Plan, atomic: bool) {
         let still = observed.deleting || self.wishes.paused;
         demand!(

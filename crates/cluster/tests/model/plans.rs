@@ -77,8 +77,8 @@ impl World {
             "invariant 1: members are changed without a member list: {}",
             said(plan)
         );
-        // A pod that is stopped on purpose keeps its disk; the check of the write verifies that. A pod that ended
-        // permanently contains no data if its member has a disk.
+        // A pod that is stopped on purpose keeps its disk, which the check of the write verifies. A pod that has failed
+        // for good contains no data if its member has a disk.
         let holds_nothing = |member: &String| {
             let record = observed.recovery.record.as_ref();
             let begins = record.is_some_and(|record| record.member == *member);
@@ -151,7 +151,7 @@ impl World {
         if is_lost(self, &name) || self.data(&name).is_none() {
             return;
         }
-        // Invariant 5: a member with a usable disk is removed only from a cluster that is too large.
+        // Invariant 5: a member with a usable disk is removed only from a cluster that has too many members.
         let too_large = cluster.members().len() > self.size;
         demand!(
             self,
@@ -163,8 +163,8 @@ impl World {
         }
     }
 
-    /// True if the member may be replaced: its node is lost, its data is unreadable, its container fails, or its
-    /// volume is being deleted.
+    /// True if the operator may replace the member: its node is lost, its data is unreadable, its container fails, or
+    /// its volume is being deleted.
     fn is_excused(&self, name: &str) -> bool {
         let pod = self.pods.get(name);
         let fails = |pod: &crate::world::WorldPod| {

@@ -1,4 +1,4 @@
-//! The reads of the world by an operator, in the order in which the operator sends them.
+//! How an operator reads the world, in the order in which the operator sends its reads.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -42,7 +42,8 @@ impl World {
         pods.map(|(name, pod)| read(name, pod)).collect()
     }
 
-    /// Completes an observation after Services and pods are read: PVCs, the EtcdCluster, and etcd last.
+    /// Completes an observation after the reads of Services and pods: reads the PVCs, the EtcdCluster, and finally
+    /// etcd.
     pub(crate) fn observe(
         &self,
         services: BTreeMap<String, Service>,
@@ -105,7 +106,8 @@ impl World {
         observed
     }
 
-    /// The client Service as observed. It differs from the desired one if it selects another cluster's pods.
+    /// The client Service as the operator observes it. It counts as different if it selects the pods of another
+    /// cluster.
     fn read_shared(&self) -> Shared {
         let mut shared = self.shared.clone();
         let token = self.intent.as_ref().map(|intent| &intent.token);
@@ -150,7 +152,7 @@ impl World {
         }
     }
 
-    /// The linearizable list, from the first member that can answer: it is a voter and reaches the leader.
+    /// The linearizable list, from the first member that can answer: a voter that reaches the leader.
     pub(crate) fn read_list(&self, token: &str, via: &[String]) -> Option<Members> {
         let cluster = self.clusters.get(token)?;
         let open = via.iter().filter(|name| self.serves_clients(name));
@@ -177,7 +179,8 @@ impl World {
             .filter(|process| process.name == name)?;
         let member = cluster.configs[data.config].get(&data.member);
         let learner = member.is_some_and(|member| member.learner);
-        // A learner keeps reporting the last known leader. It answers at its pod's address even without endpoints.
+        // A learner without a connection still reports its last known leader. It answers at its pod's address even
+        // without endpoints.
         let closed = self.services.get(name).is_some_and(|one| one.closed);
         let alone = learner && !closed && self.is_heard(name);
         if !self.operator_reaches(name) && !alone {
@@ -205,7 +208,7 @@ impl World {
     }
 }
 
-/// A pod's status in the API server.
+/// A pod as the API server returns it.
 fn read_pod(name: &str, pod: &WorldPod) -> Pod {
     let initial = match pod.start.state {
         State::OnDisk | State::FromSurvivor => BTreeSet::from([name.to_owned()]),
@@ -260,7 +263,7 @@ fn read_pod(name: &str, pod: &WorldPod) -> Pod {
     }
 }
 
-/// A tick is three seconds: two ticks cover etcd's rule of five seconds.
+/// A tick is three seconds, so two ticks cover etcd's rule of five seconds.
 pub(crate) fn seconds(ticks: u64) -> Timestamp {
     Timestamp::from_second(i64::try_from(ticks * 3).unwrap()).unwrap()
 }

@@ -1,4 +1,4 @@
-//! Recovery from a lost quorum: the records, the start of a new cluster with a survivor's data, and the checks of
+//! Recovery from a lost quorum: its records, the start of a new cluster with a survivor's data, and the checks for
 //! forbidden changes.
 
 use crate::writes::{RecoveryRecord, Write};
@@ -62,7 +62,7 @@ impl World {
         }
     }
 
-    /// Reads the members' local lists and statuses, which need no quorum.
+    /// Reads from each member, without a quorum, its local list and its status.
     pub(crate) fn ask_without_quorum(
         &self,
         token: &str,
@@ -109,7 +109,7 @@ impl World {
         Answer::Done(None)
     }
 
-    /// The seed copies the data from the survivor, which must run.
+    /// Copies the data from the survivor to the seed. The survivor must run.
     pub(crate) fn seed_member(&mut self, start: &Start) -> Option<Data> {
         let record = self
             .recovery
@@ -138,8 +138,8 @@ impl World {
 
     // ---- forbidden changes ----
 
-    /// Checks the start of a recovery: a person or the policy has decided it, and no member that answers has more
-    /// data.
+    /// Checks the start of a recovery: a person or the policy has decided it, and no answering member has more data
+    /// than the survivor.
     pub(crate) fn judge_recovery(&mut self, plan: &Plan) {
         for write in plan.step.chains.iter().flatten() {
             let Write::RecordRecovery(record) = write else {
@@ -207,8 +207,8 @@ impl World {
         }
     }
 
-    /// Checks the write that replaces the record of the old cluster by that of the new one. The new cluster must have
-    /// the survivor's data, and the report must name the missing data.
+    /// Checks the write that replaces the record of the old cluster by the record of the new cluster. The new cluster
+    /// must have the survivor's data, and the report must name the missing data.
     fn judge_recovered(&mut self, record: &RecoveryRecord, token: &str) {
         let Some(recovery) = &record.recovery else {
             return;
@@ -265,8 +265,8 @@ impl World {
         (record.phase == RecoveryPhase::Complete).then_some(record.from_cluster_id.as_str())
     }
 
-    /// True if the policy `Automatic` must recover without a person: each lost member is certainly lost, each other
-    /// member answers, and all answers contain the same list.
+    /// True if the policy `Automatic` must recover without a person: each lost member is certainly lost, all other
+    /// members answer, and their lists are equal.
     pub(crate) fn recovers_by_itself(&self) -> bool {
         let Some(cluster) = self.recorded().filter(|_| self.setup.automatic) else {
             return false;

@@ -1,6 +1,5 @@
-//! Runs in which other software or a person removes members from etcd's list. A person removes members with etcdctl,
-//! one after another, or starts a member with `--force-new-cluster`. The volumes of the removed members are evidence
-//! (invariant 25).
+//! Other software or a person removes members from etcd's list: with etcdctl, one after another, or by starting a
+//! member with `--force-new-cluster`. The volumes of the removed members are evidence (invariant 25).
 
 use std::collections::BTreeMap;
 
@@ -14,7 +13,7 @@ use crate::mutation::Mutation;
 use crate::story::{find, play_drawn};
 use crate::world::{World, tell};
 
-/// A member that the operator did not remove from etcd, and whose volume exists.
+/// A member that something other than the operator removed from etcd. Its volume exists.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Vanished {
     since: u64,
@@ -22,12 +21,11 @@ pub(crate) struct Vanished {
     majority: bool,
 }
 
-/// The members that the operator did not remove from etcd, by name.
+/// The members that something other than the operator removed from etcd, by name.
 pub(crate) type AllVanished = BTreeMap<String, Vanished>;
 
 impl World {
-    /// Records the members whose volumes must not be deleted yet. `removed`: the members that were removed at this
-    /// time.
+    /// Records which volumes must not be deleted yet. `removed`: the members that were just removed.
     pub(crate) fn note_vanished(&mut self, removed: &[String], voters_left: usize) {
         for name in removed {
             let disk = self.disks.get(name);
@@ -109,8 +107,8 @@ impl World {
         );
     }
 
-    /// A person starts one member with `--force-new-cluster`. The member continues alone with its data, and informs
-    /// the others of their removal.
+    /// A person starts a member with `--force-new-cluster`. The member continues alone with its data, and the others
+    /// learn from it that they were removed.
     pub(crate) fn force_new_cluster(&mut self, which: u8) {
         let recorded = self.intent.as_ref().filter(|_| self.cluster_id.is_some());
         let Some(token) = recorded.map(|intent| intent.token.clone()) else {
@@ -179,7 +177,7 @@ impl World {
 }
 
 impl Mutation {
-    /// Deliberate mistakes: wrong input of the planner about removals.
+    /// Deliberate mistakes: the planner gets wrong input about removals.
     pub(crate) fn mistakes_a_removal(self, observed: &mut Observed) {
         let disks = observed.disks.values_mut();
         match self {
@@ -233,7 +231,6 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     (setup, events)
 }
 
-/// Number of rounds.
 const ROUNDS: usize = 20_000;
 
 /// Invariant 25 (volumes as evidence).

@@ -26,10 +26,10 @@ pub(crate) struct Second {
     planned: Option<(Observed, Plan)>,
     chains: Vec<Vec<Write>>,
     marked: BTreeMap<String, u64>,
-    /// The highest number of an object that existed when the second operator read the world.
+    /// The highest object number that existed when the second operator read the world.
     seen: u64,
-    /// The number of EtcdClusters deleted before the read. If the number has changed, the second operator drops its
-    /// reads.
+    /// How often the EtcdCluster had been deleted when the second operator read the world. If the number has changed,
+    /// the second operator drops its reads.
     lives: u64,
 }
 
@@ -40,7 +40,7 @@ pub(crate) struct Run {
     rounds: usize,
 }
 
-/// The fault of a round.
+/// The fault of a round: what goes wrong in it, and when.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Fault {
     crash_after: Option<usize>,
@@ -52,7 +52,8 @@ pub(crate) struct Fault {
     slow_look: u8,
     /// Number of ticks between the plan and its first write.
     slow_act: Option<u8>,
-    /// Number of writes after which the observation is too old, and number of ticks until the marks are removed.
+    /// The number of writes after which the observation is too old, and the number of ticks until the marks are
+    /// removed.
     too_old: Option<(usize, u8)>,
 }
 
@@ -151,7 +152,7 @@ impl Run {
             Event::SecondLooks => self.second_looks(),
             Event::SecondWrites(which) => self.second_writes(usize::from(which)),
             Event::ForgetStatus => {
-                // A cluster cannot form and lose its status during one observation, so the second operator starts
+                // No cluster forms and loses its status during one observation, so the second operator starts its reads
                 // again.
                 if let Some(second) = &mut self.second {
                     (second.services, second.pods) = (None, None);
@@ -182,7 +183,7 @@ impl Run {
         self.ticks(fault.slow_look);
         let pods = self.world.read_pods();
         self.ticks(fault.slow_look);
-        // Children of a deleted object have no owner, and the operator waits for their deletion.
+        // The children of a deleted EtcdCluster have no owner. The operator waits until they are deleted.
         if self.world.api_is_away() || self.world.lives != lives {
             return None;
         }
@@ -207,8 +208,8 @@ impl Run {
         Some(plan)
     }
 
-    /// Sends the chains of a plan. To simulate concurrency, one write of each chain is sent in turn, and each round
-    /// starts with another chain. Returns false if the operator process has crashed.
+    /// Sends the chains of a plan. To simulate concurrency, the model sends one write of each chain in turn, and each
+    /// time starts with another chain. Returns false if the operator process has crashed.
     fn act(&mut self, fault: Fault, observed: &Observed, plan: &Plan) -> bool {
         let mut chains = self.take_apart(plan);
         let turn = self.rounds % chains.len().max(1);
@@ -289,8 +290,8 @@ impl Run {
         sent
     }
 
-    /// Removes a mark as `execute` does: after a rejection, and if the observation becomes too old. In the second
-    /// case, `ticks` pass before the removal, and another process may hold the lease by then.
+    /// Removes a mark as `execute` does, after a rejection or when the observation becomes too old. In the second case,
+    /// `ticks` pass before the removal, and another process may hold the lease by then.
     fn take_back(&mut self, write: &Write, marked: &BTreeMap<String, u64>, ticks: u8) {
         let version = |member: &str| marked.get(member).map(u64::to_string);
         let undo = match self.mutation {
@@ -437,7 +438,7 @@ impl Run {
         }
     }
 
-    /// One event of the second operator. If the EtcdCluster was deleted, the operator drops its earlier reads.
+    /// Takes the second operator for one event. If the EtcdCluster was deleted, the operator drops its earlier reads.
     fn take_second(&mut self) -> Option<Second> {
         let second = self.second.take()?;
         let lives = self.world.lives;
@@ -503,7 +504,7 @@ impl Run {
     }
 }
 
-/// The removal of a mark after a write that certainly had no effect.
+/// The write that removes a mark after a write that certainly had no effect.
 pub(crate) fn taken_back(
     write: &Write,
     marked: impl FnOnce(&str) -> Option<String>,

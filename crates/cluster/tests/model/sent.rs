@@ -1,7 +1,7 @@
-//! Reads the requests of a plan as the API server and etcd would read them, and converts each to a [`Write`]. The
-//! operator's own functions parse the objects in the requests, so each round also tests the builders.
+//! Converts each request of a plan to a [`Write`], as the API server or etcd would read it. The operator's own
+//! functions parse the objects in the requests, so each round also tests the builders.
 //!
-//! The deliberate mistakes change the [`Write`] values.
+//! The deliberate mistakes change these [`Write`] values.
 
 use std::collections::BTreeMap;
 
@@ -25,7 +25,6 @@ use serde_json::Value;
 
 use super::writes::{AccessWrite, Change, Plan, RecoveryRecord, Step, Write};
 
-/// Reads the actions of a plan.
 pub(crate) fn read(sent: plan::Plan, desired: &Desired, observed: &Observed) -> Plan {
     let reader = Reader { desired, observed };
     let chain = |chain: &action::Chain| chain.iter().map(|action| reader.write(action)).collect();

@@ -1,4 +1,4 @@
-//! Runs the events of many seeds on several threads. Prints the events of a failing seed as a story. A seed is the
+//! Runs the events of many seeds on several threads, and prints the events of a failing seed as a story. A seed is the
 //! number from which all events of a run are generated.
 
 use std::fmt;
@@ -61,14 +61,14 @@ pub(crate) fn play_seed(seed: u64, two: bool, mutation: Option<Mutation>) -> Pla
     play(&setup, &events, mutation, false)
 }
 
-/// Runs seeds from 0 on until the model detects the mutation. Returns the seed, the total number of rounds, and the
-/// violation.
+/// Runs seeds from 0 on until the model detects the mutation. Returns the seed, the number of rounds of all seeds
+/// together, and the violation.
 pub(crate) fn hunt(mutation: Mutation, rounds: usize) -> Option<(u64, usize, String)> {
     let mut played = 0;
     for seed in 0.. {
         let run = play_seed(seed, mutation.needs_two(), Some(mutation));
         played += run.rounds;
-        // Every mistake can prevent the convergence of a run, so only another violation proves that the model detects
+        // Every mistake can prevent convergence, so a run that does not converge does not prove that the model detects
         // this mistake.
         if let Some(broken) = run
             .broken
@@ -127,7 +127,7 @@ pub(crate) fn explore(first: u64, two: bool, rounds: usize) -> Result<(u64, usiz
 pub(crate) fn tell(seed: u64, two: bool, mutation: Option<Mutation>) -> Failure {
     let (setup, mut events) = draw(seed, two);
     let first = play(&setup, &events, mutation, false);
-    let mut what = "nothing is wrong".to_owned();
+    let mut what = "the run has no violation".to_owned();
     if let Some(broken) = first.broken {
         events.truncate(first.events);
         events = shrink(&setup, events, mutation, kind(&broken));
@@ -144,7 +144,7 @@ pub(crate) fn tell(seed: u64, two: bool, mutation: Option<Mutation>) -> Failure 
     }
 }
 
-/// Omits halves, quarters and smaller parts of the events, as long as the run still fails in the same way.
+/// Leaves out halves, quarters and smaller parts of the events, as long as the run still fails in the same way.
 fn shrink(
     setup: &Setup,
     mut events: Vec<Event>,
@@ -185,10 +185,11 @@ pub(crate) fn kind(broken: &str) -> &str {
     broken[..words].trim_end_matches(':')
 }
 
-/// Generates a special run, for example with TLS changes, from a seed.
+/// A function that generates the events of a special run from a seed, for example a run with TLS changes.
 pub(crate) type Draw = fn(u64) -> (Setup, Vec<Event>);
 
-/// Runs special runs, one seed after another, for this number of rounds. Panics with the story of the first failure.
+/// Runs seeds of a special kind, one after another, for this number of rounds. Panics with the story of the first
+/// failure.
 pub(crate) fn play_drawn(drawn: Draw, rounds: usize) {
     let (mut played, mut seed) = (0, crate::number("MODEL_FROM").unwrap_or(0));
     let rounds = crate::number("MODEL_ROUNDS").unwrap_or(rounds);
@@ -204,7 +205,7 @@ pub(crate) fn play_drawn(drawn: Draw, rounds: usize) {
     }
 }
 
-/// Checks that special runs detect each of these mistakes within this number of rounds.
+/// Checks that runs of a special kind detect each of these mistakes within this number of rounds.
 pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
     for mutation in mistakes {
         let (mut played, mut found) = (0, None);
@@ -213,7 +214,7 @@ pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
             let run = play(&setup, &events, Some(*mutation), false);
             played += run.rounds;
             let broken = run.broken.as_deref();
-            // Every mistake can prevent the convergence of a run, so only another violation proves that the model
+            // Every mistake can prevent convergence, so a run that does not converge does not prove that the model
             // detects this mistake.
             let worse = broken.filter(|broken| !["does not", "a lost"].contains(&kind(broken)));
             if let Some(broken) = worse {
@@ -231,7 +232,7 @@ pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
 
 impl Failure {
     pub(crate) fn is_well(&self) -> bool {
-        self.what == "nothing is wrong"
+        self.what == "the run has no violation"
     }
 }
 
@@ -255,12 +256,12 @@ impl fmt::Display for Failure {
         }
         write!(
             f,
-            "again: MODEL_SEED={seed} cargo test -p cluster --test model {test} -- --nocapture"
+            "repeat this run: MODEL_SEED={seed} cargo test -p cluster --test model {test} -- --nocapture"
         )
     }
 }
 
-/// Combines rounds that change nothing into one line.
+/// Combines consecutive rounds without a change into one line.
 fn condensed(story: &[String]) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     let mut same: Option<(&str, &str)> = None;

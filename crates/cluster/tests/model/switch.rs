@@ -1,12 +1,12 @@
-//! TLS changes while members run. The model contains the listeners of each member, its peer URLs in etcd's list, the
-//! members that can connect to these URLs, and the protocol of the clients. Only runs with `Setup::tls` contain TLS
-//! changes, because a change takes many rounds.
+//! TLS changes while members run. The model covers the listeners of each member, its peer URLs in etcd's list, which
+//! members can connect to these URLs, and the protocol of the clients. Only runs with `Setup::tls` contain TLS changes,
+//! because a change takes many rounds.
 //!
-//! Two members are partitioned only if neither can connect to the other, because etcd sends over a stream that either
-//! side has opened (`pick` in etcd's `server/etcdserver/api/rafthttp/peer.go`).
+//! Two members are partitioned only if neither can connect to the other: etcd sends over a stream that either of them
+//! has opened (`pick` in etcd's `server/etcdserver/api/rafthttp/peer.go`).
 //!
-//! The user follows docs/tls.md: clients change their protocol when every member accepts both protocols. A user also
-//! tries to change TLS in one step, which the operator must refuse.
+//! The user follows docs/tls.md: clients change their protocol when every member accepts both protocols. A user may
+//! also try to change TLS in one step, which the operator must refuse.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::OnceLock;
@@ -43,7 +43,7 @@ fn policy(which: u8) -> Option<TlsPolicy> {
     all[usize::from(which) % all.len()].clone()
 }
 
-/// The state that the sender observed when it planned its writes.
+/// What the sender of the current writes observed when it planned them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sender {
     /// The TLS settings with which members start.
@@ -54,12 +54,12 @@ pub(crate) struct Sender {
     pub(crate) noted: Noted,
 }
 
-/// The TLS mode of a pod's etcd, according to its flags.
+/// The TLS mode of the etcd in a pod, according to its flags.
 #[derive(Clone, Debug)]
 struct Made {
     policy: Option<TlsPolicy>,
     mode: TlsMode,
-    /// The peer URLs in `--initial-cluster`, if the member joins.
+    /// The peer URLs in `--initial-cluster`; only for a joining member.
     told: BTreeMap<String, PeerListener>,
 }
 
@@ -74,9 +74,9 @@ pub(crate) struct Switch {
     made: BTreeMap<u64, Made>,
     /// UIDs of the Services that have the second port.
     second_port: BTreeSet<u64>,
-    /// True if the status was lost during a TLS change, and all pods were lost before the status was recorded again.
-    /// No object then shows the settings with which members were started. Neither the operator nor the model handles
-    /// this case.
+    /// True if no object shows the settings with which members were started: the status was lost during a TLS change,
+    /// and all pods were lost before the status was recorded again. Neither the operator nor the model handles this
+    /// case.
     pub(crate) untold: bool,
     /// The issuer of the certificates that clients have and trust; `None` if clients use plain text.
     clients: Option<Maker>,
@@ -95,7 +95,6 @@ impl Switch {
         }
     }
 
-    /// `spec.TLS`.
     pub(crate) fn wanted(&self) -> Option<&TlsPolicy> {
         self.wanted.as_ref()
     }
@@ -106,7 +105,6 @@ pub(crate) fn first(drawn: u8, begun: Begun) -> u8 {
     if begun == Begun::Here { drawn } else { 0 }
 }
 
-/// A peer URL of a member.
 pub(crate) fn url(member: &Member) -> String {
     let (tls, port) = member.dialled;
     let scheme = if tls { "https" } else { "http" };
@@ -145,7 +143,7 @@ impl World {
 
     // ---- writes ----
 
-    /// Sets the operator that sends the following writes.
+    /// Sets the operator that sends the writes from now on.
     pub(crate) fn send_as(&mut self, observed: &Observed) {
         if self.plays_authorities() {
             let certificates = &observed.certificates;
@@ -173,7 +171,7 @@ impl World {
         };
     }
 
-    /// The peer listener of a new member, according to the current sender.
+    /// The peer listener of a new member, by the settings of the current sender.
     pub(crate) fn usual(&self) -> PeerListener {
         peers_of(self.switch.sender.at.as_ref()).usual()
     }
@@ -223,7 +221,7 @@ impl World {
 
     // ---- connections ----
 
-    /// True if one member can connect to another at this URL, according to the flags of both.
+    /// True if `from` can connect to `to` at this URL, according to the flags of both.
     fn dials(&self, from: TlsMode, to: &str, (tls, port): PeerListener) -> bool {
         let Some(pod) = self.pods.get(to) else {
             return false;
@@ -236,7 +234,7 @@ impl World {
         mode.peers.listeners().contains(&(tls, port)) && trusts && leads_there
     }
 
-    /// True if a joining pod finds the other member at the URL in its flags.
+    /// True if a joining pod reaches the other member at the URL in its flags.
     pub(crate) fn finds(&self, name: &str, peer: &str) -> bool {
         if !self.plays_tls() {
             return true;
@@ -260,7 +258,7 @@ impl World {
         all.all(|one| made.told.get(&one.name) == Some(&one.dialled))
     }
 
-    /// Splits groups in which some members can connect to no other member. `all` contains each member with its group
+    /// Splits a group if some of its members can connect to no other member. `all` contains each member with its group
     /// and the configuration that it knows.
     pub(crate) fn take_apart(
         &mut self,
@@ -363,7 +361,7 @@ impl World {
         for pod in observed.pods.values_mut() {
             let tls = made_of(&pod.uid).map_or_else(|| TlsMode::of(None), |one| one.mode);
             if tls != at {
-                pod.difference.pod = Some("it talks otherwise".to_owned());
+                pod.difference.pod = Some("it was started with other TLS settings".to_owned());
             }
         }
         let second = at.peers.listeners().len() > 1;
@@ -376,7 +374,7 @@ impl World {
 
     // ---- the user ----
 
-    /// The recorded TLS settings if they equal the settings of the spec and all members serve with them.
+    /// The recorded TLS settings, if they equal the settings of the spec and all members serve with them.
     fn ready(&self) -> Option<TlsMode> {
         let record = self.switch.record.as_ref()?;
         let mode = TlsMode::of(record.policy().as_ref());
@@ -434,15 +432,15 @@ impl World {
         }
     }
 
-    /// The EtcdCluster is created again, and its clients are new too.
+    /// A user creates the EtcdCluster again. Its clients are new too.
     pub(crate) fn begin_tls_anew(&mut self) {
         let mode = TlsMode::of(self.switch.wanted.as_ref());
         self.switch.record = None;
         self.switch.clients = mode.maker.filter(|_| mode.clients == Clients::Tls);
     }
 
-    /// True if a user may recreate the EtcdCluster without its status. During a TLS change, the pods must still show
-    /// the settings with which members were started.
+    /// True if a user may recreate the EtcdCluster without its status. During a TLS change, the pods must then still
+    /// show the settings with which members were started.
     pub(crate) fn tls_can_be_told(&self) -> bool {
         let settled = || self.switch.record.is_none() || self.ready().is_some();
         !self.plays_tls() || settled() || !self.wishes.hibernate && self.pods_tell()
@@ -516,7 +514,7 @@ impl World {
     }
 
     /// Checks invariant 23: the next stage is adjacent to the current stage, all members serve with the current stage,
-    /// and their peer URLs remain valid after the change.
+    /// and their peer URLs stay valid.
     fn judge_record(&mut self, record: &TlsStatus) {
         let Some(cluster) = self.recorded().cloned() else {
             return;

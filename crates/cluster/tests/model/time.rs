@@ -1,4 +1,4 @@
-//! One tick of time for nodes and their kubelets, the controllers of Kubernetes, and etcd.
+//! One tick of time for the nodes with their kubelets, the controllers of Kubernetes, and etcd.
 
 use std::collections::BTreeMap;
 
@@ -27,7 +27,7 @@ impl World {
         self.remember();
     }
 
-    /// Delivers late writes whose sender no longer waits for the answer.
+    /// Delivers writes whose sender no longer waits for their answers.
     fn deliver(&mut self) {
         let now = self.now;
         let all = std::mem::take(&mut self.late).into_iter();
@@ -42,8 +42,8 @@ impl World {
         }
     }
 
-    /// Kubernetes marks silent nodes as not ready and evicts their pods. No kubelet confirms the deletion of these
-    /// pods.
+    /// Kubernetes marks silent nodes as not ready and evicts their pods. No kubelet confirms the deletion of an evicted
+    /// pod.
     fn move_nodes(&mut self) {
         let now = self.now;
         for node in &mut self.nodes {
@@ -108,7 +108,7 @@ impl World {
             .retain(|name, disk| !disk.terminating || pods.contains_key(name));
     }
 
-    /// The scheduler, the kubelet, and the start of etcd.
+    /// One tick of a pod: the scheduler, the kubelet, and the start of etcd.
     fn run_pod(&mut self, name: &str) {
         let pod = &self.pods[name];
         let off = matches!(self.power(pod), Power::Off | Power::Gone);
@@ -208,7 +208,7 @@ impl World {
         true
     }
 
-    /// Starts the container. Returns how it exits; `None` if it keeps running.
+    /// Starts the container. Returns how it exits; `None` if it continues to run.
     fn start_etcd(&mut self, name: &str) -> Option<End> {
         if self.faults.crashing.contains(name) {
             return Some(End::Failed);
@@ -235,7 +235,7 @@ impl World {
         let found = match start.state {
             State::New => self.first_member(&start),
             State::Join => self.joining_member(&start),
-            // The list in the flags of the member names only the member itself, so it finds no member to call.
+            // In this state, `--initial-cluster` contains only the member itself, so the member calls no other.
             State::OnDisk | State::FromSurvivor => None,
         };
         let Some((member, config)) = found else {
@@ -258,7 +258,7 @@ impl World {
     }
 
     /// Starts a first member by static bootstrap: the token and the first members define the cluster. etcd exits if
-    /// another member knows this member as already started (`isMemberBootstrapped`).
+    /// another member knows that this member has already started (`isMemberBootstrapped`).
     fn first_member(&mut self, start: &Start) -> Option<(u64, usize)> {
         if !self.clusters.contains_key(&start.token) {
             let id = self.next() + 0xc000;
@@ -308,7 +308,7 @@ impl World {
     /// The configuration of the first peer that answers. As in etcd, this read is not linearizable.
     fn remote_config(&self, start: &Start) -> Option<usize> {
         let cluster = self.clusters.get(&start.token)?;
-        // The other members cannot reach this member through its Service yet, but this member can reach them.
+        // This member can reach the other members. They cannot reach it through its Service yet.
         let group = self.group_it_dials(&start.member);
         let answers = |name: &&String| {
             let found = cluster
@@ -422,15 +422,15 @@ impl World {
         slow.map(|(id, _)| *id).collect()
     }
 
-    /// True if the client Service has endpoints of this cluster, so that clients write to this cluster. A terminating
-    /// pod is no endpoint.
+    /// True if clients write to this cluster: the client Service has endpoints of it. A terminating pod is no endpoint.
     fn client_reaches(&self, token: &str) -> bool {
         let serves = |pod: &WorldPod| {
             let open = self.now >= pod.serves_from;
             open && pod.shown.ready && pod.ends_in.is_none() && pod.start.token == token
         };
         let selected = self.client_token.as_deref() == Some(token);
-        // A client Service that differs is the Service of coreos/etcd-operator, which selects every pod.
+        // A client Service that differs from the operator's is the Service of coreos/etcd-operator, which selects every
+        // pod.
         let open = matches!(self.shared.client, Kept::AsMade(true) | Kept::Drifted);
         selected && open && self.pods.values().any(serves) || self.clients_elsewhere(token)
     }

@@ -1,8 +1,8 @@
-//! The etcd versions of the pods, of the running processes, of the cluster, and in the spec.
+//! The versions in the model: of the pods, of the running processes, of the cluster, and in the spec.
 //!
-//! The cluster version rises when every member runs a later minor release, and falls only by a downgrade. A member of
-//! an older release than the cluster version does not start (`MustDetectDowngrade` in etcd). The operator must never
-//! start a member that is more than one release newer than the cluster version.
+//! The cluster version rises when every member runs a later minor release, and falls only by a downgrade. A member does
+//! not start if its release is older than the cluster version (`MustDetectDowngrade` in etcd). The operator must never
+//! start a member that is more than one minor release newer than the cluster version.
 
 use std::collections::BTreeMap;
 
@@ -20,13 +20,12 @@ use crate::writes::Plan;
 
 type Minor = (u64, u64);
 
-/// The versions that users set. No image exists for the last one.
+/// The versions that users set. The last version has no image.
 const VERSIONS: [&str; 7] = [
     "3.4.40", "3.5.25", "3.5.35", "3.6.9", "3.6.16", "3.7.3", "3.6.999",
 ];
 const MISSING: &str = "3.6.999";
 
-/// The state of versions.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Versions {
     /// `spec.version`; `None` if the user has not changed the first version of the run.
@@ -88,12 +87,12 @@ impl World {
         let spoken = recorded.as_ref();
         let spoken = spoken.and_then(|token| self.versions.spoken.get(token));
         let Some(spoken) = spoken.filter(|_| self.versions.wanted.is_some()) else {
-            // A new cluster starts with an available version.
+            // A new cluster starts with a version that has an image.
             self.versions.wanted = self.versions.wanted.filter(|wanted| *wanted != MISSING);
             return;
         };
         // During a downgrade, a member that waits for a missing image cannot continue. The user sets the version that
-        // this member ran.
+        // this member ran before.
         let ours = |pod: &&WorldPod| Some(&pod.start.token) == recorded.as_ref();
         let images = self.pods.values().filter(ours).map(|pod| self.image(pod));
         let from = { images }.find_map(|image| image.changed.filter(|_| image.version == MISSING));
@@ -106,7 +105,7 @@ impl World {
         self.versions.wanted = all.rfind(fits);
     }
 
-    /// A new EtcdCluster requests an available version.
+    /// A new EtcdCluster requests a version that has an image.
     pub(crate) fn want_first_version(&mut self) {
         self.versions.wanted = None;
     }
@@ -183,8 +182,8 @@ impl World {
             return false;
         };
         let (spoken, has) = (spoken.version, minor(&version));
-        // Invariant 18, with two exceptions. A late write may arrive in a changed world. Other software may restart a
-        // removed member, which then exits again.
+        // Invariant 18, with two exceptions: a late write may arrive in a changed world, and other software may restart
+        // a removed member, which then exits again.
         let removed = self.data(name).is_some_and(|data| data.removed);
         let harmless = self.memory.second || is_elsewhere(name) || removed;
         demand!(
@@ -254,7 +253,7 @@ impl World {
         Answer::Done(None)
     }
 
-    /// The number of learners that the members accept: the lowest limit of any member.
+    /// The number of learners that all members accept: the lowest limit of any member.
     pub(crate) fn most_learners(&self) -> usize {
         let all = self.pods.keys().filter_map(|name| self.runs(name));
         let several = all.map(|runs| minor(&runs)).min() >= Some((3, 6));

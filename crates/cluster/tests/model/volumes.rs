@@ -1,5 +1,5 @@
-//! Runs in which volumes are lost while pods have them mounted, especially the volume of the seed of a recovery.
-//! Kubernetes reports the PVC as `Lost`, and the pod continues until it restarts.
+//! Volumes are lost while pods have them mounted, especially the volume of the seed of a recovery. Kubernetes reports
+//! the PVC as `Lost`, and the pod continues until it restarts.
 
 use crate::writes::RecoveryRecord;
 use cluster::snapshot::Observed;
@@ -12,7 +12,7 @@ use crate::mutation::Mutation;
 use crate::story::{find, play_drawn};
 use crate::world::{World, tell};
 
-/// A number of at least this value selects the newest PVC.
+/// In an event, a number from here on selects the newest PVC.
 const NEWEST: u8 = 128;
 
 impl World {
@@ -55,8 +55,8 @@ impl World {
         durable && self.disks.get(name).is_some_and(|disk| disk.lost)
     }
 
-    /// The running seed of an abandoned recovery, and the survivor from which it copied its data, if the survivor
-    /// answers.
+    /// The running seed of an abandoned recovery and its survivor; `None` if there is no such seed, or the survivor
+    /// does not answer.
     pub(crate) fn seed_given_up(&self) -> Option<(String, String)> {
         let record = self.recovery.record.as_ref();
         let record = record.filter(|record| record.phase == RecoveryPhase::Cancelled)?;
@@ -73,7 +73,7 @@ impl World {
         (survives && goes_on).then(|| (record.member.clone(), survivor.clone()))
     }
 
-    /// Checks a recovery that follows an abandoned one: the abandoned seed must not run concurrently with the new seed.
+    /// Checks a recovery after an abandoned one: the abandoned seed must not run at the same time as the new seed.
     pub(crate) fn judge_given_up(&mut self, next: &RecoveryRecord) {
         let begins = next.recovery.as_ref();
         let begins = begins.is_some_and(|next| next.phase == RecoveryPhase::InProgress);
@@ -89,7 +89,7 @@ impl World {
 }
 
 impl Mutation {
-    /// Deliberate mistakes: wrong input of the planner about volumes.
+    /// Deliberate mistakes: the planner gets wrong input about volumes.
     pub(crate) fn mistakes_a_volume(self, observed: &mut Observed) {
         match self {
             Self::TakesLostVolumesForThere => {
@@ -108,8 +108,8 @@ impl Mutation {
     }
 }
 
-/// The run of a seed: an ordinary run on volumes. Then a majority is lost, a recovery is approved, and volumes are
-/// lost while pods have them mounted.
+/// The run of a seed: an ordinary run on volumes. Then a majority is lost, a recovery is approved, and volumes are lost
+/// while pods have them mounted.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     let (mut setup, mut events) = draw(4 * seed, false);
     setup.durable = true;
@@ -136,7 +136,6 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     (setup, events)
 }
 
-/// Number of rounds.
 const ROUNDS: usize = 40_000;
 
 #[test]

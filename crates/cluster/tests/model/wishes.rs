@@ -1,5 +1,5 @@
-//! Requests of users at any time (other settings of the pods, hibernation), and alarms of etcd (a full database, or
-//! members with different data).
+//! Requests of users at any time (other settings of the pods, hibernation), and etcd's alarms (full databases, members
+//! with different data).
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ const QUOTA: i64 = 1000;
 /// The size of a database without a fault.
 const SMALL: i64 = 100;
 
-/// The requests of the user, the active alarms, and the records about them.
+/// What the user has requested, the active alarms, and the records about them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wishes {
     /// The settings of the pods in the spec. Pods with other settings must be recreated.
@@ -41,7 +41,7 @@ pub(crate) struct Wishes {
     sizes: BTreeMap<String, (i64, i64)>,
     /// `status.defragmentation`.
     pub(crate) record: Option<DefragmentationStatus>,
-    /// The member that this operator process defragments, and the time of the record.
+    /// The member that this operator process is defragmenting, and the time of its record in the status.
     call: Option<(String, Timestamp)>,
 }
 
@@ -74,7 +74,7 @@ impl World {
         }
     }
 
-    /// Clients write until the quota is reached. While the alarm is active, they cannot write.
+    /// Clients write until the database reaches its quota. While the alarm is active, they cannot write.
     fn fill(&mut self) {
         if !self.alarms().is_empty() {
             return;
@@ -112,7 +112,7 @@ impl World {
         self.raise(member, AlarmKind::Corrupt);
         tell!(
             self,
-            "etcd reports that the data of {name} differs from that of the others"
+            "etcd reports that the data of {name} differs from the data of the others"
         );
     }
 
@@ -216,12 +216,12 @@ impl World {
         observed.upkeep.call = done.then_some(Call::Done);
     }
 
-    /// The operator process that sent the request to defragment has ended.
+    /// The operator process that sent the call to defragment has ended.
     pub(crate) fn forget_call(&mut self) {
         self.wishes.call = None;
     }
 
-    /// Applies the writes by which the operator fulfills the requests.
+    /// Applies a write that the operator sends for one of these requests.
     pub(crate) fn fulfil(&mut self, write: &Write) -> Answer {
         match write {
             Write::RecordDefragmentation { record, over } => {
@@ -335,8 +335,8 @@ impl World {
         process.is_some_and(|process| process.leads.is_some())
     }
 
-    /// Checks that a restart for other settings does not harm the other members (invariant 18), and that a hibernated
-    /// cluster keeps its disks (invariant 9).
+    /// Checks that a restart for other settings does not harm the other members (invariant 18), and that hibernation
+    /// keeps the disks (invariant 9).
     pub(crate) fn judge_restart(&mut self, member: &str) {
         let Some(cluster) = self.recorded().filter(|_| self.cluster_id.is_some()) else {
             return;
@@ -344,7 +344,7 @@ impl World {
         let Some(id) = cluster.by_name(member).filter(|id| cluster.is_up(*id)) else {
             return;
         };
-        // A member that has no common CA with the others may be restarted in any state.
+        // A member without a common CA with the others may be restarted in any state.
         if self.wishes.hibernate
             || !self.memory.fresh
             || self.is_torn()

@@ -45,30 +45,30 @@ pub(crate) struct WorldPod {
     pub(crate) cluster_id: Option<ClusterId>,
     pub(crate) owned: bool,
     pub(crate) node: Option<usize>,
-    /// Set if the pod is being deleted: the kubelet confirms the deletion after this number of ticks.
+    /// The number of ticks until the kubelet confirms the deletion of the pod; `None` if the pod is not being deleted.
     pub(crate) ends_in: Option<u8>,
     /// True if the etcd in the pod runs.
     pub(crate) running: bool,
-    /// The last status that the kubelet has reported. A kubelet on a lost node reports nothing.
+    /// The last status that the kubelet has reported. The kubelet of a lost node reports nothing.
     pub(crate) shown: Shown,
     /// The time from which the etcd in the pod serves clients.
     pub(crate) serves_from: u64,
     /// The content of the pod's `emptyDir`.
     pub(crate) data: Option<Data>,
     pub(crate) created: u64,
-    /// Number of ticks that the image and the volume of the pod still need.
+    /// Number of ticks until the image and the volume of the pod are ready.
     pub(crate) starts_in: u8,
     /// The settings from which the pod was built.
     pub(crate) settings: u8,
-    /// The pod ended permanently and never restarts.
+    /// True if the pod has failed for good and never restarts.
     pub(crate) ended: bool,
-    /// True if another operator created the pod, or if it stands for an external machine.
+    /// True if another operator created the pod, or if the pod represents an external machine.
     pub(crate) old: bool,
     /// True if the pod has the token of the cluster.
     pub(crate) marked: bool,
 }
 
-/// A pod's status in the API server.
+/// The status of a pod in the API server.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Shown {
     pub(crate) addressed: bool,
@@ -94,7 +94,7 @@ pub(crate) enum End {
     Ended,
 }
 
-#[expect(clippy::struct_excessive_bools)] // The flags are independent of one another.
+#[expect(clippy::struct_excessive_bools)] // Each flag has its own meaning.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldDisk {
     pub(crate) uid: u64,
@@ -116,7 +116,7 @@ pub(crate) struct WorldDisk {
     pub(crate) volume: Volume,
 }
 
-#[expect(clippy::struct_excessive_bools)] // No flag depends on another one.
+#[expect(clippy::struct_excessive_bools)] // Each flag has its own meaning.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldService {
     pub(crate) uid: u64,
@@ -154,7 +154,7 @@ pub(crate) struct Late {
     pub(crate) arrives: u64,
     pub(crate) write: Write,
     pub(crate) via: Vec<String>,
-    /// The highest number of an object that existed when the write was planned.
+    /// The highest object number that existed when the write was planned.
     pub(crate) seen: u64,
     pub(crate) sender: Sender,
 }
@@ -162,17 +162,17 @@ pub(crate) struct Late {
 /// The active reversible faults.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Faults {
-    /// The partitioned members, with the number of their group.
+    /// The partitioned members, with the numbers of their groups.
     pub(crate) cut: BTreeMap<String, usize>,
     /// Members that the operators cannot reach, although other members can.
     pub(crate) hidden: BTreeSet<String>,
-    /// Names of pods that no node accepts.
+    /// Names of the pods that no node accepts.
     pub(crate) held: BTreeSet<String>,
     /// Members that get new log entries only if a quorum needs them.
     pub(crate) lagging: BTreeSet<String>,
     /// Members whose container exits repeatedly, for a reason outside their data.
     pub(crate) crashing: BTreeSet<String>,
-    /// etcd does not answer the operators.
+    /// True if etcd does not answer the operators.
     pub(crate) deaf: bool,
     /// The Secrets with the members' certificates are missing or invalid, so a starting member has no valid
     /// certificates.
@@ -208,13 +208,13 @@ pub(crate) struct World {
     pub(crate) versions: Versions,
     pub(crate) switch: Switch,
     pub(crate) pki: Pki,
-    /// The token of the cluster that this operator did not start.
+    /// The token of a cluster that this operator did not start; `None` if it started the cluster.
     pub(crate) others: Option<String>,
     /// The members in the status that coreos/etcd-operator wrote.
     pub(crate) named_before: BTreeSet<String>,
     /// True if the EtcdCluster is being deleted.
     pub(crate) deleting: bool,
-    /// Number of deleted EtcdClusters of this name.
+    /// How many EtcdClusters of this name were deleted.
     pub(crate) lives: u64,
     pub(crate) late: Vec<Late>,
     pub(crate) counter: u64,
@@ -224,7 +224,7 @@ pub(crate) struct World {
     pub(crate) story: Vec<String>,
 }
 
-/// The names for the next plan, which takes them in order.
+/// The unused names for the next plan, which takes them in order.
 pub(crate) struct UnusedNames {
     member: u64,
     token: u64,
@@ -251,7 +251,7 @@ pub(crate) fn member_name(at: u64) -> String {
     format!("db-{letter}{:09}", at / 26)
 }
 
-/// The number of the member with this name.
+/// The number of the member with this name, the inverse of `member_name`.
 pub(crate) fn place(name: &str) -> usize {
     let drawn = name.trim_start_matches("db-").trim_start_matches("vm-");
     let (letter, round) = drawn.split_at(1);
@@ -336,13 +336,13 @@ impl World {
         }
     }
 
-    /// Marks the names that a plan used, so that no other plan gets them (invariant 6).
+    /// Marks the names of a plan as used, so that no other plan gets them (invariant 6).
     pub(crate) fn use_names(&mut self, names: &UnusedNames) {
         self.drawn += names.members_used.get();
         self.counter += names.tokens_used.get();
     }
 
-    /// The write that starts a bootstrap, even if a bootstrap is forbidden now.
+    /// The write that starts a bootstrap, even in a state in which a bootstrap is forbidden.
     pub(crate) fn begin(&mut self, desired: &Desired, observed: &Observed) -> Write {
         let token = format!("token-{}", self.next());
         let members = (0..desired.first).map(|_| self.member()).collect();
@@ -420,22 +420,21 @@ impl World {
         pod.node.map_or(Power::On, |node| self.nodes[node].power)
     }
 
-    /// The number of the group to which the member belongs. Members of one group reach each other. Operators and
-    /// clients are in group 0.
+    /// The number of the member's group. Members of one group reach each other. Operators and clients are in group 0.
     pub(crate) fn group(&self, name: &str) -> usize {
         let pod = self.pods.get(name);
         let node = pod.and_then(|pod| pod.node).unwrap_or_default();
         let is_cut = self.nodes[node].power == Power::Cut;
         let has_address = pod.is_some_and(|pod| pod.old);
         match self.services.get(name) {
-            // The Service of the member has no endpoints, so the member is alone in its group.
+            // The Service of the member has no endpoints, so the member is the only one in its group.
             None if !is_cut && !has_address => 1000 + place(name),
             Some(service) if !is_cut && service.closed => 1000 + place(name),
             _ => self.group_it_dials(name),
         }
     }
 
-    /// The group that the member itself reaches, even if its Service has no endpoints.
+    /// The group that the member can connect to, even if its own Service has no endpoints.
     pub(crate) fn group_it_dials(&self, name: &str) -> usize {
         let pod = self.pods.get(name);
         let node = pod.and_then(|pod| pod.node).unwrap_or_default();
@@ -453,7 +452,7 @@ impl World {
     }
 }
 
-/// Number of ticks after the last report of a node until Kubernetes marks the node as not ready.
+/// Kubernetes marks a node as not ready this number of ticks after its last report.
 pub(crate) const NOTICED: u64 = 3;
 
 impl fmt::Display for World {

@@ -15,7 +15,7 @@ use crate::world::{Shown, World, WorldDisk, WorldPod, WorldService, tell};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Done(Option<u64>),
-    /// The precondition failed, or etcd rejected the request for now.
+    /// The precondition failed, or etcd rejected the request for the moment.
     Failed,
 }
 
@@ -37,7 +37,7 @@ pub(crate) fn is_for_etcd(write: &Write) -> bool {
 }
 
 impl World {
-    /// Applies one write as the API server or etcd would; `via` are the called members.
+    /// Applies one write as the API server or etcd would. `via`: the called members.
     pub(crate) fn write(&mut self, write: &Write, via: &[String]) -> Answer {
         if !is_for_etcd(write) && self.api_is_away() {
             return Answer::Failed;
@@ -86,8 +86,8 @@ impl World {
                 self.shared.budget = Kept::AsMade(*quorum);
                 Answer::Done(None)
             }
-            // The model ignores these writes: etcd's users, the NetworkPolicy, and the labels, annotations and resources of
-            // the spec.
+            // The model ignores these writes: etcd's users, the NetworkPolicy, and the labels, annotations and
+            // resources of the spec.
             Write::Access(_) | Write::ResizePod { .. } | Write::PatchMetadata { .. } => {
                 Answer::Done(None)
             }
@@ -371,7 +371,7 @@ impl World {
         }
     }
 
-    /// Sends a request to a member. `asked`: the called member, its group, and the leader of this group.
+    /// Sends a request to a member. `asked`: this member, its group, and the leader of the group.
     fn ask(
         &mut self,
         token: &str,
@@ -389,7 +389,7 @@ impl World {
             Write::AddMember { member, .. } if config.values().any(|one| one.name == *member) => {
                 return Ok(());
             }
-            // etcd before 3.4 ignores the learner flag of the request.
+            // etcd before 3.4 ignores the learner flag of an addition.
             Write::AddMember { member, learner } => {
                 let learner = *learner && learners;
                 let joined = Member {
@@ -441,7 +441,7 @@ impl World {
                 None
             }
             Write::Downgrade { .. } => return Ok(()),
-            _ => Some("not a request to etcd"),
+            _ => Some("the write is not a request to etcd"),
         };
         if let Some(why) = refused {
             return Err(why);

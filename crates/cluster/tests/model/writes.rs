@@ -1,4 +1,4 @@
-//! The requests of a plan, as calls to etcd and Kubernetes. The module `sent` converts the actions of a plan to these
+//! The writes of a plan, as calls to etcd and Kubernetes. The module `sent` converts the actions of a plan to these
 //! types.
 
 use std::fmt;
@@ -168,7 +168,7 @@ pub(crate) enum Write {
 }
 
 impl Write {
-    /// The part in the start of a member that the action with this write must have.
+    /// The part of a member's start that this write belongs to. The action for the write must be marked with it.
     pub(crate) fn start(&self) -> Option<StartPart> {
         match self {
             Self::CreateService {
@@ -213,7 +213,7 @@ pub(crate) enum AccessWrite {
 }
 
 impl RecoveryRecord {
-    /// True if the record begins a recovery. `known`: the recovery that the status already records.
+    /// True if the record begins a recovery. `known`: the recovery in the status.
     pub(crate) fn begins(&self, known: Option<&RecoveryStatus>) -> bool {
         let next = self.recovery.as_ref();
         let next = next.filter(|next| next.phase == RecoveryPhase::InProgress);

@@ -15,23 +15,23 @@ use crate::port::{Error, Login};
 
 impl EtcdClient {
     /// Logs the client in if it has credentials and etcd requires them. Returns the number of the login, or `None` if
-    /// etcd requires none. `stale` is the number of a login that etcd no longer accepted. `deadline` is the deadline of
-    /// the call that needs the login.
+    /// etcd requires none. `stale` is the number of a login that etcd no longer accepts. `deadline` is that of the call
+    /// that needs the login.
     pub(super) async fn logged_in(
         &self,
         endpoint: &str,
         stale: Option<u64>,
         deadline: Duration,
     ) -> Result<Option<u64>, Error> {
-        // A suspect login remains in use if no member issues a new token in time.
+        // If no member issues a new token in time, a suspect login remains in use.
         let suspect = if stale.is_none() && deadline > self.deadlines.status {
             self.session.take_suspect()
         } else {
             None
         };
         // First the called member gets the login, then all others concurrently. A client with a certificate or a
-        // suspect login can authenticate without a new token. So it waits for the login only as long as the call itself
-        // still has time.
+        // suspect login can authenticate without a new token. It therefore waits for the login only as long as enough
+        // time remains for the call itself.
         let longest = self.deadlines.call / 2;
         let login_timeout = if self.session.has_certificate() || suspect.is_some() {
             longest.min(deadline / 4)
@@ -180,8 +180,8 @@ async fn enable_with_root(
     client.auth_enable().await.map(|_| ())
 }
 
-/// Creates the user that the client's certificate names, without a password. With this user, the certificate
-/// authenticates the client when no quorum exists to issue tokens.
+/// Creates the user that the client's certificate names, without a password. While no quorum exists to issue tokens,
+/// the certificate then authenticates the client.
 async fn add_certificate_user(client: &mut Client, user: &str) -> Result<(), etcd_client::Error> {
     let options = UserAddOptions::new().with_no_pwd();
     match client.user_add(user, "", Some(options)).await {

@@ -1,11 +1,11 @@
-//! Converts responses of etcd into the types of the port, and checks their limits. Pure.
+//! Converts responses of etcd into the types of the port, and checks their limits. Performs no I/O.
 
 use etcd_client::{AlarmType, ResponseHeader, StatusResponse};
 
 use crate::limits::{MAX_MEMBERS, MemberText, check_members, shortened};
 use crate::port::{Alarm, AlarmKind, ClusterId, Member, MemberId, Members, Status};
 
-/// Maximum number of alarms. There are two kinds of alarms, and a member raises each kind only once.
+/// Maximum number of alarms. A member can raise each of the two kinds of alarm once.
 const MAX_ALARMS: usize = 2 * MAX_MEMBERS;
 
 fn cluster_id(header: Option<&ResponseHeader>) -> ClusterId {

@@ -12,7 +12,7 @@ pub struct Deadlines {
     pub connect: Duration,
     /// Time limit for [`Etcd::status`], including the connection.
     pub status: Duration,
-    /// Time limit for every other call, including connections and all members that are tried.
+    /// Time limit for every other call, including the connections and all members that are tried.
     pub call: Duration,
     /// If a member has not responded to a read after this time, the next member also gets the read.
     pub hedge: Duration,

@@ -2,7 +2,7 @@
 //! without credentials.
 //!
 //! etcd opens this listener at its start. It opens the client listener only after the member has applied its own entry.
-//! The request uses HTTP/1.0, which has no chunked encoding and ends the response with the connection. So this module
+//! The request uses HTTP/1.0, which has no chunked encoding and ends the response with the connection, so this module
 //! needs no HTTP client.
 
 use std::collections::BTreeSet;
@@ -15,8 +15,7 @@ use tokio::time::timeout;
 use crate::limits::MAX_MEMBERS;
 use crate::port::{Error, MemberId, Pulse};
 
-/// Maximum size of a response in bytes. etcd's metrics have about 100 KiB, so a larger response does not come from
-/// etcd.
+/// Maximum size of a response in bytes. etcd's metrics have about 100 KiB.
 const MAX_RESPONSE: u64 = 1 << 20;
 
 /// Requests the metrics of a member. `deadline` includes the connection.
@@ -60,8 +59,8 @@ fn pulse(answer: &str) -> Option<Pulse> {
         let mut found = lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         found.next()?.trim().parse::<f64>().ok()
     };
-    // The value is the number of connections. A gauge may count a connection twice: etcd 3.7.3 reports 2 for a member
-    // that received the leader's snapshot.
+    // The value is a number of connections. It may count a connection twice: etcd 3.7.3 reports 2 for a member that
+    // received the leader's snapshot.
     let named = |rest: &str| {
         let (id, value) = rest.split_once("\"} ")?;
         let holds = value.trim().parse::<f64>().ok()? >= 1.0;
@@ -93,7 +92,7 @@ fn pulse(answer: &str) -> Option<Pulse> {
 }
 
 /// Converts a metric to an integer. Metrics are floats, which are exact up to 2^53. `None` for a negative value or NaN.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // The range is checked.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // `contains` checks the range.
 fn whole(value: f64) -> Option<u64> {
     (0.0..9.0e15).contains(&value).then_some(value as u64)
 }

@@ -87,7 +87,7 @@ impl Source {
         let message = async {
             loop {
                 match stream.message().await {
-                    // An empty message is no progress, so the deadline continues to run.
+                    // An empty message is no progress, so the deadline is not extended.
                     Ok(Some(message)) if message.blob().is_empty() => {}
                     message => return message,
                 }

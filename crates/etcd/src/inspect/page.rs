@@ -1,4 +1,4 @@
-//! Parses those fields of a bbolt page that are needed to follow the right edge of the key tree. Pure.
+//! Parses the fields of a bbolt page that are needed to follow the right edge of the key tree. Performs no I/O.
 
 /// Size of a page header in bytes. The header has ID, flags, count and overflow.
 const HEADER: usize = 16;
@@ -14,7 +14,7 @@ const META: u16 = 0x04;
 const MAGIC: u32 = 0xED0C_DAED;
 const BUCKET: u32 = 0x01;
 
-/// The content of a page that matters for the right edge.
+/// The part of a page that matters for the right edge.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Edge {
     /// An inner page of a tree.
@@ -65,8 +65,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
 }
 
-/// The main revision in a key. `None` if the bytes are no revision. A text key with `_` as its ninth byte is recognized
-/// by its size: revisions have zeros in their first bytes.
+/// The main revision in a key. `None` if the bytes are no revision. Both numbers of a revision start with a zero byte,
+/// which distinguishes a revision from a text key with `_` as its ninth byte.
 pub(super) fn revision(key: &[u8]) -> Option<i64> {
     if key.len() < REVISION_KEY || key[8] != b'_' || key[0] != 0 || key[9] != 0 {
         return None;
@@ -134,7 +134,7 @@ fn element(page: &[u8], index: usize) -> Option<Element<'_>> {
     Some(Element {
         flags: u32_at(page, at)?,
         key: page.get(key_at..value_at)?,
-        // The value may continue in overflow pages. The rest of the value is not needed.
+        // The value may continue in overflow pages, but the rest of it is not needed.
         value: page.get(value_at..end.min(page.len()))?,
     })
 }

@@ -1,5 +1,5 @@
-//! Reads the revisions of a database file. Reads only the pages on the path to the revisions, which are a few even in a
-//! large file. Other pages are not verified. [`super::Inspector`] reads every byte instead.
+//! Reads the revisions of a database file. Reads only the pages on the way to the revisions, which are few even in a
+//! large file, and verifies no other pages. [`super::Inspector`] reads every byte instead.
 
 use std::fs::File;
 use std::io;
@@ -8,7 +8,7 @@ use std::os::unix::fs::FileExt;
 use super::page::{self, Edge, Note, REVISION_KEY};
 use super::{InspectError, LARGEST_PAGE, SMALLEST_PAGE};
 
-/// The revisions in a database.
+/// The revisions that were found in a database file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Revisions {
     /// The newest revision of a key.
@@ -69,7 +69,7 @@ struct Walk<'a> {
 }
 
 impl<'a> Walk<'a> {
-    /// Reads the meta pages. Of the valid ones, the page with the greater transaction is current.
+    /// Reads the meta pages. Of two valid meta pages, the page with the greater transaction number is current.
     fn begin(file: &'a File) -> Result<Self, WalkError> {
         let mut first = vec![0; SMALLEST_PAGE];
         read(file, 0, &mut first, 0)?;

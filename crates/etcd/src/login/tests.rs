@@ -60,7 +60,7 @@ async fn rejection_contains_only_user_and_is_cached() {
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
-/// Without a quorum no member issues a token. Calls that need no token, or have one, are still sent.
+/// Without a quorum no member issues a token. Calls that need no token, or already have one, are still sent.
 #[tokio::test]
 async fn login_backs_off_if_no_member_answers() {
     let (session, asked) = (session(), AtomicUsize::new(0));
@@ -90,11 +90,11 @@ async fn suspect_login_is_used_until_replaced() {
     let silent = |_: String, _: Credentials| async { Answer::Unavailable };
     let first = session.ensure("a", None, gives("a.9")).await.unwrap();
     let first = first.map(|(_, number)| number);
-    // A call with a response does not make the login suspect. Nor does a call that is dropped at once.
+    // A call with a response does not make the login suspect, and neither does a call that is dropped at once.
     unanswered_call(&session, first).await.answered();
     drop(session.watch(first, &NOT_HEDGED));
     assert_eq!(session.take_suspect(), None);
-    // A member whose call is overtaken is only slow, so the login does not become suspect.
+    // If another member responds first, the called member may only be slow. The login does not become suspect.
     let overtaken = AtomicBool::new(false);
     let watch = session.watch(first, &overtaken);
     tokio::time::sleep(MIN_UNANSWERED).await;
@@ -108,7 +108,7 @@ async fn suspect_login_is_used_until_replaced() {
     session.ensure("a", suspect, silent).await.unwrap();
     assert_eq!(presented_token(&session).as_deref(), Some("a.9"));
     assert_eq!(session.login_number(), first);
-    // A login does not become suspect within the interval, and not after it was replaced.
+    // A login does not become suspect within the interval after the last one, and not after it was replaced.
     drop(unanswered_call(&session, first).await);
     assert_eq!(session.take_suspect(), None);
     session.found().suspect.since = None;

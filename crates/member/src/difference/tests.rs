@@ -67,7 +67,7 @@ fn new_pod_has_no_difference() {
 }
 
 #[test]
-fn start_flags_are_no_difference() {
+fn flags_of_first_and_later_start_are_no_difference() {
     let starts = [
         Start::Join {
             initial_cluster: "a=b".into(),
@@ -85,7 +85,7 @@ fn start_flags_are_no_difference() {
     }
 }
 
-/// The API server sets defaults. A webhook adds a container and changes fields.
+/// The API server sets defaults, and a webhook adds a container and changes fields.
 #[test]
 fn defaults_and_webhook_changes_are_no_difference() {
     let mut pod = pod_for(MEMORY);
@@ -131,7 +131,7 @@ fn user_cannot_change_reserved_keys() {
 }
 
 #[test]
-fn other_spec_changes_require_new_pod() {
+fn spec_changes_other_than_metadata_and_resources_require_new_pod() {
     let pod = pod_for("{}");
     for json in [
         r#"{"pod":{"etcdEnv":[{"name":"A","value":"1"}]}}"#,
@@ -140,7 +140,7 @@ fn other_spec_changes_require_new_pod() {
     ] {
         assert!(differs(&pod, json).pod.is_some(), "{json}");
     }
-    // The image is not compared here, but by the planner of the cluster operator.
+    // The planner of the cluster operator compares the image, not this function.
     for json in [
         r#"{"version":"3.5.35"}"#,
         r#"{"repository":"registry.local/etcd"}"#,

@@ -83,7 +83,7 @@ fn health_checks_fail_during_defragmentation_unless_user_configures_it() {
     for (version, expected) in [("3.5.35", flag), ("3.6.16", gates), ("3.7.3", gates)] {
         assert_eq!(variables(version, "{}"), [learners, expected], "{version}");
     }
-    // etcd 3.6 does not start with both the gate and the flag. No release starts with both a variable and its flag.
+    // etcd 3.6 does not start with both the gate and the flag, and no release starts with both a variable and its flag.
     for spec in [
         r#"{"pod":{"extraArgs":["--feature-gates=StopGRPCServiceOnDefrag=true"]}}"#,
         r#"{"pod":{"extraArgs":["--experimental-stop-grpc-service-on-defrag"]}}"#,
@@ -111,10 +111,10 @@ fn variables_of(fixture: &Fixture) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// The API server and the operators reject these variables. An object that is older than this rule may contain them, so
-/// the builder leaves them out.
+/// The API server and the operators reject these variables. The builder leaves them out, because an object may be older
+/// than this rule.
 #[test]
-fn variables_of_owned_flags_are_left_out() {
+fn variables_of_operator_flags_are_left_out() {
     for version in ["3.4.37", "3.5.35", "3.7.3"] {
         let untouched = variables_of(&Fixture::default().version(version));
         for owned in api::cluster::OWNED_FLAGS {
@@ -358,7 +358,7 @@ fn pod_tolerates_lost_node_until_replacement() {
         let all = pod["spec"]["tolerations"].as_array().cloned();
         all.unwrap_or_default()
     };
-    // The default toleration of five minutes is longer than such a time.
+    // This time is shorter than the default toleration of five minutes.
     assert_eq!(tolerations(json!({})).len(), 0);
     assert_eq!(
         tolerations(json!({ "memberReplacement": { "after": "5m" } })).len(),
@@ -371,7 +371,7 @@ fn pod_tolerates_lost_node_until_replacement() {
             .iter()
             .all(|one| one["tolerationSeconds"] == 1800 && one["effect"] == "NoExecute")
     );
-    // The user's own toleration of the taint remains.
+    // The user's own toleration of the same taint is kept.
     let own = json!({ "key": "node.kubernetes.io/unreachable", "operator": "Exists" });
     let both = json!({ "memberReplacement": { "after": "30m" }, "pod": { "tolerations": [own] } });
     assert_eq!(tolerations(both).len(), 2);

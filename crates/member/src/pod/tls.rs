@@ -1,7 +1,7 @@
 //! TLS in a member's pod: the Secrets, mounted at the paths of v1beta2, and the TLS flags of etcd.
 //!
-//! Only the etcd container mounts the Secrets. No pod of a member contains the operator's client certificate. The
-//! readiness probe does not need it: the metrics listener uses plain HTTP and serves no data.
+//! Only the etcd container mounts the Secrets. No member's pod contains the operator's client certificate, not even for
+//! the readiness probe: the metrics listener uses plain HTTP and serves no data.
 
 use api::cluster::{KeyNames, PodPolicy};
 use api::version::EtcdVersion;
@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMo
 use crate::tls::Purpose;
 use crate::{Member, Members};
 
-/// File mode of mounted Secrets: readable for the group of the pod, which is the group of etcd.
+/// File mode of mounted Secrets: readable for the group of the pod, to which etcd belongs.
 const MODE: i32 = 0o440;
 /// File mode if the spec sets no group for the pod: readable for all users, because the user and the group of etcd are
 /// unknown.
@@ -141,9 +141,9 @@ pub(crate) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<Strin
 }
 
 /// The flag that turns off the reverse DNS check of peers. After etcd has verified the certificate of a peer, it looks
-/// up the peer's IP address in reverse DNS. A wildcard name in the certificate must then match a result
-/// (`checkCertSAN`, `isHostInDNS` in `client/pkg/transport/listener_tls.go`). With this check, etcd would reject every
-/// peer while reverse DNS is slow or down. etcd still verifies the issuer and the usage of the certificate, and as a
+/// up the peer's IP address in reverse DNS. If the certificate contains a wildcard name, this name must match a result
+/// (`checkCertSAN`, `isHostInDNS` in `client/pkg/transport/listener_tls.go`). While reverse DNS is slow or down, etcd
+/// would reject every peer. With the flag, etcd still verifies the issuer and the usage of the certificate, and as a
 /// client also the name of the other member.
 fn skip_reverse_dns(version: &EtcdVersion) -> Option<String> {
     let flag = "peer-skip-client-san-verification";
@@ -233,7 +233,7 @@ mod tests {
             .collect();
         let names: Vec<_> = secrets.iter().flat_map(|one| &one.secret_name).collect();
         assert_eq!(names, ["p", "s"]);
-        // The Secret uses other key names, but the mounted files have the same names.
+        // The keys of the Secret have other names, but the mounted files have the same names as always.
         let items = secrets[1].items.as_ref().unwrap();
         assert_eq!(
             (items[1].key.as_str(), items[1].path.as_str()),

@@ -1,5 +1,5 @@
-//! Checks TLS Secrets before a member uses them: private key, chain to an authority that the other side trusts,
-//! validity, usage and names. Pure. rustls and webpki verify the certificates.
+//! Checks TLS Secrets before a member uses them: the private key, the chain to an authority that the other side trusts,
+//! validity, usage and names. Performs no I/O. rustls and webpki verify the certificates.
 //!
 //! Invariant 20: a member is started only with Secrets that have no fault.
 
@@ -15,7 +15,6 @@ use super::material::{Fault, FaultKind, Keys, Material, Purpose};
 use super::{ClusterTls, Slot};
 use crate::certificate::Certificate;
 
-/// The check of one Secret.
 struct SecretCheck<'a> {
     purpose: Purpose,
     secret: &'a str,
@@ -98,8 +97,8 @@ impl<'a> SecretCheck<'a> {
     }
 
     /// Checks that the certificate has a chain to one of these authorities, for this usage and at this time. Expired
-    /// authorities are filtered out first, because webpki does not check the validity of a trust anchor. etcd does: Go
-    /// verifies the whole chain.
+    /// authorities are left out, because webpki does not check the validity of a trust anchor. etcd does: Go verifies
+    /// the whole chain.
     fn trusted(
         &self,
         (authorities, theirs): (&[CertificateDer<'static>], &str),
@@ -116,7 +115,7 @@ impl<'a> SecretCheck<'a> {
         if fault.as_ref().is_ok_and(Option::is_none) || valid.len() == authorities.len() {
             return fault?.map_or(Ok(()), Err);
         }
-        // The certificate may come from one of the expired authorities. The fault then names this authority.
+        // If an expired authority issued the certificate, the fault names this authority.
         for one in authorities {
             let own = std::slice::from_ref(one);
             let Some(end) = expired(&one).map(|expired| expired.not_after) else {
@@ -284,7 +283,7 @@ pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) ->
 
 type Context<'a> = (&'a CryptoProvider, Timestamp);
 
-/// Checks the peer Secret. With its one certificate, a member is both a server and a client of its peers.
+/// Checks the peer Secret. With this one certificate, a member is a server and a client of its peers.
 fn peer_faults(
     peer: &SecretCheck<'_>,
     addresses: &Addresses,
@@ -331,7 +330,7 @@ fn operator_faults(
     operator.trusted((&authorities, &place), Use::Client, context)
 }
 
-/// Whether the certificate is valid, but was not issued by any of these authorities. The check uses client usage: peer
+/// Whether the certificate is valid, but none of these authorities issued it. The check uses client usage: peer
 /// certificates have both usages, and all other certificates that members verify belong to clients.
 pub(super) fn is_issued_by_other(
     purpose: Purpose,
@@ -360,7 +359,7 @@ pub(super) fn covers_members(tls: &ClusterTls, addresses: &Addresses) -> bool {
     })
 }
 
-/// The host name of an example member. The names of members have a random suffix, so a certificate must cover every
+/// The host name of an example member. Names of members have a random suffix, so a certificate must cover every
 /// possible name.
 fn example_host(addresses: &Addresses) -> String {
     addresses.host(&format!(

@@ -75,9 +75,9 @@ impl Purpose {
 pub struct Material {
     /// The form of the key names.
     pub names: KeyNames,
-    /// The certificate and its intermediate certificates.
+    /// The certificate, and the intermediate certificates that follow it.
     pub certificate: Vec<u8>,
-    /// The private key.
+    /// The private key of the certificate.
     pub key: Vec<u8>,
     /// The trust bundle, with which other certificates are verified.
     pub ca: Vec<u8>,
@@ -140,8 +140,8 @@ impl Fault {
         Self::new(purpose, secret, FaultKind::SecretUnreadable, &what)
     }
 
-    /// True if a member that is started now would fail. A fault of the operator's own certificate affects only the
-    /// operator.
+    /// True if a member that starts now would fail because of this fault. A fault of the operator's own certificate
+    /// affects only the operator.
     pub fn concerns_members(&self) -> bool {
         matches!(self.purpose, Purpose::Peer | Purpose::Server)
     }

@@ -1,9 +1,9 @@
 //! Compares the authorities that running members trust with the authorities in the Secrets. etcd reads its trust bundle
-//! only at its start, but its certificates at each handshake. So even a Secret without faults can prevent members from
-//! connecting to each other.
+//! only at its start, but its certificates at each handshake. Even a Secret without faults can therefore prevent
+//! members from connecting to each other.
 //!
-//! Invariant 20: trust bundles change in steps. There is a fault if a running member and a newly started member would
-//! have no common authority, or if one would reject a certificate of the other. Pure.
+//! Invariant 20: trust bundles change in steps. It is a fault if a running member and a newly started member have no
+//! common authority, or if either would reject a certificate of the other. Performs no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;

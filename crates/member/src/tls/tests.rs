@@ -92,7 +92,7 @@ fn slot(purpose: Purpose, data: &SecretData) -> Slot {
     }
 }
 
-/// TLS for all traffic. One authority issued the certificates, which cover these names.
+/// TLS for all connections. One authority issued the certificates, which cover these names.
 fn all(authority: &Authority, names: &[&str]) -> ClusterTls {
     let of = |purpose, usages: &[ExtendedKeyUsagePurpose], names: &[&str]| {
         let signed = authority.sign(names, usages, GOOD);
@@ -205,7 +205,7 @@ fn invariant_20_faults_contain_secret_and_key() {
 fn certificate_is_checked_against_authorities_of_other_side() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
     let mut tls = all(&one, &[SERVICE]);
-    // The operators trust another authority, and present a certificate that the members do not trust.
+    // The operators trust another authority, and present a certificate that members do not trust.
     tls.operator = all(&two, &[SERVICE]).operator;
     let found = faults(&tls);
     let codes: Vec<_> = found
@@ -292,7 +292,7 @@ fn invariant_20_expired_authority_is_a_fault() {
     for word in ["Secret given", "peer-ca.crt", "2020-01-01"] {
         assert!(found[0].message.contains(word), "{}", found[0].message);
     }
-    // An expired authority in a trust bundle does no harm if no certificate in use depends on it.
+    // An expired authority in a trust bundle does no harm, if no certificate in use depends on it.
     let both = format!("{}{}", old.pem, new.pem);
     assert_eq!(faults(&with_peer(by(&new), &both)), []);
     assert_eq!(
@@ -301,7 +301,7 @@ fn invariant_20_expired_authority_is_a_fault() {
     );
 }
 
-/// The faults of the Secrets `now`, for a member that was started with the Secrets `started`.
+/// The faults of the Secrets in `now`, for a member that was started with the Secrets in `started`.
 fn faults_after(started: &ClusterTls, now: &ClusterTls) -> Vec<Fault> {
     let noted = Authorities::of(started).unwrap().to_string();
     let started = BTreeMap::from([("db-a".to_owned(), Authorities::read(&noted))]);
@@ -340,7 +340,7 @@ fn invariant_20_authorities_are_replaced_in_steps() {
         "{}",
         early[0].message
     );
-    // The authorities of a member without the annotation are unknown. This is no fault.
+    // Without the annotation, the authorities of a member are unknown. This is no fault.
     assert_eq!(
         peer(&new, &new.pem).faults_of_started(&BTreeMap::new(), &[], Timestamp::now()),
         []

@@ -1,5 +1,5 @@
-//! Starts a real etcd on a data directory, with the arguments of a member's pod. Also finds the restore tool of its
-//! version.
+//! Starts a real etcd on a data directory, with the arguments of a member's pod. Also finds the restore tool for the
+//! version of this etcd.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use etcd::testing::{Programs, free_port, on_path};
 use etcd::{Access, Etcd, EtcdClient, Status};
 
-/// The path of the restore tool of this minor version.
+/// The path of the restore tool for this minor version.
 pub(crate) fn tool(programs: &Programs, minor: &str) -> PathBuf {
     if minor != "3.4" {
         return programs.etcdutl();
@@ -63,7 +63,7 @@ impl Member {
         Self { child, client_url }
     }
 
-    /// Waits until etcd serves, and returns its status. `None` if the process ends before.
+    /// Waits until etcd serves, and returns its status. `None` if the process ends first.
     pub(crate) async fn serves(&mut self) -> Option<Status> {
         let client = EtcdClient::new(Access::default());
         let end = Instant::now() + Duration::from_secs(30);
@@ -78,7 +78,7 @@ impl Member {
             }
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
-        panic!("etcd neither serves nor ends");
+        panic!("etcd neither serves nor ends in time");
     }
 
     pub(crate) async fn value(&self, key: &str) -> Option<String> {

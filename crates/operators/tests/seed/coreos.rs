@@ -1,5 +1,5 @@
-//! Restores backups in the format of coreos/etcd-operator. etcd 3.2 and 3.3 wrote the snapshots in
-//! `e2e/fixtures/coreos`. Next to each snapshot, JSON files contain the responses of that etcd.
+//! Restores backups of coreos/etcd-operator. etcd 3.2 and 3.3 wrote the snapshots in `e2e/fixtures/coreos`. Next to
+//! each snapshot, JSON files contain the responses of the etcd that wrote it.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde::Deserialize;
 
 use super::*;
 
-/// A revision after the compaction. At this revision, every key has a generation that the snapshot contains.
+/// A revision after the compaction. The snapshot contains the state of every key at this revision.
 const BETWEEN: i64 = 40;
 /// The revision of the compaction.
 const COMPACTED: i64 = 20;
@@ -27,14 +27,14 @@ struct Stored {
     lease: i64,
 }
 
-/// etcd's hash of the keys. etcd 3.2 does not report this hash, so etcd 3.3.27 has reported it for both snapshots.
+/// etcd's hash of the keys. etcd 3.2 does not report this hash, so the hashes of both snapshots come from etcd 3.3.27.
 #[derive(Debug, Deserialize, PartialEq)]
 struct Hash {
     hash: u32,
     compact_revision: i64,
 }
 
-/// The response of an endpoint. Each request had only one endpoint.
+/// The response of one endpoint. No request had more than one endpoint.
 #[derive(Deserialize)]
 struct Hashed {
     #[serde(rename = "HashKV")]
@@ -123,12 +123,12 @@ async fn hash_at(client: &Client, revision: i64) -> Hash {
 async fn check_recorded_answers(member: &Member, recorded: RecordedAnswers, hashes: Hashes) {
     let client = Client::connect([&member.client_url], None).await.unwrap();
     assert_eq!(keys_at(&client, 0).await, recorded.all.kvs);
-    // The hash covers every change since the compaction.
+    // This hash covers every change since the compaction.
     let ([all], [between]) = (hashes.all, hashes.revision40);
     let now = recorded.all.header.revision;
     assert_eq!(hash_at(&client, now).await, all.hash);
     assert_eq!(hash_at(&client, BETWEEN).await, between.hash);
-    // The history is restored too, with keys that were deleted later and former values.
+    // The history is restored as well, including former values and keys that were deleted later.
     let between = keys_at(&client, BETWEEN).await;
     assert_eq!(between, recorded.revision40.kvs);
     let options = GetOptions::new().with_revision(COMPACTED - 1);
@@ -141,7 +141,7 @@ async fn check_recorded_answers(member: &Member, recorded: RecordedAnswers, hash
         (lease.id, (lease.granted, keys))
     });
     assert_eq!(leases(&client).await, granted.collect());
-    // The next write gets the next revision. The revocation of an old lease deletes its keys.
+    // The next write gets the next revision. Revoking an old lease deletes its keys.
     let key = recorded.all.kvs.iter().find(|stored| stored.lease != 0);
     let key = key.expect("a key with a lease");
     let revoked = client.lease_client().revoke(key.lease).await.unwrap();
@@ -201,7 +201,7 @@ async fn etcd_3_7_restores_backups_of_3_2_and_3_3() {
     restores_backups_of_3_2_and_3_3("3.7").await;
 }
 
-/// One byte of a value is changed. The checksum that the old etcd appended to the snapshot must reveal the damage.
+/// One byte of a value is changed. The checksum that the old etcd appended to the snapshot must show the damage.
 #[tokio::test]
 async fn rejects_damaged_backup_of_3_2_or_3_3() {
     let world = World::new("3.7").await;

@@ -17,17 +17,17 @@ async fn etcd_3_7_restores_backup_of_3_6() {
     restores_all_keys_into("3.6", "3.7").await;
 }
 
-/// An upgrade of a cluster can change only one minor version at a time, but a restore can skip minor versions.
+/// An upgrade changes only one minor version at a time, but a restore can skip minor versions.
 #[tokio::test]
 async fn etcd_3_7_restores_backup_of_3_4() {
     restores_all_keys_into("3.4", "3.7").await;
 }
 
-/// The operator cannot read a backup on a PersistentVolumeClaim, so the seed makes this check too.
+/// The operator cannot read a backup on a PersistentVolumeClaim, so the seed makes this check as well.
 #[tokio::test]
 async fn rejects_backup_of_newer_minor_before_fetch() {
     let world = World::new("3.6").await;
-    // The backup is deleted, so a fetch would fail with another error.
+    // The backup is deleted, so that a fetch would fail with another error.
     world.store().await.delete("a/backup").await.unwrap();
     for older in ["3.4.23", "3.5.35"] {
         for named in [older, "3.6.16"] {

@@ -17,8 +17,8 @@ fn program(world: &World, settings: &DataDirectorySettings) -> std::process::Com
     command
 }
 
-/// The program creates the data directory and starts etcd. A later start needs only the data directory. It needs
-/// neither the Secret, nor the backup, nor `restored.json`.
+/// The program creates the data directory and starts etcd. A later start needs only the data directory, and neither the
+/// Secret, nor the backup, nor `restored.json`.
 #[tokio::test]
 async fn program_creates_data_directory_and_becomes_etcd() {
     let world = World::new("3.6").await;
@@ -39,16 +39,22 @@ async fn program_creates_data_directory_and_becomes_etcd() {
         ..settings
     };
     let mut member = Member::start_as(program(&world, &nothing), &world.data(), &peer_url);
-    let status = member.serves().await.expect("etcd starts on its disk");
+    let status = member
+        .serves()
+        .await
+        .expect("etcd starts on the existing data directory");
     assert_eq!(status.revision, world.revision);
     drop(member);
-    // The process crashed between the rename and the removal of the fetched files.
+    // The process has crashed between the rename and the removal of the fetched files.
     std::fs::write(world.volume.path().join("restored.json"), "{}").unwrap();
     let work = world.volume.path().join("restore");
     std::fs::create_dir_all(&work).unwrap();
     std::fs::write(work.join("snapshot.db"), "left").unwrap();
     let mut member = Member::start_as(program(&world, &nothing), &world.data(), &peer_url);
-    member.serves().await.expect("etcd starts on its disk");
+    member
+        .serves()
+        .await
+        .expect("etcd starts on the existing data directory");
     assert!(
         !work.exists(),
         "the fetched snapshot is still on the volume"

@@ -1,5 +1,5 @@
-//! Reads the preconditions of a request again just before the request is sent, because another operator process may
-//! have become the leader since the observation (invariant 11).
+//! Reads the preconditions of a request again just before the request is sent. Since the observation, another operator
+//! process may have become the leader (invariant 11).
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::{Error, ExecuteContext, in_time};
 use crate::naming;
 use crate::plan::{Check, choice};
 
-/// Fails if the precondition does not hold. Returns the instant from which the age limit of the observation counts.
+/// Fails if the precondition is not met. Returns the instant from which the age limit of the observation counts.
 pub(super) async fn confirm(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -24,8 +24,8 @@ pub(super) async fn confirm(
         Check::RestoreUnchanged => {
             let began = Instant::now();
             if is_unchanged(context, restore).await? {
-                // The age limit starts again: the observation may contain a slow read of the store, but this request
-                // depends only on the EtcdRestore, which was just read.
+                // The age limit starts again here. The observation may contain a slow read of the store, but this
+                // request depends only on the EtcdRestore, which was just read.
                 return Ok(began);
             }
             missing("the EtcdRestore was changed or deleted after it was read")
@@ -47,8 +47,8 @@ pub(super) async fn confirm(
 }
 
 /// Whether the EtcdRestore is unchanged. If it has changed, another operator process may have created the EtcdCluster
-/// and finished the restore, and a user may have deleted the EtcdCluster. A second EtcdCluster would keep the lock of
-/// the finished restore and get no members.
+/// and completed the restore, and a user may then have deleted the EtcdCluster. A second EtcdCluster would keep the
+/// lock of the completed restore and get no members.
 async fn is_unchanged(context: &ExecuteContext, restore: &EtcdRestore) -> Result<bool, Error> {
     let now = read_again(context, restore).await?;
     let version = |restore: &EtcdRestore| (restore.uid(), restore.resource_version());
@@ -56,7 +56,7 @@ async fn is_unchanged(context: &ExecuteContext, restore: &EtcdRestore) -> Result
 }
 
 /// Fails if the EtcdRestore now records another backup. Invariant 9: the plan deletes the seed because its data differs
-/// from the recorded backup. If another backup is recorded, the seed may contain it.
+/// from the backup that was recorded then. The seed may contain the backup that is recorded now.
 async fn has_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Result<(), Error> {
     let now = read_again(context, restore).await?;
     let why = match now.filter(|now| naming::uid(now) == naming::uid(restore)) {
@@ -67,7 +67,7 @@ async fn has_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Res
     Err(Error::Missing(why.to_owned()))
 }
 
-/// The EtcdCluster, or `None` if this restore no longer holds its lock or the recorded cluster ID has changed.
+/// The EtcdCluster. `None` if this restore no longer holds its lock, or if the recorded cluster ID has changed.
 /// Invariant 9: the objects of a seed are deleted only before the cutover, and another operator process may have made
 /// the cutover.
 pub(super) async fn in_place(
@@ -87,7 +87,7 @@ pub(super) async fn in_place(
 }
 
 /// Whether the seed's pod is unchanged. Invariant 9: the cutover needs an existing seed. Another operator process may
-/// have deleted the pod, and the data of a pod without a volume is lost with the pod.
+/// have deleted the pod. Without a volume, the data is then lost.
 async fn is_same_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,

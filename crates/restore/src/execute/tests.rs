@@ -1,5 +1,5 @@
-//! Executes actions against a fake API server. Covers requests after concurrent changes by another operator process,
-//! and errors.
+//! Executes actions against a fake API server. The tests cover concurrent changes by another operator process, and
+//! errors.
 
 use std::time::Duration;
 
@@ -62,7 +62,7 @@ fn locked() -> Observation {
     observation
 }
 
-/// Executes the action. Returns the sent writes and the result.
+/// Executes the action. Returns the writes that were sent, and the result.
 async fn executed(
     observation: &Observation,
     action: &Action,
@@ -77,7 +77,8 @@ async fn executed(
     .await
 }
 
-/// Executes the action some time after the observation. Also fails if a delayed write cannot be undone.
+/// Executes the action when the observation has this age. The result is an error, too, if a late write cannot be
+/// undone.
 async fn executed_for(
     restore: &EtcdRestore,
     age: Duration,
@@ -155,7 +156,7 @@ async fn keeps_seed_if_restore_has_changed() {
     }
 }
 
-/// Invariant 11: the finalizer was removed before the lock was set, so no later reconcile would remove the lock.
+/// Invariant 11: the finalizer was removed before the lock was set. No later reconcile would remove the lock.
 #[tokio::test]
 async fn removes_lock_without_finalizer_despite_errors() {
     const PATCH: &str = "PATCH etcdclusters";
@@ -176,7 +177,7 @@ async fn removes_lock_without_finalizer_despite_errors() {
         assert_eq!(requests, [PATCH; 4]);
         assert_eq!(outcome.is_ok(), first == 200, "{outcome:?}");
     }
-    // Every attempt to remove the lock is rejected.
+    // The API server rejects every attempt to remove the lock.
     let (requests, outcome) = executed(&observation(), &Action::Lock, |what, before| {
         match (what, before) {
             ("GET etcdrestores", _) => (404, Value::Null),
@@ -207,8 +208,8 @@ async fn removes_lock_without_finalizer_despite_errors() {
     }
 }
 
-/// An aborted restore deletes all objects of the seed by UID, regardless of the record and of changes of the pod. Only
-/// a cutover by another operator process prevents the deletion (invariant 9).
+/// When a restore is aborted, all objects of the seed are deleted by UID, even if the record or the pod has changed.
+/// Only a cutover by another operator process prevents the deletion (invariant 9).
 #[tokio::test]
 async fn aborted_restore_deletes_changed_seed() {
     let mut aborted = fake::restore_in_place();
@@ -320,7 +321,7 @@ async fn creates_cluster_only_for_unchanged_restore() {
     };
     let read = version("restore-uid", "7");
     let action = Action::CreateCluster(Box::default());
-    // A read of the store may take longer than the ten seconds.
+    // Reading the store may take longer than ten seconds.
     for age in [0, 30].map(Duration::from_secs) {
         let cases = vec![
             (Some(version("restore-uid", "7")), None),
@@ -348,7 +349,7 @@ async fn creates_cluster_only_for_unchanged_restore() {
             assert!(message.contains(expected.unwrap_or_default()));
         }
     }
-    // The operator process was suspended after the check.
+    // The operator process is suspended after the check.
     for (age, posted) in [(0, 1), (11, 0)] {
         let (client, requests) = fake::server(|_, _| (201, json!(cluster(Some("restore-uid")))));
         let context = ExecuteContext {
@@ -369,7 +370,7 @@ async fn creates_cluster_only_for_unchanged_restore() {
 
 /// Invariants 9 and 11: the seed was lost, or deleted by another operator process.
 #[tokio::test]
-async fn no_cutover_to_changed_seed() {
+async fn makes_no_cutover_to_changed_seed() {
     let mut another = observed_pod();
     another.metadata.uid = Some("another".into());
     let mut terminating = observed_pod();
@@ -404,7 +405,8 @@ fn backup() -> ChosenBackup {
     )
 }
 
-/// Invariant 11: a delayed pod would replace a member, to which clients have written, by the state of the backup.
+/// Invariant 11: if a late request created the seed's pod, it would replace a member to which clients have written by
+/// the state of the backup.
 #[tokio::test]
 async fn deletes_seed_pod_created_after_handover() {
     const CREATED: &str = "POST pods";
@@ -466,7 +468,7 @@ fn observed_pod() -> Pod {
     observation().objects.seed.pod.unwrap()
 }
 
-/// Without a volume a seed's pod has the only copy of its data. Old members stop only for a seed that serves.
+/// Without a volume, a seed's pod has the only copy of its data. The old members stop only when a seed serves.
 #[tokio::test]
 async fn deletes_seed_pod_created_after_old_members_stopped() {
     let old = |left: bool| {

@@ -1,4 +1,4 @@
-//! Undoes delayed writes that no later reconcile would undo (invariant 11). A request may be in flight longer than its
+//! Undoes late writes that no later reconcile would undo (invariant 11). A request may be in flight for longer than its
 //! operator process holds the lease. The tasks run concurrently with the reconciles, and the process waits for them
 //! before it ends.
 
@@ -37,7 +37,7 @@ impl Undo {
         self.tasks.wait().await;
     }
 
-    /// Retries until the task succeeds or the attempts are used up.
+    /// Retries the task until it succeeds or all attempts have failed.
     fn spawn<T>(&self, object: &'static str, attempt: impl Fn() -> T + Send + 'static)
     where
         T: Future<Output = Result<(), Error>> + Send + 'static,
@@ -48,7 +48,7 @@ impl Undo {
             let mut attempts = 1;
             while let Err(error) = attempt().await {
                 if attempts == ATTEMPTS {
-                    tracing::warn!(error = %Chain(&error), object, "cannot undo a delayed write");
+                    tracing::warn!(error = %Chain(&error), object, "cannot undo a write that was executed late");
                     #[cfg(test)]
                     undo.failures.lock().unwrap().push(error);
                     return;
@@ -61,8 +61,7 @@ impl Undo {
 }
 
 /// Deletes the seed's pod that this process has just created (`created`) if the cluster no longer needs a seed. After
-/// the handover, the pod of a delayed seed would replace a member under the same IDs, and its data would be the state
-/// of the backup.
+/// the handover, a late seed would replace a member under the same IDs, with the state of the backup as its data.
 pub(super) fn delayed_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -78,7 +77,7 @@ pub(super) fn delayed_seed(
             }
             tracing::warn!(
                 pod = created.name_any(),
-                "deleting the seed's pod: its creation was delayed, and the cluster no longer needs a seed"
+                "deleting the seed's pod: it was created late, and the cluster no longer needs a seed"
             );
             let api: Api<Pod> = context.api(&restore.namespace().unwrap_or_default());
             apply::delete(&api, &created, Some(STOP_SECONDS)).await?;
@@ -87,8 +86,8 @@ pub(super) fn delayed_seed(
     });
 }
 
-/// Whether the cluster still needs the new pod: no client can have written to the seed, or the data of the seed is on
-/// its volume.
+/// Whether the cluster still needs the new pod: either no client can have written to the seed, or the data of the seed
+/// is on its volume.
 async fn needs_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,

@@ -17,8 +17,8 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::Source;
 use crate::source::{self, SecretData};
 
-/// The recorded backup. Without a record, the backup that the spec names. `locked`: the restore holds the lock of the
-/// cluster, so the recorded backup may be in use.
+/// The recorded backup or, without a record, the backup that the spec names. `locked`: the restore holds the lock of
+/// the cluster, so the recorded backup may already be in use.
 pub(super) async fn choose(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -41,7 +41,7 @@ async fn source_of(
     let spec = &restore.spec;
     let Some(reference) = &spec.backup else {
         let kind = spec.backup_storage_type.as_ref();
-        // Older manifests name the storage type. Without a type, the only storage block is used.
+        // Older manifests name the storage type. If the manifest names none, its only storage block is used.
         let kind = kind.unwrap_or(&StorageType::S3);
         let selected = spec.blocks().select(kind, "spec", "backupStorageType");
         return selected
@@ -62,7 +62,7 @@ async fn source_of(
 }
 
 /// The storage block of the newest complete backup of an EtcdBackup. With a time, the newest backup that was complete
-/// at that time.
+/// by then.
 pub(super) fn newest_of(
     backup: &EtcdBackup,
     before: Option<&Time>,
@@ -96,7 +96,7 @@ pub(super) fn newest_of(
     let (_, path) = location
         .and_then(|location| location.split_once("://"))
         .ok_or_else(none)?;
-    // The path in a PVC's storage block lacks the name of the PVC, but the location contains it.
+    // The path in a PVC's storage block does not contain the name of the PVC, but the location does.
     let path = match block.source() {
         StorageSource::Pvc(pvc) => path
             .strip_prefix(&pvc.claim_name)
@@ -104,7 +104,7 @@ pub(super) fn newest_of(
             .unwrap_or_default(),
         _ => path,
     };
-    // `spec` may name another path now than when the backup was stored.
+    // The current `spec` may name another path than the spec with which the backup was stored.
     let own = block.source().path() == path || name::parse(block.source().path(), path).is_some();
     if !own {
         let message = format!(
@@ -116,7 +116,7 @@ pub(super) fn newest_of(
     Ok(block.at(path.to_owned()))
 }
 
-/// The location of the newest backup in `status.backups` that was complete at a time.
+/// The location of the newest backup in `status.backups` that was complete by this time.
 fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Trouble> {
     let listed = backup.status.iter().flat_map(|status| &status.backups);
     let timed = listed.filter_map(|one| Some((one.completion_time.as_ref()?.0, one)));
@@ -134,8 +134,8 @@ fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Troub
     })
 }
 
-/// Checks the backup before the restore creates anything, and adds its metadata to `backup`. Also checks a spec: that
-/// of the existing cluster (`there`), or that of the cluster to create.
+/// Checks the backup before the restore creates anything, and adds its metadata to `backup`. Also checks the spec of
+/// the existing cluster (`there`), or the spec of the cluster to create.
 pub(super) async fn check(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,

@@ -21,8 +21,7 @@ use crate::snapshot::{
     Child, Life, OldMembers, OldPod, Pod, PodFacts, Seed, SeedObjects, Serving, Snapshot,
 };
 
-/// The objects with the names of the seed's objects. Their owner is not checked here. A failed read is an error with
-/// its text.
+/// The objects with the names of the seed's objects, with any owner. A failed read is an error with its text.
 pub(super) struct NamedObjects {
     pub(super) service: Result<Option<Service>, String>,
     pub(super) pvc: Result<Option<PersistentVolumeClaim>, String>,
@@ -58,7 +57,7 @@ pub(super) async fn named(
     NamedObjects { service, pvc, pod }
 }
 
-/// The seed, built from the objects with its names. Objects of another owner count as `NameTaken`.
+/// The seed with the objects of its names. An object of another owner counts as `NameTaken`.
 pub(super) fn seed(
     named: NamedObjects,
     cluster: &EtcdCluster,
@@ -81,7 +80,7 @@ pub(super) fn seed(
         (Child::NameTaken, _) => Pod::NameTaken,
         (Child::Present, Some(pod)) => Pod::Present(PodFacts {
             life: pod::life(pod, began, now),
-            // While no member serves clients, the pause between two pods is as short as possible.
+            // While no member serves clients, the shortest pause between two pods applies.
             recent: pod::is_recent(pod, began.filter(|_| !old_members.have_stopped()), now),
             ..pod::facts(pod)
         }),
@@ -91,8 +90,8 @@ pub(super) fn seed(
 }
 
 /// Reports missing storage for the seed's PersistentVolumeClaim. The API server sets the start of the waiting time, so
-/// an operator's clock that is ahead of the API server's clock is corrected. If the difference of the clocks cannot be
-/// read, nothing is reported (invariant 1).
+/// the difference to the operator's clock is taken into account. If that difference cannot be read, nothing is reported
+/// (invariant 1).
 pub(super) async fn check_storage(client: &Client, seed: &mut Seed, children: &SeedObjects) {
     let (Pod::Present(facts), Some(pod), Some(pvc)) = (&mut seed.pod, &children.pod, &children.pvc)
     else {
@@ -165,8 +164,8 @@ pub(super) async fn seed_serving(
     }
 }
 
-/// Whether the plan after the cutover needs an answer of the seed. It needs one before the old members stop, and before
-/// the seed joins. Between these two steps, the plan only waits until the old members have stopped.
+/// Whether the plan after the cutover needs an answer of the seed: before the old members stop, and before the seed
+/// joins. Between these two steps, the plan only waits until the old members have stopped.
 pub(super) fn needs_answer(restore: &EtcdRestore, snapshot: &Snapshot) -> bool {
     let OldMembers::Known(old_members) = &snapshot.old_members else {
         return true;
@@ -240,7 +239,7 @@ pub(super) async fn cluster_serving(
     answer
 }
 
-/// The pods of the old members: all pods of this EtcdCluster whose token differs from the token of the new cluster.
+/// The pods of the old members: the pods of this EtcdCluster that do not have the token of the new cluster.
 pub(crate) async fn old_members(
     client: &Client,
     restore: &EtcdRestore,

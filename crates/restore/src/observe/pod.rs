@@ -1,4 +1,4 @@
-//! Reads the status of the seed's pod. Pure.
+//! Reads the status of the seed's pod. Performs no I/O.
 
 use api::names::{CONTAINER_ETCD, LABEL_CLUSTER};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
@@ -15,8 +15,8 @@ mod storage;
 pub(super) use life::{is_recent, life};
 pub(super) use storage::no_storage;
 
-/// The facts that follow from the pod alone. [`life`] needs a clock, and the [provenance](super::provenance) needs the
-/// record.
+/// The facts that the pod alone shows. [`life`] also needs a clock, and the [provenance](super::provenance) also needs
+/// the record.
 pub(super) fn facts(pod: &Pod) -> PodFacts {
     let status = pod.status.clone().unwrap_or_default();
     let ended = life::ended(pod);

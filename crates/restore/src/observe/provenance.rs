@@ -1,8 +1,8 @@
-//! Compares a seed's pod with the recorded backup. Pure.
+//! Compares a seed's pod with the recorded backup. Performs no I/O.
 //!
-//! The two may differ. A suspended operator process may create the pod late, from a backup that it read before another
-//! backup was chosen. The arguments of a pod name the backup that the pod fetches. The pod's report describes the data
-//! on its volume, which an earlier pod may have fetched.
+//! The backup of the pod can differ from the recorded one: a suspended operator process may create the pod late, from a
+//! backup that it read before another backup was recorded. The arguments of a pod name the backup that the pod fetches.
+//! The pod's report describes the data on its volume, which an earlier pod may have fetched.
 
 use api::EtcdRestore;
 use api::restore::ChosenBackup;
@@ -13,18 +13,16 @@ use member::{FETCH, Origin};
 use crate::plan::choice::{self, SHA256, SOURCE};
 use crate::snapshot::{OtherBackup, PodFacts};
 
-/// The argument with the increase of the revision.
+/// The argument with the number by which the revision is increased.
 const BUMP: &str = "--bump-revision=";
 
-/// The arguments of the container `fetch`.
 pub(crate) struct FetchArguments<'a> {
-    /// The storage block of the backup.
     pub(crate) source: StorageBlock,
     /// The JSON text of the storage block in the arguments.
     pub(crate) text: &'a str,
     /// The required SHA-256 of the snapshot.
     pub(crate) sha256: Option<&'a str>,
-    /// The increase of the revision, 0 without the argument.
+    /// The number by which the revision is increased, 0 without the argument.
     pub(crate) bump_revision: i64,
 }
 
@@ -64,7 +62,7 @@ fn argument<'a>(pod: &'a Pod, container: &str, prefix: &str) -> Option<&'a str> 
     arguments.iter().find_map(|one| one.strip_prefix(prefix))
 }
 
-/// Sets the result of the comparison in `facts`. Does nothing without a record or readable arguments.
+/// Sets the result of the comparison in `facts`. Does nothing without a record, or if the arguments cannot be parsed.
 pub(super) fn compare(restore: &EtcdRestore, pod: &Pod, facts: &mut PodFacts) {
     if let (Some(chosen), Some(arguments)) = (choice::recorded(restore), FetchArguments::of(pod)) {
         compare_arguments(chosen, &arguments, facts);
@@ -96,7 +94,7 @@ pub(crate) fn compare_arguments(
     let origin = facts.origin.as_ref();
     // The report names the source of the data on the volume, which an earlier pod may have fetched.
     let has_other_data = match (&chosen.sha256, origin) {
-        // One backup may be stored in several locations, so the SHA-256 decides.
+        // One backup may be stored in several locations, so the SHA-256 decides if it is known.
         (Some(_), _) => differs(Some(&sha256)),
         (None, Some(origin)) => origin.location_hash != choice::fingerprint(&chosen.source),
         (None, None) => fetches_other,
@@ -109,7 +107,7 @@ pub(crate) fn compare_arguments(
         .then(|| OtherBackup::Contains(describe(chosen, arguments, Some(&sha256), origin)));
 }
 
-/// Describes the pod's backup and the recorded backup. The location in the report may differ from the location in the
+/// Names the pod's backup and the recorded backup. The location in the report may differ from the location in the
 /// arguments.
 fn describe(
     chosen: &ChosenBackup,
@@ -126,7 +124,7 @@ fn describe(
     let from = match origin.map(|origin| &origin.location_hash) {
         Some(place) if *place == choice::fingerprint(&chosen.source) => chosen.location.clone(),
         Some(place) if *place != choice::fingerprint(&arguments.source) => {
-            "another location, from which an earlier pod of the seed has fetched".to_owned()
+            "another location, from which an earlier pod of the seed fetched".to_owned()
         }
         _ => choice::location(&arguments.source),
     };
@@ -299,7 +297,7 @@ mod tests {
         assert!(!compared(&known, &pod("b/k", &[]), None).checks_sha256);
         let unknown = restore(None, 0);
         assert!(!compared(&unknown, &pod("b/k", &["--sha256=abcd"]), None).checks_sha256);
-        // The backup is the same, but the increase of the revision differs.
+        // The backup is the same, but the increase of the revision is different.
         let raised = pod("b/k", &["--sha256=ABCD", "--bump-revision=7"]);
         assert!(!compared(&known, &raised, None).checks_sha256);
     }

@@ -1,6 +1,6 @@
 //! The etcd client for the members of a restored cluster, with the Secrets that the spec of the cluster names. A
-//! snapshot contains the users, and whether authentication is enabled. So a restored cluster requires the passwords
-//! from the time of the backup.
+//! snapshot contains etcd's users, and whether authentication is enabled. A restored cluster therefore requires the
+//! passwords from the time of the backup.
 
 use api::EtcdCluster;
 use etcd::{Access, Error, EtcdClient};
@@ -46,7 +46,7 @@ pub(super) async fn serving(context: &ObserveContext<'_>, url: &str) -> Serving 
 }
 
 impl Reached {
-    /// The observation context with this client instead of the shared one.
+    /// The observation context with this client instead of the shared client.
     pub(super) fn context<'a>(&'a self, context: &ObserveContext<'a>) -> ObserveContext<'a> {
         ObserveContext {
             client: context.client,

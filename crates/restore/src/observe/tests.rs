@@ -1,4 +1,4 @@
-//! Tests of facts that are derived from objects, without a server.
+//! Tests of facts that follow from objects, without a server.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "JSON literals read best where they are passed"
@@ -102,9 +102,9 @@ fn rejects_invalid_spec_of_manifest() {
     assert!(trouble.message.contains("spec.size"), "{}", trouble.message);
 }
 
-/// An older operator without this rule has recorded the spec.
+/// An earlier operator release, which does not have this rule, has recorded the spec.
 #[test]
-fn rejects_spec_of_manifest_with_owned_flag() {
+fn rejects_spec_of_manifest_with_operator_flag() {
     let env = json!([{ "name": "ETCD_FORCE_NEW_CLUSTER", "value": "true" }]);
     let recorded = manifest("3.6.16", json!({ "pod": { "etcdEnv": env } }));
     let trouble = refused(&restore(Value::Null), Some(&recorded));
@@ -314,10 +314,10 @@ fn finds_old_members_by_owner_and_token() {
     assert_eq!(found, [("old", true), ("older", false)]);
 }
 
-/// The pause grows with the duration of the restore, so that a node without free resources is not used for each
-/// attempt. While no member serves clients, the shortest pause applies.
+/// The pause grows with the duration of the restore, so that a node without free resources is not tried again and
+/// again. While no member serves clients, the shortest pause applies.
 #[test]
-fn pause_is_short_while_no_member_serves() {
+fn requeue_delay_is_short_while_no_member_serves() {
     let ago = |seconds: i64| {
         let then = k8s_openapi::jiff::Timestamp::now().as_second() - seconds;
         k8s_openapi::jiff::Timestamp::from_second(then)

@@ -23,7 +23,8 @@ pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> 
         .tls
         .as_ref()
         .is_some_and(|tls| tls.generated.is_some());
-    // The cluster operator generates certificates only after the cluster exists, so their Secrets may be missing.
+    // The cluster operator generates certificates only after the cluster exists, so the Secrets of generated
+    // certificates may be missing.
     let mut faults = tls.faults(&addresses, Timestamp::now());
     faults.retain(|fault| !(generated && fault.code == FaultKind::SecretMissing));
     let problem = |fault: member::tls::Fault| {

@@ -17,31 +17,29 @@ pub(crate) const PROBLEM_POLL: Duration = Duration::from_secs(15);
 /// The action and the state of one reconcile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// The only action.
+    /// What the operator executes now.
     pub action: Action,
-    /// The state to report.
+    /// The state that the status reports.
     pub state: PlanState,
     /// Time until the next reconcile.
     pub requeue: Option<Duration>,
 }
 
-/// One action. Every action is idempotent. An action that was lost in a crash is planned again from the next
-/// observation.
+/// One action. Every action is idempotent. If a crash prevents an action, the next reconcile plans it again.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Write only the status.
     Nothing,
     /// Record the seed's name, the new token and the replaced cluster in the status of the restore (invariant 10).
     RecordIntent {
-        /// The seed.
+        /// The seed, with the new token.
         seed: SeedStatus,
         /// The existing cluster that is replaced.
         replaces: Option<ReplacesStatus>,
     },
     /// Record the chosen backup in the status of the restore (invariant 10).
     RecordBackup(Box<ChosenBackup>),
-    /// Set the finalizer of the restore before the lock, or remove it after the lock was released. The value says
-    /// which.
+    /// Set the finalizer of the restore before the lock (true), or remove it after the lock was released (false).
     SetFinalizer(bool),
     /// Create the EtcdCluster with the restore lock.
     CreateCluster(Box<EtcdClusterSpec>),
@@ -61,7 +59,7 @@ pub enum Action {
         cluster_id: String,
         /// The revision that the seed serves.
         revision: i64,
-        /// The SHA-256 of the snapshot.
+        /// The SHA-256 of the snapshot that the seed has downloaded.
         sha256: Option<String>,
     },
     /// Record in the status of the restore that it is abandoned for this reason.
@@ -77,15 +75,15 @@ pub enum Action {
     StopOldMembers(Vec<OldPod>),
     /// Set the labels by which Services select the seed's pod.
     Join,
-    /// Delete the EtcdRestore, whose `ttlSecondsAfterFinished` has passed.
+    /// Delete the EtcdRestore, because its `ttlSecondsAfterFinished` has passed.
     Expire,
     /// Remove the restore lock. The cluster operator then manages the cluster.
     ReleaseLock,
 }
 
 impl Action {
-    /// Whether the action changes the EtcdRestore itself. The reconcile then writes no status, because the
-    /// resourceVersion has changed. The next reconcile writes it.
+    /// Whether the action changes the EtcdRestore itself. Its resourceVersion then changes, so this reconcile writes no
+    /// status, and the next reconcile does.
     pub fn changes_object(&self) -> bool {
         matches!(self, Self::SetFinalizer(_) | Self::Expire)
     }
@@ -116,7 +114,7 @@ impl Action {
     }
 }
 
-/// The state of a restore.
+/// How far a restore is.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PlanState {
     /// The restore continues without manual action.
@@ -160,8 +158,8 @@ impl Plan {
         }
     }
 
-    /// The state for a problem. A temporary problem is waited for. Any other problem is reported as a failure until a
-    /// user has corrected it.
+    /// The state for a problem. The restore waits until a temporary problem ends. It reports any other problem as a
+    /// failure until a user has corrected it.
     pub(crate) fn trouble(trouble: &Trouble) -> Self {
         match trouble.reason {
             Reason::PodNotStarting

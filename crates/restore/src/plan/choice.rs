@@ -1,7 +1,7 @@
 //! The backup that a restore uses. The restore chooses it once from the spec, and records it in the status of the
-//! EtcdRestore before the first use. Later newer backups have no effect. Pure.
+//! EtcdRestore before the first use. Backups that are made later have no effect. Performs no I/O.
 //!
-//! Until the restore holds the lock of the EtcdCluster, a change of the spec leads to a new choice.
+//! Until the restore holds the lock of the EtcdCluster, a changed spec leads to a new choice.
 
 use api::EtcdRestore;
 use api::manifest::BackupManifest;
@@ -18,13 +18,13 @@ pub const SOURCE: &str = "--source=";
 /// The argument of a seed's pod with the required SHA-256 of the snapshot.
 pub const SHA256: &str = "--sha256=";
 
-/// The recorded backup.
+/// The backup in `status.backup`. `None` before the operator has selected one.
 pub fn recorded(restore: &EtcdRestore) -> Option<&ChosenBackup> {
     restore.status.as_ref()?.backup.as_ref()
 }
 
-/// The recorded backup if the record is valid, otherwise `None`. A record is valid if it was chosen from the current
-/// spec, or if the restore holds the lock of the cluster.
+/// The recorded backup; `None` if the record is not valid. A record is valid if it was chosen from the current spec, or
+/// if the restore holds the lock of the cluster.
 pub fn valid_record(restore: &EtcdRestore, locked: bool) -> Option<&ChosenBackup> {
     let generation = restore.metadata.generation;
     recorded(restore).filter(|chosen| locked || chosen.generation == generation)
@@ -60,7 +60,7 @@ pub fn chosen_from(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup 
     }
 }
 
-/// The recorded increase of the revision, or `None` if it is 0. Lower revisions are marked as compacted.
+/// The recorded number by which the revision is increased; `None` if it is 0. Lower revisions are marked as compacted.
 pub fn bump_revision(restore: &EtcdRestore) -> Option<u64> {
     let by = u64::try_from(recorded(restore)?.bump_revision).ok()?;
     (by > 0).then_some(by)
@@ -76,7 +76,7 @@ pub fn add_metadata(chosen: &mut ChosenBackup, manifest: Option<&BackupManifest>
     }
 }
 
-/// Compares the stored backup with the record. Without a manifest only the size can be compared; the seed compares the
+/// Compares the stored backup with the record. Without a manifest, only the size can be compared. The seed compares the
 /// SHA-256 later.
 ///
 /// # Errors
@@ -98,7 +98,7 @@ pub fn is_unchanged(
     if resized || rewritten {
         let message = format!(
             "the backup {} was overwritten after this restore had chosen it: create a new EtcdRestore for the current \
-             backup, or put the chosen one back",
+             backup, or put the chosen backup back",
             chosen.location
         );
         return Err(Trouble::new(Reason::SnapshotUnreadable, message));
@@ -106,8 +106,8 @@ pub fn is_unchanged(
     Ok(())
 }
 
-/// Adds the name of the recorded backup and the remedy to the problem of a missing backup. The remedy is not a change
-/// of the spec, because the recorded backup remains chosen.
+/// Adds the name of the recorded backup and the remedy to the problem of a missing backup. A change of the spec would
+/// not help, because the recorded backup remains chosen.
 pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Trouble {
     if let Some(chosen) = recorded(restore)
         && matches!(
@@ -117,8 +117,8 @@ pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Troub
     {
         let owner = chosen.etcd_backup.as_ref();
         let owner = owner.map_or_else(String::new, |name| format!(" of the EtcdBackup {name}"));
-        // The operator cannot read a PersistentVolumeClaim. So the backup may never have been on it, and the message
-        // must not say "was deleted".
+        // The operator cannot read a PersistentVolumeClaim. The backup may therefore never have been on it, and the
+        // message must not say "was deleted".
         let problem = match chosen.stored_size {
             Some(_) => "was deleted",
             None => "does not exist",
@@ -138,8 +138,8 @@ pub fn name_missing_backup_in(restore: &EtcdRestore, pod: &mut PodFacts) {
     pod.trouble = trouble.map(|trouble| name_missing_backup(restore, trouble));
 }
 
-/// The SHA-256 of a storage block, in 64 hexadecimal characters. Equal blocks have the same fingerprint, such as the
-/// block in the record and in the arguments of a seed's pod.
+/// The SHA-256 of a storage block, in 64 hexadecimal characters. Equal blocks have the same fingerprint, for example
+/// the block in the record and the block in the arguments of a seed's pod.
 pub fn fingerprint(block: &StorageBlock) -> String {
     let text = serde_json::to_vec(block).unwrap_or_default();
     format!("{:x}", Sha256::digest(text))
@@ -250,14 +250,14 @@ mod tests {
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = None;
         assert_eq!(bump_revision(&restore), Some(1000));
-        // If the record has no increase of the revision, a later change of the spec adds none.
+        // If the record contains no increase of the revision, a later change of the spec adds none.
         let chosen = chosen_from(&restore, block("b/k"));
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = Some(7);
         assert_eq!(bump_revision(&restore), None);
     }
 
-    /// Volumes contain the fingerprint, and later releases compare it. So its value must not change.
+    /// Volumes contain the fingerprint, and later releases compare it, so its value must not change.
     #[test]
     fn fingerprint_covers_all_fields_of_source() {
         let of = |more: Value| -> String {

@@ -1,6 +1,6 @@
-//! The spec in effect: the TLS settings and the address format with which the members were started. `spec.TLS` may
-//! change at any time, and the cluster operator rolls the change out in steps. During the rollout, the operators
-//! connect to the members with the settings in effect. The seed's pod records its own settings. Pure.
+//! The spec in effect: the TLS settings and the address format with which the members were started. A user may change
+//! `spec.TLS` at any time, and the cluster operator changes the members in steps. Meanwhile, the operators connect to
+//! the members with the settings in effect. The seed's pod records its own settings. Performs no I/O.
 
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;
@@ -11,9 +11,12 @@ use member::tls::ClusterTls;
 
 use crate::snapshot::takes_name;
 
-/// The TLS settings in the annotation of the seed's pod. The outer `None` means: no annotation, or the pod does not
-/// belong to the cluster.
-#[expect(clippy::option_option, reason = "no TLS differs from unknown settings")]
+/// The TLS settings in the annotation of the seed's pod. The outer `None` means that there is no annotation, or that
+/// the pod does not belong to the cluster.
+#[expect(
+    clippy::option_option,
+    reason = "the inner None means no TLS, the outer None means unknown"
+)]
 fn tls_of_seed(seed: &Pod, owner: &str) -> Option<Option<TlsPolicy>> {
     if takes_name(seed, owner) {
         return None;
@@ -21,9 +24,9 @@ fn tls_of_seed(seed: &Pod, owner: &str) -> Option<Option<TlsPolicy>> {
     serde_json::from_str(seed.annotations().get(ANNOTATION_TLS)?).ok()
 }
 
-/// The TLS settings in effect. While the restore holds the lock, the settings of the seed's pod take precedence over
-/// the settings that the EtcdCluster records for its current token. Without the lock, the recorded settings take
-/// precedence. If both are missing, `spec.TLS` applies.
+/// The TLS settings in effect. There are two records: the annotation of the seed's pod, and the status of the
+/// EtcdCluster for its current token. While the restore holds the lock, the annotation has precedence; without the
+/// lock, the status has. If both records are missing, `spec.TLS` applies.
 pub fn policy(cluster: &EtcdCluster, seed: Option<&Pod>, locked: bool) -> Option<TlsPolicy> {
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let of_seed = seed.and_then(|seed| tls_of_seed(seed, owner));
@@ -98,7 +101,7 @@ mod tests {
 
     #[test]
     fn tls_settings_in_effect_override_spec() {
-        // The spec requests TLS changes that the cluster operator has not started to roll out.
+        // The spec requests a TLS change that the cluster operator has not started.
         let switched = cluster(Some(TLS_ONLY), ACCEPTS_PLAINTEXT);
         assert_eq!(policy(&switched, None, true), tls(TLS_ONLY));
         assert_eq!(policy(&switched, None, false), tls(TLS_ONLY));

@@ -4,8 +4,8 @@
 //! selects it. Only the operator connects to it, at the address of the pod.
 //!
 //! The cutover is one write of the new cluster ID and token to the status of the EtcdCluster. Before the cutover, the
-//! old cluster is complete and continues after every failure. After the cutover, the new cluster continues, because its
-//! seed has served the verified backup. Then the old members stop (invariant 9), and after that the seed gets its
+//! old cluster is complete, and continues after every failure. After the cutover, the new cluster continues, because
+//! its seed has served the verified backup. Then the old members stop (invariant 9), and after that the seed gets its
 //! labels (invariant 17).
 
 use api::EtcdRestore;
@@ -51,7 +51,7 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
     }
     // The status records a verified seed, but the EtcdCluster differs from the recorded one. Either a user created the
     // EtcdCluster again, or the restored cluster lost its quorum and was recovered with a new ID. Its data may be newer
-    // than the backup, so it is not replaced a second time.
+    // than the backup, so it is not replaced again.
     if verified(restore).is_some() && !replaces(restore).is_some_and(|was| cluster.is_still(was)) {
         let name = naming::target(restore);
         let message = format!(
@@ -108,18 +108,17 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
     let before = replaces(restore).and_then(|before| before.cluster_id.as_ref());
     let same = before.map_or(cluster.cluster_id.is_none(), |was| cluster.is_cluster(was));
     if !same {
-        let message =
-            "the cluster ID in the EtcdCluster's status has changed since the start of the restore";
+        let message = "the cluster ID in the EtcdCluster's status has changed since the start of the restore: to replace its current data, create a new EtcdRestore with spec.overwrite: true";
         return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
-    // Invariant 11: a suspended operator process may have removed the finalizer late, from an observation in which
-    // another restore held the lock.
+    // Invariant 11: the finalizer can be missing although this restore has the lock. A suspended operator process may
+    // have removed it late, because another restore had the lock when that process read the objects.
     if !has_finalizer(restore) {
         return set_finalizer();
     }
     let plan = prepare_seed(cluster, verified(restore), snapshot);
     // Invariant 9: after the cutover, the old members stop only for a ready seed. If a seed answered but never became
-    // ready, the old members would never stop, and both clusters would remain.
+    // ready, the old members would never stop, and two clusters would remain.
     let is_ready = matches!(&snapshot.seed.pod, Pod::Present(pod) if pod.verified);
     if matches!(plan.action, Action::RecordFormed { .. }) && !is_ready {
         return Plan::wait_for("the seed member to be ready");
@@ -184,8 +183,8 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     if !running.is_empty() {
         return stop(snapshot, durable, verified(restore), running);
     }
-    // Invariant 17: a terminating pod that is not ready is no endpoint, even if the Pod object remains because its node
-    // does not answer.
+    // Invariant 17: a terminating pod that is not ready is no endpoint. Its object may remain, because its node does
+    // not answer.
     let ready: Vec<&str> = pods
         .iter()
         .filter(|pod| pod.ready)
@@ -201,7 +200,7 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
 
 /// Stops the old members while the verified seed exists (invariant 9). No client can have written to the seed yet, so a
 /// lost seed is created again. etcd derives the cluster ID from the name and the token of the seed. Both stay the same,
-/// so the new seed forms the same cluster.
+/// so the new seed forms a cluster with the same ID.
 fn stop(
     snapshot: &Snapshot,
     durable: bool,
@@ -224,14 +223,14 @@ fn stop(
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
-        // A seed with the labels of the cluster may have writes of clients. Without a volume, these writes would be
+        // Clients may have written to a seed with the labels of the cluster. Without a volume, these writes would be
         // lost with the pod.
         Pod::Present(pod) if pod.life != Life::Active && (durable || !pod.joined) => {
             ended::replace(pod)
         }
         Pod::Present(pod) => {
-            // Invariant 17: clients reach a joined seed. An old member that is found late must stop, even if the seed
-            // has a problem.
+            // Invariant 17: clients reach a seed that has joined. If an old member is found late, it must stop even if
+            // the seed has a problem.
             let serves = pod.joined && pod.life == Life::Active;
             let trouble = pod.trouble.as_ref().filter(|_| !serves);
             let unfit = unfit::pod_replacement(pod).filter(|_| !pod.joined);
@@ -249,8 +248,8 @@ fn stop(
 }
 
 /// Stops the old members if the seed serves the verified backup (invariant 9). A seed that was created again may
-/// differ: another backup may be at the same location now, or changed address settings may have led to another cluster
-/// ID. No client has used the seed yet.
+/// differ: another backup may now be at the location, or changed address settings may have led to another cluster ID.
+/// No client has used the seed yet.
 fn stop_for(
     pod: &PodFacts,
     known: Option<(&str, i64)>,
@@ -278,8 +277,8 @@ fn stop_for(
     let same = id == cluster;
     let other = matches!(pod.other_backup, Some(OtherBackup::Contains(_)));
     let verified = !other && same && serves >= recorded && pod.restored == Some(recorded);
-    // A joined seed has served the verified backup. Clients may have written to it since, so its revision may be
-    // higher.
+    // A seed that has joined has served the verified backup. Clients may have written to it since then, so its revision
+    // may be higher.
     if !verified && !pod.joined {
         let restored = pod.restored.unwrap_or_default();
         let backup = match &pod.other_backup {

@@ -1,12 +1,12 @@
 //! The end of a restore in place: the old members have stopped, the seed joins the cluster, and the lock is released.
 //!
-//! The seed joins when it serves the verified backup. After that, clients may have written to the seed. So its volume
-//! is never created again, because these writes would be lost silently. Its pod is created again on an existing volume
-//! as often as needed. The new pod finds the data there. If the volume is empty, because it was created again while the
-//! old members ran, the pod restores the backup.
+//! The seed joins when it serves the verified backup. After that, clients may have written to the seed. Its volume is
+//! therefore never created again, because these writes would be lost without a report. Its pod is created again on an
+//! existing volume as often as needed, and finds the data there. If the volume is empty, because it was created again
+//! while the old members ran, the pod restores the backup.
 //!
 //! If neither the pod nor the volume of the seed exists, the restore fails and reports the remedy. The cluster operator
-//! then gets a cluster without data, which it never bootstraps again (invariant 7).
+//! then manages a cluster without data, which it never bootstraps again (invariant 7).
 
 use api::EtcdRestore;
 
@@ -17,8 +17,7 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Child, Life, OtherBackup, Pod, PodFacts, Seed, Serving, Snapshot};
 
 /// The remedy if the seed does not serve the verified backup and the old members have stopped.
-const REMEDY: &str = "the old members have stopped, and no member serves clients: delete this EtcdRestore to continue with \
-                      the data of the seed, or to restore another backup with a new EtcdRestore and spec.overwrite: true";
+const REMEDY: &str = "the old members have stopped, and no member serves clients: delete this EtcdRestore to continue with the data of the seed. To restore another backup, create a new EtcdRestore with spec.overwrite: true";
 
 /// Plans the steps after the last old member has left the endpoints.
 pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) -> Plan {
@@ -52,10 +51,11 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
 }
 
 /// Creates the pod again on the volume of the seed. Only a pod that the restore creates verifies the data on the
-/// volume. A pod of the cluster operator would fail on an empty volume again and again.
+/// volume. A pod of the cluster operator would fail again and again on an empty volume.
 fn on_volume(seed: &Seed) -> Plan {
     match &seed.pod {
-        // The volume of a joined seed has the verified backup. The cluster operator replaces the pod.
+        // The volume of a seed that has joined contains the verified backup. From now on, the cluster operator replaces
+        // the pod.
         Pod::Present(pod) if pod.joined => hand_over(),
         Pod::Present(pod) => ended::replace(pod),
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
@@ -72,8 +72,8 @@ fn hand_over() -> Plan {
     Plan::act(Action::ReleaseLock, "handing the cluster over")
 }
 
-/// Why the seed must not join yet, or `None` if it can join. Invariant 9: a seed that was created again joins only when
-/// it serves the verified backup. A user who deletes the restore accepts the current data of the seed.
+/// Why the seed must not join yet; `None` if it may. Invariant 9: a seed that was created again joins only when it
+/// serves the verified backup. A user who deletes the restore accepts the current data of the seed.
 fn reason_to_wait(
     restore: &EtcdRestore,
     (pod, durable): (&PodFacts, bool),
@@ -116,19 +116,19 @@ fn reason_to_wait(
     }
 }
 
-/// Why a seed without a report must not join yet, or `None` if it can join.
+/// Why a seed without a report must not join yet; `None` if it may.
 fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     let replacement = unfit::pod_replacement(pod).filter(|_| durable);
     match (replacement, pvc) {
-        // The new pod on the volume reports the data there.
+        // The next pod on the volume reports the data that is there.
         (Some(replacement), Child::Present) => return Some(replacement),
         // Invariant 1: the pod is not replaced while its volume is unknown.
         (Some(_), Child::Unknown(why)) => {
             let answer = format!("an answer about the seed's PersistentVolumeClaim: {why}");
             return Some(Plan::wait_for(answer));
         }
-        // The pod has the only copy of the data if it has no volume, or if its PersistentVolumeClaim is being deleted
-        // and vanishes with the pod.
+        // The pod has the only copy of the data: it has no volume, or its PersistentVolumeClaim is being deleted and
+        // vanishes together with the pod.
         (Some(_), Child::Absent | Child::NameTaken) | (None, _) => {}
     }
     match (pod.report_lost, pod.checks_sha256) {
@@ -144,7 +144,7 @@ fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
 }
 
 /// Waits for a seed while no member serves clients. A problem that needs manual action is reported as a failure. A
-/// temporary problem that lasts is reported with the remedy, so that a user can decide.
+/// temporary problem that lasts for some time is reported with the remedy, so that a user can decide.
 fn starting(pod: &PodFacts, what: &str) -> Plan {
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(&Trouble {
@@ -182,7 +182,7 @@ fn stuck(what: &str) -> Plan {
     Plan::stuck(Trouble::new(Reason::SeedFailed, with_remedy(what)))
 }
 
-/// Records the failure. The lock is released after that (invariant 10).
+/// Records the failure first, and then releases the lock (invariant 10).
 fn lost(restore: &EtcdRestore) -> Plan {
     let member = naming::seed(restore).member;
     let message = format!(

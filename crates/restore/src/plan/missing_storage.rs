@@ -1,15 +1,15 @@
-//! Missing storage for the seed. Before the cutover, a restore in place reports the problem for a while, and is then
-//! abandoned. After the cutover it is never abandoned. The start of the problem is recorded in the status of the
-//! EtcdRestore (invariant 10).
+//! Missing storage for the seed. Before the cutover, a restore in place reports the problem for some time, and is then
+//! abandoned. After the cutover it is never abandoned. The status of the EtcdRestore records when the problem started
+//! (invariant 10).
 //!
 //! There are two cases:
 //!
-//! - The API server rejects the seed's PersistentVolumeClaim (PVC) because of a quota or limit range. Only this
-//!   response names the cause, so the operator repeats the request. The quota may become free, for example after the
-//!   deletion of another PVC. If two operator processes create the PVC concurrently, the PVC of the first can exhaust
-//!   the quota.
-//! - The PVC exists, but no volume is created for it. The cause may be temporary, such as a new node whose driver does
-//!   not run yet, or a restart of the controller of Kubernetes.
+//! - The API server rejects the seed's PersistentVolumeClaim (PVC) because of a quota or a limit range. Only this
+//!   response names the cause, so the operator repeats the request. The quota may allow the PVC later, for example
+//!   after another PVC is deleted. If two operator processes create the PVC concurrently, the PVC of the first process
+//!   may already use up the quota.
+//! - The PVC exists, but no volume is created for it. The cause may be temporary: the driver does not run yet on a new
+//!   node, or the controller of Kubernetes is restarting.
 
 use api::EtcdRestore;
 use api::conditions::{self, ConditionType};
@@ -19,9 +19,9 @@ use super::{Action, Plan, in_place};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Cluster, Pod, Snapshot};
 
-/// How long a rejected PVC is reported before the restore is abandoned.
+/// A rejected PVC is reported for this time. Then the restore is abandoned.
 const REJECTED_PVC_TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
-/// How long a PVC without a volume is reported before the restore is abandoned.
+/// A PVC without a volume is reported for this time. Then the restore is abandoned.
 const UNBOUND_PVC_TIMEOUT: SignedDuration = SignedDuration::from_mins(3);
 
 /// The plan after the API server has rejected the PVC.
@@ -31,7 +31,7 @@ pub fn pvc_rejected(
     trouble: Trouble,
     now: Timestamp,
 ) -> Plan {
-    // Invariant 9: after the cutover the restore is not abandoned, because the old members may stop at any time.
+    // Invariant 9: after the cutover the restore is not abandoned, because the old members may already be stopping.
     let old_members_serve = in_place::replaces(restore).is_some()
         && matches!(&snapshot.cluster, Cluster::Present(it) if !in_place::has_cut_over(restore, it));
     if !old_members_serve {
@@ -43,7 +43,7 @@ pub fn pvc_rejected(
     report(&trouble)
 }
 
-/// Reports an unbound PVC until its time limit has passed, instead of abandoning the restore at once.
+/// Until the time limit has passed, reports an unbound PVC instead of abandoning the restore.
 #[must_use]
 pub fn delay_abandonment(
     plan: Plan,

@@ -1,4 +1,4 @@
-//! Builds the seed's pod, whose init container fetches the backup from a store. Pure.
+//! Builds the seed's pod, whose init container fetches the backup from a store. Performs no I/O.
 
 use api::names::{ANNOTATION_RESTORE, LABEL_APP, LABEL_CLUSTER};
 use api::restore::SeedStatus;
@@ -19,19 +19,19 @@ const CLAIM_VOLUME: &str = "restore-claim";
 /// File mode of mounted Secrets: readable for the user and the group of the pod.
 const SECRET_MODE: i32 = 0o440;
 
-/// The input for the pod of a seed, besides its cluster.
+/// What the pod of a seed is built from, in addition to its cluster.
 pub struct From<'a> {
     /// The name of the member and the token of the new cluster.
     pub seed: &'a SeedStatus,
-    /// The version of etcd.
+    /// The etcd version that the seed runs.
     pub version: &'a EtcdVersion,
     /// The UID of the EtcdRestore.
     pub restore: &'a str,
-    /// The storage block of the backup.
+    /// Where the seed finds the backup.
     pub source: &'a StorageBlock,
     /// The SHA-256 of the snapshot, if known.
     pub sha256: Option<&'a str>,
-    /// The increase of the revision.
+    /// The number by which the revision is increased; `None` for no increase.
     pub bump_revision: Option<u64>,
     /// Whether the seed runs next to old members that serve.
     pub in_place: bool,
@@ -49,7 +49,7 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
     let labels = pod.metadata.labels.get_or_insert_default();
     labels.insert(ANNOTATION_RESTORE.to_owned(), from.restore.to_owned());
     if from.in_place {
-        // Invariant 17: no Service of the cluster or of a user selects the seed next to the old members.
+        // Invariant 17: while the old members serve, no Service of the cluster or of a user may select the seed.
         labels.remove(LABEL_APP);
         labels.remove(LABEL_CLUSTER);
         remove_member_anti_affinity(&mut pod);
@@ -58,7 +58,7 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
 }
 
 /// Removes the required anti-affinity to members. Otherwise the seed would need a node without an old member. Members
-/// that are added later keep their anti-affinity to the seed.
+/// that are added later still avoid the node of the seed.
 fn remove_member_anti_affinity(pod: &mut Pod) {
     let terms = pod
         .spec

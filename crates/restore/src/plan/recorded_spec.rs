@@ -1,8 +1,9 @@
-//! The parts of a recorded spec that a store must not decide (invariant 27). Pure.
+//! The parts of a recorded spec that a store must not decide (invariant 27). Performs no I/O.
 //!
-//! A restore can create a cluster from the spec in the manifest of the backup. Everyone who can write to the store can
-//! change that spec. So the operator accepts no part of it that runs other programs, reaches a node, or gives the pods
-//! volumes, identities or privileges. A user who trusts these parts repeats them in `spec.etcdCluster.template`.
+//! A restore can create a cluster from the spec in the manifest of the backup, and everyone who can write to the store
+//! can change that spec. The operator therefore accepts no part of it that runs other programs, reaches a node, or
+//! gives the pods volumes, identities or privileges. A user who trusts these parts repeats them in
+//! `spec.etcdCluster.template`.
 
 use api::cluster::{EtcdClusterSpec, PodPolicy, flag_of_env};
 use api::version::DEFAULT_REPOSITORY;
@@ -13,8 +14,8 @@ use k8s_openapi::api::core::v1::{
 /// Prefix of the annotations that select the AppArmor profile of a container.
 const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 
-/// Flags of etcd that read or write files or send data to an address, without the prefix `experimental-`. Flags with
-/// the suffix `-file` are refused too and are not listed.
+/// Flags of etcd that read or write files, or send data to an address, without the prefix `experimental-`. Flags that
+/// end in `-file` are refused as well and need no entry here.
 const FILE_FLAGS: [&str; 4] = [
     "auth-token",
     "distributed-tracing-address",
@@ -25,8 +26,8 @@ const FILE_FLAGS: [&str; 4] = [
 /// Environment variables that tune the runtime of Go and have no other effect.
 const GO_RUNTIME: [&str; 3] = ["GOGC", "GOMAXPROCS", "GOMEMLIMIT"];
 
-/// The fields of a recorded spec that the operator refuses. The patterns name every field of the API, so the compiler
-/// rejects a new field until it is listed as accepted or refused.
+/// The fields of a recorded spec that the operator refuses. The patterns name every field of the API: if a field is
+/// new, the compiler reports an error until the field is listed as accepted or refused.
 pub(crate) fn refused_fields(spec: &EtcdClusterSpec) -> Vec<&'static str> {
     let EtcdClusterSpec {
         repository,
@@ -119,8 +120,8 @@ fn refused_in_pod(policy: &PodPolicy) -> Vec<&'static str> {
     refused.map(|(_, field)| field).collect()
 }
 
-/// Whether a variable has a literal value, and sets a flag of etcd without a file or tunes the runtime of Go. Other
-/// variables may be harmful, for example a proxy variable that redirects connections of etcd.
+/// Whether a variable has a literal value, and either sets a flag of etcd that uses no file or tunes the runtime of Go.
+/// Other variables may be harmful, for example a proxy variable that redirects connections of etcd.
 fn is_harmless_variable(variable: &EnvVar) -> bool {
     let name = variable.name.as_str();
     let harmless = match flag_of_env(name) {
@@ -140,7 +141,7 @@ fn is_file_flag(flag: &str) -> bool {
     flag.ends_with("-file") || FILE_FLAGS.contains(&flag)
 }
 
-/// Whether the volume contains only data of its own pod or of a ConfigMap. Volumes of other types give access to the
+/// Whether the volume contains only data of its own pod or of a ConfigMap. Volumes of other types give access to a
 /// node, a Secret, a token or another volume.
 fn is_harmless_volume(volume: &Volume) -> bool {
     let harmless = Volume {
@@ -153,8 +154,8 @@ fn is_harmless_volume(volume: &Volume) -> bool {
     *volume == harmless
 }
 
-/// Whether the container of etcd runs as root. If the spec has a security context, the default security context does
-/// not apply.
+/// Whether the container of etcd runs as root. The operator's default security context applies only if the spec has
+/// none.
 fn runs_as_root(pod: Option<&PodSecurityContext>, container: Option<&SecurityContext>) -> bool {
     let default = member::pod_security();
     let pod = pod.unwrap_or(&default);
@@ -166,7 +167,7 @@ fn runs_as_root(pod: Option<&PodSecurityContext>, container: Option<&SecurityCon
     }
 }
 
-/// Whether the context sets only users, groups and the default seccomp profile.
+/// Whether the security context of the pod sets only users, groups and the default seccomp profile.
 fn is_restricted_pod(context: &PodSecurityContext) -> bool {
     let restricted = PodSecurityContext {
         fs_group: context.fs_group,
@@ -182,7 +183,7 @@ fn is_restricted_pod(context: &PodSecurityContext) -> bool {
     *context == restricted
 }
 
-/// Whether the context grants no privileges or capabilities.
+/// Whether the security context of the container grants no privileges or capabilities.
 fn is_restricted(context: &SecurityContext) -> bool {
     let capabilities = context.capabilities.clone().map(|mut capabilities| {
         capabilities.add = capabilities.add.filter(Vec::is_empty);
@@ -265,7 +266,7 @@ mod tests {
         vec![
             ("securityContext", json!({ "runAsUser": 0 })),
             ("securityContext", json!({ "runAsNonRoot": false })),
-            // Without a user in the security context, the image selects the user.
+            // If the security context names no user, the image decides which user runs the container.
             ("securityContext", json!({ "fsGroup": 2000 })),
             (
                 "securityContext",
@@ -422,7 +423,7 @@ mod tests {
             let accepted = spec_to_restore(&restore(None), None, Some(&manifest(&recorded)));
             assert_eq!(accepted, Ok(spec(&recorded)));
         }
-        // The security context of the container does not replace the default security context of the pod.
+        // With a security context for the container only, the default security context of the pod still applies.
         let container = pod(
             "containerSecurityContext",
             &json!({ "readOnlyRootFilesystem": true }),

@@ -1,4 +1,4 @@
-//! The spec of the cluster to create from a backup, and the check of its etcd version. Pure.
+//! The spec of the cluster to create from a backup, and the check of its etcd version. Performs no I/O.
 
 use api::cluster::{self, EtcdClusterSpec};
 use api::manifest::BackupManifest;
@@ -12,7 +12,7 @@ use crate::reason::{Reason, Trouble};
 /// The first minor version whose etcdutl can raise revisions.
 const FIRST_BUMP_VERSION: (u64, u64) = (3, 6);
 
-/// The spec of the restored cluster: the spec of the `existing` cluster, otherwise the spec of the cluster to create.
+/// The spec of the restored cluster: that of the `existing` cluster or, without one, that of the cluster to create.
 pub(crate) fn spec_to_restore(
     restore: &EtcdRestore,
     existing: Option<&EtcdClusterSpec>,
@@ -24,7 +24,7 @@ pub(crate) fn spec_to_restore(
     }
 }
 
-/// The spec of the cluster to create: the template, or the spec in the manifest of the backup.
+/// The spec of the cluster to create: the template or, without one, the spec in the manifest of the backup.
 pub(crate) fn cluster_to_create(
     restore: &EtcdRestore,
     manifest: Option<&BackupManifest>,
@@ -104,8 +104,7 @@ pub(crate) fn check_version(
     match backup {
         Some(backup) if version.minor() < backup.minor() => {
             let message = format!(
-                "the cluster's version is {version}, but the backup is of etcd {backup}: set that minor version or a \
-                 newer one in the EtcdCluster's spec.version, or in spec.etcdCluster.template.spec.version"
+                "the cluster's version is {version}, but the backup is from etcd {backup}: set that minor version or a newer one in the EtcdCluster's spec.version, or in spec.etcdCluster.template.spec.version"
             );
             Err(Trouble::new(Reason::InvalidSpec, message))
         }

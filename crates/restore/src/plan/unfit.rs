@@ -1,23 +1,23 @@
 //! A seed's pod that is active but unusable: it has another backup than the recorded one, or its report is lost. The
-//! operator replaces the pod as long as no client can have written to it. The pause since the creation of the pod must
-//! have passed, as for a pod that [has ended](super::ended).
+//! operator replaces the pod as long as no client can have written to it. As for a pod that [has ended](super::ended),
+//! the pause since the creation of the pod must have passed.
 //!
-//! The report is the termination message of the container `fetch`. The kubelet reads the message once from a file on
-//! the node, and may lose it. The container has succeeded and is not restarted, so the operator would never know the
+//! The report is the termination message of the container `fetch`. The kubelet reads this message once from a file on
+//! the node, and may lose it. A container that has succeeded does not run again, so the operator would never know the
 //! data of the pod.
 
 use super::{Action, Plan};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{OtherBackup, PodFacts};
 
-/// The replacement of a pod before the cutover, when no client can have written to it. `None` if the pod is usable. A
+/// The replacement of a pod before the cutover, while no client can have written to it. `None` if the pod is usable. A
 /// seed that contains another backup is deleted together with its volume.
 pub(super) fn before_cutover(pod: &PodFacts) -> Option<Plan> {
     let Some(OtherBackup::Contains(backup)) = &pod.other_backup else {
         return pod_replacement(pod);
     };
     let text = format!(
-        "the seed contains the backup {backup}: the seed is deleted and created again from the recorded backup"
+        "the seed contains the backup {backup}: the operator deletes the seed and creates it again from the recorded backup"
     );
     Some(replaced(pod, Action::DiscardSeed, text))
 }
@@ -27,11 +27,10 @@ pub(super) fn before_cutover(pod: &PodFacts) -> Option<Plan> {
 pub(super) fn pod_replacement(pod: &PodFacts) -> Option<Plan> {
     let text = match &pod.other_backup {
         Some(OtherBackup::Fetches(backup)) => {
-            format!("the seed's pod fetches the backup {backup}: the pod is replaced")
+            format!("the seed's pod fetches the backup {backup}: the operator replaces the pod")
         }
         None if pod.report_lost => {
-            "the report of the seed's pod is lost (its container fetch succeeded, but its \
-                                    termination message is missing): the pod is replaced"
+            "the report of the seed's pod is lost (its container fetch succeeded, but its termination message is missing): the operator replaces the pod"
                 .to_owned()
         }
         Some(OtherBackup::Contains(_)) | None => return None,

@@ -1,4 +1,4 @@
-//! Builds the requests of an action, with all objects, in the order in which they are sent. Pure.
+//! Builds the requests of an action, with all objects, in the order in which they are sent. Performs no I/O.
 
 use api::cluster::{
     BootstrapStatus, EtcdClusterSpec, EtcdClusterStatus, ReplacedStatus, TlsStatus,
@@ -19,37 +19,38 @@ use super::{choice, in_place, joining, pod};
 use crate::naming;
 use crate::snapshot::{Objects, Observation, OldMembers, OldPod};
 
-/// A precondition that is read again just before a request is sent. Without this check, a suspended operator process
-/// could act on an old observation (invariant 11).
+/// A precondition that is checked again just before a request is sent. Without it, a suspended operator process could
+/// act on an old observation (invariant 11).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Check {
-    /// The EtcdRestore has not changed since it was read. Then the age limit for the next requests starts again.
+    /// The EtcdRestore has not changed since it was read. After this check, the age limit for the next requests starts
+    /// again.
     RestoreUnchanged,
     /// The EtcdRestore records the same backup.
     SameBackup,
     /// This restore holds the lock of the EtcdCluster, and the recorded cluster ID is unchanged.
     ClusterInPlace(Box<EtcdCluster>),
-    /// The seed's pod has not changed. `None`: the pod is still missing.
+    /// The seed's pod has not changed. `None`: there is still no pod.
     SeedUnchanged(Option<Box<Pod>>),
 }
 
 /// An object that is created, changed or deleted.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
-    /// An EtcdCluster.
+    /// The EtcdCluster that a restore creates.
     Cluster(Box<EtcdCluster>),
-    /// A Service.
+    /// The Service of the seed.
     Service(Box<Service>),
-    /// A PersistentVolumeClaim.
+    /// The PVC of the seed.
     Pvc(Box<PersistentVolumeClaim>),
-    /// A pod.
+    /// The pod of the seed.
     Pod(Box<Pod>),
 }
 
 /// One request to the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Request {
-    /// Check the precondition. If it does not hold, send no further request.
+    /// Check the precondition. If it is not met, send no further request.
     Confirm(Check),
     /// Set the finalizer of the EtcdRestore, or remove it.
     SetFinalizer(bool),
@@ -57,16 +58,17 @@ pub enum Request {
     Create(Object),
     /// Create the seed's pod. Delete it again if the cluster no longer needs a seed.
     CreateSeed {
-        /// The pod.
+        /// The pod of the seed.
         pod: Box<Pod>,
         /// The EtcdCluster, as it was read.
         cluster: Box<EtcdCluster>,
-        /// Whether the cutover was made. Then the old members may have stopped for another seed.
+        /// True if the cutover was made. The old members may then have stopped already, because another pod of the
+        /// seed served.
         after_cutover: bool,
     },
     /// Set the restore lock of the EtcdCluster. Remove it again if the EtcdRestore has no finalizer.
     Lock(Box<EtcdCluster>),
-    /// Merge metadata into the object. The UID and the resourceVersion of the observation are the precondition.
+    /// Merge metadata into the object, with the UID and the resourceVersion of the observation as preconditions.
     Patch(Object, Value),
     /// Write the status of the EtcdCluster with the observed resourceVersion as precondition.
     Record(Box<EtcdCluster>, Box<EtcdClusterStatus>),
@@ -81,8 +83,7 @@ pub enum Request {
     DeleteRestore,
 }
 
-/// The requests of an action. Records in the status of the EtcdRestore are not part of them: they are written with the
-/// status.
+/// The requests of an action, except for records in the status of the EtcdRestore, which are written with the status.
 ///
 /// # Errors
 ///
@@ -183,7 +184,7 @@ fn seed_unchanged(objects: &Objects) -> Request {
     Request::Confirm(Check::SeedUnchanged(pod))
 }
 
-/// A pod with only its name and UID, which are sufficient for a deletion.
+/// A pod with only its name and its UID, which are enough for a deletion.
 fn named(old_pod: &OldPod) -> Pod {
     let mut pod = Pod::default();
     pod.metadata.name = Some(old_pod.name.clone());
@@ -216,8 +217,8 @@ fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, Str
     Ok(pod::build(&members, &from, image))
 }
 
-/// Deletes all objects of the seed. If the restore continues, the Service and the PVC are deleted only after the
-/// unchanged pod was deleted.
+/// Deletes all objects of the seed. If the restore continues, the Service and the PVC are deleted only after the pod,
+/// which must be unchanged.
 fn discard(restore: &EtcdRestore, objects: &Objects) -> Result<Vec<Request>, String> {
     let seed = &objects.seed;
     let check = Check::ClusterInPlace(Box::new(known_cluster(objects)?.clone()));
@@ -236,8 +237,8 @@ fn discard(restore: &EtcdRestore, objects: &Objects) -> Result<Vec<Request>, Str
     Ok(requests)
 }
 
-/// The status that makes the cutover in one write (invariant 9): ID, token, first member and TLS settings of the new
-/// cluster, and the record of the old cluster.
+/// The status that makes the cutover in one write (invariant 9). It contains the ID, token, first member and TLS
+/// settings of the new cluster, and the record of the old cluster.
 pub(crate) fn formed(
     restore: &EtcdRestore,
     cluster: &EtcdCluster,
@@ -333,7 +334,7 @@ fn locked_cluster(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
         ANNOTATION_RESTORE.to_owned(),
         naming::uid(restore).to_owned(),
     );
-    // The cluster operator with the same scope as the restore manages the cluster.
+    // The new cluster is managed by the cluster operator that has the same scope as the restore.
     match restore.annotations().get(ANNOTATION_SCOPE) {
         Some(scope) => annotations.insert(ANNOTATION_SCOPE.to_owned(), scope.clone()),
         None => annotations.remove(ANNOTATION_SCOPE),

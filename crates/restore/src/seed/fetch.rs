@@ -1,6 +1,6 @@
 //! Fetches the snapshot to the data volume with constant memory, and verifies it. Every snapshot must match the SHA-256
 //! that etcd appends. A backup from a store must have the expected size and match its manifest. A snapshot from a
-//! member must come from the expected cluster and have at least the expected revision.
+//! member must come from the expected cluster, and must have at least the expected revision.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -32,7 +32,10 @@ pub struct Fetch {
     #[arg(long, value_name = "JSON", value_parser = parse_source, required_unless_present = "member")]
     pub source: Option<StorageBlock>,
     #[command(flatten)]
-    #[allow(missing_docs, reason = "the text would become part of the help")]
+    #[allow(
+        missing_docs,
+        reason = "a doc comment here would become part of the help text"
+    )]
     pub survivor: Survivor,
     /// Directory where the Secret with the credentials is mounted. The default is the identity of the pod
     #[arg(long, value_name = "DIRECTORY")]
@@ -56,7 +59,10 @@ pub struct Fetch {
     #[arg(long, value_name = "FILE")]
     pub copy_to: Option<PathBuf>,
     #[command(flatten)]
-    #[allow(missing_docs, reason = "the text would become part of the help")]
+    #[allow(
+        missing_docs,
+        reason = "a doc comment here would become part of the help text"
+    )]
     pub paths: Paths,
     /// The progress, which the progress server reads.
     #[arg(skip)]
@@ -96,7 +102,7 @@ fn parse_source(text: &str) -> Result<StorageBlock, serde_json::Error> {
 ///
 /// Fails if the snapshot cannot be fetched, is not the chosen backup, or does not match its checksum or manifest.
 pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
-    // The copy of this program, a few dozen MiB, runs concurrently with the fetch.
+    // This program is copied concurrently with the fetch. It has a few dozen MiB.
     let copied = arguments.copy_to.clone().map(|target| {
         let copied = tokio::task::spawn_blocking(move || copy_program(&target));
         async {
@@ -143,7 +149,7 @@ async fn fetch_now(arguments: &Fetch) -> Result<Contents, Trouble> {
         }
     };
     write_json(&paths.expected(), &contents)?;
-    // Neither file is synced, because the next start verifies the whole snapshot.
+    // Neither file is synced: the next start verifies the whole snapshot anyway.
     fs::rename(&unfinished, paths.snapshot())
         .map_err(|error| volume_trouble("write", &paths.snapshot(), &error))?;
     Ok(contents)
@@ -160,7 +166,7 @@ async fn from_store(
     let opened = source::open(source, secret.as_ref(), ca.as_ref(), claim).await?;
     let manifest = opened.manifest().await?;
     check_version(arguments.etcd_version.as_deref(), manifest.as_ref())?;
-    // A changed SHA-256 in the manifest is detected before the download.
+    // A changed SHA-256 in the manifest is detected before the download starts.
     if let Some(manifest) = manifest.as_ref().filter(|one| !one.sha256.is_empty()) {
         check_chosen(arguments, &manifest.sha256)?;
     }
@@ -212,7 +218,7 @@ fn check_chosen(arguments: &Fetch, sha256: &str) -> Result<(), Trouble> {
 }
 
 /// Fails if the etcd of the cluster is older than the backup, because an older etcd cannot read the database. The
-/// operator makes the same check before, except for a backup on a PersistentVolumeClaim.
+/// operator has already checked this, except for a backup on a PersistentVolumeClaim.
 fn check_version(version: Option<&str>, manifest: Option<&BackupManifest>) -> Result<(), Trouble> {
     let parse = |text: &str| EtcdVersion::parse(text).ok();
     let backup = manifest.and_then(|manifest| parse(&manifest.etcd_version));
@@ -220,8 +226,7 @@ fn check_version(version: Option<&str>, manifest: Option<&BackupManifest>) -> Re
         (Some(version), Some(backup)) if version.minor() < backup.minor() => Err(Trouble::new(
             Reason::InvalidSpec,
             format!(
-                "the cluster's version is {version}, but the backup is of etcd {backup}: set that minor version or a \
-                 newer one in the EtcdCluster's spec.version, or in spec.etcdCluster.template.spec.version"
+                "the cluster's version is {version}, but the backup is from etcd {backup}: set that minor version or a newer one in the EtcdCluster's spec.version, or in spec.etcdCluster.template.spec.version"
             ),
         )),
         _ => Ok(()),
@@ -229,7 +234,7 @@ fn check_version(version: Option<&str>, manifest: Option<&BackupManifest>) -> Re
 }
 
 /// Fetches the snapshot from a member. This needs no quorum and changes no data. The cluster ID of the member is
-/// checked first, because a member of another cluster may have the address now.
+/// checked first, because a member of another cluster may have the address by now.
 async fn from_member(
     survivor: &Survivor,
     url: &str,
@@ -292,7 +297,7 @@ fn copy_program(target: &Path) -> Result<(), Trouble> {
     copy().map_err(|error| volume_trouble("copy the program to", target, &error))
 }
 
-/// The content of a mounted Secret. The kubelet mounts each key as a link. The directories with a leading dot in their
+/// The content of a mounted Secret. The kubelet mounts each key as a link. Directories with a leading dot in their
 /// names are not keys.
 fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
     let Some(directory) = directory else {
@@ -375,8 +380,8 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
             inspected.size, manifest.size
         )));
     }
-    // The manifest may have any revision from that of the last key to that of the store. The two differ if the store is
-    // empty or was compacted beyond the last key.
+    // The revision in the manifest may be that of the last key, that of the store, or any between them. The two differ
+    // if the store is empty, or was compacted beyond the last key.
     if !(inspected.revision..=inspected.store_revision()).contains(&manifest.revision) {
         return Err(unreadable(&format!(
             "it has revision {}, but the manifest has {}",

@@ -1,9 +1,9 @@
-//! Writes an arriving snapshot to a file: decompresses it if needed, and inspects the data at the same time. One thread
-//! writes and another inspects, so the network can be read concurrently. The memory is constant, because only a few
+//! Writes an arriving snapshot to a file. Decompresses it if needed, and inspects the data at the same time. One thread
+//! writes and another inspects, so the network can be read meanwhile. The memory use is constant, because only a few
 //! chunks are queued.
 //!
-//! The file is not synced. After a crash of the node, the next start reads and verifies the whole file. Later etcdutl
-//! also compares the checksum of the copied data.
+//! The file is not synced. After a crash of the node, the next start reads and verifies the whole file. Later, etcdutl
+//! also verifies the checksum of the copied data.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -24,7 +24,7 @@ use super::volume_trouble;
 
 use crate::reason::{Reason, Trouble};
 
-/// Length of the queue to the writer and of the queue to the inspection, in chunks.
+/// Length of each of the two queues, to the writer and to the inspection, in chunks.
 const QUEUE_LENGTH: usize = 16;
 
 /// Accepts the chunks of a snapshot in order.
@@ -64,7 +64,7 @@ fn write(
 ) -> Result<Inspected, Trouble> {
     let mut download = Download::create(path)?;
     thread::scope(|scope| {
-        // The inspection has its own thread, because its hash takes about as long as the write.
+        // The inspection has its own thread, because hashing takes about as long as writing.
         let (reader, pieces) = std_mpsc::sync_channel::<Bytes>(QUEUE_LENGTH);
         let reads = scope.spawn(move || {
             let mut inspector = Inspector::new();
@@ -87,7 +87,8 @@ fn write(
     })
 }
 
-/// The first chunks, enough to recognize compression. The manifest cannot be used for this, because it may be missing.
+/// The first chunks, which are enough to recognize compression. The manifest cannot say this, because it may be
+/// missing.
 fn beginning(arriving: &mut mpsc::Receiver<Bytes>) -> Bytes {
     let mut first = BytesMut::new();
     while first.len() < BEGINNING
@@ -155,7 +156,7 @@ impl Download {
         let written = self.file.write_all(&piece);
         written.map_err(|error| volume_trouble("write", &self.path, &error))?;
         self.written += piece.len() as u64;
-        // The receiver is dropped only after a panic of the inspection, which `write` reports.
+        // The receiver is dropped only if the inspection panicked, which `write` reports.
         let _ = reader.send(piece);
         Ok(())
     }
@@ -185,7 +186,7 @@ mod tests {
                 for chunk in arrives.chunks(length) {
                     assert!(intake.push(Bytes::copy_from_slice(chunk)).await);
                 }
-                // The compression was recognized: the only error is that the content is not a database.
+                // The content is not a database. Any other error would mean that the compression was not recognized.
                 let trouble = intake.finish().await.unwrap_err();
                 assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
                 assert!(std::fs::read(&path).unwrap() == plain, "chunks of {length}");

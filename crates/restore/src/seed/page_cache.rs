@@ -1,7 +1,7 @@
-//! Releases the page cache of a snapshot while etcdutl copies it. Copied pages are not read again, so the kernel can
-//! reuse their memory for the copy. Without the release, a restore would fill the memory of its node with twice the
-//! size of the database, and other pods would lose their page cache. On a virtual machine whose host assigns memory
-//! page by page, the release halved the duration of a restore (docs/benchmarks.md).
+//! Removes a snapshot from the page cache while etcdutl copies it. Copied pages are not read again, so the kernel can
+//! reuse their memory for the copy. Otherwise a restore would fill the memory of its node with twice the size of the
+//! database, and other pods would lose their page cache. On a virtual machine with a host that assigns memory page by
+//! page, restores take half as long with this module (docs/benchmarks.md).
 
 use std::fs::{self, File};
 use std::num::NonZeroU64;
@@ -12,11 +12,11 @@ use std::time::Duration;
 
 use rustix::fs::{Advice, fadvise};
 
-/// How often the size of the copy is read.
+/// The size of the copy is read at this interval.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Runs `copy` and concurrently releases the pages of `source` that `target` already contains. The release is only a
-/// hint to the kernel: the file is unchanged, a later read comes from the disk, and errors are ignored.
+/// Runs `copy`, and concurrently releases the pages of `source` that `target` already contains. The release is only a
+/// hint to the kernel: the file does not change, a later read comes from the disk, and errors are ignored.
 pub(super) fn release_copied_pages<T>(source: &Path, target: &Path, copy: impl FnOnce() -> T) -> T {
     let dirty = || dirty_bytes(&fs::read_to_string("/proc/meminfo").ok()?);
     release(source, target, dirty, copy)
@@ -42,7 +42,7 @@ fn release<T>(
             let written = |dirty| (size + copied).saturating_sub(dirty);
             let clean = dirty().map_or(0, written);
             if let Some(end) = NonZeroU64::new(copied.min(clean)) {
-                // The range always starts at 0, because the kernel may have skipped pages that were in use.
+                // The range always starts at 0, because the kernel may have skipped pages in use.
                 let _ = fadvise(&source, 0, Some(end), Advice::DontNeed);
             }
         }
@@ -55,7 +55,7 @@ fn release<T>(
     })
 }
 
-/// The number of bytes in the page cache of the node that are not yet on disk, from `/proc/meminfo`. `None` if the file
+/// The number of bytes in the page cache of the node that are not on disk yet, from `/proc/meminfo`. `None` if the file
 /// cannot be parsed. Dirty pages of the source are not released: the hint would write them at once and slow the copy
 /// down. Often they are never written, because the source is deleted after the copy.
 fn dirty_bytes(meminfo: &str) -> Option<u64> {
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     const SIZE: u64 = 8 << 20;
-    /// Larger than the read-ahead of the kernel, so a read of one half adds no page of the other half.
+    /// Larger than the read-ahead of the kernel. A read in one half therefore loads no page of the other half.
     const HALF: u64 = SIZE / 2;
 
     struct Files {
@@ -100,8 +100,8 @@ mod tests {
             }
         }
 
-        /// Whether the byte is not in the page cache, so a read comes from the disk. The read adds its page to the page
-        /// cache.
+        /// Whether the byte is not in the page cache, so that a read comes from the disk. Note that the read loads its
+        /// page.
         fn is_released(&self, at: u64) -> bool {
             use std::os::unix::fs::FileExt as _;
             let file = File::open(&self.source).unwrap();
@@ -169,7 +169,7 @@ mod tests {
         );
         assert!(released, "the first byte remains in the page cache");
         assert!(!files.is_released(HALF + 4096));
-        // If the number of dirty bytes is unknown, all pages may be dirty, and none is released.
+        // If the number of dirty bytes is unknown, all pages may be dirty, so no page is released.
         let files = Files::create();
         fs::copy(&files.source, &files.target).unwrap();
         let checks = std::sync::atomic::AtomicUsize::new(0);

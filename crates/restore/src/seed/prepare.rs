@@ -1,8 +1,8 @@
 //! Creates the data directory from the fetched snapshot with the `etcdutl` of the image, under a temporary name. Then
-//! verifies it and renames it. The rename is the commit.
+//! verifies the directory and renames it. The rename is the commit.
 //!
-//! The tool compares the checksum at the end of the snapshot with the copied data. So this program reads neither file
-//! completely, only the few pages that contain the revision.
+//! The tool compares the checksum at the end of the snapshot with the copied data. This program therefore does not read
+//! the two files completely, only the few pages that contain the revision.
 
 use std::fs::{self, File};
 use std::io;
@@ -96,8 +96,8 @@ pub(super) fn expected_contents(
     })
 }
 
-/// The revision of the restored store. With an increase, etcdutl adds it to the revision of the last key
-/// (`modifyLatestRevision`). The revision of the last key is lower than that of the store if the store is empty or was
+/// The revision of the restored store. If the revision is increased, etcdutl adds the number to the revision of the
+/// last key (`modifyLatestRevision`). This is lower than the revision of the store if the store is empty, or was
 /// compacted beyond the last key.
 fn raised(snapshot: &Revisions, by: Option<u64>) -> i64 {
     match by {
@@ -119,8 +119,8 @@ fn check_snapshot(path: &Path, expected: &Contents) -> Result<Revisions, Trouble
     Ok(found)
 }
 
-/// If the snapshot on the volume is damaged, reports the damage instead of the failure of the tool, because the damage
-/// is the cause.
+/// If the snapshot on the volume is damaged, reports the damage instead of the failure of the tool: the damage is the
+/// cause.
 fn or_changed(paths: &Paths, trouble: Trouble) -> Trouble {
     match fetched_before(paths) {
         Ok(None) => changed(&paths.snapshot()),
@@ -172,7 +172,7 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
         token,
         bump_revision,
     } = settings;
-    // Without `--mark-compacted`, a client could continue its watch in a history that it has not seen.
+    // Without `--mark-compacted`, a client could continue its watch in a history that it has never seen.
     let bump = bump_revision.map(|by| {
         [
             format!("--bump-revision={by}"),
@@ -206,7 +206,7 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
         return Ok(());
     }
     if let Some(signal) = output.status.signal() {
-        // The snapshot is not the cause. The kubelet restarts the container.
+        // The snapshot is not the cause of this failure. The kubelet restarts the container.
         let text = format!(
             "{} was ended by signal {signal}: check the memory of the node and spec.pod.resources",
             tool.display()
@@ -231,7 +231,7 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
 mod tests {
     use super::*;
 
-    /// Measured with etcdutl 3.7.3: an empty store was raised to revision 1,000,000,000, not to 1,000,000,001.
+    /// Measured with etcdutl 3.7.3: the revision of an empty store was raised to 1,000,000,000, not to 1,000,000,001.
     #[test]
     fn raises_revision_of_last_key() {
         let snapshot = |revision, compacted| Revisions {

@@ -1,5 +1,6 @@
-//! Runs in the container of etcd: creates the data directory from the fetched snapshot, unless it exists. Then this
-//! process becomes etcd, with the same arguments, signals and termination message as any other member.
+//! Runs in the container of etcd. Creates the data directory from the fetched snapshot, unless the directory exists.
+//! Then this process becomes etcd, with the same arguments, signals and termination message as in the pod of any other
+//! member.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -28,7 +29,10 @@ pub struct Start {
     )]
     pub etcd: Vec<OsString>,
     #[command(flatten)]
-    #[allow(missing_docs, reason = "the text would become part of the help")]
+    #[allow(
+        missing_docs,
+        reason = "a doc comment here would become part of the help text"
+    )]
     pub paths: Paths,
 }
 
@@ -36,12 +40,13 @@ fn parse(text: &str) -> Result<DataDirectorySettings, serde_json::Error> {
     serde_json::from_str(text)
 }
 
-/// Returns only after a failure. After a success, the process has become etcd.
+/// Creates the data directory and becomes etcd. Returns only after a failure.
 pub(super) async fn start(arguments: &Start) -> Trouble {
     let paths = arguments.paths.clone();
-    // An existing data directory belongs to the member. etcd can start without the backup and without the snapshot.
+    // An existing data directory belongs to the member. etcd starts on it, even if the backup and the snapshot no
+    // longer exist.
     if is_created(&paths) {
-        // A crash between the rename and the cleanup may have left the temporary files.
+        // After a crash between the rename and the cleanup, the temporary files may still exist.
         if paths.restored().exists() {
             let _ = std::fs::remove_dir_all(paths.work());
         }

@@ -1,5 +1,5 @@
 //! Tests of outdated CRDs. If the CRD lacks a field that the operator records, the API server rejects the whole status.
-//! So the operator reports the problem in fields that the CRD contains. Also tests CRDs of coreos/etcd-operator.
+//! The operator then reports the problem in fields that the CRD contains. CRDs of coreos/etcd-operator are tested too.
 
 use std::process::Command;
 
@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// The CRD of an earlier release, which lacks these fields.
+/// The CRD of an earlier release, which does not have these fields.
 fn older_crd(without: &[&str]) -> CustomResourceDefinition {
     let mut definition = serde_json::to_value(EtcdRestore::crd()).unwrap();
     let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
@@ -63,7 +63,7 @@ async fn assert_rejected_without(without: &[&str], field: &str) {
         "{text}"
     );
     assert_eq!(api.get("again").await.unwrap().status, None);
-    // The object is unchanged, and the API server accepts a status that has only known fields.
+    // The object is unchanged. The API server accepts a status that consists of known fields.
     apply::status_if_unchanged(&api, "operator", &restore, None, &known)
         .await
         .unwrap();
@@ -86,7 +86,7 @@ fn crd_without_rule_of_variables() -> CustomResourceDefinition {
     serde_json::from_value(definition).unwrap()
 }
 
-/// An object that is older than the rule still gets its status, and a user can correct it.
+/// An object that was stored before the rule existed still gets its status, and a user can correct it.
 #[tokio::test]
 async fn stored_object_with_rejected_variable_still_gets_status() {
     let server = ApiServer::start().await;
@@ -108,8 +108,8 @@ async fn stored_object_with_rejected_variable_still_gets_status() {
         let patch = Patch::Merge(json!({ "spec": spec }));
         api.patch("db", &PatchParams::default(), &patch).await
     };
-    // After an update of the CRD, the API server takes a moment to enforce a new rule. It checks the rule only if the
-    // value changes, so each attempt needs another value.
+    // After an update of the CRD, the API server takes a moment to enforce the new rule. It checks the rule only when
+    // the value changes, so each attempt uses another value.
     let mut attempt = 0;
     eventually("the rule", async || {
         attempt += 1;
@@ -136,9 +136,9 @@ async fn stored_object_with_rejected_variable_still_gets_status() {
     patch(with("ETCD_LOG_LEVEL", "true")).await.unwrap();
 }
 
-/// The CRD that coreos/etcd-operator v0.9.4 created with `apiextensions.k8s.io/v1beta1`. It has no schema, and
-/// `preserveUnknownFields`, which that API version set by default. A current API server cannot create such a CRD, but
-/// it may still be stored.
+/// The CRD that coreos/etcd-operator v0.9.4 created with `apiextensions.k8s.io/v1beta1`. It has no schema, and that API
+/// version set `preserveUnknownFields` by default. A current API server cannot create such a CRD, but may still have
+/// one stored.
 fn crd_of_old_operator() -> Value {
     let names = json!({ "plural": "etcdclusters", "singular": "etcdcluster", "shortNames": ["etcd"],
         "kind": "EtcdCluster", "listKind": "EtcdClusterList" });

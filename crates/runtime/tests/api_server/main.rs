@@ -62,7 +62,7 @@ async fn cluster(client: &Client, name: &str) -> EtcdCluster {
 async fn clock_difference_is_read_from_api_server() {
     let server = ApiServer::start().await;
     let client = server.client();
-    // A busy machine may stall during one request, but not during every request.
+    // A busy machine may delay a single request, but not every request.
     eventually("the difference of the clocks", async || {
         let clock = runtime::clock::difference(&client).await.unwrap();
         let clock = clock.expect("the response has a Date header");
@@ -90,7 +90,7 @@ async fn creates_and_updates_crd_but_keeps_newer_crd() {
         crd::ready(&client, &kind, Some(&make), &scope, &Readiness::default()).await;
         definitions.get(&name).await.unwrap()
     };
-    // This release has other printer columns than the installed CRD.
+    // This release has different printer columns from those of the installed CRD.
     let mut newer = EtcdCluster::crd();
     newer.spec.versions[0]
         .additional_printer_columns
@@ -106,7 +106,7 @@ async fn creates_and_updates_crd_but_keeps_newer_crd() {
         1
     );
 
-    // The operator does not change the CRD of a newer release.
+    // The operator leaves the CRD of a newer release unchanged.
     let release =
         json!({ "metadata": { "annotations": { "etcd.database.coreos.com/release": "99.0.0" } } });
     definitions
@@ -207,12 +207,12 @@ async fn operators_write_separate_parts_of_status() {
         .await
         .unwrap();
     assert_eq!(same, Written::Same);
-    // The object has changed after it was read.
+    // The object was changed after it was read.
     let stale = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
         .await
         .unwrap_err();
     assert_eq!(stale.reason(), "Conflict");
-    // A new object with the same name does not get the record of the deleted object.
+    // A new object of the same name does not get the record of the deleted object.
     api.delete("main", &DeleteParams::default()).await.unwrap();
     cluster(&client, "main").await;
     let other = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
@@ -239,14 +239,14 @@ async fn only_released_lease_is_taken_over_at_once() {
     let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
         Api::namespaced(client.clone(), NAMESPACE);
     first.release().await;
-    // The standby does not wait until the lease expires. The Lease has no holder, or already the next one.
+    // The standby does not wait until the lease expires. Either the Lease has no holder, or already the next holder.
     let released = leases.get("etcd-operator").await.unwrap().spec.unwrap();
     let holder = released.holder_identity.unwrap_or_default();
     assert!(holder.is_empty() || holder == "two", "{holder}");
     let taken = tokio::time::timeout(Duration::from_mins(1), &mut second).await;
     let second = taken.expect("the released lease is free");
 
-    // A user sets another holder in the Lease. The leader notices this at its next renewal and stops.
+    // A user sets another holder in the Lease. The leader notices this at its next renewal, and stops.
     let stolen = json!({ "spec": { "holderIdentity": "three" } });
     leases
         .patch(
@@ -281,7 +281,7 @@ async fn repeated_notice_increments_count_of_event() {
         })
         .await;
     }
-    // If the Event was deleted, it is created again.
+    // If a user has deleted the Event, it is created again.
     let everything = (DeleteParams::default(), ListParams::default());
     events
         .delete_collection(&everything.0, &everything.1)
@@ -305,7 +305,7 @@ impl Failure for AlwaysFails {
     }
 }
 
-/// A reconciler that counts the reconciles of each object. The reconcile of the object `bad` always fails.
+/// A reconciler that counts the reconciles of each object. Reconciles of the object `bad` always fail.
 #[derive(Default)]
 struct Counting {
     good: AtomicUsize,
@@ -373,7 +373,7 @@ async fn store_unreadable(client: &Client) -> Api<DynamicObject> {
     let object = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
         "metadata": { "name": "unreadable" }, "spec": { "size": 3, "pod": "nonsense" } });
     let object: DynamicObject = serde_json::from_value(object).unwrap();
-    // It takes a moment until the API server uses the changed schema.
+    // The API server takes a moment until it uses the changed schema.
     let mut last = None;
     for _ in 0..300 {
         match raw.create(&PostParams::default(), &object).await {
@@ -404,7 +404,7 @@ async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) ->
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
-    panic!("not within 60 s: {what}");
+    panic!("not true within 60 s: {what}");
 }
 
 /// Invariant 15: an object that cannot be parsed delays no other object.
@@ -432,7 +432,7 @@ async fn invariant_15_unparseable_object_does_not_block_others() {
         (counting.good.load(Ordering::SeqCst) > 5).then_some(())
     })
     .await;
-    // An object whose reconcile always fails is retried with increasing back-off.
+    // An object with a reconcile that always fails is retried with increasing pauses.
     eventually("the failing object's reconciles", async || {
         (counting.bad.load(Ordering::SeqCst) > 0).then_some(())
     })

@@ -1,4 +1,4 @@
-//! A real kube-apiserver with a real etcd, but without a kubelet and controllers.
+//! A real kube-apiserver with a real etcd, but without kubelets and controllers.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -31,13 +31,13 @@ impl Drop for ApiServer {
 /// the name with which it was started.
 fn program(dir: &Path) -> PathBuf {
     let built = built("kube-", "kube")
-        .expect("no kube-apiserver on this machine: run `cargo xtask testbed build`");
+        .expect("kube-apiserver is not installed: run `cargo xtask testbed build`");
     let named = dir.join("kube-apiserver");
     std::os::unix::fs::symlink(built, &named).expect("a link");
     named
 }
 
-/// A key to sign ServiceAccount tokens. The tests request no tokens, so a key that etcd has generated is sufficient.
+/// A key to sign ServiceAccount tokens. The tests request no tokens, so a key that etcd generates is good enough.
 async fn signing_key(programs: &Programs) -> Vec<u8> {
     let flags = vec!["--auto-tls".to_owned()];
     let etcd = EtcdProcess::start(

@@ -29,16 +29,16 @@ pub struct AbsConfig {
     pub container: String,
     /// URL of the account's blob service. `None` means the default URL of the cloud.
     pub endpoint: Option<String>,
-    /// The identity of the requests.
+    /// The identity with which requests are sent.
     pub access: AbsAccess,
 }
 
-/// The identity of the requests.
+/// The identity with which requests are sent.
 #[derive(Clone)]
 pub enum AbsAccess {
-    /// The pod's own identity: the workload identity, otherwise the managed identity of the machine.
+    /// The pod's own identity: the workload identity or, without it, the managed identity of the machine.
     Ambient,
-    /// An account and its key.
+    /// An account key signs the requests.
     Key {
         /// The storage account.
         account: String,
@@ -158,13 +158,13 @@ pub(crate) fn account_at(endpoint: &str) -> Option<&str> {
     let domain = service.strip_prefix("blob.")?;
     let is_azure = AbsCloud::ALL
         .iter()
-        // The German cloud was closed in 2021, so nobody vouches for servers in its domain.
+        // The German cloud was closed in 2021, so its domain no longer guarantees that a server belongs to Azure.
         .any(|(_, cloud, known)| *cloud != AbsCloud::German && *known == domain);
     (is_azure && is_account(account)).then_some(account)
 }
 
 impl AbsConfig {
-    /// The endpoint as messages show it.
+    /// The endpoint as messages name it.
     pub(super) fn display_endpoint(&self) -> String {
         self.endpoint
             .clone()

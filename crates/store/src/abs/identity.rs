@@ -1,6 +1,6 @@
-//! The pod's own identity in Azure: the workload identity if the pod has a federated token, otherwise the managed
-//! identity of the machine. Each kind needs one HTTP request. The Azure crates of this version make these requests only
-//! with a second TLS library, so this module makes them itself.
+//! The pod's own identity in Azure: the workload identity if the pod has a federated token, and otherwise the managed
+//! identity of the machine. Each kind needs one HTTP request. The Azure crates of this version need a second TLS
+//! library for these requests, so this module sends them itself.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -18,14 +18,14 @@ use crate::limits::MAX_ANSWER;
 /// Prefix of every error of a token request.
 pub(super) const NO_TOKEN: &str = "no token for the pod's own identity";
 
-/// The resource for which a token is requested.
+/// The resource that the token is for.
 const RESOURCE: &str = "https://storage.azure.com/";
 
 /// The identity endpoint of an Azure machine
 /// (<https://learn.microsoft.com/entra/identity/managed-identities-azure-resources/how-to-use-vm-token>).
 const METADATA_URL: &str = "http://169.254.169.254/metadata/identity/oauth2/token";
 
-/// How long before its expiry a token is replaced.
+/// A token is replaced this long before its expiry.
 const EXPIRY_MARGIN: Duration = Duration::from_mins(5);
 
 /// Requests tokens and caches the newest one.
@@ -36,7 +36,6 @@ pub(super) struct Identity {
     last: Mutex<Option<(AccessToken, SystemTime)>>,
 }
 
-/// Where tokens come from.
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Source {
     /// A token of the pod's ServiceAccount, exchanged for an Azure token
@@ -139,7 +138,7 @@ impl Identity {
             Unread::Broken(error) => chain(&error),
         })?;
         if !status.is_success() {
-            // The body of the error contains the tenant and the client, but no token.
+            // An error response contains the tenant and the client, but no token.
             let text: String = String::from_utf8_lossy(&body).chars().take(500).collect();
             return Err(format!("{status} {text}"));
         }
@@ -219,7 +218,7 @@ mod tests {
     }
 
     #[test]
-    fn federated_token_takes_precedence() {
+    fn federated_token_takes_precedence_over_managed_identity() {
         let pod = environment(&[
             ("AZURE_CLIENT_ID", "id"),
             ("AZURE_TENANT_ID", "tenant"),

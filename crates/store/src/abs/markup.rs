@@ -1,7 +1,6 @@
 //! Checks a response before the Azure client parses it. The client's parser, quick-xml 0.31, needs quadratic time for
-//! the attributes of a tag, and memory for every namespace of a tag (RUSTSEC-2026-0194 and RUSTSEC-2026-0195). The user
-//! who creates an EtcdBackup chooses the endpoint, so a response may be malicious. Responses of the real service have
-//! short tags.
+//! the attributes of a tag, and memory for every namespace of a tag (RUSTSEC-2026-0194 and RUSTSEC-2026-0195). Users
+//! choose the endpoint of an EtcdBackup, so a response may be malicious. Responses of the real service have short tags.
 
 use crate::limits::MAX_PAGE_ENTRIES;
 
@@ -11,8 +10,8 @@ pub(super) const FAULT: &str = "an XML response";
 /// Maximum length of a tag with its attributes, in bytes.
 const MAX_TAG: usize = 2 << 10;
 
-/// Maximum number of tags whose names start with `Blob`. A blob has two such tags, `Blob` and `BlobType`. The parser
-/// needs more than 1 KiB of memory for each `Blob` and `BlobPrefix`, even for an empty one.
+/// Maximum number of tags with names that start with `Blob`. A blob has two such tags, `Blob` and `BlobType`. The
+/// parser needs more than 1 KiB of memory for each `Blob` and `BlobPrefix`, even for an empty one.
 const MAX_BLOB_TAGS: usize = 2 * MAX_PAGE_ENTRIES;
 
 /// Maximum number of tags. A page of 1,000 blobs has about 40,000. The limit exists because the parser stores unknown
@@ -32,7 +31,7 @@ pub(super) fn check(xml: &[u8]) -> Result<(), &'static str> {
                     return Err("an XML response has more tags than one page may have");
                 }
                 // Comments, CDATA sections and processing instructions are rejected. Without them, this check and the
-                // parser agree where a tag ends.
+                // parser always agree where a tag ends.
                 match xml.get(at + 1) {
                     Some(b'!') => {
                         return Err("an XML response contains a comment or a CDATA section");

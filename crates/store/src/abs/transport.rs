@@ -31,7 +31,7 @@ impl HttpClient for Transport {
         }
         sent = match request.body() {
             Body::Bytes(bytes) => sent.body(bytes.clone()),
-            // The operator sends every content as a block of bytes.
+            // This operator sends all content as blocks of bytes, never as streams.
             Body::SeekableStream(_) => {
                 return Err(azure_core::Error::message(
                     ErrorKind::Other,
@@ -47,7 +47,7 @@ impl HttpClient for Transport {
             .map_err(|_| azure_core::Error::message(ErrorKind::DataConversion, "unknown status"))?;
         let mut headers = Headers::new();
         for (name, value) in answer.headers() {
-            // The header is removed, because the client would wait as long as the store demands.
+            // The header is removed, because it could make the client wait as long as the store wants.
             if name.as_str().contains("retry-after") {
                 continue;
             }
@@ -100,7 +100,7 @@ impl Transport {
     }
 
     /// The body of an error response. Empty if the body must not be parsed, for example the web page of a proxy. The
-    /// status and the headers are sufficient for an error.
+    /// status and the headers are enough for an error message.
     async fn error(&self, answer: reqwest::Response) -> Bytes {
         match http::whole(answer, MAX_ANSWER).await {
             Ok(whole) if markup::check(&whole).is_ok() => whole.into(),
@@ -109,8 +109,8 @@ impl Transport {
     }
 }
 
-/// Whether the client parses the response as XML. It parses lists, and tries to parse error responses. The content of
-/// blobs is a stream.
+/// Whether the client parses the response as XML. It parses lists and error responses. The content of blobs is a
+/// stream.
 fn is_read_as_xml(request: &Request, status: StatusCode) -> bool {
     let mut words = request.url().query_pairs();
     let lists = *request.method() == Method::Get && words.any(|(key, _)| key == "comp");

@@ -19,7 +19,7 @@ use crate::secret::SecretData;
 /// The public endpoint of Google Cloud Storage.
 const DEFAULT_ENDPOINT: &str = "https://storage.googleapis.com";
 
-/// The scope for which a token is requested.
+/// The scope of the requested tokens.
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 
 /// The names of the Secret's keys.
@@ -34,18 +34,18 @@ pub struct GcsConfig {
     pub bucket: String,
     /// URL of the storage service. `None` means Google's public endpoint.
     pub endpoint: Option<String>,
-    /// The identity of the requests.
+    /// The identity with which requests are sent.
     pub access: GcsAccess,
 }
 
-/// The identity of the requests.
+/// The identity with which requests are sent.
 #[derive(Clone)]
 pub enum GcsAccess {
-    /// The pod's own identity: the workload identity, otherwise the service account of the machine.
+    /// The pod's own identity: the workload identity or, without it, the service account of the machine.
     Ambient,
     /// Google's JSON with the key of a service account, or with a user's credentials.
     Json(serde_json::Value),
-    /// A token. The user replaces the Secret before the token expires.
+    /// A token. The user must replace the Secret before the token expires.
     Token(HeaderValue),
 }
 
@@ -81,9 +81,9 @@ fn is_googles(endpoint: &Url) -> bool {
 }
 
 impl GcsAccess {
-    /// Fails if the Secret must not be used at the endpoint of a spec. Each request sends a token to the endpoint. So
-    /// an endpoint outside of Google must be named in the Secret itself. Otherwise a user who may create EtcdBackups,
-    /// but may not read the Secret, could send its token to their own server.
+    /// Fails if the Secret must not be used at the endpoint of a spec. Each request sends a token to the endpoint. An
+    /// endpoint outside of Google must therefore be named in the Secret itself. Otherwise a user who may create
+    /// EtcdBackups, but may not read the Secret, could send its token to a server of their own.
     ///
     /// # Errors
     /// Fails if the endpoint is not Google's and the Secret does not name it.
@@ -143,7 +143,7 @@ impl GcsAccess {
                     .with_scopes([SCOPE])
                     .build(),
                 // Credentials of the type "external_account" name files, programs and URLs that this process would
-                // read. So a user who may write a Secret could read the operator's own files.
+                // read. A user who may write a Secret could then read the operator's own files.
                 _ => {
                     return Err(secret::invalid_key(
                         CREDENTIALS,
@@ -152,14 +152,18 @@ impl GcsAccess {
                 }
             },
         };
-        built.map_err(|_| {
-            Error::AccessDenied("no credentials were found for the pod's own identity".to_owned())
+        built.map_err(|_| match self {
+            Self::Ambient => Error::NoIdentity("no credentials were found".to_owned()),
+            Self::Json(_) | Self::Token(_) => secret::invalid_key(
+                CREDENTIALS,
+                "cannot be used: use the file that Google generated".to_owned(),
+            ),
         })
     }
 }
 
-/// The credentials with Google's own token server instead of the server in the Secret. The client reads the token
-/// response without a limit, so a user must not choose the server.
+/// The credentials with Google's own token server instead of the server that the Secret names. The client reads the
+/// token response without a limit, so a user must not choose the server.
 fn without_token_server(json: &serde_json::Value) -> serde_json::Value {
     let mut json = json.clone();
     if let Some(fields) = json.as_object_mut() {
@@ -168,7 +172,7 @@ fn without_token_server(json: &serde_json::Value) -> serde_json::Value {
     json
 }
 
-/// A token from the Secret, which never changes.
+/// A token from the Secret. It never changes.
 #[derive(Debug)]
 struct Token(HeaderValue);
 
@@ -225,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_cannot_send_token_to_own_endpoint() {
+    fn rejects_token_for_endpoint_that_secret_does_not_name() {
         let check = |named: Option<&str>, endpoint: &str| {
             let named = named.map(|url| (ENDPOINT.to_owned(), url.as_bytes().to_vec()));
             let mut data: SecretData = named.into_iter().collect();

@@ -21,11 +21,11 @@ use crate::resume::{Body, check_range};
 /// Maximum number of attempts of one request.
 pub(super) const ATTEMPTS: u32 = 6;
 
-/// Timeout of a request that sends no content (`REQUEST_TIMEOUT`), and of a request with content (`BULK_TIMEOUT`).
+/// Timeout of a request without content (`REQUEST_TIMEOUT`), and of a request with content (`BULK_TIMEOUT`).
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
 const BULK_TIMEOUT: Duration = Duration::from_mins(5);
 
-/// A bucket and the identity of the requests.
+/// A bucket, and the identity with which requests are sent.
 #[derive(Clone)]
 pub(super) struct Json {
     /// The client for requests that send no content.
@@ -58,7 +58,7 @@ pub(super) struct Resource {
 struct Generation(serde_json::Value);
 
 impl<'de> Deserialize<'de> for Generation {
-    /// Rejects every other value, because a nested value takes many times the memory of its text.
+    /// Accepts only a number or text, because a nested value takes many times the memory of its text.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Scalar;
         impl Visitor<'_> for Scalar {
@@ -84,8 +84,7 @@ impl<'de> Deserialize<'de> for Generation {
     }
 }
 
-/// The objects of a page, at most [`MAX_PAGE_ENTRIES`]. The limit exists because an object takes many times the memory
-/// of its text.
+/// The objects of a page, at most [`MAX_PAGE_ENTRIES`], because an object takes many times the memory of its text.
 #[derive(Debug, Default)]
 struct Items(Vec<Resource>);
 
@@ -114,7 +113,7 @@ impl<'de> Deserialize<'de> for Items {
     }
 }
 
-/// The start of the path of objects in the API.
+/// Start of the path of objects in the API.
 const OBJECTS: &[&str] = &["storage", "v1", "b"];
 
 /// A successful response.
@@ -218,8 +217,8 @@ impl Json {
             .map(|_| ())
     }
 
-    /// Writes an object in one request. The store verifies the CRC32C in the request. A retry writes the same content,
-    /// so it is harmless.
+    /// Writes an object in one request. The store verifies the CRC32C in the request. A retry is harmless, because it
+    /// writes the same content.
     pub(super) async fn put(
         &self,
         key: &str,
@@ -246,7 +245,7 @@ impl Json {
         read(&answer.body)
     }
 
-    /// The content of this range of one generation of an object. The range must not be empty. Sends one request,
+    /// The content of this range of one generation of an object. The range must not be empty. Sends a single request
     /// without retries.
     pub(super) async fn content(
         &self,
@@ -308,7 +307,7 @@ impl Json {
         }
     }
 
-    /// The URL of the bucket's objects, below this path of the API. With `key`, the URL of one object.
+    /// The URL of the bucket's objects below `path`, a path of the API. With `key`, the URL of one object.
     pub(super) fn url(&self, path: &[&str], key: Option<&str>) -> Result<Url, Error> {
         let mut url = self.endpoint.clone();
         url.path_segments_mut()
@@ -351,7 +350,7 @@ impl Json {
         }
     }
 
-    /// Sends a request once. The flag of an error is true if a retry would fail too.
+    /// Sends a request once. The flag of an error is true if a retry would certainly fail too.
     pub(super) async fn once(
         &self,
         key: &str,
@@ -434,7 +433,7 @@ impl Json {
     }
 }
 
-/// How long to wait before the next attempt after this many failures.
+/// The pause before the next attempt, after this number of failures.
 pub(super) fn backoff(failures: u32) -> Duration {
     Duration::from_millis(100) * 3_u32.pow(failures.clamp(1, 5) - 1)
 }

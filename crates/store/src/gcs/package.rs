@@ -1,6 +1,6 @@
 //! Google's own client, `google-cloud-storage`: writes an object in one request.
 //!
-//! The client reads responses of any size into memory. So it is used only for Google's own endpoint (ADR 20).
+//! The client reads responses of any size into memory, so it is used only at Google's own endpoint (ADR 20).
 
 use std::time::Duration;
 
@@ -63,7 +63,7 @@ fn explain(place: &Place, key: &str, error: &google_cloud_storage::Error) -> Err
         let message = error
             .status()
             .map_or(text.as_str(), |status| &status.message);
-        // An error without an HTTP status has a gRPC code, which is converted.
+        // An error without an HTTP status has a gRPC code. The code is converted to a status.
         let status = status.or_else(|| {
             use google_cloud_gax::error::rpc::Code;
             match error.status()?.code {

@@ -1,8 +1,8 @@
-//! Writes an object to Google as one resumable upload, in constant memory. Chunks are sent in order. A chunk is sent
-//! while the next one is filled. A retry of a chunk continues at the last byte that the store has.
+//! Writes an object to Google as one resumable upload, in constant memory. The chunks are sent in order, and the next
+//! chunk is filled meanwhile. A retry of a chunk continues after the last byte that the store has.
 //!
-//! Google's client is not used here: after a broken connection, its version 1.21 drops a chunk and continues with the
-//! next one (docs/adr/0012-resumable-uploads-to-google.md).
+//! Google's client is not used here: after a broken connection, its version 1.21 leaves out a chunk and continues with
+//! the next one (docs/adr/0012-resumable-uploads-to-google.md).
 
 use std::time::Duration;
 
@@ -18,11 +18,10 @@ use crate::port::{Committed, Error, Upload};
 /// Size of a chunk in bytes. The protocol requires a multiple of 256 KiB. An upload uses the memory of two chunks.
 const CHUNK: usize = 8 << 20;
 
-/// How long an abort waits for the chunk in flight before it cancels the upload.
+/// An abort waits this long for the chunk in flight before it cancels the upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Maximum number of "continue" responses for one chunk. It limits a store that accepts only small pieces or makes no
-/// progress.
+/// Maximum number of "continue" responses for one chunk. A store may accept only small pieces, or make no progress.
 const MAX_CONTINUES: u32 = 100;
 
 /// The HTTP status with which the protocol says "continue".
@@ -36,7 +35,6 @@ struct Session {
     url: Url,
 }
 
-/// A chunk of the object.
 struct Chunk {
     /// Offset of the chunk in the object, in bytes.
     from: u64,
@@ -78,8 +76,8 @@ impl Session {
         let until = chunk.from + chunk.content.len() as u64;
         let mut held = chunk.from;
         let mut failures = 0;
-        // Whether `held` is the offset in the store. After a failure, the store may have any number of the bytes that
-        // were sent.
+        // Whether `held` is the number of bytes that the store has. After a failure, the store may have received any
+        // part of a chunk.
         let mut known = true;
         let mut continues = 0;
         loop {
@@ -165,7 +163,7 @@ impl Session {
             .client
             .delete(self.url.clone())
             .header("content-length", "0");
-        // The store reports a successful cancellation as status 499.
+        // Status 499 is the store's response to a successful cancellation.
         if let Err((error, _)) = json.once(&self.key, request).await {
             tracing::debug!(%error, key = self.key, "the store responded to the cancellation of a resumable upload");
         }

@@ -1,9 +1,8 @@
-//! File operations in a mounted directory, which may hang: a network volume that is hard-mounted waits for its server
-//! indefinitely.
+//! File operations in a mounted directory that may hang: a hard-mounted network volume waits for its server forever.
 //!
-//! Each hung operation blocks a thread. The threads of the process are limited, and DNS lookups need them too. The number
-//! of operations in one directory is therefore limited. Each operation keeps its permit until its thread is free, also if
-//! its caller has timed out (invariant 15).
+//! Each hung operation blocks a thread. The threads of the process are limited, and DNS lookups need them too. The
+//! number of concurrent operations in one directory is therefore limited. Each operation keeps its permit until its
+//! thread is free, even after its caller has timed out (invariant 15).
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -20,7 +19,7 @@ use crate::port::Error;
 /// Maximum number of concurrent file operations in one directory. An operator has 64 threads for blocking operations.
 const MAX_OPERATIONS: usize = 8;
 
-/// Longest wait for a permit. Less than the time that an operator has for all reads of a reconcile.
+/// Longest wait for a permit. It is shorter than the time limit of an operator for all reads of a reconcile.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A mounted directory. All clones share the limit of concurrent operations.
@@ -40,7 +39,7 @@ impl Directory {
         }
     }
 
-    /// The directory, which exists if the volume is mounted.
+    /// The root, which exists if the volume is mounted.
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
@@ -68,8 +67,8 @@ impl Directory {
             .unwrap_or_else(|_| Err(Error::Other("a file operation was interrupted".to_owned())))
     }
 
-    /// Runs file operations whose result does not matter, once a permit is free. A destructor calls this, which must not
-    /// block a thread of the runtime.
+    /// Runs file operations whose result does not matter, as soon as a permit is free. Destructors call this, because
+    /// they must not block a thread of the runtime.
     pub(super) fn run_detached(&self, operation: impl FnOnce() + Send + 'static) {
         let Ok(runtime) = Handle::try_current() else {
             return operation();
@@ -126,7 +125,8 @@ mod tests {
     use super::*;
     use crate::{LocalStore, Store};
 
-    /// A directory with a FIFO without a writer: its `open` blocks, as on a volume whose server does not answer.
+    /// A directory with a FIFO that has no writer. Opening the FIFO blocks, as on a volume with a server that does not
+    /// answer.
     struct Hung {
         dir: tempfile::TempDir,
         fifo: PathBuf,
@@ -158,7 +158,7 @@ mod tests {
             opened.await.map(drop)
         }
 
-        /// Lets all operations end.
+        /// Lets all hung operations end.
         fn answer(&self) {
             let both = std::fs::File::options()
                 .read(true)
@@ -196,7 +196,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 rejected = callers.iter().filter(|caller| caller.is_finished()).count();
             }
-            // Callers that no longer wait do not free their threads.
+            // A caller that no longer waits does not free its thread.
             let (ended, waiting): (Vec<_>, Vec<_>) = callers
                 .into_iter()
                 .partition(tokio::task::JoinHandle::is_finished);
@@ -231,7 +231,7 @@ mod tests {
         });
     }
 
-    /// A destructor neither blocks nor is lost while the directory hangs.
+    /// While the directory hangs, a destructor does not block, and its operation is not lost.
     #[tokio::test]
     async fn detached_operation_waits_for_permit() {
         let hung = Arc::new(Hung::new());

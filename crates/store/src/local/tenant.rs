@@ -1,4 +1,4 @@
-//! The part of a shared directory that belongs to one namespace, and its quota (invariant 13).
+//! The part of a shared directory that belongs to one namespace, and the quota of that namespace (invariant 13).
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -8,17 +8,16 @@ use crate::port::Error;
 /// The directory that contains one directory for each namespace except the operator's.
 const NAMESPACES: &str = "namespaces";
 
-/// Bytes of an upload after which the use is determined again. Concurrent uploads of a namespace exceed its quota by at
-/// most this size each.
+/// After this number of bytes of an upload, the space in use is measured again. Each concurrent upload of a namespace
+/// can exceed the quota by at most this size.
 const STEP: u64 = 64 << 20;
 
 /// Maximum depth of directories. A path of an API object has at most 512 parts.
 const MAX_DEPTH: usize = 1_024;
 
-/// A namespace other than the operator's.
+/// A namespace, other than the operator's own.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tenant {
-    /// The namespace.
     pub(super) namespace: String,
     /// Maximum size of all its files in bytes.
     pub(super) quota: Option<u64>,
@@ -30,8 +29,8 @@ impl Tenant {
         Path::new(NAMESPACES).join(&self.namespace)
     }
 
-    /// Fails if a part of `path` between `root` and its end is a symbolic link: it could lead to the files of another
-    /// namespace. Missing parts are no links.
+    /// Fails if a part of `path` between `root` and its end is a symbolic link, which could lead to the files of
+    /// another namespace. A missing part is not a link.
     pub(super) fn check_links(root: &Path, path: &Path) -> Result<(), Error> {
         let below = path.strip_prefix(root).unwrap_or(path);
         let mut part = root.to_owned();
@@ -56,23 +55,22 @@ impl Tenant {
     }
 }
 
-/// The room of an upload below the quota.
+/// How much an upload may still write below the quota.
 #[derive(Debug)]
 pub(super) struct Room {
     tenant: Tenant,
     base: PathBuf,
     quota: u64,
-    /// The use at the last measurement.
+    /// The space in use at the last measurement.
     used: u64,
     /// Bytes that this upload has written since then.
     written: u64,
 }
 
 impl Room {
-    /// The room in the directory `base` of a tenant; `None` without a quota. Blocks.
+    /// The remaining room in the directory `base` of a tenant; `None` without a quota. Blocks.
     ///
-    /// # Errors
-    /// The quota is used up, or the use cannot be determined.
+    /// # Errors The quota is used up, or the space in use cannot be determined.
     pub(super) fn new(tenant: &Tenant, base: &Path) -> Result<Option<Self>, Error> {
         let Some(quota) = tenant.quota else {
             return Ok(None);
@@ -92,8 +90,7 @@ impl Room {
 
     /// Takes `bytes` before they are written. Blocks.
     ///
-    /// # Errors
-    /// The namespace would exceed its quota, or the use cannot be determined.
+    /// # Errors The namespace would exceed its quota, or the space in use cannot be determined.
     pub(super) fn take(&mut self, bytes: u64) -> Result<(), Error> {
         let fits = |room: &Self| room.used + room.written + bytes <= room.quota;
         if !fits(self) || self.written + bytes > STEP {
@@ -109,7 +106,7 @@ impl Room {
     fn measure(&mut self) -> Result<(), Error> {
         let used = size_of(&self.base, 0).map_err(|error| {
             Error::Other(format!(
-                "the use of namespace {} cannot be determined: {error}",
+                "the size of the backups of namespace {} cannot be determined: {error}",
                 self.tenant.namespace
             ))
         })?;
@@ -126,7 +123,7 @@ impl Room {
     }
 }
 
-/// The size of all files in a directory, with unfinished ones. Symbolic links are not followed.
+/// The size of all files in a directory, including unfinished files. Symbolic links are not followed.
 fn size_of(directory: &Path, depth: usize) -> std::io::Result<u64> {
     let is_gone = |error: &std::io::Error| error.kind() == ErrorKind::NotFound;
     let entries = match std::fs::read_dir(directory) {

@@ -1,4 +1,4 @@
-//! Writes an object as an unfinished file, which the commit renames.
+//! Writes an object as an unfinished file. The commit renames the file.
 
 use std::fs::File;
 use std::io::Write;
@@ -87,7 +87,7 @@ fn remove(file: Option<File>, path: Option<PathBuf>) {
 impl Drop for UnfinishedFile {
     fn drop(&mut self) {
         let (file, path) = (self.file.take(), self.path.take());
-        // The removal may block, and a destructor runs in a thread of the runtime.
+        // The removal may block, and a destructor must not block a thread of the runtime.
         if file.is_some() || path.is_some() {
             self.directory.run_detached(move || remove(file, path));
         }
@@ -98,7 +98,7 @@ pub(super) struct LocalUpload {
     directory: Directory,
     key: String,
     target: PathBuf,
-    /// `None` while an operation runs, and after an operation was dropped.
+    /// The file. `None` while an operation runs on it, and after an operation was dropped.
     unfinished: Option<UnfinishedFile>,
 }
 

@@ -24,7 +24,6 @@ use super::{S3Protection, insecure};
 use crate::port::Error;
 use crate::secret;
 
-/// The default region of AWS.
 const DEFAULT_REGION: &str = "us-east-1";
 
 /// The configuration of a bucket.
@@ -34,21 +33,21 @@ pub struct S3Config {
     pub bucket: String,
     /// URL of an S3-compatible store. `None` means AWS.
     pub endpoint: Option<String>,
-    /// The region. `None` means the region of the Secret, otherwise `us-east-1`.
+    /// The region. `None` means the region of the Secret or, if the Secret has none, `us-east-1`.
     pub region: Option<String>,
     /// Whether the bucket is in the path of the URL instead of the host name.
     pub force_path_style: bool,
-    /// The identity of the requests.
+    /// The identity with which requests are sent.
     pub access: S3Access,
     /// PEM certificates of CAs that the client trusts in addition to the CAs of the system.
     pub ca: Option<Vec<u8>>,
-    /// Do not verify the certificate of the endpoint. For tests only.
+    /// True if the certificate of the endpoint is not verified. For tests only.
     pub insecure_skip_verify: bool,
     /// Protection of the objects.
     pub protection: S3Protection,
 }
 
-/// The identity of the requests.
+/// The identity with which requests are sent.
 #[derive(Clone, Debug, Default)]
 pub enum S3Access {
     /// The pod's own identity: web identity, or the credentials of the container or the instance.
@@ -145,7 +144,7 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
     let mut inside = false;
     let mut settings = BTreeMap::new();
     for line in file.trim_start_matches('\u{feff}').lines() {
-        // Nested settings are indented. None of them is used here.
+        // Nested settings are indented. None of them matters here.
         if line.starts_with([' ', '\t']) || line.starts_with(['#', ';']) {
             continue;
         }
@@ -162,13 +161,13 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
 }
 
 impl S3Config {
-    /// The endpoint as messages show it.
+    /// The endpoint as messages name it.
     pub(super) fn display_endpoint(&self) -> String {
         self.endpoint_in(|name| std::env::var(name).ok())
     }
 
-    /// The endpoint as messages show it. With the ambient identity, the library reads the endpoint from the environment
-    /// and does not return it, so the same variables are read here.
+    /// The endpoint as messages name it. With the ambient identity, the library reads the endpoint from the environment
+    /// and does not return it, so this function reads the same variables.
     fn endpoint_in(&self, variable: impl Fn(&str) -> Option<String>) -> String {
         let of_environment = || {
             let names: &[&str] = match self.access {
@@ -216,9 +215,8 @@ impl S3Config {
     }
 }
 
-/// The HTTP client. It trusts the CAs of the system and of `ca`. Without any CA, an `http://` endpoint gets a client
-/// without TLS, and any other endpoint an error. The check is made here, because the library does not report a missing
-/// CA.
+/// The HTTP client. It trusts the CAs of the system and of `ca`. If no CA exists, an `http://` endpoint gets a client
+/// without TLS, and every other endpoint an error. The library would not report the missing CA.
 fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
     if config.insecure_skip_verify {
         return insecure::http_client();
@@ -228,8 +226,8 @@ fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
     verifying_client(config.ca.as_deref(), is_plain)
 }
 
-/// The HTTP client that requests the ambient identity. It trusts only the CAs of the system, because the settings of a
-/// store must not affect the servers that issue the operator's credentials.
+/// The HTTP client that requests the ambient identity. It trusts only the CAs of the system: the settings of a store
+/// must not affect the connection to the servers that issue the operator's credentials.
 fn identity_client() -> Result<SharedHttpClient, Error> {
     verifying_client(None, true)
 }
@@ -251,7 +249,7 @@ fn verifying_client(ca: Option<&[u8]>, is_plain: bool) -> Result<SharedHttpClien
         } else {
             Err(invalid(
                 "caSecret",
-                "no CA is trusted: set it to the Secret with the store's CA certificate".to_owned(),
+                "this process trusts no CA: set this field to the Secret with the store's CA certificate".to_owned(),
             ))
         };
     }
@@ -308,7 +306,7 @@ pub(super) async fn clients_over(
                 "secret",
             )))
             .region(Region::from_static(DEFAULT_REGION)),
-        // The ambient identity includes the endpoint and the region that the administrator has set
+        // The ambient identity includes the endpoint and the region that the administrator has set for this process
         // (AWS_ENDPOINT_URL_S3, AWS_REGION).
         S3Access::Ambient => {
             let loader =
@@ -421,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn messages_contain_endpoint_in_use() {
+    fn error_messages_name_endpoint_in_use() {
         let keys = S3Access::Keys(S3Keys::new("a", "b"));
         let shown = |access: &S3Access, endpoint: Option<&str>, set: &[(&str, &str)]| {
             let config = S3Config {

@@ -1,7 +1,7 @@
-//! Verifies that the store has the sent data. Pure.
+//! Verifies that the store has the sent data. Performs no I/O.
 //!
 //! If the store supports it, a part is verified by the CRC32C that the store calculates and returns. CRC32C is fast,
-//! because processors have an instruction for it. Otherwise a part is verified in two ways: every store compares
+//! because processors have an instruction for it. Otherwise a part is verified in two ways: the store compares
 //! `Content-MD5`, and the entity tag must equal the MD5 of the part. The whole object is verified by the checksums of
 //! its parts.
 
@@ -31,11 +31,12 @@ pub(super) fn header_value(crc32c: u32) -> String {
 /// The expected checksums of an object.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Whole {
-    /// The CRC32C of the parts' checksums (`COMPOSITE`), and of all bytes (`FULL_OBJECT`).
+    /// The CRC32C computed from the checksums of the parts (`COMPOSITE`), and the CRC32C of all bytes (`FULL_OBJECT`).
     crc32c: Option<[String; 2]>,
     /// The entity tag that the object must have. `None` if the store does not use MD5 for entity tags.
     tag: Option<String>,
-    /// The entity tag that the object has if the store derives it from the tags of the parts. Stores need not do so.
+    /// The entity tag of the object, if the store derives it from the tags of the parts as S3 does. A store need not do
+    /// so.
     composed: Option<String>,
 }
 
@@ -66,8 +67,7 @@ impl Whole {
     }
 
     /// Invariant 12: the checksums that the store reports must match the sent data. A store that reported the checksums
-    /// of the parts must also report the checksum of the whole object, or at least an entity tag that verifies the
-    /// object.
+    /// of the parts must also report the checksum of the object, or at least an entity tag that verifies the object.
     pub(super) fn verify(&self, crc32c: Option<&str>, tag: Option<&str>) -> Result<(), Error> {
         // A composite checksum ends with a dash and the number of parts.
         let reported = crc32c.map(|text| text.split('-').next().unwrap_or_default());
@@ -83,7 +83,7 @@ impl Whole {
             (Some(false), _) | (_, Some(false)) => Err(Error::Other(
                 "the checksum of the stored object does not match the sent data".to_owned(),
             )),
-            // The tag proves that the object consists of the verified parts.
+            // The tag proves that the object consists of the parts, which were verified before.
             (None, None) if tag.is_some_and(|reported| self.matches_composed_tag(reported)) => {
                 Ok(())
             }
@@ -118,7 +118,7 @@ fn tag(parts: &[Part]) -> Option<String> {
     parts.iter().all(is_its_md5).then(|| composed(parts))?
 }
 
-/// The tag that S3 derives from the tags of an object's parts. The tags of the parts need not be MD5s of their content.
+/// The tag that S3 derives from the tags of an object's parts. The tags of the parts may be anything, not only MD5s.
 fn composed(parts: &[Part]) -> Option<String> {
     let mut whole = Md5::new();
     for part in parts {
@@ -197,13 +197,13 @@ mod tests {
         assert!(tag.ends_with("-3"));
         assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
         assert!(whole.verify(None, Some("\"other-3\"")).is_err());
-        // Tags that are not MD5s verify nothing, for example with KMS keys. The store has compared `Content-MD5` for
-        // each part.
+        // Tags that are not MD5s verify nothing, for example with KMS keys. In this case, the store has compared the
+        // `Content-MD5` of each part.
         let mut opaque = parts(false, true);
         opaque[1].tag = "opaque".to_owned();
         let opaque = Whole::of_parts(&opaque);
         assert!(opaque.verify(None, Some("opaque-3")).is_ok());
-        // If both checksum and tag are known, one is sufficient, and neither may differ.
+        // If both the checksum and the tag are known, either is enough, but neither may differ.
         let both = Whole::of_parts(&parts(true, true));
         assert!(both.verify(None, Some(&tag)).is_ok());
         assert!(both.verify(Some("AAAAAA=="), Some(&tag)).is_err());

@@ -21,7 +21,7 @@ struct S3Version {
     tag: Option<String>,
 }
 
-/// Opens an object by requesting its first part. A store that ignores ranges responds with the whole object.
+/// Opens an object with a request for its first part. A store that ignores ranges responds with the whole object.
 pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Error> {
     let mut version = S3Version {
         store,
@@ -30,10 +30,11 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     };
     let mut answer = version.request(Some(0..PART)).await;
     let in_one = match &answer {
-        // An empty object has no first byte, so the store rejects the range.
+        // An empty object has no first byte, so the store rejects the range. The object is then requested without a
+        // range.
         Err(error) => is_out_of_range(error),
-        // Without a tag, the object could be replaced between two parts. Without a size, its end is unknown. So the
-        // whole object is requested again.
+        // Without a tag, the object could be replaced between two parts. Without a size, its end is unknown. In both
+        // cases, the whole object is requested again.
         Ok(answer) => tag(answer).is_none() || size(answer).is_none(),
     };
     if in_one {
@@ -45,8 +46,8 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     let (Some(first), Some(size)) = (first, size) else {
         return Err(Error::Other("the object has no size".to_owned()));
     };
-    // A part is read into memory, so the store must not send more than one part. A response with the whole object is a
-    // stream.
+    // The first part is read into memory, so the store must not send more than one part. A response with the whole
+    // object is read as a stream.
     if first > PART && first < size {
         return Err(Error::Other(format!(
             "the response has {first} bytes of {size}, but {PART} were requested"
@@ -60,7 +61,7 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     Ok(read(version, size, Some(first)))
 }
 
-/// The entity tag of the version. A weak tag does not identify the bytes, so it counts as missing.
+/// The entity tag of the version. A weak tag does not identify the bytes, so it is ignored.
 fn tag(answer: &GetObjectOutput) -> Option<&str> {
     answer.e_tag().filter(|tag| !tag.starts_with("W/"))
 }
@@ -70,8 +71,8 @@ fn length(answer: &GetObjectOutput) -> Option<u64> {
     answer.content_length()?.try_into().ok()
 }
 
-/// The size of the whole object in bytes, from the response to the request of the first part. `None` if a response of
-/// exactly one part has no content range, because it may be the first part or the whole object.
+/// The size of the whole object in bytes, from the response to the request for the first part. `None` if a response
+/// without a content range has exactly the size of a part, because it may be the first part or the whole object.
 fn size(answer: &GetObjectOutput) -> Option<u64> {
     match answer.content_range() {
         Some(range) => size_in(range),
@@ -115,7 +116,7 @@ impl S3Version {
             .await
     }
 
-    /// Fails if the response is not the requested range of this version. Some stores ignore conditions, and some
+    /// Fails unless the response is the requested range of this version. Some stores ignore conditions, and some
     /// proxies ignore ranges.
     fn check(&self, answer: &GetObjectOutput, part: &Range<u64>) -> Result<(), Error> {
         let (expected, found) = (self.tag.as_deref(), tag(answer));

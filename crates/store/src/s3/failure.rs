@@ -1,4 +1,4 @@
-//! Converts errors of the S3 client into [`Error`] with a remedy. Pure.
+//! Converts errors of the S3 client into [`Error`] with a remedy. Performs no I/O.
 
 use std::error::Error as StdError;
 
@@ -57,7 +57,8 @@ where
     }
 }
 
-/// Converts the error of a request without an object: such a request reports a missing bucket as a missing object.
+/// Converts the error of a request without an object. For such a request, a missing bucket is reported as a missing
+/// object.
 pub(super) fn explain_bucket<E>(place: &Place, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: StdError + ProvideErrorMetadata + Send + Sync + 'static,

@@ -90,7 +90,7 @@ impl Intercept for LimitResponses {
     }
 }
 
-/// Prevents the retry of a request whose response exceeds a limit.
+/// Prevents a retry if the response exceeds a limit.
 #[derive(Debug)]
 pub(super) struct NoRetryOfTooLong;
 
@@ -107,7 +107,7 @@ impl ClassifyRetry for NoRetryOfTooLong {
     }
 }
 
-/// A body that fails after a number of bytes or XML tags. The limit counts received bytes, because the announced length
+/// A body that fails after a number of bytes or XML tags. The received bytes are counted, because the announced length
 /// may be wrong.
 struct LimitedBody {
     body: SdkBody,

@@ -1,4 +1,4 @@
-//! Protection of stored S3 objects: encryption at rest and locks against deletion. No I/O.
+//! Protection of stored S3 objects: encryption at rest and locks against deletion. Performs no I/O.
 
 use std::time::{Duration, SystemTime};
 
@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn lock_ends_after_configured_days() {
+    fn object_lock_ends_after_configured_days() {
         let protection = S3Protection {
             lock: Some(ObjectLock {
                 mode: Mode::Governance,

@@ -1,5 +1,5 @@
-//! Writes an object to S3 in parts. Several parts are sent concurrently, and each part has its own retries. Either all
-//! parts are committed or none.
+//! Writes an object to S3 in parts. Several parts are sent concurrently, each with its own retries. A commit makes all
+//! parts visible together.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +35,7 @@ struct S3Sink {
     store: S3Store,
     key: String,
     started: Arc<OnceCell<StartedUpload>>,
-    /// Set if the store did not report the checksum of a part.
+    /// Set as soon as the store has not reported the checksum of a part.
     no_part_checksums: Arc<AtomicBool>,
 }
 
@@ -61,9 +61,9 @@ impl S3Sink {
             .await
     }
 
-    /// Starts an upload with CRC32C checksums of its parts. AWS, MinIO and versitygw confirm them in the response. Some
-    /// stores reject the checksum header with status 400 or 501. Other stores ignore it, and their upload is discarded.
-    /// `None` if the store supports no checksums.
+    /// Starts an upload with CRC32C checksums of its parts. AWS, MinIO and versitygw confirm the checksums in the
+    /// response. Some stores reject the checksum header with status 400 or 501. Other stores ignore it, and this
+    /// function discards their upload. `None` if the store supports no checksums.
     async fn begin_with_crc32c(
         &self,
         lock: Option<DateTime>,
@@ -83,7 +83,7 @@ impl S3Sink {
         if !id.is_empty()
             && let Err(error) = discard(&self.store, &self.key, id).await
         {
-            // The upload is recorded, so that an abort tries to remove it again.
+            // The upload is recorded, so that an abort tries again to remove it.
             let (id, with_crc32c) = (id.to_owned(), false);
             let _ = self.started.set(StartedUpload { id, with_crc32c });
             return Err(error);
@@ -143,8 +143,8 @@ impl Sink for S3Sink {
         } else {
             let created = self.create(None, lock).await;
             let created = created.map_err(|error| explain_bucket(&store.place, &error))?;
-            // The store has accepted a request without checksums and rejected or ignored one with them. So checksums
-            // are not tried again.
+            // The store has accepted a request without checksums, after it rejected or ignored a request with
+            // checksums. From now on, no checksums are requested.
             store.no_checksums.store(true, Ordering::Relaxed);
             (created, false)
         };
@@ -152,14 +152,14 @@ impl Sink for S3Sink {
         if id.is_empty() {
             return Err(Error::Other("the upload has no ID".to_owned()));
         }
-        // The upload exists from here on, and a failure must abort it.
+        // From here on the upload exists, and a failure must abort it.
         let _ = self.started.set(StartedUpload { id, with_crc32c });
         store
             .protection
             .check_encryption(created.server_side_encryption())
     }
 
-    /// Invariant 12: a part is accepted only if the store has reported its checksum or has compared its MD5.
+    /// Invariant 12: a part is accepted only if the store has reported its checksum, or has compared its MD5.
     async fn send(&self, number: usize, content: Bytes) -> Result<Part, Error> {
         let number = i32::try_from(number)
             .map_err(|_| Error::Other("the upload has too many parts".to_owned()))?;
@@ -205,7 +205,7 @@ impl Sink for S3Sink {
 pub(super) struct S3Upload {
     sink: S3Sink,
     parts: Parts<S3Sink>,
-    /// Whether the upload was committed or aborted. Then a drop has nothing to remove.
+    /// True if the upload was committed or aborted. Then there is nothing to remove when it is dropped.
     ended: bool,
 }
 
@@ -356,7 +356,7 @@ impl Upload for S3Upload {
 }
 
 impl Drop for S3Upload {
-    /// Discards the parts of a dropped upload. Otherwise they would cost the owner of the bucket money.
+    /// Discards the parts of a dropped upload, which would cost the owner of the bucket money.
     fn drop(&mut self) {
         if !self.ended
             && let Some(id) = self.sink.id()

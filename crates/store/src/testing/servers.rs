@@ -21,8 +21,8 @@ pub const ACCOUNT: &str = "testaccount";
 /// The key of [`ACCOUNT`].
 pub const ACCOUNT_KEY: &str = "dGVzdHNlY3JldHRlc3RzZWNyZXQ=";
 
-/// Finds a program of the testbed: the file `path` in the newest directory of the cache whose name starts with
-/// `folder`. `variable` names an environment variable that overrides the path.
+/// Finds a program of the testbed: the file `path` in the newest directory of the cache with a name that starts with
+/// `folder`. The environment variable `variable` overrides the path.
 fn program(folder: &str, path: &str, variable: &str, remedy: &str) -> PathBuf {
     if let Some(named) = std::env::var_os(variable) {
         return named.into();
@@ -42,7 +42,7 @@ fn program(folder: &str, path: &str, variable: &str, remedy: &str) -> PathBuf {
         .collect();
     found.sort_by_key(|path| path.metadata().and_then(|data| data.modified()).ok());
     found.pop().unwrap_or_else(|| {
-        panic!("{path} is not on this machine: {remedy}, or set {variable} to the file")
+        panic!("{path} is not installed: {remedy}, or set {variable} to the file")
     })
 }
 
@@ -57,7 +57,7 @@ impl Server {
     /// Starts the command with an address and a data directory, and waits until the server listens.
     fn start(prepare: impl Fn(&Path), command: impl Fn(SocketAddr, &Path) -> Command) -> Self {
         Self::start_until(prepare, command, |address, _| {
-            // If the server does not listen yet, the connection can reach its own port.
+            // If the server does not listen yet, a connection from the loopback address may have reached its own port.
             let connected = TcpStream::connect(address).and_then(|stream| stream.local_addr());
             connected.is_ok_and(|own| own != address)
         })

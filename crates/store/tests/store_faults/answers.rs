@@ -22,7 +22,7 @@ fn later_part(request: &Request) -> bool {
 }
 
 /// A store that ignores versions or ranges can still be read if its responses allow it. Bytes outside of the requested
-/// range, and bytes of another version, are never used.
+/// range, or of another version, are never used.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn mismatched_range_responses_are_rejected() {
     let rig = Rig::s3().await;
@@ -46,7 +46,7 @@ async fn mismatched_range_responses_are_rejected() {
             &[("content-range", Some("bytes 0-8388607/*"))],
             2,
         ),
-        // Every response has the length of the requested range.
+        // Each response has as many bytes as the requested range.
         (later_part, &[("content-range", None)], 3),
     ] {
         rig.proxy.harm(&harm(on, headers));

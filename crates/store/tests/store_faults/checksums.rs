@@ -1,5 +1,5 @@
-//! Uploads to stores that report checksums of parts, report none, or report wrong ones. In all cases only verified data
-//! is accepted, and no unfinished upload remains.
+//! Uploads to stores that report checksums of parts, report none, or report wrong ones. In all cases, only verified
+//! data is accepted, and no unfinished upload remains.
 
 use store::Error;
 use store::testing::{content, download};
@@ -33,7 +33,7 @@ fn head(request: &Request) -> bool {
     request.method == "HEAD"
 }
 
-/// The number of parts that were sent with a checksum, and the number of parts that were sent with an MD5.
+/// How many parts were sent with a checksum, and how many with an MD5.
 async fn proofs(rig: &Rig, faults: &[Fault]) -> (usize, usize) {
     let content = content(SIZE);
     rig.proxy.harm(faults);
@@ -76,7 +76,7 @@ async fn falls_back_to_md5_without_checksum_support() {
         assert_eq!(proofs(&rig, std::slice::from_ref(&fault)).await, (0, 5));
         rig.proxy.harm(&[fault]);
         assert_eq!(rig.upload(&content(SIZE)).await.unwrap(), SIZE as u64);
-        assert_eq!(rig.proxy.done(), 0, "checksums were tried again");
+        assert_eq!(rig.proxy.done(), 0, "checksums were requested again");
         rig.clean("asked once").await;
     }
 }
@@ -87,10 +87,10 @@ async fn invariant_12_falls_back_to_md5_if_checksums_are_not_reported() {
     let rig = Rig::s3().await;
     let no_part_checksum = fault(part, ALWAYS, NO_CHECKSUM);
     let (checksums, md5s) = proofs(&rig, std::slice::from_ref(&no_part_checksum)).await;
-    // Up to three parts were in flight when the first response lacked a checksum.
+    // When the first response lacked a checksum, up to three parts were in flight.
     assert!((6..=8).contains(&checksums), "{checksums}");
     assert_eq!(md5s, 5);
-    // The tag then also verifies the whole object.
+    // In this case, the tag also verifies the whole object.
     let both = [no_part_checksum, fault(head, ALWAYS, NO_CHECKSUM)];
     proofs(&rig, &both).await;
 }
@@ -104,7 +104,7 @@ async fn invariant_12_rejects_wrong_checksums() {
     assert!(error.to_string().contains("part 3"), "{error}");
     assert_eq!(rig.direct.head(KEY).await.unwrap(), None);
     rig.clean("a part").await;
-    // Wrong data about the whole object: a wrong checksum, or no checksum and a tag that does not match the parts.
+    // Wrong data about the whole object: a wrong checksum; or no checksum, and a tag that does not match the parts.
     let tagged = Harm::Headers(&[(CRC32C, None), ("etag", Some("\"0-5\""))]);
     for harm in [other, tagged] {
         let error = refused(&rig, &[fault(head, ALWAYS, harm)]).await;

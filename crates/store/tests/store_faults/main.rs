@@ -1,5 +1,5 @@
-//! Faults between a client and its store. In all cases the upload succeeds after retries, or fails with an error that
-//! contains the remedy. A failed upload never reports success, and no unfinished upload remains.
+//! Faults between a client and its store. The upload succeeds after retries, or fails with an error that contains the
+//! remedy. A failed upload never reports success, and no unfinished upload remains.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod answers;
@@ -87,7 +87,7 @@ impl Rig {
         }
     }
 
-    /// Uploads as the backup operator does: a failed upload is aborted.
+    /// Uploads like the backup operator: if the upload fails, it is aborted.
     async fn upload(&self, content: &Bytes) -> Result<u64, Error> {
         let mut upload = self.proxied.begin(KEY).await?;
         for chunk in content.chunks(300_007) {
@@ -117,7 +117,8 @@ impl Rig {
         }
     }
 
-    /// Asserts that an upload fails within seconds with one of the `expected` texts, and that nothing is stored.
+    /// Asserts that an upload fails within seconds, that the error contains one of the `expected` texts, and that
+    /// nothing is stored.
     async fn fails(&self, fault: Fault, expected: &[&str]) {
         for size in [100_000, 30 * MIB] {
             let case = format!("{} {:?} {size}", self.name, fault.harm);
@@ -125,7 +126,7 @@ impl Rig {
             let begun = Instant::now();
             let error = self.upload(&content(size)).await;
             let Err(error) = error else {
-                panic!("{case}: a false success");
+                panic!("{case}: the failed upload reports success");
             };
             let text = error.to_string();
             assert!(
@@ -140,7 +141,7 @@ impl Rig {
         }
     }
 
-    /// Asserts that only the object exists, and deletes it.
+    /// Asserts that no other data than the object exists, and deletes the object.
     async fn clean(&self, case: &str) {
         self.proxy.harm(&[]);
         if let Some(server) = &self.s3 {
@@ -156,7 +157,7 @@ impl Rig {
     }
 }
 
-/// Selects requests with content, for any store.
+/// Selects requests with content, for any kind of store.
 fn data(request: &Request) -> bool {
     request.method == "PUT" || (request.method == "POST" && request.target.contains("multipart"))
 }
@@ -193,7 +194,7 @@ const fn fault(on: fn(&Request) -> bool, times: usize, harm: Harm) -> Fault {
 }
 
 async fn store_faults(rig: Rig) {
-    // Faults that end: the upload succeeds.
+    // Temporary faults: the upload succeeds.
     for (on, times, harm) in [
         (data as fn(&Request) -> bool, 2, Harm::Answer(500, "")),
         (data, 2, Harm::Answer(503, "")),
@@ -207,7 +208,7 @@ async fn store_faults(rig: Rig) {
     ] {
         rig.survives(fault(on, times, harm)).await;
     }
-    // Faults that last: the upload fails.
+    // Lasting faults: the upload fails.
     for (harm, expected) in [
         (Harm::Answer(403, ""), &["access denied"][..]),
         (Harm::Answer(404, ""), &["does not exist: create it"]),
@@ -220,7 +221,7 @@ async fn store_faults(rig: Rig) {
     stale_listings(&rig).await;
 }
 
-/// A broken read continues at its offset. A read that cannot continue fails.
+/// A broken read continues at its offset, or fails if it cannot continue.
 async fn reads_resume(rig: &Rig) {
     let content = content(20 * MIB);
     upload(rig.direct.as_ref(), KEY, &content, MIB)
@@ -243,7 +244,7 @@ async fn reads_resume(rig: &Rig) {
     rig.clean("reads").await;
 }
 
-/// A stale listing does not change the result of an upload.
+/// A listing that is out of date does not change the result of an upload.
 async fn stale_listings(rig: &Rig) {
     assert_eq!(rig.proxied.list("a/").await.unwrap(), []);
     rig.proxy.harm(&[fault(listing, ALWAYS, Harm::Stale)]);
@@ -276,7 +277,11 @@ async fn invariant_12_every_store_detects_damaged_data() {
         for size in [100_000, 30 * MIB] {
             rig.proxy.harm(&[fault(data, ALWAYS, Harm::Damage)]);
             let stored = rig.upload(&content(size)).await;
-            assert!(stored.is_err(), "{} {size}: a false success", rig.name);
+            assert!(
+                stored.is_err(),
+                "{} {size}: the upload of damaged data reports success",
+                rig.name
+            );
         }
     }
 }

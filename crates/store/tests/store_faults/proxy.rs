@@ -1,5 +1,5 @@
-//! An HTTP proxy that injects faults between a store's client and its server. Each connection has one request. The
-//! proxy reads the whole request and the whole response, so a fault can occur at any byte.
+//! An HTTP proxy that injects faults between the client of a store and its server. Each connection has one request. The
+//! proxy reads the whole request and the whole response, so a fault can happen at any byte.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,15 +13,15 @@ use tokio::net::{TcpListener, TcpStream};
 pub(crate) enum Harm {
     /// The proxy responds with this status and this body. The server does not receive the request.
     Answer(u16, &'static str),
-    /// The connection breaks after this many bytes of the request. The server does not receive the request.
+    /// The connection breaks after this number of bytes of the request. The server does not receive the request.
     CutRequest(usize),
-    /// The server processes the request. The connection breaks after this many bytes of the response.
+    /// The server processes the request. The connection breaks after this number of bytes of the response.
     CutAnswer(usize),
     /// The server processes the request. The response is delayed.
     Delay(Duration),
     /// One bit in the middle of the body is flipped.
     Damage,
-    /// The proxy repeats its first response to the same request.
+    /// The proxy answers with the first response that it saw to the same request.
     Stale,
     /// The server processes the request. These headers of the response are changed or removed.
     Headers(&'static [(&'static str, Option<&'static str>)]),
@@ -35,7 +35,7 @@ pub(crate) struct Fault {
     pub(crate) harm: Harm,
 }
 
-/// A request, as the functions that select faults see it.
+/// A request, as the functions see it that select requests for a fault.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     pub(crate) method: String,
@@ -66,8 +66,8 @@ struct Script {
 impl Script {
     /// Google's response to a status check of a resumable upload
     /// (<https://cloud.google.com/storage/docs/performing-resumable-uploads#status-check>). fake-gcs-server treats a
-    /// status check as the end of the upload. So the proxy responds itself, with the server's last response to this
-    /// upload.
+    /// status check as the end of the upload. The proxy therefore responds itself, with the server's last response to
+    /// this upload.
     fn progress(&self, request: &Request) -> Option<Vec<u8>> {
         if request.header("content-range") != Some("bytes */*") {
             return None;
@@ -119,7 +119,7 @@ impl Proxy {
         proxy
     }
 
-    /// The URL of the server, with the address of the proxy.
+    /// The URL of the server with the address of the proxy.
     pub(crate) fn url(&self, server: &str) -> String {
         let rest = server.splitn(4, '/').nth(3).unwrap_or_default();
         format!("http://{}/{rest}", self.address)
@@ -259,7 +259,7 @@ fn with_header(answer: &[u8], name: &str, value: Option<&str>) -> Vec<u8> {
     [lines.join("\r\n").as_bytes(), rest].concat()
 }
 
-/// Reads the head of a request. The flag says whether the client waits for permission to send the body.
+/// Reads the head of a request. The flag is true if the client waits for permission to send the body.
 async fn read_head(client: &mut TcpStream) -> Option<(Request, bool)> {
     let mut read = Vec::new();
     let end = loop {
@@ -327,7 +327,8 @@ async fn forward(request: &Request, target: &str) -> Option<Vec<u8>> {
     }
     head.push_str("connection: close\r\n\r\n");
     server.write_all(head.as_bytes()).await.ok()?;
-    // A server that rejects the request may not read the whole body, so a write error is ignored.
+    // A server that rejects the request may close the connection before it has read the body, so a write error is
+    // ignored.
     let _ = server.write_all(&request.body).await;
     let mut answer = Vec::new();
     let _ = server.read_to_end(&mut answer).await;

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use crate::prose::test_names;
 
-/// A line of a source, with a text for the report.
+/// A line of a source, with the text that the report shows for it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Place {
-    /// Counted from 1.
+    /// The line number, counted from 1.
     pub(crate) line: usize,
     pub(crate) text: String,
 }
@@ -16,7 +16,7 @@ pub(crate) struct Place {
 /// A Rust source of the checkout.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// Relative to the checkout.
+    /// The path relative to the checkout.
     pub(crate) path: String,
     text: String,
 }
@@ -36,13 +36,13 @@ impl Source {
         Path::new(&self.path).ends_with(end)
     }
 
-    /// Whether the whole source is for tests.
+    /// Whether the whole source contains only tests.
     pub(crate) fn is_test(&self) -> bool {
         let mut parts = Path::new(&self.path).iter();
         self.path.starts_with("e2e/") || parts.any(|part| part == "tests" || part == "tests.rs")
     }
 
-    /// All tests: the line and the name of each.
+    /// All tests of the source, each with its line and name.
     pub(crate) fn tests(&self) -> Vec<Place> {
         self.spans().into_iter().map(|(test, _)| test).collect()
     }
@@ -74,8 +74,8 @@ impl Source {
             .collect()
     }
 
-    /// Each test with the indices of its lines: comments, attributes, signature and body. In the format of rustfmt, the
-    /// closing brace of a function has the same indentation as its first line.
+    /// Each test with the range of its lines: comments, attributes, signature and body. rustfmt indents the closing
+    /// brace of a function like the function's first line.
     fn spans(&self) -> Vec<(Place, Range<usize>)> {
         let lines: Vec<&str> = self.text.lines().collect();
         let is_before = |line: &&&str| line.trim_start().starts_with(['#', '/']);
@@ -100,14 +100,14 @@ impl Source {
     }
 }
 
-/// Whether a text names an invariant: `invariant_5_` or "invariants 3 and 5".
+/// Whether a text names the invariant `number`, as in `invariant_5_` or "invariants 3 and 5".
 pub(crate) fn names_invariant(text: &str, number: usize) -> bool {
     let text = text.to_lowercase();
     let is_named = |rest: &str| numbers(rest).contains(&number);
     text.contains(&format!("invariant_{number}_")) || text.split("invariant").skip(1).any(is_named)
 }
 
-/// The numbers at the start of a text: 3 and 5 in "s 3 and 5.".
+/// The numbers at the start of a text: 3 and 5 in "s 3 and 5.". The word "invariant" comes before the text.
 fn numbers(text: &str) -> Vec<usize> {
     let words = text.trim_start_matches('s').split([' ', ',', '\n']);
     words

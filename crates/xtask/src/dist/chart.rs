@@ -1,5 +1,5 @@
-//! The chart of a release: the chart of the checkout, with the released image as its default. Also the manifests that
-//! Helm renders from it.
+//! The chart of a release: the chart of the checkout with the released image as its default. Also the manifests that
+//! Helm renders from this chart.
 
 use std::fs;
 use std::path::Path;
@@ -12,10 +12,11 @@ use crate::{archive, checkout, oci, shell};
 
 const FOLDER: &str = "charts/etcd-operator";
 const CRDS: &str = "crds-generated/";
-/// Oldest Kubernetes that the chart allows. Helm renders for it, so that the manifests work on all others too.
+/// The oldest Kubernetes version that the chart allows. Helm renders the manifests for this version, so that they also
+/// work with all later versions.
 const KUBERNETES: &str = "1.33.0";
 
-/// A text file of the chart: path below the folder of the chart, content.
+/// A text file of the chart: its path below the folder of the chart, and its content.
 pub(super) type Text = (String, String);
 
 /// The files of the chart in the checkout.
@@ -140,7 +141,7 @@ pub(super) fn released(mut files: Vec<Text>, release: &Release) -> Result<Vec<Te
     Ok(files)
 }
 
-/// The chart as a package, in the format of `helm package`. Helm's own packages contain times.
+/// The chart as a package, in the format of `helm package`. Helm is not used, because its packages contain the time.
 pub(super) fn package(files: &[Text]) -> Result<Vec<u8>> {
     let mut tar = tar::Builder::new(Vec::new());
     let (first, others): (Vec<_>, Vec<_>) =
@@ -153,7 +154,7 @@ pub(super) fn package(files: &[Text]) -> Result<Vec<u8>> {
     oci::gzip(&tar.into_inner()?)
 }
 
-/// The definitions of all kinds, in one file.
+/// All CRDs in one file.
 pub(super) fn crds(files: &[Text]) -> String {
     let of_crds = files.iter().filter(|(path, _)| path.starts_with(CRDS));
     let documents = of_crds.map(|(_, text)| format!("---\n{}\n", text.trim_end()));
@@ -184,7 +185,8 @@ pub(super) const CLUSTER_WIDE: Manifest = Manifest {
     values: &["clusterWide=true"],
 };
 
-/// Renders the packaged chart, without the CRDs: deleting the manifest must keep the CRDs and all clusters.
+/// Renders the packaged chart without the CRDs. So `kubectl delete -f` with this manifest keeps the CRDs and all
+/// clusters.
 pub(super) fn render(helm: &Path, chart: &Path, manifest: &Manifest) -> Result<String> {
     let mut command = Command::new(helm);
     command.args(["template", "etcd-operator"]).arg(chart);

@@ -22,11 +22,11 @@ pub(super) const SUMS: &str = "SHA256SUMS";
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) name: String,
-    /// In hexadecimal.
+    /// The SHA-256 of the file, in hexadecimal.
     pub(super) sha256: String,
 }
 
-/// The checksum of a file, under the name `name`.
+/// The checksum of a file. The list shows the file as `name`.
 pub(super) fn sum(file: &Path, name: &str) -> Result<Sum> {
     let mut hash = Sha256::new();
     File::open(file)
@@ -52,13 +52,13 @@ pub(super) fn sums(folder: &Path) -> Result<Vec<Sum>> {
         .collect()
 }
 
-/// Checksums in the format of `sha256sum`.
+/// The checksums in the format of `sha256sum`.
 pub(super) fn text(sums: &[Sum]) -> String {
     let line = |sum: &Sum| format!("{}  {}\n", sum.sha256, sum.name);
     sums.iter().map(line).collect()
 }
 
-/// The files whose checksums differ, or that only one side has.
+/// The names of the files that only one side has, or whose checksums differ.
 pub(super) fn differences(first: &[Sum], second: &[Sum]) -> Vec<String> {
     let one_side = |these: &[Sum], those: &[Sum]| -> Vec<String> {
         let missing = these.iter().filter(|sum| !those.contains(sum));

@@ -2,24 +2,24 @@
 
 use crate::origin::Origin;
 
-/// The facts that all files of a release share.
+/// The properties of a release that its files share.
 #[derive(Debug, Clone)]
 pub(super) struct Release {
     pub(super) version: String,
-    /// Registry and name of the image.
+    /// The registry and the name of the image.
     pub(super) repository: String,
-    /// Digest of the image, if a registry is going to serve it: `sha256:...`.
+    /// The digest of the image (`sha256:...`), if a registry will serve it.
     pub(super) digest: Option<String>,
     pub(super) origin: Origin,
 }
 
 impl Release {
-    /// The image by its tag.
+    /// The image with its tag.
     pub(super) fn image_name(&self) -> String {
         format!("{}:{}", self.repository, self.version)
     }
 
-    /// The image as the pods of the operators name it.
+    /// The image by which the pods of the operators refer to it: with its digest, if the digest is known.
     pub(super) fn image(&self) -> String {
         let digest = self.digest.as_ref();
         let digest = digest.map_or(String::new(), |digest| format!("@{digest}"));
@@ -38,7 +38,7 @@ impl Release {
         format!("etcd-operator-{}.cdx.json", self.version)
     }
 
-    /// A page of the documentation: a link if the source has an address.
+    /// A reference to a page of the documentation. It is a link if the source has an address.
     pub(super) fn page(&self, path: &str) -> String {
         match (&self.origin.source, &self.origin.revision) {
             (Some(source), Some(revision)) => {

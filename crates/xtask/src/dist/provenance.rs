@@ -1,5 +1,5 @@
-//! The provenance statement of a release: an in-toto statement with a predicate of SLSA 1.0. It contains no times, because
-//! two builds of one commit must have the same files.
+//! The provenance statement of a release: an in-toto statement with a predicate of SLSA 1.0. It contains no times,
+//! because two builds of one commit must have the same files.
 
 use anyhow::Result;
 use serde_json::{Value, json};
@@ -7,17 +7,16 @@ use serde_json::{Value, json};
 use super::listing::Sum;
 use super::names::Release;
 
-/// Identifies the meaning of the parameters. docs/contributing/releasing.md describes them.
+/// Identifies the type of the build and of its parameters. docs/contributing/releasing.md describes them.
 const BUILD_TYPE: &str = "urn:etcd-operator:xtask-dist:v1";
 /// The builder if the release was built on a machine of a developer.
 pub(super) const LOCAL_BUILDER: &str = "urn:etcd-operator:local-machine";
 
-/// Inputs of the build, besides the commit.
+/// The inputs of the build, without the commit.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Inputs {
-    /// Versions of the tools.
     pub(super) tools: Vec<(&'static str, String)>,
-    /// Files of this machine that the release contains or follows.
+    /// Files of this machine that determine the release or are part of it.
     pub(super) files: Vec<Sum>,
 }
 

@@ -10,11 +10,11 @@ use serde_json::{Value, json};
 use super::names::Release;
 use crate::shell;
 
-/// Time in the document. The time of the build would differ in each build.
+/// The variable with the time for the document. Without it, the document would contain the time of the build.
 const TIME_VARIABLE: &str = "SOURCE_DATE_EPOCH";
 
-/// The bill of materials of the program, for the platform of this machine. The tool writes into the folders of all crates, so `copy` is a copy of the
-/// source.
+/// The bill of materials of the operators' program, for the platform of this machine. The tool writes into the folders
+/// of all crates. Therefore `copy` must be a copy of the source.
 pub(super) fn create(tool: &Path, copy: &Path, release: &Release) -> Result<String> {
     let time = shell::output(
         Command::new("git")
@@ -33,7 +33,7 @@ pub(super) fn create(tool: &Path, copy: &Path, release: &Release) -> Result<Stri
     normalized(&text, copy, &release.version)
 }
 
-/// The document without the folder of the copy, and with the version of the release.
+/// The document with the version of the release, and without the path of `copy`.
 fn normalized(text: &str, copy: &Path, version: &str) -> Result<String> {
     let folder = format!("file://{}", copy.display());
     let text = text.replace(&folder, "file:///source");

@@ -1,4 +1,4 @@
-//! Tests of the files of a release that need no compiled program. Helm is the one of the testbed.
+//! Tests of the files of a release that need no compiled program. They use the Helm of the testbed.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ fn published() -> Release {
     release("registry.example.com/a/etcd-operator", Some(DIGEST))
 }
 
-/// The released chart in the folder, as a package.
+/// Packages the released chart in this folder. Returns the path of the package.
 fn packaged(folder: &Path, release: &Release) -> PathBuf {
     let files = chart::released(chart::files().unwrap(), release).unwrap();
     let package = folder.join(release.chart());
@@ -87,7 +87,7 @@ fn release_without_registry() -> Release {
     release(image::NAME, None)
 }
 
-/// `kubectl delete -f` removes only the operators.
+/// `kubectl delete -f` with the manifest deletes only the operators.
 #[test]
 fn deleting_manifest_keeps_every_cluster() {
     for manifest in [&chart::NAMESPACED, &chart::CLUSTER_WIDE] {
@@ -96,7 +96,7 @@ fn deleting_manifest_keeps_every_cluster() {
         for kind in ["CustomResourceDefinition", "Namespace", "EtcdCluster"] {
             assert!(!kinds.contains(kind), "{kinds:?}");
         }
-        // No test pod, and all objects in the namespace of the manifest.
+        // The manifest contains no pod of `helm test`, and all its objects are in one namespace.
         assert!(!kinds.contains("Pod"), "{kinds:?}");
         let namespaces = objects
             .iter()
@@ -214,7 +214,7 @@ fn provenance_names_files_image_commit_and_tools() {
         files: sums.to_vec(),
     };
     let statement = || provenance::statement(&release, "urn:b", &inputs, &sums).unwrap();
-    // Without times, so that two builds have the same statement.
+    // The statement contains no time, so two builds have the same statement.
     assert_eq!(statement(), statement());
     let json: Json = serde_json::from_str(&statement()).unwrap();
     assert_eq!(json["_type"], "https://in-toto.io/Statement/v1");

@@ -1,5 +1,5 @@
 //! Azurite, the Azure Blob Storage server of the tests: a pinned npm package. Without Node.js, the testbed has no
-//! Azurite, and the tests that need it fail with a message.
+//! Azurite, and the tests that need Azurite fail with a message.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use anyhow::{Context, Result};
 use super::{cached, digest};
 use crate::{checkout, shell};
 
-/// The source files of the folder.
+/// The source files in `e2e/testbed/azurite` that determine the content.
 const FILES: &[&str] = &["package.json", "package-lock.json", "serve.js"];
 
 /// The folder with the package and `serve.js`.

@@ -1,4 +1,4 @@
-//! etcd 3.4 from Debian packages, unpacked into the cache without installation.
+//! etcd 3.4 from Debian packages. They are unpacked into the cache, and not installed.
 
 use std::fs;
 use std::path::Path;
@@ -14,7 +14,7 @@ pub(super) const VERSION: &str = "3.4.23";
 
 /// Debian's package pool, for machines on which apt does not offer this version.
 const POOL: &str = "http://deb.debian.org/debian/pool/main/e/etcd";
-/// Package, file in the pool, SHA-256.
+/// The packages, each with its name, file in the pool, and SHA-256.
 const PACKAGES: &[(&str, &str, &str)] = &[
     (
         "etcd-server",
@@ -50,7 +50,7 @@ pub(super) fn unpack(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Downloads a package with apt, which verifies it, or from the pool, with a check of the SHA-256.
+/// Downloads a package. apt verifies its download. A download from the pool is verified by its SHA-256.
 fn download_package(package: &str, file: &str, sum: &str, folder: &Path) -> Result<()> {
     let wanted = format!("{package}={VERSION}*");
     let mut apt = Command::new("apt-get");

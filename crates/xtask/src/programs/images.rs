@@ -1,5 +1,5 @@
-//! The images of every node: etcd of each minor release, and the pause image. Writes archives into the cache and builds
-//! no program.
+//! The images that every node has: etcd of each minor release, and the pause image. Writes archives into the cache, and
+//! builds no program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub(super) fn pause(init: &Path) -> Image {
     }
 }
 
-/// An image like the official one: the programs in /usr/local/bin, no shell.
+/// Writes an etcd image like the official one: the programs are in /usr/local/bin, and there is no shell.
 pub(super) fn etcd(cache: &Path, version: &str, folder: &Path) -> Result<PathBuf> {
     let mut entries = Vec::new();
     for program in ["etcd", "etcdctl", "etcdutl"] {
@@ -44,10 +44,10 @@ pub(super) fn etcd(cache: &Path, version: &str, folder: &Path) -> Result<PathBuf
     archive(cache, &format!("etcd-{version}"), &image)
 }
 
-/// The shared libraries of a program, from `ldd`.
+/// The shared libraries that `ldd` lists for a program.
 fn libraries(program: &Path) -> Result<Vec<Entry>> {
     let Ok(text) = shell::output(Command::new("ldd").arg(program)) else {
-        // The program is linked statically: "not a dynamic executable".
+        // `ldd` fails with "not a dynamic executable" for a static program.
         return Ok(Vec::new());
     };
     parse_ldd(&text)

@@ -1,4 +1,4 @@
-//! Tools for a release. Each is built once into the cache.
+//! Tools for a release and for the documentation site. Each is built once into the cache.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use super::{MODULES, build, cached, digest, go_version, key};
 use crate::{checkout, image, shell};
 
-/// Version of cargo-cyclonedx.
 pub(crate) const CYCLONEDX: &str = "0.5.9";
+const MDBOOK: &str = "0.5.4";
+const HYPERLINK: &str = "0.3.2";
 
-/// Helm, as in the testbed.
 pub(crate) fn helm() -> Result<PathBuf> {
     let module = MODULES.iter().find(|module| module.name == "helm");
     let module = module.context("unknown module")?;
@@ -29,25 +29,34 @@ pub(crate) fn helm() -> Result<PathBuf> {
 
 /// cargo-cyclonedx, the tool of the CycloneDX project for the software bill of materials of Rust programs.
 pub(crate) fn cyclonedx() -> Result<PathBuf> {
+    installed("cargo-cyclonedx", CYCLONEDX)
+}
+
+/// mdBook, which builds the documentation site.
+pub(crate) fn mdbook() -> Result<PathBuf> {
+    installed("mdbook", MDBOOK)
+}
+
+/// hyperlink, which checks the links and anchors of a folder with HTML.
+pub(crate) fn hyperlink() -> Result<PathBuf> {
+    installed("hyperlink", HYPERLINK)
+}
+
+/// A program from crates.io, compiled with the versions in its own lock file.
+fn installed(name: &str, version: &str) -> Result<PathBuf> {
     let (cache, _lock) = super::lock()?;
-    let key = digest(&[CYCLONEDX.as_bytes()]);
-    let folder = cached(&cache, "cargo-cyclonedx", &key, |folder| {
+    let key = digest(&[version.as_bytes()]);
+    let folder = cached(&cache, name, &key, |folder| {
         let mut cargo = Command::new(image::cargo());
-        cargo.args([
-            "install",
-            "cargo-cyclonedx",
-            "--locked",
-            "--version",
-            CYCLONEDX,
-        ]);
+        cargo.args(["install", name, "--locked", "--version", version]);
         cargo
             .arg("--root")
             .arg(folder)
             .env_remove("CARGO_TARGET_DIR");
-        // Outside of the checkout, whose configuration would change the build.
+        // Cargo runs outside of the checkout, because its configuration would change the build.
         shell::output(cargo.current_dir(&cache)).map(|_| ())
     })?;
-    let program = folder.join("bin/cargo-cyclonedx");
+    let program = folder.join("bin").join(name);
     fs::metadata(&program).with_context(|| program.display().to_string())?;
     Ok(program)
 }

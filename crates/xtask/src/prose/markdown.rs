@@ -2,7 +2,7 @@
 
 use super::passage::{Kind, Passage};
 
-/// A passage has at least this many words. Shorter items and rows are names and numbers.
+/// The minimum number of words of a passage. Shorter items and rows are names and numbers.
 const WORDS: usize = 4;
 
 /// All passages of a document. Headings and code blocks are left out.
@@ -41,7 +41,7 @@ fn starts_item(text: &str) -> bool {
     is_numbered || text.starts_with("- ") || text.starts_with("* ") || text.starts_with('|')
 }
 
-/// The texts in backticks, in a text without code blocks.
+/// The texts in backticks. The given text must not contain code blocks.
 pub(crate) fn in_backticks(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }

@@ -1,11 +1,11 @@
-//! A passage of prose, and the lengths of its words, sentences and paragraphs. This module reads no files.
+//! A passage of prose, and the number of words in its sentences and paragraphs. Reads no files.
 
-/// A sentence with more words than this is reported.
+/// Sentences with more words than this are reported.
 pub(crate) const SENTENCE_WORDS: usize = 40;
-/// A paragraph with more words than this is reported.
+/// Paragraphs with more words than this are reported.
 pub(crate) const PARAGRAPH_WORDS: usize = 80;
 
-/// Where a passage comes from.
+/// The kind of text that a passage is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Kind {
     Doc,
@@ -39,11 +39,11 @@ impl Kind {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Passage {
     pub(crate) kind: Kind,
-    /// The first line, counted from 1.
+    /// The first line of the passage, counted from 1.
     pub(crate) line: usize,
     /// How many lines of its file the passage covers.
     pub(crate) lines: usize,
-    /// The text on one line.
+    /// The text of the passage, without line breaks.
     pub(crate) text: String,
 }
 
@@ -64,7 +64,7 @@ impl Passage {
         self.lines += 1;
     }
 
-    /// The number of words; for a table row, the number of words in the longest cell.
+    /// The number of words. For a table row, the number of words in its longest cell.
     pub(crate) fn words(&self) -> usize {
         let paragraphs = self.paragraphs();
         let counts = paragraphs.iter().map(|text| count_words(text));
@@ -81,7 +81,7 @@ impl Passage {
             .collect()
     }
 
-    /// The text, or the cells of a table row.
+    /// The text as one paragraph. For a table row, its cells.
     fn paragraphs(&self) -> Vec<String> {
         let text = readable(&self.text);
         if !text.starts_with('|') {
@@ -91,14 +91,14 @@ impl Passage {
     }
 }
 
-/// The text as a reader sees it: the words of a link without its target, and each piece of code as one word.
+/// The text as a reader sees it: the text of a link without its target, and each piece of code as one word.
 pub(crate) fn readable(text: &str) -> String {
     let mut shown = String::new();
     for (index, part) in text.split('`').enumerate() {
         if index % 2 == 0 {
             shown.push_str(part);
         } else {
-            // In code, a bar does not separate cells, and a period does not end a sentence.
+            // In code, a bar does not separate cells, and a period does not end a sentence. So they are replaced.
             let code = part.replace(['|', ' ', '.', '?', '!', '('], "_");
             shown.push_str(&code);
         }

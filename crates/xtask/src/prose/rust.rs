@@ -2,9 +2,9 @@
 
 use super::passage::{Kind, Passage};
 
-/// A string literal with more characters than this is a message, if it consists of words.
+/// A string literal is a message if it has more characters than this and consists of words.
 const MESSAGE_CHARACTERS: usize = 40;
-/// A message has at least this many words. Shorter literals are URLs, keys and flags.
+/// A message has at least this many words. Literals with fewer words are URLs, keys and flags.
 const MESSAGE_WORDS: usize = 5;
 
 /// A comment line or a string literal of a source.
@@ -30,8 +30,8 @@ pub(crate) fn passages(source: &str) -> Vec<Passage> {
     found
 }
 
-/// Joins the comment lines that follow each other. A blank comment line and a code fence end a paragraph; code in a
-/// doc comment is left out.
+/// Joins consecutive comment lines to paragraphs. A blank comment line or a code fence ends a paragraph. Code in a doc
+/// comment is left out.
 fn comments(tokens: &[Token]) -> Vec<Passage> {
     let mut found: Vec<Passage> = Vec::new();
     let mut previous = None;
@@ -46,7 +46,7 @@ fn comments(tokens: &[Token]) -> Vec<Passage> {
         in_code = was_in_code != is_fence;
         let is_separator = text.starts_with("----");
         if text.is_empty() || is_separator || is_fence || was_in_code {
-            // A fence or a blank line ends the passage, but the next line may still be code.
+            // A fence or a blank line ends the passage, but the next line may still belong to the code block.
             previous = in_code.then_some((*line, *kind));
             continue;
         }
@@ -59,7 +59,7 @@ fn comments(tokens: &[Token]) -> Vec<Passage> {
     found
 }
 
-/// Whether a line continues the paragraph above instead of starting a list item, heading or table row.
+/// Whether a line continues the paragraph above. It does not if it starts a list item, a heading or a table row.
 fn starts_no_item(text: &str) -> bool {
     !text.starts_with(['-', '*', '|', '#'])
 }
@@ -83,7 +83,8 @@ fn message(token: &Token) -> Option<Passage> {
     is_message.then(|| Passage::new(Kind::Message, *line, &text))
 }
 
-/// Whether a text has a YAML mapping on one line, `{name: main}`. A placeholder has no space behind its colon.
+/// Whether a text contains a YAML mapping on one line, such as `{name: main}`. The colon in a placeholder of `format!`
+/// is not followed by a space.
 fn has_flow_mapping(text: &str) -> bool {
     let mut keys = text
         .split('{')
@@ -132,7 +133,7 @@ struct Lexer<'a> {
 }
 
 impl<'a> Lexer<'a> {
-    /// Removes the first `length` bytes and counts their lines.
+    /// Removes the first `length` bytes of the rest, and counts the lines in them.
     fn take(&mut self, length: usize) -> &'a str {
         let (taken, rest) = self.rest.split_at(length);
         self.line += taken.matches('\n').count();
@@ -152,7 +153,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The number of bytes of a raw string's opening, `r#"`, at the start of the rest.
+    /// The number of bytes of `r#"` or a similar opening, if the rest starts with a raw string. `None` if it does not.
     fn raw_opening(&self) -> Option<usize> {
         let rest = self.rest.strip_prefix('r')?;
         let hashes = rest.len() - rest.trim_start_matches('#').len();
@@ -188,7 +189,7 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The number of bytes of the character literal at the start of the rest. For the quote of a lifetime, 1.
+    /// The number of bytes of the character literal at the start of the rest. If the quote belongs to a lifetime, 1.
     fn quoted(&self) -> usize {
         let mut characters = self.rest.char_indices().skip(1);
         let first = characters.next();
@@ -225,7 +226,7 @@ impl Iterator for Lexer<'_> {
             } else {
                 next.len_utf8()
             };
-            // `br"..."` is a raw literal, but an `r` at the end of a word does not begin one.
+            // The `r` in `br"..."` begins a raw literal, but the last letter of a word does not.
             after_word = (next.is_alphanumeric() || next == '_') && next != 'b';
             self.take(length);
         }

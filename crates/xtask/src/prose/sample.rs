@@ -1,6 +1,6 @@
-//! A random choice that depends only on its seed.
+//! A random choice that is the same for the same seed.
 
-/// The generator splitmix64 (Steele, Lea, Flood 2014): the same numbers for a seed on every machine.
+/// The random number generator splitmix64 (Steele, Lea, Flood 2014). A seed gives the same numbers on every machine.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -12,9 +12,9 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A number below `end`. `end` is not 0.
+    /// A random number from 0 to `end` - 1. `end` must not be 0.
     fn below(&mut self, end: usize) -> usize {
-        // The remainder is below `end`, which is a usize.
+        // The remainder is less than `end`, so it fits into a usize.
         usize::try_from(self.next() % end as u64).unwrap_or_default()
     }
 
@@ -29,8 +29,8 @@ impl Random {
     }
 }
 
-/// The number of passages to take from each group: equal shares of `count`. If a group is smaller than its share,
-/// larger groups fill the difference.
+/// The number of passages to take from each group. The shares of `count` are equal. If a group is smaller than its
+/// share, larger groups provide the rest.
 pub(crate) fn shares(sizes: &[usize], count: usize) -> Vec<usize> {
     let mut shares = vec![0; sizes.len()];
     let mut left = count.min(sizes.iter().sum());
@@ -51,7 +51,7 @@ mod tests {
 
     #[test]
     fn generator_matches_reference_values() {
-        // The first outputs of the reference implementation for seed 1234567.
+        // The first numbers of the reference implementation for the seed 1234567.
         let mut random = Random(1_234_567);
         assert_eq!(random.next(), 6_457_827_717_110_365_317);
         assert_eq!(random.next(), 3_203_168_211_198_807_973);

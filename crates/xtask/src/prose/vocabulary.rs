@@ -1,4 +1,4 @@
-//! The words that docs/contributing/language.md replaces by terms of the field, and how often a text uses them.
+//! Words that docs/contributing/language.md replaces by other terms, and how often a text uses them.
 
 use std::collections::BTreeMap;
 
@@ -92,14 +92,15 @@ pub(crate) fn replacement(old: &str) -> Option<&'static str> {
     row.map(|(_, new)| *new)
 }
 
-/// How often a text uses each word of the old vocabulary. Code in backticks does not count.
+/// How often a text uses each word of the old vocabulary, not counting code in backticks.
 pub(crate) fn uses(text: &str) -> BTreeMap<&'static str, usize> {
     let words = words(text);
     let counts = OLD.iter().map(|(old, _)| (*old, count(&words, old)));
     counts.filter(|(_, count)| *count > 0).collect()
 }
 
-/// The words outside of code in lower case between spaces, so that a phrase is found only as whole words.
+/// The words of a text without its code: in lower case, and with a space before and after each. So a phrase is found
+/// only as whole words.
 fn words(text: &str) -> String {
     let prose: Vec<&str> = text.split('`').step_by(2).collect();
     let text = readable(&prose.join(" . ")).to_lowercase();

@@ -1,6 +1,6 @@
-//! Control groups, versions 1 and 2. All processes of a testbed are in one control group with the name of the checkout,
-//! and each node and daemon has its own group below. The groups determine which processes are killed; process names are
-//! never used. A group is created before its first process.
+//! Control groups, versions 1 and 2. All processes of a testbed are in one control group with the name of the checkout.
+//! Each node and daemon has its own group below it. The group decides which processes are killed, and never the process
+//! name. A group is created before its first process.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,15 +13,15 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 const MOUNT: &str = "/sys/fs/cgroup";
 const KILL_LIMIT: Duration = Duration::from_secs(30);
 
-/// The control group hierarchies of this machine.
+/// The trees of control groups on this machine.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cgroups {
-    /// Version 1: one tree per controller. `tracking` is the tree that is used to find the processes of a group.
+    /// Version 1: one tree for each controller. The processes of a group are read from the tree `tracking`.
     V1 {
         trees: Vec<PathBuf>,
         tracking: PathBuf,
     },
-    /// Version 2: one tree.
+    /// Version 2: one tree for all controllers.
     V2 { tree: PathBuf },
 }
 
@@ -39,8 +39,8 @@ impl Cgroups {
         let mut trees: Vec<PathBuf> = fs::read_dir(mount)
             .with_context(|| format!("{}: control groups are not mounted", mount.display()))?
             .filter_map(|entry| Some(entry.ok()?.path()))
-            // Symlinks (cpu -> cpu,cpuacct) are skipped. The version 2 tree of a hybrid setup is included, because
-            // container runtimes also create groups in it.
+            // Symlinks (cpu -> cpu,cpuacct) are left out. The version 2 tree of a hybrid setup is included, because
+            // container runtimes create groups in it too.
             .filter(|path| !path.is_symlink() && path.join("cgroup.procs").is_file())
             .collect();
         trees.sort();
@@ -64,7 +64,7 @@ impl Cgroups {
         }
     }
 
-    /// The folder of a group in the tree that is used to find its processes.
+    /// The folder of a group in the tree from which its processes are read.
     pub(crate) fn tracking_folder(&self, group: &str) -> PathBuf {
         match self {
             Self::V1 { tracking, .. } => tracking.join(group),
@@ -72,7 +72,7 @@ impl Cgroups {
         }
     }
 
-    /// Creates a group with every controller, in which a kubelet creates its own groups.
+    /// Creates a group with all controllers, so that a kubelet can create its groups in it.
     pub(crate) fn create(&self, group: &str) -> Result<()> {
         for tree in self.trees() {
             let mut path = tree.to_path_buf();
@@ -151,8 +151,8 @@ impl Cgroups {
     }
 }
 
-/// Opens the pidfd of a process, and kills the process if it is still in the group. A new process with the same PID is
-/// therefore not killed.
+/// Kills a process if it is in the group. The pidfd is opened before the check, so a new process with the same PID is
+/// not killed.
 fn kill_member(group: &str, pid: i32) {
     let Some(id) = Pid::from_raw(pid) else { return };
     let Ok(held) = pidfd_open(id, PidfdFlags::empty()) else {
@@ -160,12 +160,12 @@ fn kill_member(group: &str, pid: i32) {
     };
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     if is_member(&groups, group) {
-        // An error means that the process has ended.
+        // If the signal fails, the process has already ended.
         let _ = pidfd_send_signal(held, Signal::KILL);
     }
 }
 
-/// True if the content of `/proc/PID/cgroup` names `group`, or a group below it, in any tree.
+/// Whether the content of `/proc/PID/cgroup` contains `group` or a group below it, in any tree.
 fn is_member(groups: &str, group: &str) -> bool {
     let wanted = format!("/{group}");
     groups
@@ -194,19 +194,19 @@ fn collect(group: &Path, found: &mut Vec<i32>) {
     }
 }
 
-/// Removes a group from the bottom up. False if the group still exists.
+/// Removes the groups below a group, and then the group. Returns false if the group still exists.
 fn remove_tree(group: &Path) -> bool {
     for entry in fs::read_dir(group).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             remove_tree(&entry.path());
         }
     }
-    // The kernel owns the files in a group, so only the directory is removed.
+    // Only directories are removed, because the files in a group belong to the kernel.
     let _ = fs::remove_dir(group);
     !group.exists()
 }
 
-/// Version 1: a new group has no CPUs and no memory nodes, so the values of its parent are copied.
+/// Version 1: copies the values of the parent, because a new group has no CPUs and no memory nodes.
 fn copy_cpuset(group: &Path) {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let own = group.join(file);
@@ -220,7 +220,7 @@ fn copy_cpuset(group: &Path) {
 }
 
 /// Version 2: enables the controllers for the groups below. Each controller is written separately, because the kernel
-/// rejects a whole line with one unavailable controller.
+/// rejects the whole line if one controller is not available.
 fn enable_controllers(group: &Path) {
     let controllers = fs::read_to_string(group.join("cgroup.controllers")).unwrap_or_default();
     for controller in controllers.split_whitespace() {

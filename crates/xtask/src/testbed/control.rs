@@ -1,5 +1,5 @@
-//! The control plane and the services of all nodes: etcd, API server, controller manager, scheduler, kube-proxy, DNS,
-//! object stores.
+//! The control plane and the services that all nodes share: etcd, API server, controller manager, scheduler,
+//! kube-proxy, DNS, object stores.
 
 use std::fs;
 use std::net::TcpStream;
@@ -30,7 +30,7 @@ pub(crate) const DAEMONS: &[&str] = &[
 
 const API_PORT: u16 = 6443;
 const DNS_READY_PORT: u16 = 8181;
-/// The last byte of the Service address of the API server, and of DNS.
+/// The last bytes of the Service addresses of the API server and of DNS.
 const API_SERVICE: u8 = 1;
 const DNS_SERVICE: u8 = 10;
 
@@ -74,7 +74,7 @@ pub(crate) fn certificates(testbed: &Testbed) -> Result<()> {
     Ok(())
 }
 
-/// Writes a kubeconfig that contains its certificates, so that the file can be copied.
+/// Writes a kubeconfig that contains the client's certificate and key, so that the file can be copied.
 fn kubeconfig(testbed: &Testbed, name: &str, file: &str) -> Result<()> {
     let pki = testbed.run_folder.join("pki");
     let data = |file: String| -> Result<String> {
@@ -108,7 +108,7 @@ pub(crate) fn start_api(testbed: &Testbed) -> Result<()> {
 
 fn start_etcd(testbed: &Testbed) -> Result<()> {
     let etcd = testbed.programs.etcd.display().to_string();
-    // Without fsync, because the data of the testbed need not survive a crash of the machine.
+    // etcd runs without fsync, because the data of the testbed need not survive a crash of the machine.
     start(
         testbed,
         "etcd",
@@ -151,7 +151,7 @@ fn start_api_server(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// Starts the daemons that need the API server, and the object stores.
+/// Starts the object stores, and the daemons that need the API server.
 pub(crate) fn start_rest(testbed: &Testbed) -> Result<()> {
     start_controller_manager(testbed)?;
     start_scheduler(testbed)?;
@@ -200,9 +200,11 @@ fn start_proxy(testbed: &Testbed) -> Result<()> {
         "hostnameOverride": "node-0",
         "conntrack": { "maxPerCore": 0 },
         "nodePortAddresses": ["primary"],
-        // minSyncPeriod: rules follow changes of Services at once, as with nftables or eBPF. The default (also with 0)
-        // is one second, and would add to every measurement that waits for a Service. masqueradeAll: pods share a
-        // bridge. Without br_netfilter, a response would take the direct path and bypass the address translation.
+        // minSyncPeriod: kube-proxy applies changes of Services at once, as with nftables or eBPF. The default (also
+        // with 0) is one second, which would be added to every measurement that waits for a Service.
+        //
+        // masqueradeAll: pods share a bridge. Without br_netfilter, a response would take the direct path and bypass
+        // the address translation.
         "iptables": { "masqueradeAll": bridged.trim() != "1", "minSyncPeriod": "10ms" },
     });
     fs::write(
@@ -218,7 +220,6 @@ fn start_proxy(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// Kills a daemon.
 pub(crate) fn stop_daemon(testbed: &Testbed, name: &str) -> Result<()> {
     testbed.cgroups.kill(&group_of(&format!("control/{name}")))
 }
@@ -245,8 +246,8 @@ pub(crate) fn start_daemon(testbed: &Testbed, name: &str) -> Result<()> {
 }
 
 /// Restarts the clients of the API server after an outage. In other clusters, these clients lose their lease or fail
-/// their liveness probe, and the kubelet restarts them. Without a restart, their existing watches can deliver no events
-/// for minutes, and then the scheduler exits ("scheduler cache is corrupted").
+/// their liveness probe, and so the kubelet restarts them. Without a restart, their existing watches can deliver no
+/// events for minutes, and then the scheduler exits ("scheduler cache is corrupted").
 pub(crate) fn restart_clients(testbed: &Testbed) -> Result<()> {
     for name in [
         "kube-controller-manager",
@@ -260,7 +261,7 @@ pub(crate) fn restart_clients(testbed: &Testbed) -> Result<()> {
     Ok(())
 }
 
-/// A node without a status update counts as lost after this time. The default of Kubernetes is 50 s.
+/// After this time without a status update, a node counts as lost. The default of Kubernetes is 50 s.
 const NODE_GRACE: &str = "20s";
 
 fn start_dns(testbed: &Testbed) -> Result<()> {
@@ -273,7 +274,7 @@ fn start_dns(testbed: &Testbed) -> Result<()> {
     start(testbed, "coredns", "coredns", "-conf=${RUN}/Corefile")
 }
 
-/// Restarts DNS with the cache setting in the state. The cache is then empty.
+/// Restarts DNS with the cache setting in the state. The cache is empty after the restart.
 pub(crate) fn restart_dns(testbed: &Testbed) -> Result<()> {
     testbed.cgroups.kill(&group_of("control/coredns"))?;
     start_dns(testbed)?;
@@ -284,7 +285,7 @@ pub(crate) fn restart_dns(testbed: &Testbed) -> Result<()> {
 pub(crate) fn apply_addons(testbed: &Testbed) -> Result<()> {
     let file = testbed.run_folder.join("addons.yaml");
     fs::write(&file, filled(testbed, &template("addons.yaml")?)).context("addons.yaml")?;
-    // After its start, the API server may still be creating its own address ranges and roles.
+    // Directly after its start, the API server may not have created its address ranges and roles.
     let mut last = Ok(String::new());
     let path = file.display().to_string();
     let applied = testbed.wait_for("the addons", Duration::from_secs(30), || {

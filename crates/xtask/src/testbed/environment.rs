@@ -1,4 +1,4 @@
-//! The environment of a running testbed: addresses, credentials and variables for its users.
+//! The environment of a running testbed for programs that use it: addresses, credentials and variables.
 
 use std::path::{Path, PathBuf};
 
@@ -12,7 +12,7 @@ use crate::programs::Programs;
 #[derive(Debug, Clone, Serialize)]
 pub(crate) struct Env {
     pub(crate) kubeconfig: PathBuf,
-    /// Folder with kubectl, helm, etcdctl and the other programs.
+    /// The folder with kubectl, helm, etcdctl and other programs.
     pub(crate) bin: PathBuf,
     pub(crate) run_folder: PathBuf,
     pub(crate) s3_endpoint: String,
@@ -90,7 +90,7 @@ impl Env {
     }
 }
 
-/// `path` with `dir` at the front and nowhere else.
+/// `path` with `dir` as its first entry. Other entries with `dir` are removed.
 fn with_first(dir: &str, path: &str) -> String {
     let rest = path
         .split(':')
@@ -101,7 +101,7 @@ fn with_first(dir: &str, path: &str) -> String {
         .join(":")
 }
 
-/// `export` lines for a shell.
+/// Lines with `export` that set these variables in a shell.
 pub(crate) fn exports(vars: &[(String, String)]) -> String {
     let line = |(name, value): &(String, String)| {
         format!("export {name}='{}'\n", value.replace('\'', r"'\''"))

@@ -1,5 +1,5 @@
 //! The process, mount and network namespaces of the testbed. When their init process ends, the kernel kills all other
-//! processes in them, and then removes the mounts, the network links and the packet filter rules.
+//! processes in them. Then it removes the mounts, the network links and the packet filter rules.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -14,29 +14,29 @@ use super::cgroup::Cgroups;
 use super::process::Identity;
 use crate::{progress, shell};
 
-/// Process name of the init program.
+/// The process name of the init program.
 const INIT: &str = "testbed-init";
 
-/// The namespaces, which their init process identifies.
+/// The namespaces of a testbed. Their init process identifies them.
 #[derive(Debug)]
 pub(crate) struct Inside {
     init: Identity,
     run_folder: PathBuf,
-    /// Folder with the programs of the testbed.
+    /// The folder with the programs of the testbed.
     bin: PathBuf,
-    /// The daemons that this command started.
+    /// The daemons that this command has started.
     started: Mutex<Vec<Started>>,
 }
 
-/// A daemon that this command started and expects to keep running.
+/// A daemon that this command has started, and that must not end.
 #[derive(Debug)]
 struct Started {
     daemon: Daemon,
-    /// True if the daemon ended once and was restarted.
+    /// True if the daemon has ended once and was restarted.
     restarted: bool,
 }
 
-/// Number of log lines that are shown if a daemon ends.
+/// If a daemon ends, this many lines of its log are shown.
 const LAST_LINES: usize = 8;
 
 /// Shell command that closes inherited file descriptors, so that a daemon does not keep a lock of the caller open.
@@ -104,7 +104,7 @@ impl Inside {
         self.init
     }
 
-    /// A command in the namespaces, with only the environment variables that the programs need.
+    /// A command in the namespaces. Its environment contains only the variables that the programs need.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -119,13 +119,13 @@ impl Inside {
         command
     }
 
-    /// Runs a shell script in the namespaces to its end.
+    /// Runs a shell script in the namespaces, and waits until it ends.
     pub(crate) fn script(&self, script: &str) -> Result<String> {
         shell::output(self.command("sh").args(["-euc", script]))
     }
 
-    /// Starts a daemon in the namespaces, in its own control group, with its output in `logs/NAME.log`. Afterwards
-    /// [`Inside::restart_ended`] expects the daemon to run.
+    /// Starts a daemon in the namespaces and in its own control group. The output goes to `logs/NAME.log`. If the
+    /// daemon ends later, [`Inside::restart_ended`] restarts it.
     pub(crate) fn spawn(&self, cgroups: &Cgroups, daemon: Daemon) -> Result<()> {
         let mut started = self.started()?;
         self.launch(cgroups, &daemon)?;
@@ -137,10 +137,9 @@ impl Inside {
         Ok(())
     }
 
-    /// Restarts each daemon of this command that has ended, once.
+    /// Restarts each daemon of this command that has ended. Each daemon is restarted only once.
     ///
-    /// # Errors
-    /// If a daemon has ended for the second time. The error contains the last lines of its log.
+    /// # Errors Fails if a daemon has ended for the second time. The error contains the last lines of its log.
     pub(crate) fn restart_ended(&self, cgroups: &Cgroups) -> Result<()> {
         for one in self.started()?.iter_mut() {
             let name = &one.daemon.name;
@@ -194,7 +193,7 @@ impl Inside {
             .arg(daemon.umask)
             .arg(self.log(&daemon.name))
             .args(&daemon.command);
-        // The shell ends at once, and the init process becomes the parent of the daemon.
+        // The shell ends at once, and then the init process is the parent of the daemon.
         command.stdout(Stdio::null());
         shell::output(&mut command).with_context(|| format!("cannot start {}", daemon.name))?;
         Ok(())
@@ -224,15 +223,15 @@ pub(crate) struct Daemon {
     pub(crate) command: Vec<String>,
 }
 
-/// True if a process is number 1 of its namespace and has executed the init program. Before that, `/proc` is not
-/// mounted for the namespace.
+/// Whether a process is PID 1 of its namespace and runs the init program. Until it does, `/proc` is not mounted for the
+/// namespace.
 fn is_init(pid: i32) -> bool {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     name.trim() == INIT && is_first(&status)
 }
 
-/// True if the content of `/proc/PID/status` shows PID 1 in the innermost namespace.
+/// Whether the content of `/proc/PID/status` shows PID 1 in the innermost namespace.
 fn is_first(status: &str) -> bool {
     status
         .lines()

@@ -1,5 +1,6 @@
-//! The network links, addresses and mounts of a testbed. The testbed has its own network namespace with a link to the
-//! machine. The machine reaches pods, Services, the API server and S3 through routes. Its packet filter is not changed.
+//! The network links, addresses and mounts of a testbed. The testbed has its own network namespace, which a link
+//! connects to the machine. Through routes, the machine reaches pods, Services, the API server and S3. The packet
+//! filter of the machine is not changed.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -13,15 +14,15 @@ use super::Testbed;
 use super::slot::Slot;
 use crate::shell;
 
-/// Folder of the volume provisioner in the controller manager. The path is hard-coded there.
+/// The folder in which the controller manager creates volumes. The path is hard-coded there.
 const VOLUMES: &str = "/tmp/hostpath_pv";
 
-/// Mount points in the namespace that may not exist on the machine. They are created before the mount, and removed
-/// afterwards if they are empty.
+/// Mount points in the namespace that may be missing on the machine. They are created before the mount. Afterwards they
+/// are removed if they are empty.
 const COVERED: &[&str] = &[VOLUMES, "/var/lib/cni", "/var/lib/kubelet"];
 
 /// Sysctls that a kubelet would set for the whole machine, with their values. In the namespace, a file with the value
-/// is mounted over each sysctl, so that those of the machine do not change.
+/// is mounted over each sysctl, so that the machine's own values do not change.
 const SYSCTLS: &[(&str, &str)] = &[
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -100,7 +101,7 @@ fn mounts(run_folder: &Path) -> String {
     script
 }
 
-/// Removes the mount points that [`create`] created. No other testbed may be up, because the removal of a folder also
+/// Removes the mount points that [`create`] has created. No other testbed may be up: the removal of a folder also
 /// removes the mounts on it in every namespace.
 pub(crate) fn remove_covered() {
     for folder in COVERED {
@@ -109,12 +110,12 @@ pub(crate) fn remove_covered() {
     }
 }
 
-/// Removes the link, and with it the routes, after the last process of the namespace has ended.
+/// Removes the link of a testbed whose last process has ended. Its routes are removed with it.
 pub(crate) fn remove(slot: Slot) -> Result<()> {
     let interface = slot.interface();
     let exists = || Path::new("/sys/class/net").join(&interface).exists();
     if exists() {
-        // An error is ignored, because the kernel may be removing the link now.
+        // An error is ignored, because the kernel may be removing the link at this moment.
         let _ = shell::output(Command::new("ip").args(["link", "delete", &interface]));
     }
     shell::wait_for(
@@ -124,7 +125,7 @@ pub(crate) fn remove(slot: Slot) -> Result<()> {
     )
 }
 
-/// Fails if something is mounted below the run folder, because removing the folder would delete the mounted content.
+/// Fails if something is mounted below the run folder. The removal of the run folder would delete the mounted content.
 pub(crate) fn refuse_mounts_below(run_folder: &Path) -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let below = mounts_below(&mounts, &run_folder.display().to_string());
@@ -146,7 +147,7 @@ fn mounts_below<'a>(mounts: &'a str, folder: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Removes the proxy variables, because a client must reach addresses of this machine directly.
+/// Removes the proxy variables from the environment, because the client must reach addresses of this machine directly.
 pub(crate) fn without_proxy(command: &mut Command) {
     for name in [
         "HTTP_PROXY",

@@ -13,20 +13,21 @@ use crate::{checkout, image, progress};
 
 /// The daemons of each node.
 const DAEMONS: [&str; 2] = ["containerd", "kubelet"];
-/// The folder of a node that is mounted as `/var/lib/kubelet` of its kubelet.
+/// The folder of a node that its kubelet sees as `/var/lib/kubelet`.
 const LIB: &str = "lib-kubelet";
-/// Script that runs a kubelet in its own mount namespace, with the folder of the first argument mounted over
-/// `/var/lib/kubelet`. The kubelet has a hard-coded socket path there and stores its certificate there by default, so
-/// kubelets that start concurrently would use the same files. `/var/lib/kubelet` is made private first, so that the
-/// other kubelets do not get this mount. All other mounts stay shared, because the container runtime needs the volumes
-/// that the kubelet mounts.
+/// A script that runs a kubelet in its own mount namespace. The folder in the first argument is mounted over
+/// `/var/lib/kubelet`, because the path of a socket there is hard-coded, and the kubelet stores its certificate there
+/// by default. Without the mount, kubelets that start at the same time would use the same files.
+///
+/// `/var/lib/kubelet` is made private first, so that the other kubelets do not get this mount. All other mounts stay
+/// shared, because the container runtime needs the volumes that the kubelet mounts.
 const OWN_LIB: &str = "mount --make-private /var/lib/kubelet
     mount --bind \"$1\" /var/lib/kubelet
     shift
     exec \"$@\"";
 const ZONES: &[&str] = &["zone-a", "zone-b", "zone-c"];
 
-/// Starts the container runtime of a node and loads the images that it lacks.
+/// Starts the container runtime of a node, and loads the images that the node lacks.
 pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     let name = format!("node-{index}");
     let folder = testbed.run_folder.join(&name);
@@ -58,7 +59,7 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     )?;
     let present = ctr(testbed, index, "images ls -q")?;
     import_programs(testbed, index, &present)?;
-    // Other nodes may have loaded images while this node was down.
+    // While this node was down, other nodes may have loaded more images.
     for entry in fs::read_dir(testbed.run_folder.join("images"))
         .into_iter()
         .flatten()
@@ -69,7 +70,7 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     Ok(())
 }
 
-/// Loads images that were built after the node was started. Does nothing if the node is down.
+/// Loads the images that were built after the node was started. Does nothing while the node is down.
 pub(super) fn complete_images(testbed: &Testbed, index: u8) -> Result<()> {
     if !daemon_runs(testbed, &format!("node-{index}"), "containerd") {
         return Ok(());
@@ -85,7 +86,6 @@ fn import_programs(testbed: &Testbed, index: u8, present: &str) -> Result<()> {
         .try_for_each(|image| import(testbed, index, image, present))
 }
 
-/// Starts the kubelet of a node.
 pub(crate) fn start_kubelet(testbed: &Testbed, index: u8) -> Result<()> {
     let name = format!("node-{index}");
     let folder = testbed.run_folder.join(&name);
@@ -127,7 +127,7 @@ pub(crate) fn start_kubelet(testbed: &Testbed, index: u8) -> Result<()> {
     )
 }
 
-/// Loads an image archive into a node, if the node is up and lacks the image.
+/// Loads an image archive into a node. Does nothing if the node is down or has the image.
 pub(crate) fn load_image(
     testbed: &Testbed,
     index: u8,
@@ -145,7 +145,7 @@ pub(crate) fn load_image(
     import(testbed, index, archive, &present)
 }
 
-/// Removes images of the operators whose archive no longer exists. Every change of the code creates a new image.
+/// Removes images of the operators for which no archive exists any more. Every change of the code creates a new image.
 fn remove_old_images(testbed: &Testbed, index: u8, present: &str) -> Result<()> {
     let prefix = format!("{}:", image::NAME);
     for name in present.lines() {
@@ -191,7 +191,7 @@ pub(crate) fn stop_kubelet(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// True if all daemons of a node are running.
+/// Whether all daemons of a node are running.
 pub(crate) fn runs(testbed: &Testbed, name: &str) -> bool {
     DAEMONS
         .iter()
@@ -203,7 +203,7 @@ fn daemon_runs(testbed: &Testbed, name: &str, daemon: &str) -> bool {
     !testbed.cgroups.processes(&group).is_empty()
 }
 
-/// Starts the daemons of a node that are not running, and waits until the node is ready.
+/// Starts the daemons of a node that are not running. Waits until the node is ready.
 pub(crate) fn start(name: &str) -> Result<()> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
@@ -221,7 +221,7 @@ pub(crate) fn start(name: &str) -> Result<()> {
     })
 }
 
-/// Waits until the node reports ready with a heartbeat after `begun`. An older status may still be `True`.
+/// Waits until the node is ready and has sent a heartbeat after `begun`. The status from before can still be `True`.
 fn wait_node_ready(testbed: &Testbed, name: &str, begun: &str) -> Result<()> {
     let path = "jsonpath={range .status.conditions[?(@.type=='Ready')]}{.status} {.lastHeartbeatTime}{end}";
     testbed.wait_for(
@@ -231,7 +231,7 @@ fn wait_node_ready(testbed: &Testbed, name: &str, begun: &str) -> Result<()> {
             let Ok(text) = testbed.kubectl(&["get", "node", name, "-o", path]) else {
                 return false;
             };
-            // Both times are UTC in RFC 3339 form, which compares as text.
+            // Both times are in UTC and in the format of RFC 3339, so they can be compared as text.
             matches!(text.split_once(' '), Some(("True", heartbeat)) if heartbeat.trim() >= begun)
         },
     )
@@ -269,7 +269,7 @@ fn index(testbed: &Testbed, name: &str) -> Result<u8> {
 }
 
 fn socket(name: &str) -> String {
-    // In the /run of the testbed, because the path of a socket must be short.
+    // This path is in the /run of the testbed, because the path of a socket must be short.
     format!("/run/{name}/containerd.sock")
 }
 
@@ -308,7 +308,7 @@ fn import(testbed: &Testbed, index: u8, archive: &Path, present: &str) -> Result
     Ok(())
 }
 
-/// The image references in the manifest of an archive. The manifest is the last file of the archive.
+/// The names of the images in an archive, from its manifest, which is the last file of the archive.
 fn names_in(archive: &Path) -> Result<Vec<String>> {
     let mut tar =
         tar::Archive::new(fs::File::open(archive).with_context(|| archive.display().to_string())?);
@@ -330,7 +330,7 @@ fn names_in(archive: &Path) -> Result<Vec<String>> {
     bail!("{}: no manifest.json", archive.display())
 }
 
-/// Writes the network configuration. All nodes share it and its store of addresses, so addresses are unique.
+/// Writes the network configuration. All nodes share it and its store of addresses, so that each pod address is unique.
 fn write_network(testbed: &Testbed) -> Result<()> {
     let slot = testbed.state.slot;
     let run = &testbed.run_folder;
@@ -417,11 +417,11 @@ fn kubelet_config(testbed: &Testbed, index: u8) -> serde_json::Value {
         "failCgroupV1": false,
         "failSwapOn": false,
         "cgroupDriver": "cgroupfs",
-        // Each kubelet has its own group, because it kills pods of other kubelets in the same group as orphans.
+        // Each kubelet has its own group, because it kills pods that it does not know in its group.
         "cgroupRoot": format!("/{}", group_of(&name)),
         "enforceNodeAllocatable": [],
         "containerRuntimeEndpoint": format!("unix://{}", socket(&name)),
-        // Each kubelet has its own folder, because it removes logs of unknown pods.
+        // Each kubelet has its own folder, because it removes the logs of pods that it does not know.
         "podLogsDir": run.join(&name).join("pod-logs"),
         "volumePluginDir": run.join(&name).join("plugins"),
         "authentication": {

@@ -1,5 +1,5 @@
-//! Keys and certificates of the control plane: one authority, P-256 keys, one identity for each program. Each `up`
-//! creates new ones. They are useless outside of the testbed.
+//! Keys and certificates of the control plane: one CA, P-256 keys, and one identity for each program. Each `testbed up`
+//! creates new ones. They have no use outside of the testbed.
 
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr};
@@ -59,14 +59,14 @@ impl rcgen::SigningKey for Key {
     }
 }
 
-/// The authority. It writes signed certificates into one folder.
+/// A CA that writes signed certificates into one folder.
 pub(crate) struct Authority<'a> {
     folder: &'a Path,
     issuer: Issuer<'static, Key>,
 }
 
 impl<'a> Authority<'a> {
-    /// Creates an authority and writes `ca.crt` and `ca.key`.
+    /// Creates a CA, and writes `ca.crt` and `ca.key`.
     pub(crate) fn new(folder: &'a Path) -> Result<Self> {
         let key = Key::new();
         let mut params = parameters("testbed", &[], &key);
@@ -88,7 +88,7 @@ impl<'a> Authority<'a> {
         })
     }
 
-    /// Writes `NAME.crt` and `NAME.key` for a client of the API server in these groups.
+    /// Writes `NAME.crt` and `NAME.key` for a client that the API server knows as this user in these groups.
     pub(crate) fn client(&self, name: &str, user: &str, groups: &[&str]) -> Result<()> {
         let key = Key::new();
         let mut params = parameters(user, groups, &key);
@@ -123,7 +123,7 @@ impl<'a> Authority<'a> {
     }
 }
 
-/// Writes the key pair `NAME.key` and `NAME.pub` for signing ServiceAccount tokens.
+/// Writes `NAME.key` and `NAME.pub`, a key pair that signs ServiceAccount tokens.
 pub(crate) fn key_pair(folder: &Path, name: &str) -> Result<()> {
     let key = Key::new();
     key.write(folder, name)?;
@@ -135,7 +135,7 @@ pub(crate) fn key_pair(folder: &Path, name: &str) -> Result<()> {
     write(folder, &format!("{name}.pub"), &public)
 }
 
-/// Random bytes in hexadecimal, for passwords.
+/// This many random bytes in hexadecimal, for passwords.
 pub(crate) fn random_word(bytes: usize) -> String {
     let mut random = vec![0; bytes];
     OsRng.fill_bytes(&mut random);

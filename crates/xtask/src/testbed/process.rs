@@ -1,15 +1,16 @@
-//! The identity of a process: its PID and its start time, because the kernel reuses PIDs.
+//! The identity of a process: its PID and its start time. The PID alone is not sufficient, because the kernel reuses
+//! PIDs.
 
 use std::fs;
 
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
-/// Identifies a process uniquely, even if another process gets the same PID later.
+/// Identifies a process, even if another process gets the same PID later.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Identity {
     pub(crate) pid: i32,
-    /// Start time in clock ticks after boot.
+    /// The start time, in clock ticks after boot.
     pub(crate) started: u64,
 }
 
@@ -22,19 +23,19 @@ impl Identity {
         Ok(Self { pid, started })
     }
 
-    /// The identity of this process.
+    /// The identity of the calling process.
     pub(crate) fn own() -> Result<Self> {
         Self::of(i32::try_from(std::process::id()).context("PID")?)
     }
 
-    /// True if the same process is still running.
+    /// Whether the same process is still running.
     pub(crate) fn is_alive(self) -> bool {
         Self::of(self.pid).is_ok_and(|now| now == self)
     }
 }
 
-/// The 22nd field of `/proc/PID/stat`; `None` for a zombie. The second field is the process name in parentheses, which
-/// can contain any characters, including parentheses and spaces.
+/// The 22nd field of `/proc/PID/stat`. `None` for a zombie. The second field is the process name in parentheses. It can
+/// contain any characters, including parentheses and spaces.
 fn start_time(stat: &str) -> Option<u64> {
     let mut fields = stat[stat.rfind(')')? + 1..].split_whitespace();
     let state = fields.next()?;

@@ -1,5 +1,5 @@
-//! Slots: each running testbed of the machine has a different number, which determines its addresses. A slot is claimed
-//! with a file that contains the run folder and the process that wrote it.
+//! Slots: each running testbed on the machine has a different number, which determines its addresses. A testbed claims
+//! a slot with a file. The file contains the run folder, and the process that has claimed the slot.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -16,7 +16,6 @@ use crate::{checkout, shell};
 /// Maximum number of concurrent testbeds on one machine.
 const SLOTS: u8 = 16;
 
-/// The number of a slot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Slot(pub(crate) u8);
 
@@ -26,12 +25,11 @@ impl Slot {
         Ipv4Addr::new(10, 88 + self.0, third, fourth)
     }
 
-    /// Address of the bridge, on which API server, DNS and object stores listen.
+    /// The address of the bridge, on which the API server, DNS and object stores listen.
     pub(crate) fn gateway(self) -> Ipv4Addr {
         self.pods(0, 1)
     }
 
-    /// The address of a node.
     pub(crate) fn node(self, index: u8) -> Ipv4Addr {
         self.pods(0, 10 + index)
     }
@@ -41,7 +39,7 @@ impl Slot {
         Ipv4Addr::new(10, 104 + self.0, 0, fourth)
     }
 
-    /// Addresses of both ends of the link: machine, testbed.
+    /// The addresses of both ends of the link: on the machine, and in the testbed.
     pub(crate) fn uplink(self) -> (Ipv4Addr, Ipv4Addr) {
         (
             Ipv4Addr::new(10, 120, self.0, 1),
@@ -49,12 +47,12 @@ impl Slot {
         )
     }
 
-    /// Name of the network interface on the machine.
+    /// The name of the network interface on the machine.
     pub(crate) fn interface(self) -> String {
         format!("etb{}", self.0)
     }
 
-    /// The networks of this slot: pods, Services, link.
+    /// The networks of this slot: for pods, for Services, and for the link.
     pub(crate) fn networks(self) -> [(Ipv4Addr, u8); 3] {
         [
             (self.pods(0, 0), 16),
@@ -71,7 +69,7 @@ struct Claim {
 }
 
 impl Claim {
-    /// True if the testbed of this claim is up or starting.
+    /// Whether the testbed of this claim is up or starting.
     fn is_held(&self) -> bool {
         self.by.is_alive()
             || State::read(&self.run_folder)
@@ -79,7 +77,7 @@ impl Claim {
     }
 }
 
-/// Claims the first free slot without a network that the machine already uses.
+/// Claims the first free slot whose networks the machine does not use.
 pub(crate) fn claim(run_folder: &Path) -> Result<Slot> {
     let folder = checkout::slots_folder();
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -103,17 +101,16 @@ pub(crate) fn claim(run_folder: &Path) -> Result<Slot> {
     Ok(slot)
 }
 
-/// Releases a slot.
 pub(crate) fn release(slot: Slot, run_folder: &Path) {
     let folder = checkout::slots_folder();
     if held_by(&folder, slot).is_some_and(|claim| claim.run_folder == run_folder) {
-        // If the removal fails, the claim becomes stale when this process ends.
+        // If the removal fails, other testbeds ignore the claim when this process has ended.
         let _ = fs::remove_file(claim_file(&folder, slot));
     }
 }
 
-/// Runs `act`, unless another testbed is up or starting. `act` changes resources that all testbeds share, so no testbed
-/// can start while `act` runs.
+/// Calls `act`, unless another testbed is up or starting. `act` changes resources that all testbeds share. Therefore no
+/// testbed can start until `act` returns.
 pub(crate) fn if_alone(run_folder: &Path, act: impl FnOnce()) {
     if_alone_in(&checkout::slots_folder(), run_folder, act);
 }
@@ -161,7 +158,7 @@ fn choose(taken: impl Fn(Slot) -> bool, routes: &[(Ipv4Addr, u8)]) -> Result<Slo
     }
 }
 
-/// The networks to which the machine has routes, without the default route.
+/// The networks to which the machine has routes. The default route is left out.
 fn routes() -> Result<Vec<(Ipv4Addr, u8)>> {
     Ok(parse_routes(&shell::output(
         Command::new("ip").args(["-4", "route", "show", "table", "all"]),

@@ -1,4 +1,5 @@
-//! The state of a testbed between commands: one JSON file in the run folder, replaced atomically.
+//! The state of a testbed that is kept between commands: one JSON file in the run folder. Each change replaces the file
+//! atomically.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -16,7 +17,7 @@ pub(crate) struct State {
     pub(crate) boot: String,
     /// The init process. When it ends, the kernel kills all other processes of the testbed.
     pub(crate) init: Option<Identity>,
-    /// True after a complete start.
+    /// True if the testbed has started completely.
     pub(crate) ready: bool,
     pub(crate) dns: super::Dns,
     pub(crate) nodes: u8,
@@ -26,7 +27,7 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Reads the file; `None` if it does not exist.
+    /// Reads the state of a testbed. `None` if the file does not exist.
     pub(crate) fn read(run_folder: &Path) -> Result<Option<Self>> {
         let file = file(run_folder);
         match fs::read_to_string(&file) {
@@ -45,13 +46,13 @@ impl State {
         fs::rename(&temporary, &file).with_context(|| file.display().to_string())
     }
 
-    /// True if the init process of the testbed is running.
+    /// Whether the init process of the testbed is running.
     pub(crate) fn is_alive(&self) -> bool {
         self.boot == boot() && self.init.is_some_and(Identity::is_alive)
     }
 }
 
-/// The boot ID of the machine, which changes at each boot.
+/// The boot ID of the machine. It is different after each boot.
 pub(crate) fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .unwrap_or_default()

@@ -1,23 +1,28 @@
-//! Checks of the repository, run as unit tests: size budgets, and references in documents.
+//! Checks of the repository, which run as unit tests: the length of files and functions, and references in documents.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+mod blocks;
 mod chart;
+mod commands;
 mod conformance;
 mod documents;
 mod imports;
+mod manifests;
+mod schemas;
+mod site;
 
 use crate::checkout::root;
 use crate::prose::in_backticks;
 
-/// Maximum lines of a function without blank lines and comments (CONTRIBUTING.md).
+/// The maximum number of lines in a function, without blank lines and comments (CONTRIBUTING.md).
 const FUNCTION_BUDGET: usize = 100;
-/// Maximum code lines of a file without its inline test module (CONTRIBUTING.md).
+/// The maximum number of code lines in a file, without its inline test module (CONTRIBUTING.md).
 const FILE_BUDGET: usize = 600;
 
-/// Adds the files below `directory` with the extension, except in `target` and hidden directories.
+/// Adds the files with this extension below `directory`. Hidden directories and `target` are left out.
 fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -90,8 +95,8 @@ fn function(line: &str) -> Option<&str> {
     line.strip_prefix("fn ")?.split(['(', '<']).next()
 }
 
-/// The functions of a source with their lines of code. In the format of rustfmt, the closing brace of a function has
-/// the same indentation as its first line.
+/// The functions of a source, each with its number of code lines. rustfmt indents the closing brace of a function like
+/// the function's first line.
 fn lengths(text: &str) -> Vec<(&str, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
@@ -102,7 +107,7 @@ fn lengths(text: &str) -> Vec<(&str, usize)> {
             .clone()
             .find(|line| line.ends_with(['{', ';', '}']));
         if last.is_none_or(|last| !last.ends_with('{')) {
-            // The function has no body, or its whole body is on this line.
+            // The function has no body, or its body is on this line.
             continue;
         }
         let indent = &line[..line.len() - line.trim_start().len()];
@@ -147,7 +152,8 @@ fn functions_are_within_budget() {
     );
 }
 
-/// Names of test support modules that several modules share. Any other test-only module is below a module `tests`.
+/// Modules for tests that several modules share. All other modules that are only for tests must be below a module
+/// `tests`.
 const TEST_SUPPORT: [&str; 3] = ["tests", "fixture", "fake"];
 
 #[test]
@@ -166,7 +172,7 @@ fn test_only_modules_are_below_tests() {
 
 #[test]
 fn doc_comments_contain_no_rust_code() {
-    // Doc tests are turned off in every crate, so code in a doc comment would never be compiled.
+    // Doc tests are turned off in every crate, so code in a doc comment is never compiled.
     let found: Vec<String> = sources()
         .iter()
         .filter(|(_, text)| has_rust_code(text))
@@ -175,7 +181,7 @@ fn doc_comments_contain_no_rust_code() {
     assert!(found.is_empty(), "Rust code in doc comments: {found:#?}");
 }
 
-/// True if a doc comment has a Rust code block. A block without a language is also Rust.
+/// Whether a doc comment contains a block of Rust code. A block without a language is also Rust.
 fn has_rust_code(text: &str) -> bool {
     let marks = text.lines().filter_map(|line| {
         let line = line.trim_start();
@@ -184,7 +190,7 @@ fn has_rust_code(text: &str) -> bool {
             .or_else(|| line.strip_prefix("//!"))?;
         doc.trim().strip_prefix("```")
     });
-    // Marks start and end blocks in turn, so every second mark starts a block.
+    // Every second mark ends a block, so only the others are compared.
     marks
         .step_by(2)
         .any(|language| !["sh", "text", "console", "yaml", "json"].contains(&language))
@@ -203,7 +209,7 @@ fn every_file_has_module_documentation() {
     );
 }
 
-/// Minimum number of words in a test name. A shorter name in backticks can also be a field, a label or a function.
+/// The minimum number of words in a test name. A shorter name in backticks can also be a field, a label or a function.
 const WORDS_OF_A_TEST_NAME: usize = 4;
 
 #[test]
@@ -234,7 +240,7 @@ fn tests_named_in_contributor_pages_exist() {
 
 #[test]
 fn misleading_names_of_old_operator_are_not_used() {
-    // See `docs/contributing/language.md`. Comments are not checked, because they may quote these names.
+    // `docs/contributing/language.md` lists these names. Comments may quote them, so they are not checked.
     let banned = [
         "fn get_",
         "struct ClusterManager",
@@ -249,7 +255,7 @@ fn misleading_names_of_old_operator_are_not_used() {
             let lines = text
                 .lines()
                 .map(str::trim_start)
-                // A trait of azure_core has a method of this name.
+                // A trait of the crate azure_core has a method with this name.
                 .filter(|line| !line.starts_with("//") && !line.contains("fn get_token("));
             let hits = lines.filter(|line| banned.iter().any(|word| line.contains(word)));
             hits.map(|line| format!("{}: {line}", path.display()))

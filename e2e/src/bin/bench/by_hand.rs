@@ -13,18 +13,17 @@ use serde::Serialize;
 
 /// The minor version of etcd in the measurement.
 pub(crate) const MINOR: &str = "3.6";
-/// The key of the backup in the bucket.
 pub(crate) const KEY: &str = "bench/etcd.backup";
 const MIB: usize = 1 << 20;
 /// How long etcd may take to start on a large restored database.
 const START_TIMEOUT: Duration = Duration::from_mins(15);
 
-/// The steps of the manual restore, in seconds.
+/// The steps of the manual restore and their durations in seconds.
 #[derive(Debug, Serialize)]
 pub(crate) struct ByHand {
     pub(crate) download: f64,
     pub(crate) restore: f64,
-    /// Seconds from the start of the process until etcd serves.
+    /// Seconds from the start of the etcd process until it serves clients.
     pub(crate) start: f64,
 }
 
@@ -41,7 +40,7 @@ pub(crate) async fn flush_disk() -> Result<()> {
     Ok(())
 }
 
-/// The path of a program of this etcd version, from the testbed's cache.
+/// The path of an etcd program of the measured version in the testbed's cache.
 fn program(name: &str) -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map_or_else(
         || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache"),
@@ -50,7 +49,7 @@ fn program(name: &str) -> Result<PathBuf> {
     let prefix = format!("etcd-{MINOR}-");
     let mut folders = std::fs::read_dir(base.join("etcd-operator-testbed"))?.flatten();
     let found = folders.find(|entry| entry.file_name().to_string_lossy().starts_with(&prefix));
-    let found = found.with_context(|| format!("the testbed's cache has no {prefix}*"))?;
+    let found = found.with_context(|| format!("the testbed's cache contains no {prefix}*"))?;
     Ok(found.path().join(name))
 }
 
@@ -119,7 +118,7 @@ impl Running {
 /// Fills a local etcd with incompressible values, and uploads its snapshot.
 pub(crate) async fn store(bucket: &Bucket, mebibytes: usize) -> Result<()> {
     let folder = tempfile::tempdir()?;
-    // etcd keeps its log in memory. A short log limits the memory that large values take.
+    // etcd keeps its recent log entries in memory. A short log limits the memory that large values use.
     let short = ["--snapshot-count=100", "--snapshot-catchup-entries=100"];
     let more = ["--unsafe-no-fsync", short[0], short[1]];
     let etcd = Running::start(&folder.path().join("data"), "source", &more)?;

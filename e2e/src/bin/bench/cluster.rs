@@ -20,31 +20,30 @@ use crate::subject::{SUBJECTS, Subject};
 
 /// Time limit for one measurement.
 pub(crate) const TIMEOUT: Duration = Duration::from_mins(2);
-/// The number of members of a measured cluster.
 const SIZE: usize = 3;
 /// The number of clusters that are created concurrently.
 const CLUSTERS: usize = 10;
 
-/// A measurement.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum, Serialize)]
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub(crate) enum Row {
     /// From apply to 3 ready members that are voters.
     Create,
-    /// From the deletion of a pod to 3 healthy voters.
+    /// From the deletion of one pod to 3 healthy voters.
     DeleteOne,
-    /// From the deletion of a pod and its volume to 3 healthy voters.
+    /// From the deletion of one pod and its volume to 3 healthy voters.
     LoseVolume,
     /// From a request for size 5 to 5 healthy voters.
     Grow,
-    /// From a request for size 3 to 3 members.
+    /// From a request for size 3 to exactly 3 voters.
     Shrink,
     /// From the deletion of 2 pods to 3 healthy voters.
     DeleteTwo,
     /// From the deletion of 3 pods to 3 healthy voters.
     DeleteAll,
-    /// From apply to 10 ready clusters of one member. Then the resource usage of the idle operator is measured.
+    /// From apply to 10 ready clusters of one member each. Afterwards the resource usage of the idle operator is
+    /// measured.
     TenClusters,
 }
 
@@ -74,7 +73,7 @@ impl Row {
         }
     }
 
-    /// The goal of the project for this measurement.
+    /// The longest acceptable time, as documented in docs/benchmarks.md.
     pub(crate) fn goal(self) -> &'static str {
         match self {
             Self::Create => "x1.3",
@@ -131,7 +130,7 @@ async fn measure(
     samples: &mut Vec<Sample>,
 ) -> Result<Option<idle::Idle>> {
     sandbox.install_operators().await?;
-    // The first round fills caches and loads images. It is not counted.
+    // The first round fills caches and loads images, so its results are dropped.
     for number in 0..=rounds {
         for subject in SUBJECTS {
             let life = Life {
@@ -190,7 +189,7 @@ fn print_round(number: usize, subject: Subject, samples: &[Sample]) {
     println!("{kind} {number} {subject:?}: {}", figures.join(", "));
 }
 
-/// The life cycle of one cluster.
+/// The life cycle of one measured cluster.
 struct Life<'a> {
     sandbox: &'a Sandbox,
     subject: Subject,
@@ -201,7 +200,7 @@ impl Life<'_> {
     async fn live(&self, wanted: &impl Fn(Row) -> bool) -> Result<Vec<Sample>> {
         let mut samples = Vec::new();
         for row in Row::ALL {
-            // Every life cycle includes the creation of a cluster.
+            // Every life cycle creates a cluster of its own. `TenClusters` is measured separately.
             if row == Row::TenClusters
                 || !row.is_measured(self.subject)
                 || !(wanted(row) || row == Row::Create)
@@ -257,8 +256,8 @@ impl Life<'_> {
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// The time from the deletion of `count` pods to the previous number of healthy voters. With `volumes`, the volumes
-    /// of the pods are deleted too.
+    /// The time from the deletion of `count` pods until the cluster has its previous number of healthy voters. If
+    /// `volumes` is true, the volumes of the pods are deleted too.
     async fn delete(&self, count: usize, volumes: bool) -> Result<f64> {
         let pods = self.sandbox.member_pods(&self.name).await?;
         let name = |pod: &Pod| pod.metadata.name.clone().unwrap_or_default();
@@ -338,7 +337,7 @@ impl Life<'_> {
     }
 }
 
-/// The time from apply to 10 ready clusters of one member.
+/// The time from apply until 10 clusters of one member are ready.
 async fn ten_clusters(
     sandbox: &Sandbox,
     subject: Subject,

@@ -13,12 +13,12 @@ use serde_json::json;
 
 const SIZE: usize = 3;
 const WRITE_INTERVAL: Duration = Duration::from_millis(100);
-/// The goal of the project: the maximum gap between two writes, in seconds.
+/// The longest acceptable gap between two writes, in seconds.
 const GOAL: f64 = 0.5;
 /// Time limit for one step. It is long enough for a machine that runs all three large databases.
 const STEP_TIMEOUT: Duration = Duration::from_mins(15);
 
-/// The results of one defragmentation.
+/// The results of one cluster.
 #[derive(Debug, Serialize)]
 struct Round {
     /// The size of the largest database of a member in bytes, before and after.
@@ -29,7 +29,7 @@ struct Round {
     failed_writes: usize,
     acknowledged_writes: usize,
     write_gap_seconds: f64,
-    /// The results of a client that connects to all members and watches their health.
+    /// Results of the client that connects to all members and watches their health.
     listening_failed_writes: usize,
     listening_acknowledged_writes: usize,
     listening_write_gap_seconds: f64,

@@ -9,10 +9,8 @@ use kube::api::ListParams;
 use serde::Serialize;
 use serde_json::Value;
 
-/// Duration of the measurement.
 const WINDOW: Duration = Duration::from_secs(45);
 
-/// The resource usage of the idle operator.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Idle {
     clusters: usize,
@@ -29,13 +27,13 @@ struct Usage {
     at: String,
 }
 
-/// Measures the usage between the start and the end of the window.
+/// Measures the usage during [`WINDOW`].
 pub(crate) async fn measure(sandbox: &Sandbox, clusters: usize) -> Result<Idle> {
     println!(
         "measuring the idle operator with {clusters} clusters for {} s",
         WINDOW.as_secs()
     );
-    // Waits until the operator has completed the work that the last change caused.
+    // Waits until the operator has completed the work that the creation of the clusters caused.
     tokio::time::sleep(Duration::from_secs(15)).await;
     let before = usage(sandbox).await?;
     tokio::time::sleep(WINDOW).await;
@@ -66,7 +64,7 @@ impl Idle {
     }
 }
 
-/// The kubelet's statistics of the operator's container.
+/// The kubelet's statistics for the operator's container.
 async fn usage(sandbox: &Sandbox) -> Result<Usage> {
     let pods = sandbox
         .api::<Pod>()

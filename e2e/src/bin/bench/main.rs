@@ -1,7 +1,7 @@
 //! Measures the operators against a reference in the same run: `cargo xtask bench cluster`.
 //!
-//! Rounds of the operators and of the reference alternate, so that other load on the machine affects both. A result
-//! with a reference is a ratio.
+//! Rounds of the operators and of the reference alternate, so that other load on the machine affects both. Results that
+//! have a reference are printed as a ratio.
 
 mod by_hand;
 mod cluster;

@@ -22,14 +22,14 @@ use crate::by_hand::{ByHand, KEY, MINOR, by_hand, flush_disk, store};
 
 /// Time limit for one step.
 const STEP_TIMEOUT: Duration = Duration::from_mins(15);
-/// Maximum size of a database for the in-place restore, in MiB.
+/// Larger databases are not restored in place, because that round would take too long. In MiB.
 const IN_PLACE_LIMIT: usize = 1024;
-/// The goals of the project: a ratio of times, and two durations in seconds.
+/// The goals in docs/benchmarks.md: a ratio of times, and two durations in seconds.
 const GOAL_RATIO: f64 = 1.1;
 const GOAL_VOTERS: f64 = 6.0;
 const GOAL_DOWNTIME: f64 = 5.0;
 
-/// The results of one round, in seconds.
+/// The results of one round. Durations are in seconds.
 #[derive(Debug, Serialize)]
 struct Round {
     mebibytes: usize,
@@ -38,16 +38,17 @@ struct Round {
     by_hand: Option<ByHand>,
     /// The manual restore whose download is a single HTTP request.
     by_hand_bare: ByHand,
-    /// From the creation of the EtcdRestore to a verified seed that serves clients.
+    /// The restore by the operator: from the creation of the EtcdRestore to a verified seed that serves clients.
     ours: f64,
-    /// From the verified seed to three voters, which tolerate the loss of one.
+    /// From the verified seed to three voters, which tolerate the loss of a member.
     voters: f64,
     /// From the verified seed to three members that serve clients.
     serving: f64,
     /// The longest time between two acknowledged writes during an in-place restore.
     #[serde(skip_serializing_if = "Option::is_none")]
     downtime: Option<f64>,
-    /// The time at which each stage was first observed, in seconds since the creation of the EtcdRestore.
+    /// The time at which each stage of the restore was first observed, in seconds since the creation of the
+    /// EtcdRestore.
     stages: Stages,
 }
 
@@ -122,7 +123,7 @@ async fn measure(
             .await
             .with_context(|| format!("store a backup of {size} MiB"))?;
         for _ in 0..rounds {
-            // The kinds of restores alternate, so that other load on the machine affects all of them. `sync` completes
+            // The restore methods alternate, so that other load on the machine affects all of them. `sync` completes
             // the disk writes of the previous step.
             let mut by_hand_with_tool = None;
             if let Some(aws) = aws {
@@ -200,7 +201,7 @@ async fn await_seed(
     stages: &mut Stages,
 ) -> Result<()> {
     let restores = sandbox.objects(Kind::EtcdRestore);
-    until("the seed serves", STEP_TIMEOUT, async || {
+    until("the seed serves clients", STEP_TIMEOUT, async || {
         let object = restores.get(name).await?;
         ensure!(
             !has_condition(&object, "Failed", "True"),
@@ -218,8 +219,8 @@ async fn await_seed(
     .await
 }
 
-/// The times at which three members voted, and at which all of them served clients. In seconds since the creation of
-/// the EtcdRestore.
+/// The times at which three members were voters, and at which all three served clients. In seconds since the creation
+/// of the EtcdRestore.
 async fn await_voters(
     sandbox: &Sandbox,
     begun: Instant,
@@ -257,7 +258,7 @@ async fn await_voters(
     Ok((elected.unwrap_or(served), served))
 }
 
-/// The second at which each stage was first observed. Some names of stages start with a number.
+/// The second at which each stage was first observed, by the name of the stage.
 type Stages = std::collections::BTreeMap<String, f64>;
 
 fn note(stages: &mut Stages, begun: Instant, what: String) {
@@ -265,7 +266,7 @@ fn note(stages: &mut Stages, begun: Instant, what: String) {
     stages.entry(what).or_insert(seconds);
 }
 
-/// Log lines of the seed's etcd container, each with the stage that the line starts.
+/// Log lines of the seed's etcd container, each with the stage that begins at this line.
 const LOGGED: [(&str, &str); 2] = [
     (
         "the data directory exists: starting etcd",

@@ -7,7 +7,6 @@ use crate::cluster::Row;
 use crate::idle::Idle;
 use crate::subject::{SUBJECTS, Subject};
 
-/// The result of one measurement.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Sample {
     pub(crate) row: Row,
@@ -18,7 +17,6 @@ pub(crate) struct Sample {
     pub(crate) write_gap_seconds: Option<f64>,
 }
 
-/// Minimum, median and maximum.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub(crate) struct Spread {
     pub(crate) low: f64,

@@ -1,4 +1,4 @@
-//! What the benchmark measures, and the manifests for it.
+//! The three kinds of clusters that the benchmark measures, and their manifests.
 
 use std::time::Duration;
 
@@ -13,7 +13,7 @@ use serde_json::json;
 
 use crate::cluster::TIMEOUT;
 
-/// What a round measures.
+/// The kind of cluster that a round measures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Subject {
@@ -64,7 +64,8 @@ impl Subject {
         })
     }
 
-    /// Waits until no work is pending, so that the next measurement starts with an idle cluster.
+    /// Waits until etcd and the operator have no pending work, so that the next measurement starts with an idle
+    /// cluster.
     pub(crate) async fn await_idle(self, sandbox: &Sandbox, name: &str, size: usize) -> Result<()> {
         if self != Self::StatefulSet {
             sandbox.await_members(name, size).await?;
@@ -105,7 +106,8 @@ impl Subject {
     }
 }
 
-/// The reference: a typical StatefulSet. It has the same image, probes and pod security as the operator's pods.
+/// The StatefulSet with which the operator is compared. It has the same image, probes and pod security as the
+/// operator's pods.
 fn stateful_set(name: &str, version: &str, size: usize) -> String {
     let peers: Vec<String> = (0..size)
         .map(|i| format!("{name}-{i}=http://{name}-{i}.{name}:2380"))

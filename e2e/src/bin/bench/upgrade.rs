@@ -15,10 +15,9 @@ use crate::cluster::TIMEOUT;
 
 const SIZE: usize = 3;
 const WRITE_INTERVAL: Duration = Duration::from_millis(100);
-/// The goals of the project, in seconds: the total duration, and the maximum gap between two writes.
+/// The goals in docs/benchmarks.md, in seconds: the total duration, and the longest gap between two writes.
 const GOALS: (f64, f64) = (20.0, 0.5);
 
-/// The results of one upgrade.
 #[derive(Debug, Serialize)]
 struct Round {
     durable: bool,

@@ -1,4 +1,4 @@
-//! Carries out the planned changes, and waits until the cluster is as desired.
+//! Carries out the planned changes, and waits until the cluster matches its spec.
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ use serde_json::{Value, json};
 use crate::CLUSTER;
 use crate::story::Story;
 
-/// How long a backup during a fault may take.
+/// Time limit for a backup during which a fault happens.
 const BACKUP_TIMEOUT: Duration = Duration::from_mins(3);
-/// How long a cluster may take until it is as desired. A version change with a fault has many steps.
+/// Time limit for the cluster to reach the desired state. A version change during which a fault happens has many steps.
 const SETTLE_TIMEOUT: Duration = Duration::from_mins(6);
 
 /// The manifest of the cluster at the start.
@@ -35,14 +35,14 @@ pub(crate) fn cluster(desired: &Desired) -> String {
     )
 }
 
-/// Begins a change.
+/// Starts a change, and does not wait until it is complete.
 pub(crate) async fn begin(change: &Change, number: usize, sandbox: &Sandbox) -> Result<()> {
     let spec = match change {
         Change::Size(size) => json!({ "size": size }),
         Change::Version(version) => json!({ "version": version }),
         Change::SnapshotCount(count) => json!({ "etcd": { "snapshotCount": count } }),
         Change::Tls(true) => json!({ "TLS": { "generated": {}, "acceptPlaintext": true } }),
-        // Only members that accept plaintext can switch, and they do so from the start.
+        // A cluster can switch TLS only if its members also accept plaintext, so it is created with this option.
         Change::Tls(false) => json!({ "TLS": Value::Null }),
         Change::Backup { .. } => return begin_backup(&backup_name(number), sandbox).await,
     };
@@ -57,7 +57,7 @@ fn backup_name(number: usize) -> String {
     format!("backup-{number}")
 }
 
-/// The path of a backup. The bucket has the name of the namespace.
+/// The location of a backup. The bucket has the name of the namespace.
 fn path(sandbox: &Sandbox, name: &str) -> String {
     format!("{}/{name}", sandbox.namespace)
 }
@@ -68,11 +68,12 @@ async fn begin_backup(name: &str, sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await.map(drop)
 }
 
-/// Waits until the cluster is as desired, no work is pending, and the deleted objects are gone. Compares the status with
-/// the pods and volumes: directly after a fault, the status still shows the state before it, and a second volume lost
-/// now could be one too many.
+/// Waits until the cluster matches its spec, no work is pending, and the deleted objects are gone.
+///
+/// Also compares the status with the pods and volumes. Directly after a fault, the status can be outdated, and the next
+/// step could then destroy a second volume before the first is replaced.
 pub(crate) async fn settle(desired: &Desired, deleted: &[String], sandbox: &Sandbox) -> Result<()> {
-    let what = format!("the cluster is as desired: {desired:?}");
+    let what = format!("the cluster matches its spec: {desired:?}");
     until(&what, SETTLE_TIMEOUT, async || {
         let object = sandbox.objects(Kind::EtcdCluster).get(CLUSTER).await?;
         if !is_reported(desired, &object) {
@@ -101,7 +102,7 @@ pub(crate) async fn settle(desired: &Desired, deleted: &[String], sandbox: &Sand
     .await
 }
 
-/// The names of objects, sorted. A deleted or terminating object has the name `-`.
+/// The names of the objects, sorted. An object that terminates or was deleted by a fault is listed as `-`.
 fn names_without<K: ResourceExt>(deleted: &[String], objects: &[K]) -> Vec<String> {
     let mut names: Vec<String> = objects
         .iter()
@@ -142,8 +143,8 @@ fn is_reported(desired: &Desired, object: &DynamicObject) -> bool {
         && has_condition(object, "Degraded", "False")
 }
 
-/// Ends a change that is an object of its own: the backup, and the restore of it. A backup may fail during a fault. It
-/// must then report the failure, and the next backup must complete.
+/// Waits until a change with an object of its own has ended: an EtcdBackup, and the restore from it. A backup may fail
+/// during a fault. It must then report the failure, and the next backup must complete.
 pub(crate) async fn end(
     change: &Change,
     number: usize,
@@ -182,7 +183,7 @@ pub(crate) async fn end(
     Ok(Some(snapshot))
 }
 
-/// Restores a backup into a cluster of one member, reads its keys, and deletes it.
+/// Restores a backup into a new cluster of one member, reads its keys, and deletes the cluster.
 async fn restored(number: usize, path: &str, sandbox: &Sandbox) -> Result<Snapshot> {
     let name = format!("restored-{number}");
     let s3 = sandbox.env.s3()?;
@@ -197,12 +198,16 @@ async fn restored(number: usize, path: &str, sandbox: &Sandbox) -> Result<Snapsh
     let restores = sandbox.objects(Kind::EtcdRestore);
     await_complete(&restores, &name, DEADLINE).await?;
     sandbox.await_members(&name, 1).await?;
-    let (revision, pairs) = until("the restored keys are read", DEADLINE, async || {
-        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, &name).await?;
-        read_pairs(&keys).await.map(Poll::Done)
-    })
+    let (revision, pairs) = until(
+        "the keys of the restored cluster are read",
+        DEADLINE,
+        async || {
+            let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, &name).await?;
+            read_pairs(&keys).await.map(Poll::Done)
+        },
+    )
     .await?;
-    ensure!(!pairs.is_empty(), "{name} has no keys");
+    ensure!(!pairs.is_empty(), "the restored cluster {name} has no keys");
     sandbox.delete_cluster(&name).await?;
     Ok(Snapshot {
         name,

@@ -13,7 +13,7 @@ use tokio::time::sleep;
 use crate::CLUSTER;
 use crate::story::Story;
 
-/// The Deployments of the operators, in the order of [`Fault::KillOperator`].
+/// The operators' Deployments, indexed by [`Fault::KillOperator`].
 const OPERATORS: [&str; 3] = [
     "etcd-operator",
     "etcd-backup-operator",
@@ -62,7 +62,7 @@ pub(crate) async fn inject(
                     .chain(volume.and_then(|it| it.uid())),
             );
             story.tell(&format!("  fault: {fault}: {name}"));
-            // Kubernetes keeps the PersistentVolumeClaim while the pod runs.
+            // `--wait=false`, because Kubernetes keeps the PersistentVolumeClaim while the pod runs.
             for (kind, how) in [("pvc", "--wait=false"), ("pod", "--now")] {
                 let words = [
                     "delete",
@@ -100,7 +100,7 @@ pub(crate) async fn inject(
     Ok(deleted)
 }
 
-/// The pods of members from `pick` on.
+/// The pods of `count` members. `pick` selects the first of them.
 async fn victims(sandbox: &Sandbox, count: usize, pick: usize) -> Result<Vec<Pod>> {
     let mut pods = sandbox.member_pods(CLUSTER).await?;
     pods.sort_by_key(ResourceExt::name_any);
@@ -110,13 +110,13 @@ async fn victims(sandbox: &Sandbox, count: usize, pick: usize) -> Result<Vec<Pod
     Ok(pods)
 }
 
-/// Kills the running containers of the pods. During a change, a pod may have none.
+/// Kills the running containers of the pods. During a change, a pod may have no running container.
 async fn kill(testbed: &Testbed<'_>, pods: &[Pod], fault: &Fault, story: &Story) {
     let running: Vec<Pod> = pods.iter().filter(|pod| runs(pod)).cloned().collect();
     let names: Vec<String> = running.iter().map(ResourceExt::name_any).collect();
     story.tell(&format!("  fault: {fault}: {}", names.join(" ")));
     if let Err(error) = testbed.kill_containers(&running).await {
-        // The container ended by itself in the meantime.
+        // The container ended before the signal was sent.
         story.tell(&format!("  a container was not killed: {error:#}"));
     }
 }

@@ -1,6 +1,7 @@
 //! Breaks a cluster at random while clients use it, and checks what the clients saw: `cargo xtask soak`.
 //!
-//! The faults depend only on the seed. Their timing depends on the machine, so a repeated seed may take another course.
+//! The faults depend only on the seed. When they happen depends on the machine, so the same seed can lead to different
+//! results.
 
 #![allow(clippy::large_futures)] // One future per soak.
 
@@ -24,13 +25,12 @@ use e2e::{DEADLINE, Env, Sandbox, Testbed, until};
 
 use crate::story::Story;
 
-/// The name of the cluster.
 const CLUSTER: &str = "c";
-/// The watchers that run from the start to the end.
+/// The number of watchers that run from start to end.
 const WATCHERS: usize = 3;
-/// The operations that must be answered after each step, which shows that the cluster serves.
+/// After each step, this many operations of clients must be answered, which shows that the cluster serves clients.
 const OPERATIONS_AFTER_STEP: usize = 20;
-/// The minor releases of the plan. Each can be upgraded to the next and back.
+/// The minor releases among which the plan changes. Each can be upgraded to the next one and downgraded again.
 const MINORS: [&str; 3] = ["3.5", "3.6", "3.7"];
 
 /// Breaks a cluster at random while clients use it, and checks what the clients saw.
@@ -53,7 +53,7 @@ async fn main() -> Result<()> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = arguments.seed.unwrap_or(clock.as_secs() % 1_000_000);
     let folder = arguments.output.join(seed.to_string());
-    // Pages of an earlier run would be taken for those of this run.
+    // A later reader would take the pages of an earlier run for those of this run.
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let soak = Soak {
@@ -72,7 +72,7 @@ struct Soak {
     folder: PathBuf,
 }
 
-/// What the clients saw.
+/// What the clients observed.
 #[derive(Default)]
 struct Observed {
     operations: Vec<Operation>,
@@ -90,7 +90,7 @@ impl Soak {
             self.observe(&sandbox, testbed, &mut observed).await
         })
         .await;
-        // What was seen before an error may explain it.
+        // The history is checked even after an error, because a violation may explain the error.
         let checked = self.check(&observed).await;
         sandbox.delete().await;
         let problems: Vec<String> = [outcome, checked]
@@ -146,7 +146,7 @@ impl Soak {
             }
             .with_context(|| format!("step {number}"));
         }
-        // Also after an error, the history so far is complete and checked.
+        // The history until the error is complete, so it is checked too.
         let ended = clients_end(clients, watchers, &recorder, observed).await;
         broken.and(ended)
     }
@@ -171,8 +171,8 @@ impl Soak {
             deleted = injected.await.with_context(|| fault.to_string())?;
         }
         let settled = changes::settle(planner.desired(), &deleted, sandbox).await;
-        settled.context("the cluster did not recover")?;
-        self.story.tell("  the cluster is as desired");
+        settled.context("the cluster did not recover from the step")?;
+        self.story.tell("  the cluster matches its spec");
         match &step.change {
             Some(change) => {
                 let ended = changes::end(change, step.number, sandbox, &self.story);
@@ -182,17 +182,21 @@ impl Soak {
         }
     }
 
-    /// Waits until the clients are served.
+    /// Waits until the cluster answers [`OPERATIONS_AFTER_STEP`] operations of the clients.
     async fn serves(&self, recorder: &Recorder) -> Result<()> {
         let before = recorder.answered();
-        until("the clients are served", DEADLINE, async || {
-            let more = recorder.answered() - before;
-            Ok(if more >= OPERATIONS_AFTER_STEP {
-                Poll::Done(())
-            } else {
-                Poll::NotYet(format!("{more} answers"))
-            })
-        })
+        until(
+            "the cluster answers the clients' operations",
+            DEADLINE,
+            async || {
+                let more = recorder.answered() - before;
+                Ok(if more >= OPERATIONS_AFTER_STEP {
+                    Poll::Done(())
+                } else {
+                    Poll::NotYet(format!("{more} answers"))
+                })
+            },
+        )
         .await
     }
 
@@ -243,7 +247,7 @@ impl Soak {
     }
 }
 
-/// Stops the clients and collects the history. A late watcher reads all events from the first one on.
+/// Stops the clients and collects the history. An additional watcher then reads all events from the first revision on.
 async fn clients_end(
     clients: Clients,
     watchers: Vec<Watcher>,

@@ -1,4 +1,4 @@
-//! The story of a soak: what happened, with the time, on standard output and in a file.
+//! The log of a soak: its events with their times, on standard output and in a file.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -15,7 +15,6 @@ pub(crate) struct Story {
 }
 
 impl Story {
-    /// Begins a story in `folder`.
     pub(crate) fn begin(folder: &Path) -> Result<Self> {
         let path = folder.join("story.txt");
         let file = File::create(&path).with_context(|| path.display().to_string())?;
@@ -25,7 +24,7 @@ impl Story {
         })
     }
 
-    /// The time since the begin.
+    /// The time since the start of the soak.
     pub(crate) fn elapsed(&self) -> Duration {
         self.start.elapsed()
     }

@@ -1,10 +1,10 @@
-//! The checker accepts correct histories and finds each planted violation.
+//! The checker accepts correct histories and finds each violation that a test adds.
 
 use std::path::PathBuf;
 
 use super::*;
 
-/// The program, from `LINEARIZE_BIN` or from the newest build in the cache of the testbed.
+/// The checker from `LINEARIZE_BIN`, or the newest build in the testbed's cache.
 fn program() -> PathBuf {
     if let Some(named) = std::env::var_os("LINEARIZE_BIN") {
         return named.into();
@@ -29,9 +29,9 @@ fn program() -> PathBuf {
         .filter(|path| path.is_file())
         .collect();
     found.sort_by_key(|path| path.metadata().and_then(|data| data.modified()).ok());
-    found
-        .pop()
-        .expect("linearize is missing: run `cargo xtask testbed build`, or set LINEARIZE_BIN")
+    found.pop().expect(
+        "no build of linearize was found: run `cargo xtask testbed build`, or set LINEARIZE_BIN",
+    )
 }
 
 fn put(value: &str, (call, end): (u64, Option<u64>), revision: i64) -> Operation {
@@ -109,7 +109,7 @@ async fn accepts_sequential_operations() {
 async fn accepts_concurrent_writes_in_either_order() {
     let writes = [put("a", (1, Some(9)), 11), put("b", (2, Some(8)), 10)];
     accepted(&[&writes[..], &[get("a", (10, 11), 11)]].concat()).await;
-    // The revisions order the writes.
+    // The revisions determine the order of the two writes.
     violated(&[&writes[..], &[get("b", (10, 11), 10)]].concat()).await;
 }
 
@@ -118,10 +118,10 @@ async fn accepts_unanswered_write_with_and_without_effect() {
     let writes = [put("a", (1, Some(2)), 10), put("b", (3, None), 0)];
     accepted(&[&writes[..], &[get("a", (9, 10), 10)]].concat()).await;
     accepted(&[&writes[..], &[get("b", (9, 10), 11)]].concat()).await;
-    // The effect may be late.
+    // The write may take effect after reads that did not see it.
     let reads = [get("a", (9, 10), 10), get("b", (11, 12), 11)];
     accepted(&[&writes[..], &reads].concat()).await;
-    // But it does not end again.
+    // But once a read has seen the new value, no later read may see the old one.
     let reads = [get("b", (9, 10), 11), get("a", (11, 12), 10)];
     violated(&[&writes[..], &reads].concat()).await;
 }
@@ -131,14 +131,15 @@ async fn accepts_unanswered_swap_with_and_without_effect() {
     let writes = [put("a", (1, Some(2)), 10), swap("a", "b", (3, None), 0)];
     accepted(&[&writes[..], &[get("a", (9, 10), 10)]].concat()).await;
     accepted(&[&writes[..], &[get("b", (9, 10), 11)]].concat()).await;
-    // The swap expects another value, so it has no effect.
+    // The swap expects a value that the key does not have, so it has no effect.
     let writes = [put("a", (1, Some(2)), 10), swap("x", "b", (3, None), 0)];
     violated(&[&writes[..], &[get("b", (9, 10), 11)]].concat()).await;
 }
 
-/// Without the bounds of unanswered writes, this check would not end within its minute.
+/// The checker limits how late an unanswered write can take effect. Without these limits, this check would exceed its
+/// time limit of a minute.
 #[tokio::test]
-async fn many_unanswered_writes_are_checked() {
+async fn many_unanswered_writes_are_checked_in_time() {
     let mut all = vec![put("first", (1, Some(2)), 1)];
     for number in 1..300 {
         let at = number * 10;
@@ -175,14 +176,14 @@ async fn finds_stale_read() {
 
 #[tokio::test]
 async fn finds_duplicated_swap() {
-    // Two clients swapped the same value.
+    // Two swaps replaced the same value.
     violated(&[
         put("a", (1, Some(2)), 10),
         swap("a", "b", (3, Some(6)), 11),
         swap("a", "c", (4, Some(7)), 12),
     ])
     .await;
-    // One swap was carried out before and after another write.
+    // One swap took effect twice, before and after another write.
     violated(&[
         put("a", (1, Some(2)), 10),
         swap("a", "b", (3, Some(4)), 11),
@@ -208,7 +209,7 @@ async fn finds_value_at_another_revision() {
 #[tokio::test]
 async fn finds_value_that_no_client_wrote() {
     violated(&[put("a", (1, Some(2)), 10), get("x", (3, 4), 11)]).await;
-    // Also at the revision of a write.
+    // This also applies if another write has the same revision.
     violated(&[put("a", (1, Some(2)), 10), get("x", (3, 4), 10)]).await;
 }
 

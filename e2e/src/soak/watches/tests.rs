@@ -1,4 +1,4 @@
-//! Each planted violation is found. The history without a violation is accepted.
+//! The checks accept a history without a violation, and find each violation that a test adds.
 
 use super::*;
 
@@ -42,7 +42,7 @@ fn get(key: &str, found: &str, revision: i64) -> Operation {
     }
 }
 
-/// Two keys. The outcome of the write of `a3` is unknown to its client.
+/// A history of two keys. The client does not know the outcome of its write of `a3`.
 fn history() -> (Vec<Operation>, Vec<Event>) {
     let unanswered = Operation {
         end: None,
@@ -75,7 +75,7 @@ fn record(events: Vec<Event>) -> WatchRecord {
     }
 }
 
-/// The violations if one watcher received other events than the history has.
+/// The violations that are found if one watcher received the events that `change` makes.
 fn violations(change: impl FnOnce(&mut Vec<Event>)) -> String {
     let (operations, events) = history();
     let mut changed = events.clone();
@@ -83,7 +83,7 @@ fn violations(change: impl FnOnce(&mut Vec<Event>)) -> String {
     check_watches(&operations, &[record(events), record(changed)]).join("\n")
 }
 
-/// The violations if the clients observed something else than the watchers.
+/// The violations that are found if the clients recorded the operations that `change` makes.
 fn violations_of_clients(change: impl FnOnce(&mut Vec<Operation>)) -> String {
     let (mut operations, events) = history();
     change(&mut operations);

@@ -36,7 +36,7 @@ const GROW: &[&str] = &[
     "before-mark-service",
     "before-promote-member",
 ];
-/// The write that moves the leadership before the leader's volume is replaced.
+/// The write that transfers the leadership before the leader's volume is replaced.
 const HANDOVER: &[&str] = &["before-move-leader"];
 /// The writes that remove a member.
 const SHRINK: &[&str] = &[
@@ -48,24 +48,24 @@ const SHRINK: &[&str] = &[
 ];
 /// The write that repairs a Service after a user has changed it.
 const REPAIR: &[&str] = &["before-repair-service"];
-/// The writes for changes of the pod spec that running pods accept.
+/// The writes for changes of the pod spec that do not restart pods.
 const SETTINGS: &[&str] = &["before-patch-metadata", "before-resize-pod"];
 const NO_BUDGET: &[&str] = &["before-delete-budget"];
-/// The writes for a change of members to the next minor release and back.
+/// The writes for a change to the next minor release and back.
 const VERSIONS: &[&str] = &[
     "before-note-version",
     "before-patch-image",
     "before-settle-image",
     "before-downgrade",
 ];
-/// The writes after the database was full and most keys were deleted.
+/// The writes when the database was full and most keys were deleted.
 const NO_SPACE: &[&str] = &[
     "before-compact",
     "before-record-defragmentation",
     "before-defragment",
     "before-disarm",
 ];
-/// The write for a larger volume.
+/// The write that enlarges a volume.
 const LARGER_VOLUME: &[&str] = &["before-grow-disk"];
 
 /// The failpoints of the tests in this file.
@@ -158,7 +158,8 @@ async fn members_change_after_crash_before_every_write() {
 #[tokio::test]
 async fn repairs_resume_after_crash_before_every_write() {
     cluster_scenario("crash_repair", async |sandbox| {
-        // Kubernetes does not change the QoS class of a pod in place. So the pods have a request from their start.
+        // Kubernetes does not change the QoS class of a running pod. A later resize in place needs a request, so the
+        // pods have a request from the start.
         let more = format!("{DURABLE}    resources: {{requests: {{cpu: 10m}}}}\n");
         let durable = cluster_with(&sandbox.env, "d", 3, &more)?;
         sandbox.apply(&durable).await?;

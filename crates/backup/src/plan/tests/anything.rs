@@ -5,7 +5,6 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// A value for a text field.
 fn text() -> impl Strategy<Value = Value> {
     prop_oneof![
         3 => Just(json!("")),
@@ -30,7 +29,7 @@ fn number(max: i64) -> impl Strategy<Value = Value> {
     .prop_map(|number| json!(number))
 }
 
-/// A JSON pointer to a field, and a value for it.
+/// A field as a JSON pointer, and a value for it.
 fn field() -> impl Strategy<Value = (&'static str, Value)> {
     let texts = prop::sample::select(vec![
         "/spec/storageType",

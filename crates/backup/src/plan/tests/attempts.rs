@@ -94,7 +94,7 @@ fn fails_after_too_many_interrupted_attempts() {
         );
     }
     assert_eq!(unfinished(&failed), None);
-    // The operator decides only after it knows the content of the store. A complete backup in the store is a success.
+    // The operator first reads the store: a complete backup in it is a success.
     let found = known(Work::Idle, Destination::Complete(stored()));
     let found = plan(&backup, &found, at(30));
     assert_eq!(found.verdict, Verdict::Succeeded(stored()));
@@ -104,7 +104,7 @@ fn fails_after_too_many_interrupted_attempts() {
         plan(&backup, &unknown, at(30)).verdict,
         Verdict::Waiting(refused())
     );
-    // The backup does not fail while the last attempt runs, nor after the operator has observed the failure of that
+    // The backup does not fail while the last attempt runs, or after the operator has observed the failure of that
     // attempt.
     for work in [Work::Running(Moved::default()), Work::Ended(Err(refused()))] {
         let verdict = plan(&backup, &known(work, Destination::Free), at(30)).verdict;
@@ -117,7 +117,7 @@ fn fails_after_too_many_interrupted_attempts() {
     assert_eq!(restarted.action, Action::RecordIntent);
 }
 
-/// Restarts of the operator during a long outage of the store must not count as a crash loop.
+/// An outage of the store is not a crash loop, even if the operator restarts several times meanwhile.
 #[test]
 fn observed_failures_do_not_count_as_interrupted() {
     let mut backup =
@@ -132,7 +132,7 @@ fn observed_failures_do_not_count_as_interrupted() {
         let mut failed = known(Work::Ended(Err(refused())), Destination::NotRead);
         failed.transfer.recorded_count = Some(1);
         failed.transfer.not_before = Some(now + SignedDuration::from_secs(30));
-        // In every second process, the back-off has ended before the reconcile, and the store is unreachable.
+        // In every second process, the back-off has ended before the reconcile, and the store cannot be reached.
         if process % 2 == 1 {
             failed.transfer.not_before = Some(now - SignedDuration::from_secs(1));
             failed.destination = Destination::Unknown(refused());
@@ -143,8 +143,8 @@ fn observed_failures_do_not_count_as_interrupted() {
     }
 }
 
-/// The time limit for a database of 20 GiB is six hours. The next attempt keeps it, although it does not know the size
-/// yet.
+/// The time limit for a database of 20 GiB is six hours. The next attempt has the same limit, although it does not know
+/// the size yet.
 #[test]
 fn next_attempt_keeps_time_limit_of_large_database() {
     let backup = begun(|_| ());

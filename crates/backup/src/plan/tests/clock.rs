@@ -9,7 +9,7 @@ fn compared(hours: i64) -> Snapshot {
     }
 }
 
-/// An EtcdBackup that is complete at second 5 and expires 60 seconds later.
+/// An EtcdBackup that was complete at second 5 and expires 60 seconds later.
 fn expiring() -> EtcdBackup {
     let backup = begun(|backup| {
         backup["metadata"]["finalizers"] = json!(["etcd.database.coreos.com/stored-backups"]);
@@ -24,11 +24,11 @@ fn expiring() -> EtcdBackup {
 
 /// Invariant 9: the stored backups are deleted together with the object.
 #[test]
-fn clock_ahead_expiry_keeps_stored_backups() {
+fn invariant_9_expiry_by_clock_ahead_deletes_no_stored_backup() {
     let backup = expiring();
     assert_eq!(need(&backup, &Snapshot::default(), at(64)), Need::Nothing);
     assert_eq!(need(&backup, &Snapshot::default(), at(66)), Need::Clock);
-    // Without an answer nothing is deleted.
+    // If the API server's clock was not read, nothing is deleted.
     let unread = Snapshot {
         obstacle: Some(Trouble::new(Reason::StepFailed, "no answer")),
         ..Snapshot::default()
@@ -49,7 +49,7 @@ fn clock_ahead_expiry_keeps_stored_backups() {
         );
         assert!(is_true(&reported.conditions, &ConditionType::Complete));
     }
-    // The expiry passes by both clocks.
+    // By both clocks, the EtcdBackup has expired.
     let behind = Snapshot {
         clock_difference: Some(SignedDuration::from_secs(-30)),
         ..Snapshot::default()
@@ -63,7 +63,7 @@ fn clock_ahead_expiry_keeps_stored_backups() {
 }
 
 #[test]
-fn expiry_without_stored_backups_needs_no_second_clock() {
+fn expiry_without_stored_backups_needs_no_api_server_clock() {
     let mut backup = expiring();
     backup.spec.deletion_policy = None;
     backup.metadata.finalizers = None;

@@ -11,7 +11,7 @@ fn limited() -> EtcdBackup {
     begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }))
 }
 
-/// A hundred backups start at midnight, two at a time. None exceeds its deadline in the queue.
+/// A hundred backups start at midnight, two at a time. No backup exceeds its deadline in the queue.
 #[test]
 fn queue_time_does_not_count_for_deadline() {
     let backup = limited();
@@ -30,7 +30,7 @@ fn queue_time_does_not_count_for_deadline() {
     let overdue = plan(&backup, &running, at(5060));
     assert_eq!(overdue.action, Action::AbandonTransfer);
     assert!(matches!(overdue.verdict, Verdict::Waiting(_)));
-    // The queue time is also excluded between two attempts.
+    // The time in the queue between two attempts does not count either.
     let mut failed = known(Work::Ended(Err(refused())), Destination::Free);
     failed.transfer.queue_time = Duration::from_secs(5000);
     assert_eq!(
@@ -39,7 +39,7 @@ fn queue_time_does_not_count_for_deadline() {
     );
 }
 
-/// After an hour of downtime, the operator reads the store before it reports a failure.
+/// After an hour of downtime, the operator reads the store before it reports any failure.
 #[test]
 fn operator_downtime_does_not_count_for_deadline() {
     let backup = limited();
@@ -56,10 +56,10 @@ fn operator_downtime_does_not_count_for_deadline() {
         plan(&backup, &restarted(Destination::Free), at(3601)).action,
         Action::StartTransfer
     );
-    // The time limit starts again with the process.
+    // In a new process, the time limit starts again.
     let overdue = plan(&backup, &restarted(Destination::NotRead), at(3660));
     assert!(matches!(overdue.verdict, Verdict::Failed(_)), "{overdue:?}");
-    // A process that started earlier does not change the deadline.
+    // For a process that started earlier, the deadline stays the same.
     let older = Snapshot {
         since: Some(at(-3600)),
         ..known(Work::Idle, Destination::NotRead)
@@ -70,7 +70,7 @@ fn operator_downtime_does_not_count_for_deadline() {
     ));
 }
 
-/// A clock that was ten days ahead recorded the start. The deadline must not move by ten days.
+/// A clock that was ten days ahead recorded the start. The deadline must not be ten days late.
 #[test]
 fn start_in_future_does_not_extend_deadline() {
     let ahead = 864_000;
@@ -88,15 +88,15 @@ fn start_in_future_does_not_extend_deadline() {
     assert_eq!(step(-ahead, 60 - ahead), Action::AbandonTransfer);
     assert_eq!(step(-2 * ahead, 29 - ahead), Action::Nothing);
     assert_eq!(step(-2 * ahead, 30 - ahead), Action::AbandonTransfer);
-    // This process started with the same wrong clock, so its start time does not count.
+    // This process started with the same wrong clock, so its start time is ignored.
     assert_eq!(step(-1, 60 - ahead), Action::Nothing);
-    // After the clock is corrected, the recorded start counts again.
+    // After the clock is corrected, the time limit starts with the recorded start.
     assert_eq!(step(-ahead, 59), Action::Nothing);
     assert_eq!(step(-ahead, 60), Action::AbandonTransfer);
 }
 
 /// The operator process ended while the pod was pending, for example because its volume was deleted. The next process
-/// cannot read the inputs, so it has no worker for the pod.
+/// cannot read the inputs and has no worker for the pod, but must delete the pod.
 #[test]
 fn failure_deletes_pending_pod_of_ended_operator() {
     let in_pod = |object: &mut Value| {
@@ -151,10 +151,10 @@ fn failure_deletes_pending_pod_of_ended_operator() {
     let rejected = plan(&changed, &Snapshot::default(), at(1));
     assert!(matches!(rejected.verdict, Verdict::Refused(_)));
     assert_eq!(rejected.job, left);
-    // After the end is recorded, no pod must be deleted.
+    // After the end of the attempt is recorded, no pod is deleted.
     let ended = after(backup, &failed, at(60));
     assert_eq!(plan(&ended, &Snapshot::default(), at(61)).job, None);
-    // A backup in a bucket has no pod.
+    // A backup in a bucket needs no pod.
     let in_bucket = plan(&limited(), &unknown, at(60));
     assert!(matches!(in_bucket.verdict, Verdict::Failed(_)));
     assert_eq!(in_bucket.job, None);

@@ -1,4 +1,4 @@
-//! The finalizer, the removal of all stored backups, and removals that make no progress.
+//! The finalizer, the removal of all stored backups, and removals that get stuck.
 
 use super::periodic::first_complete;
 use super::*;
@@ -32,8 +32,8 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
         Action::SetFinalizer(false)
     );
 
-    // After the EtcdBackup is deleted, the operator first cancels the transfer, then removes the stored backups, and
-    // then removes the finalizer.
+    // When the EtcdBackup is deleted, the operator first cancels the transfer, then removes the stored backups, and
+    // then the finalizer.
     finalized.metadata.deletion_timestamp = Some(at(10).into());
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(
@@ -56,7 +56,7 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
         plan(&finalized, &removed, at(11)).action,
         Action::SetFinalizer(false)
     );
-    // A failed removal blocks the deletion of the EtcdBackup, and the condition names the remedy.
+    // A failed removal blocks the deletion of the EtcdBackup. The condition names the remedy.
     let denied = Snapshot {
         obstacle: Some(refused()),
         ..Snapshot::default()
@@ -69,7 +69,7 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
     let status = status(&finalized, &waits, at(1000));
     let applied = find(&status.conditions, &ConditionType::RetentionApplied).unwrap();
     assert!(applied.message.contains("Retain"), "{}", applied.message);
-    // The deletion of a namespace also deletes the Secret, so the operator removes the finalizer without it.
+    // The Secret is deleted together with its namespace, so the operator removes the finalizer without it.
     let secret_missing = Snapshot {
         obstacle: Some(Trouble::new(Reason::SecretMissing, "missing")),
         ..Snapshot::default()
@@ -84,9 +84,9 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
     );
 }
 
-/// If the operator is uninstalled before its EtcdBackups are deleted, no operator removes their finalizers.
+/// After the operator is uninstalled, nothing removes the finalizers of its EtcdBackups.
 #[test]
-fn uninstall_first_leaves_no_finalizer_without_backup() {
+fn backup_object_without_stored_backup_has_no_finalizer() {
     let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
     let idle = Snapshot::default();
     assert_eq!(
@@ -160,8 +160,8 @@ fn stuck_removal_is_reported() {
     assert!(message.contains("FailedMount"), "{message}");
 }
 
-/// With `deletionPolicy: Delete`, a removal by the retention rules may have ended just before the EtcdBackup is
-/// deleted.
+/// With `deletionPolicy: Delete`, a removal by the retention rules may end just before the EtcdBackup is deleted. Its
+/// result must not count as the removal of all backups.
 #[test]
 fn retention_result_does_not_complete_deletion() {
     let mut backup = first_complete(|_| ());

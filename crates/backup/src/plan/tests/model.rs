@@ -34,7 +34,7 @@ enum Fault {
     CrashAfterStatus,
     /// The API server rejects the status.
     StatusRejected,
-    /// The reconcile reads the EtcdBackup as it was before its last write.
+    /// The reconcile reads an outdated EtcdBackup: the state before its last write.
     Stale,
     /// A Secret, the bucket or the cluster is missing.
     InputMissing,
@@ -49,12 +49,12 @@ struct Process {
     /// The progress of the transfer: 0 reads etcd, 1 has committed the object, 2 has written the manifest.
     stage: u8,
     begun: Option<Timestamp>,
-    /// The key of an object without a manifest that an earlier attempt has left.
+    /// The key of an object without a manifest that an earlier attempt left.
     leftover: Option<String>,
     key: String,
     /// The keys that the removal still has to delete. The last one is deleted next.
     deletions: Vec<String>,
-    /// The result of the removal, which is reported when the removal has ended.
+    /// The result of the removal, reported after its end.
     result: RemovalResult,
     /// The start of the process.
     since: Option<Timestamp>,
@@ -123,7 +123,8 @@ impl World {
         };
     }
 
-    /// Models `transfer::earlier_attempt`: the destination, and the incomplete object of an earlier attempt.
+    /// Models `transfer::earlier_attempt`: returns the state of the destination, and the incomplete object of an
+    /// earlier attempt.
     fn destination(&self, begun: Timestamp) -> (Destination, Option<String>) {
         if !self.is_periodic() {
             let found = self.manifests.get(PATH).filter(|stored| {
@@ -180,7 +181,7 @@ impl World {
         if fault == Fault::CrashBeforeStatus {
             return self.crash();
         }
-        // The write of a status has the resourceVersion from which the status was computed as precondition.
+        // A status is written with the resourceVersion from which it was computed as precondition.
         let conflict = observed.status != self.object.status;
         if fault != Fault::StatusRejected && !conflict {
             if observed.status.as_ref() != Some(&desired) {
@@ -252,7 +253,6 @@ impl World {
         }
     }
 
-    /// Models `removal::Removal`.
     fn begin_removal(&mut self, observed: &EtcdBackup) {
         let newest = observed.status.as_ref().unwrap().location.clone().unwrap();
         let newest = newest.strip_prefix("s3://bucket/").unwrap();
@@ -369,7 +369,7 @@ impl World {
         let complete = is_true(&status.conditions, &ConditionType::Complete);
         let failed = is_true(&status.conditions, &ConditionType::Failed);
         assert!(!(complete && failed));
-        // At most the running attempt counts, and one attempt for each crash.
+        // The counted attempts are at most the running attempt, and one attempt for each crash.
         let counted = status.unfinished_attempts.unwrap_or_default();
         assert!(counted <= self.crashes + 1, "{counted} of {}", self.crashes);
         let exhausted = find(&status.conditions, &ConditionType::Failed)
@@ -401,7 +401,7 @@ impl World {
                 );
             }
             self.begun = begun;
-            // Each run results in one backup, after any number of attempts.
+            // Each run results in one backup, no matter how many attempts it needs.
             let complete = self.complete();
             let mut times: Vec<Timestamp> = complete.iter().map(|parts| parts.time).collect();
             let all = times.len();
@@ -447,7 +447,7 @@ fn faults() -> impl Strategy<Value = Fault> {
     ]
 }
 
-/// Without the limit, the operator would repeat such a backup indefinitely, and each crash would interrupt all other
+/// Without the limit, the operator would repeat such a backup forever, and each crash would interrupt all other
 /// transfers.
 #[test]
 fn gives_up_transfer_that_crashes_operator() {
@@ -457,7 +457,7 @@ fn gives_up_transfer_that_crashes_operator() {
             world.reconcile(Fault::None);
             if matches!(world.process.transfer.work, Work::Running(_)) {
                 world.crash();
-                // The maximum back-off of the kubelet before it restarts a container.
+                // The longest back-off of the kubelet before it restarts a container.
                 world.now += SignedDuration::from_mins(5);
             }
             world.now += SignedDuration::from_secs(1);
@@ -496,7 +496,7 @@ proptest! {
         }
     }
 
-    /// A crash after the manifest is written causes no second transfer.
+    /// A crash after the manifest is written does not cause a second transfer.
     #[test]
     fn adopts_completed_transfer(crash_after in 2_usize..8, interval in prop_oneof![Just(0_i64), Just(500)]) {
         let mut world = World::new(None, interval);
@@ -536,15 +536,16 @@ proptest! {
             world.round(Fault::None, Fault::None, 1);
         }
         prop_assert!(world.begun.unwrap() > faults_end, "no run started after the faults");
-        // The newest backup may exist before the retention rules are applied after it.
+        // There may be one more backup than the rules keep: the newest backup, before the rules are applied after it.
         let kept = world.complete().len();
-        prop_assert!((2..=3).contains(&kept), "{kept} are kept: {:?}", world.data);
+        prop_assert!((2..=3).contains(&kept), "{kept} backups are kept: {:?}", world.data);
         let orphans = world.manifests.keys().filter(|key| !world.data.contains_key(*key)).count();
         prop_assert!(orphans == 0 || world.process.removal.work.is_active());
         prop_assert!(world.object.status.as_ref().unwrap().last_success_date.is_some());
     }
 
-    /// Invariant 9, with an interval that is shorter than a backup: backups continue, and the retention rules are met.
+    /// Invariant 9: if the interval is shorter than a backup takes, backups still continue, and the retention rules are
+    /// applied.
     #[test]
     fn retention_runs_if_backup_exceeds_interval(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..20), 0..60),
@@ -562,6 +563,6 @@ proptest! {
         prop_assert!(last > faults_end, "no run started after the faults");
         prop_assert!(world.now.duration_since(last).as_secs() <= 20 * seconds + 60, "the runs have stopped");
         let kept = world.complete().len();
-        prop_assert!((2..=4).contains(&kept), "{kept} are kept: {:?}", world.data);
+        prop_assert!((2..=4).contains(&kept), "{kept} backups are kept: {:?}", world.data);
     }
 }

@@ -20,7 +20,7 @@ fn location(second: i64) -> String {
     format!("s3://bucket/{}", name::name("key", parts))
 }
 
-/// A periodic EtcdBackup whose first backup was complete at second 5. The retention rules are not applied yet.
+/// A periodic EtcdBackup. Its first backup was complete at second 5, and the retention rules are not applied yet.
 pub(super) fn first_complete(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     let backup = periodic(change);
     let first = plan(&backup, &Snapshot::default(), at(0));
@@ -88,12 +88,12 @@ fn next_run_is_due_after_interval() {
         );
         assert!(waiting.requeue.is_some());
     }
-    // After any number of missed runs, the operator starts one run.
+    // If several runs were missed, the operator starts one run.
     for second in [3640, 1_000_000] {
         let due = plan(&backup, &Snapshot::default(), at(second));
         assert_eq!(due.action, Action::RecordIntent);
         let started = after(backup.clone(), &due, at(second));
-        // During a run, the conditions report the previous backup.
+        // During a run, the conditions still report the previous backup.
         assert!(is_true(started.conditions(), &ConditionType::Complete));
         assert!(is_true(started.conditions(), &ConditionType::Progressing));
         assert!(started.status.as_ref().unwrap().succeeded);
@@ -119,7 +119,7 @@ fn backups_do_not_overlap() {
     );
 }
 
-/// The metric `failed` and its alert depend on the condition, so the attempts of the next backup must not reset it.
+/// The metric `failed` and its alert depend on this condition, so the attempts of the next backup must not reset it.
 #[test]
 fn failed_condition_remains_until_next_backup_ends() {
     let begin = |backup: EtcdBackup, second| {
@@ -211,7 +211,7 @@ fn suspended_backup_starts_no_run() {
 }
 
 #[test]
-fn suspension_cancels_run_and_resumption_repeats_it() {
+fn suspension_cancels_backup_and_resumption_repeats_it() {
     let mut backup = periodic(|_| ());
     backup = after(
         backup.clone(),
@@ -251,7 +251,7 @@ fn invariant_9_retention_waits_for_reported_newer_backup() {
     let complete = first_complete(|_| ());
     assert_eq!(need(&complete, &idle, at(6)), Need::RemoveSurplus);
     assert_eq!(plan(&complete, &idle, at(6)).action, Action::RemoveSurplus);
-    // The removal is done, so neither this process nor a later one repeats it.
+    // The removal is complete. Neither this process nor a later process repeats it.
     let done = with_retention(complete);
     assert_eq!(need(&done, &idle, at(9)), Need::Nothing);
     assert!(matches!(
@@ -298,7 +298,7 @@ fn failed_retention_is_reported_and_retried() {
         plan(&reported, &failed, at(30)).action,
         Action::RemoveSurplus
     );
-    // The next backup does not wait for a retry of the failed removal.
+    // The next backup does not wait until the failed removal is repeated.
     assert_eq!(
         plan(&reported, &failed, at(4000)).action,
         Action::RecordIntent
@@ -334,7 +334,7 @@ fn rejects_invalid_schedule_and_time_zone() {
 }
 
 #[test]
-fn interval_continues_from_status_of_original_operator() {
+fn interval_continues_from_status_of_coreos_operator() {
     let backup = periodic(|object| {
         object["status"] =
             json!({ "succeeded": true, "lastSuccessDate": at(0).to_string(), "etcdRevision": 3 });
@@ -375,7 +375,7 @@ fn finished_object_is_deleted_after_ttl() {
         plan(&periodic, &Snapshot::default(), at(100)).action,
         Action::Nothing
     );
-    // An EtcdBackup with a rejected spec does not finish either, because the user can correct the spec.
+    // An EtcdBackup with a rejected spec is not finished, because the user can correct the spec.
     let refused = with(|object| {
         object["spec"]["ttlSecondsAfterFinished"] = json!(0);
         object["spec"]["s3"] = Value::Null;
@@ -388,8 +388,8 @@ fn finished_object_is_deleted_after_ttl() {
     );
 }
 
-/// The removal took longer than the next backup. Its result belongs to the previous backup, so the operator repeats
-/// the removal.
+/// The removal took longer than the next backup. Its result belongs to the previous backup, so the operator repeats the
+/// removal.
 #[test]
 fn repeats_removal_concurrent_with_newest_backup() {
     let backup = first_complete(|_| {});
@@ -420,8 +420,8 @@ fn repeats_removal_concurrent_with_newest_backup() {
     );
 }
 
-/// A backup that takes longer than its interval is due again when it ends. The operator applies the retention rules
-/// first.
+/// A backup that takes longer than its interval is due again as soon as it ends. The operator applies the retention
+/// rules first.
 #[test]
 fn retention_runs_before_backup_that_is_due() {
     // The backup started at 0 and was complete at 5. The next one was due at 7.
@@ -442,7 +442,7 @@ fn retention_runs_before_backup_that_is_due() {
     assert_eq!(plan(&done, &idle, at(9)).action, Action::RecordIntent);
 }
 
-/// A new backup has priority over free space in the store.
+/// A new backup is more important than free space in the store.
 #[test]
 fn slow_or_failed_retention_delays_no_backup() {
     let backup = first_complete(|object| {
@@ -473,9 +473,9 @@ fn slow_or_failed_retention_delays_no_backup() {
     assert_eq!(crate::plan::intent(&running), Some(at(65)));
 }
 
-/// If the clock was a year ahead for a moment, backups must not stop for a year.
+/// After the clock was a year ahead for a moment, backups must not stop for a year.
 #[test]
-fn run_in_future_does_not_count() {
+fn start_in_future_does_not_stop_schedule() {
     const YEAR: i64 = 365 * 86_400;
     for policy in [
         json!({ "backupIntervalInSecond": 3600 }),
@@ -499,7 +499,7 @@ fn run_in_future_does_not_count() {
         let backup = after(backup, &done, at(YEAR + 5));
         let next = plan(&backup, &Snapshot::default(), at(60));
         assert_eq!(next.action, Action::RecordIntent, "{policy}");
-        // Further runs use the corrected clock.
+        // Later runs use the corrected clock.
         let backup = after(backup, &next, at(60));
         let now = Stored {
             created_at: at(65),

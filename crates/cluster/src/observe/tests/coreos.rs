@@ -47,7 +47,7 @@ fn cluster(old: Old) -> EtcdCluster {
     cluster
 }
 
-/// The pod of a member. `number`: how many members were created before it.
+/// The pod of a member. `number`: how many members were created before this one.
 fn pod(old: Old, number: usize) -> Value {
     let name = NAMES[number];
     let scheme = if old.tls { "https" } else { "http" };
@@ -134,7 +134,7 @@ fn seen(old: Old, number: usize) -> crate::snapshot::Pod {
     pods::pod(&pod, &cluster(old).spec, true)
 }
 
-/// A cluster of coreos/etcd-operator before the adoption.
+/// A cluster of coreos/etcd-operator that is not adopted yet.
 fn found(old: Old) -> Scene {
     let mut scene = Scene::formed(&LETTERS).version(VERSION);
     if old.claim {
@@ -160,8 +160,8 @@ fn found(old: Old) -> Scene {
     scene
 }
 
-/// The cluster after the adoption: the status has the record, the pods have annotations and Services, and the members'
-/// data was compared.
+/// The cluster after the adoption: the status has the record, the pods have annotations and Services, and the operator
+/// has compared the members' data.
 fn taken_over(old: Old) -> Scene {
     let mut scene = found(old);
     let recorded = scene.writes().into_iter().find_map(|write| match write {
@@ -230,7 +230,7 @@ fn reads_old_operator_pod() {
 }
 
 #[test]
-fn old_pod_waiting_for_dns_names_missing_image() {
+fn missing_image_of_dns_init_container_is_reported() {
     let mut waits = pod(Old::default(), 0);
     waits["status"] = json!({ "phase": "Pending", "initContainerStatuses": [{ "name": "check-dns", "ready": false,
         "restartCount": 0, "image": "", "imageID": "",

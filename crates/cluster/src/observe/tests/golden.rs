@@ -1,7 +1,7 @@
-//! The pods that the operator builds for fixed specs, stored in `crates/cluster/tests/golden/pods.json`. If a new
-//! build restarts the members in these pods, it also restarts the members of every user.
+//! The pods that the operator builds for fixed specs, stored in `crates/cluster/tests/golden/pods.json`. If a new build
+//! would restart members in these pods, it would also restart the members of every user.
 //!
-//! Update the file after an intended change of the content of pods (CONTRIBUTING.md):
+//! After an intended change of the content of pods, update the file (CONTRIBUTING.md):
 //!
 //! ```sh
 //! UPDATE=1 cargo test -p cluster --lib golden
@@ -102,8 +102,8 @@ fn golden() -> Vec<Value> {
     serde_json::from_str(&fs::read_to_string(golden_file()).unwrap()).unwrap()
 }
 
-/// Adds a status to a pod, as if it ran. The pod lacks the defaults that the API server adds, because the operator
-/// compares recorded specs (ADR 14).
+/// Adds the status of a running pod. The pod lacks the defaults that the API server adds: they make no difference,
+/// because the operator compares recorded specs (ADR 14).
 fn runs(mut pod: Pod) -> Pod {
     let ready = json!({ "phase": "Running", "podIP": "10.0.0.7",
         "conditions": [{ "type": "Ready", "status": "True" }],
@@ -114,7 +114,7 @@ fn runs(mut pod: Pod) -> Pod {
     pod
 }
 
-/// A healthy cluster with these pods. All members have the same data.
+/// A healthy cluster with the given pods. All members have the same data.
 fn scene(spec: &Value, made: &[Pod]) -> Scene {
     let cluster = cluster(spec);
     let mut scene = Scene::formed(&LETTERS).version(&cluster.spec.version);
@@ -171,7 +171,7 @@ fn members_in_golden_pods_are_not_restarted() {
     }
 }
 
-/// Proves that the test above can detect a restart.
+/// Proves that the test above detects a restart.
 #[test]
 fn members_in_golden_pods_are_restarted_for_another_spec() {
     let mut case = golden().swap_remove(3);
@@ -184,7 +184,7 @@ fn members_in_golden_pods_are_restarted_for_another_spec() {
 }
 
 /// If this test fails, new members get other pods than the running members have. If the change is intended, first make
-/// the tests above pass with the old file, and then update the file.
+/// the tests above pass with the old file. Then update the file.
 #[test]
 fn built_pods_match_golden_file() {
     let all = cases()
@@ -198,7 +198,7 @@ fn built_pods_match_golden_file() {
     for (golden, built) in golden().iter().zip(&all) {
         assert_eq!(
             golden, built,
-            "pods have changed; if that is intended: UPDATE=1 cargo test -p cluster --lib golden"
+            "the built pods differ from the file; if this is intended, run UPDATE=1 cargo test -p cluster --lib golden"
         );
     }
 }

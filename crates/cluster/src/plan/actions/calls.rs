@@ -114,8 +114,8 @@ pub(crate) fn downgrade(to: Option<String>) -> Action {
     )
 }
 
-/// Defragments one member. The call has no Event because it can take minutes: the records before and after the call
-/// have Events.
+/// Defragments one member. The call has no Event, because it can take minutes: the records in the status before and
+/// after the call have Events.
 pub(crate) fn defragment(member: &str, recorded: Timestamp) -> Action {
     let text = format!("defragment {member}");
     let member = member.to_owned();
@@ -149,7 +149,6 @@ pub(crate) fn append_entries(member: &str, until: u64) -> Action {
     )
 }
 
-/// Disarms an alarm.
 pub(crate) fn disarm(alarm: Alarm, via: Vec<String>) -> Action {
     let kind = match alarm.kind {
         AlarmKind::NoSpace => "NOSPACE",

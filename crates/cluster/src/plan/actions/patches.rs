@@ -1,4 +1,4 @@
-//! Patches of observed objects. Each contains the UID or the resourceVersion as its precondition.
+//! Patches of observed objects. Each patch contains the UID or the resourceVersion of its object as precondition.
 
 use api::names;
 use api::version::EtcdVersion;
@@ -13,7 +13,7 @@ use crate::plan::Explanation;
 use crate::reason::Reason;
 use crate::snapshot::{Changed, Disk, Removal, Role};
 
-/// Labels and annotations of a pod or PVC that follow from etcd's answers.
+/// Labels and annotations of a pod or PVC with values that etcd has reported.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
     /// The member whose pod and PVC are labeled.
@@ -28,7 +28,8 @@ pub struct Label {
     pub cluster_id: Option<ClusterId>,
 }
 
-/// Records on the PVC of a member who removed the member from etcd; `None` deletes the record.
+/// Records on the PVC of a member who removed the member from etcd: the operator or other software. `None` deletes the
+/// record.
 pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) -> Action {
     let metadata = json!({
         "annotations": { names::ANNOTATION_REMOVED: removal.map(Removal::note) },
@@ -40,12 +41,14 @@ pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) 
     };
     let text = match removal {
         Some(Removal::ByOperator) => {
-            format!("record on the volume claim of {member} that the operator removes the member")
+            format!(
+                "record on the PersistentVolumeClaim of {member} that the operator removes the member"
+            )
         }
         Some(Removal::ByOthers { .. }) => format!(
-            "keep the volume claim of {member}: the member was removed from etcd, but not by the operator"
+            "keep the PersistentVolumeClaim of {member}: the member was removed from etcd, but not by the operator"
         ),
-        None => format!("clear the record of a removal on the volume claim of {member}"),
+        None => format!("clear the record of a removal on the PersistentVolumeClaim of {member}"),
     };
     let patch = merge(Kind::VolumeClaim, member, &metadata);
     action("before-note-removal", event, text, Request::Patch(patch))
@@ -57,12 +60,12 @@ pub(crate) fn note_version(member: &str, uid: &str, version: &str) -> Action {
     action(
         "before-note-version",
         None,
-        format!("record etcd {version} on the volume claim of {member}"),
+        format!("record etcd {version} on the PersistentVolumeClaim of {member}"),
         annotate(Kind::VolumeClaim, (member, uid), &annotations),
     )
 }
 
-/// Deletes the annotation about an image change after the member has become healthy.
+/// Deletes the annotation about an image change. The member has become healthy with the new image.
 pub(crate) fn clear_image_change(member: &str, uid: &str) -> Action {
     let annotations = json!({ names::ANNOTATION_CHANGED: Value::Null });
     action(
@@ -136,7 +139,7 @@ pub(crate) fn resize_pod(member: &str, uid: &str, patch: &ResourcesPatch) -> Act
     )
 }
 
-/// Sets annotations on a pod. The change makes the kubelet reload the pod's Secrets at once, instead of within a
+/// Sets annotations on a pod. The change of the pod makes the kubelet reload its Secrets at once, instead of within a
 /// minute.
 pub(super) fn notify(
     (member, uid): (&str, &str),
@@ -203,7 +206,7 @@ impl Builder<'_> {
         action(
             "before-label-disk",
             None,
-            format!("label the volume claim of {}", label.member),
+            format!("label the PersistentVolumeClaim of {}", label.member),
             self.label(Kind::VolumeClaim, label),
         )
     }
@@ -214,7 +217,7 @@ impl Builder<'_> {
         if let Some(id) = label.cluster_id {
             annotations[names::ANNOTATION_CLUSTER_ID] = json!(id.to_string());
         }
-        // Other software may have removed the labels by which Services select pods.
+        // Other software may have removed the labels by which Services select the pod.
         let mut labels = json!(names::member_labels(&self.observed.cluster, &label.member));
         if kind == Kind::Pod {
             labels[names::LABEL_TOKEN] = json!(names::token_label(&label.token));

@@ -1,8 +1,8 @@
-//! Records in the status: data that neither etcd nor another object can supply.
+//! Records in the status: data that the operator can read neither from etcd nor from another object.
 //!
-//! Each field manager writes all its fields, with the observed resourceVersion as precondition (invariants 10 and 11):
-//! server-side apply removes a field that the request omits. The status report has its own field manager. A report
-//! therefore never removes a record, even if the report is outdated.
+//! Each field manager writes all its fields in one request, because server-side apply removes a field that the request
+//! omits. The precondition is the observed resourceVersion (invariants 10 and 11). The status report has its own field
+//! manager. Even an outdated report therefore never removes a record.
 
 use api::cluster::{
     BootstrapStatus, DefragmentationStatus, RecoveryPhase, RecoveryStatus, TlsStatus,
@@ -24,7 +24,7 @@ const MANAGER_UPKEEP: &str = "etcd-operator-upkeep";
 /// Field manager of the TLS settings with which members are started.
 const MANAGER_TLS: &str = "etcd-operator-tls";
 
-/// The complete identity of a cluster in the status.
+/// All fields of the status that identify a cluster.
 struct Identity<'a> {
     intent: Option<&'a Intent>,
     cluster_id: Option<ClusterId>,
@@ -69,7 +69,7 @@ impl<'a> Identity<'a> {
 }
 
 impl Builder<'_> {
-    /// Records a new bootstrap, or the cluster to which existing pods and PVCs with this ID belong.
+    /// Records a new bootstrap or, with a cluster ID, the existing cluster to which the pods and PVCs belong.
     pub(crate) fn record_intent(&self, intent: &Intent, cluster_id: Option<ClusterId>) -> Action {
         let identity = Identity {
             intent: Some(intent),
@@ -110,8 +110,8 @@ impl Builder<'_> {
         )
     }
 
-    /// Records the state of a recovery, and the approval that does not count because it was set before the loss of the
-    /// quorum. `formed`: the cluster that replaces the recorded one.
+    /// Records the state of a recovery. Also records an approval that is ignored because it was set before the quorum
+    /// was lost. `formed`: the cluster that replaces the recorded one.
     pub(crate) fn record_recovery(
         &self,
         recovery: Option<&RecoveryStatus>,
@@ -139,7 +139,7 @@ impl Builder<'_> {
 
     /// Records the TLS settings with which members start from now on.
     pub(crate) fn record_tls(&self, record: &TlsStatus) -> Action {
-        // A cluster that never used TLS sends no Event.
+        // The first record of a cluster without TLS sends no Event.
         let event = record
             .policy
             .as_ref()
@@ -194,7 +194,8 @@ fn recovery_event(recovery: &RecoveryStatus) -> Event {
 
 fn recovery_text(recovery: Option<&RecoveryStatus>) -> String {
     let Some(recovery) = recovery else {
-        return "record that an approval is stale".to_owned();
+        return "record that the approval of a recovery is older than the loss of the quorum"
+            .to_owned();
     };
     match (&recovery.phase, &recovery.message) {
         (RecoveryPhase::InProgress, _) => format!(
@@ -206,8 +207,8 @@ fn recovery_text(recovery: Option<&RecoveryStatus>) -> String {
     }
 }
 
-/// The Event for the start of a defragmentation run, and for the end of each member's defragmentation with its
-/// failure.
+/// The Events of a defragmentation: for the start of a run, and for the end of each member's defragmentation, with its
+/// error if it failed.
 fn defragmentation_event(record: &DefragmentationStatus) -> Event {
     let Some(last) = record.members.last() else {
         let begins = record.completion_time.is_none();

@@ -1,5 +1,5 @@
-//! Actions for the Services of the whole cluster and of each member. The mark on the Service of a member records that
-//! its pod may exist.
+//! Actions for the Services of the whole cluster and of each member. The mark on a member's Service records that a pod
+//! of the member may exist.
 
 use api::names;
 use k8s_openapi::api::core::v1;
@@ -23,7 +23,7 @@ impl Builder<'_> {
         )
     }
 
-    /// Applies the client Service. `open`: the Service has endpoints for clients.
+    /// Applies the client Service. `open`: the Service gets endpoints, so clients can connect.
     pub(crate) fn apply_client_service(&self, open: bool) -> Action {
         let (reason, text) = if open {
             (
@@ -44,8 +44,8 @@ impl Builder<'_> {
         )
     }
 
-    /// Creates the Service of a member. `started`: the Service has the mark that a pod may exist. `closed`: the
-    /// Service has no endpoints yet.
+    /// Creates the Service of a member. `started`: with the mark that a pod may exist. `closed`: without endpoints for
+    /// now.
     pub(crate) fn create_service(&self, member: &str, started: bool, closed: bool) -> Action {
         let service = member::member_service(&self.members(), member);
         let mut service = member::without_second_port(service);
@@ -67,7 +67,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Adds the endpoints of a member's Service.
+    /// Lets the Service of a member have endpoints.
     pub(crate) fn open_service(&self, member: &str, uid: &str) -> Action {
         apply(
             "before-open-service",
@@ -77,7 +77,7 @@ impl Builder<'_> {
         )
     }
 
-    /// Applies the Service of a member, because it differs from the object that the builder makes.
+    /// Applies the Service of a member, because the existing Service differs from it.
     pub(crate) fn repair_service(&self, member: &str, uid: &str) -> Action {
         apply(
             "before-repair-service",
@@ -87,17 +87,17 @@ impl Builder<'_> {
         )
     }
 
-    /// Builds the Service of a member with the observed UID. With the UID, the request does not recreate a deleted
-    /// Service under a used name.
+    /// Builds the Service of a member with the observed UID. The UID in the request prevents it from recreating a
+    /// Service that was deleted: the member's name must not be used again.
     fn member_service(&self, member: &str, uid: &str) -> v1::Service {
         let mut service = member::member_service(&self.members(), member);
         service.metadata.uid = Some(uid.to_owned());
         service
     }
 
-    /// Renews the mark on a Service that another process has marked, in order to continue that start. The
-    /// resourceVersion changes, so that the other process cannot remove the mark later. The value differs from every
-    /// earlier mark, because a patch that changes nothing keeps the resourceVersion.
+    /// Renews the mark that another process has set on a Service, in order to continue that start. The renewal changes
+    /// the resourceVersion, so the other process can no longer remove the mark. The value differs from every earlier
+    /// mark, because a patch without a change would keep the resourceVersion.
     pub(crate) fn mark_service_again(&self, member: &str, service: &Service) -> Action {
         let mark = json!(self.now.to_string());
         Action {

@@ -22,12 +22,12 @@ use crate::snapshot::{Role, Seen};
 pub enum State {
     /// `--initial-cluster-state=new`: allowed only within the recorded bootstrap (invariant 6).
     New,
-    /// `--initial-cluster-state=existing`, with all members of the list to which the member was added.
+    /// `--initial-cluster-state=existing`, with all members in the list that etcd returned for the addition.
     Join,
-    /// The member ran before, and its disk contains its data. Without the disk, the member must not start.
+    /// The member ran before, and its disk contains its data. If the data is missing, the member must not start.
     OnDisk,
     /// The member starts a new cluster with the data of the survivor that `status.recovery` names. The pod copies the
-    /// data before etcd starts. Without the data, the member must not start.
+    /// data before etcd starts. If the copy is missing, the member must not start.
     FromSurvivor,
 }
 
@@ -52,12 +52,12 @@ pub struct Start {
     pub cluster_id: Option<ClusterId>,
 }
 
-/// Increment of the revision of a recovered cluster, as etcd recommends for restores. The lost members cannot have been
-/// further ahead of the survivor. The recovered cluster therefore never reuses a revision that a client has seen.
+/// How much a recovery increases the revision, as etcd recommends for restores. The lost members cannot have been
+/// further ahead of the survivor than this, so the recovered cluster never reuses a revision that a client has seen.
 const LOST_REVISIONS: u64 = 1_000_000_000;
 
 impl Builder<'_> {
-    /// The last actions of a start: create the PVC, if the member has one, and then the pod.
+    /// The last actions of a start: they create the PVC, if the member has a PVC, and then the pod.
     pub(crate) fn create_volume_and_pod(&self, start: &Start) -> Result<Vec<Action>, Explanation> {
         let volume = start.durable.then(|| self.create_volume(start));
         volume.into_iter().chain([self.create_pod(start)]).collect()
@@ -71,7 +71,7 @@ impl Builder<'_> {
             ..action(
                 "before-create-disk",
                 Some((Reason::VolumeClaimCreated, "Create")),
-                format!("create the volume claim of {}", start.member),
+                format!("create the PersistentVolumeClaim of {}", start.member),
                 Request::Create(claim),
             )
         })
@@ -80,8 +80,8 @@ impl Builder<'_> {
     /// Creates the pod of a member. The action fails if the pod exists.
     pub(crate) fn create_pod(&self, start: &Start) -> Result<Action, Explanation> {
         let pod = self.pod(start)?;
-        // If the creation of a pod on a PVC fails, the mark stays: the PVC exists, so a later plan creates the pod
-        // again.
+        // If the creation of the pod fails, a mark stays if the member has a PVC: the PVC already exists, so a later
+        // plan creates the pod again.
         let part = match start.state {
             State::OnDisk if start.durable => Some(StartPart::Return(start.member.clone())),
             _ if start.durable => None,
@@ -110,8 +110,8 @@ impl Builder<'_> {
         let annotations = claim.annotations_mut();
         annotations.insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
         if start.state == State::New {
-            // The PVC of a first member records all first members. The names therefore survive the loss of the pods
-            // and of the status.
+            // The PVC of each first member records the names of all first members, so that the names survive the loss
+            // of the pods and of the status.
             let first: Vec<&str> = start.initial.iter().map(String::as_str).collect();
             annotations.insert(names::ANNOTATION_FIRST_MEMBERS.to_owned(), first.join(","));
         }
@@ -148,8 +148,8 @@ impl Builder<'_> {
         Ok(Object::Pod(Box::new(pod)))
     }
 
-    /// The value of `--initial-cluster`. It contains the URLs of etcd's member list, because etcd compares the two. A
-    /// cluster that another operator created has URLs of another form.
+    /// The value of `--initial-cluster`. It contains the peer URLs of etcd's member list, because etcd compares the
+    /// two. In a cluster that another operator created, the URLs have another form.
     fn initial_cluster(&self, start: &Start, members: &Members<'_>) -> String {
         let addresses = members.addresses();
         let listed = self.observed.members.known();
@@ -199,7 +199,7 @@ impl Builder<'_> {
         Ok(member::seed_pod(members, seed, operator))
     }
 
-    /// Annotates a pod with the certificate authorities with which its etcd starts.
+    /// Annotates a pod with the certificate authorities that its etcd reads at the start.
     fn note_trust(&self, pod: &mut Pod) {
         let certificates = &self.observed.certificates;
         if let Some(trust) = certificates.trust() {
@@ -214,7 +214,7 @@ impl Builder<'_> {
     }
 }
 
-/// Mounts the member's existing PVC, even if the spec no longer contains a PVC.
+/// Mounts the member's existing PVC, even if the spec no longer asks for PVCs.
 fn on_its_volume(pod: &mut Pod, member: &str) {
     let volumes = pod
         .spec
@@ -239,7 +239,7 @@ pub(super) fn role_of(role: Role) -> member::Role {
     }
 }
 
-/// The problem of a member whose recorded version, or the version in the spec, is not an etcd version.
+/// The problem of a member without a valid etcd version: in its record, or in the spec.
 pub(super) fn no_version(member: &str, error: &VersionError) -> Explanation {
     let text = format!("cannot build the pod of {member}: {}", Chain(error));
     Explanation::new(Reason::InvalidSpec, text)

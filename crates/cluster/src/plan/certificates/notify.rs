@@ -1,5 +1,5 @@
-//! Notifies pods of new certificates. Also restores the annotations with the certificate authorities (CAs) with which
-//! pods were started.
+//! Notifies pods of new certificates. Also restores the annotations that record the certificate authorities (CAs) with
+//! which pods were started.
 
 use crate::authority::made_at;
 use crate::certificates::CertificateWrite;
@@ -15,7 +15,7 @@ impl Keeper<'_> {
             .get(member)
             .and_then(|noted| noted.certificates.as_ref());
         let told = told.is_some() && told == self.certificates.notification(member).as_ref();
-        // The annotation with the CAs was deleted, but the digest of the CAs still exists.
+        // The annotation with the CAs was deleted, but the annotation with their digest still exists.
         let noted = self.certificates.pods.get(member);
         let silent =
             noted.is_some_and(|noted| noted.trust.is_some() && noted.authorities.is_none());
@@ -25,14 +25,13 @@ impl Keeper<'_> {
         told && !(silent && self.certificates.started_with(member).is_some())
     }
 
-    /// True if the annotation of a pod shows that it was started with the current CAs.
+    /// True if the annotations of a pod show that it was started with the current CAs.
     fn is_up_to_date(&self, member: &str) -> bool {
         let noted = self.certificates.pods.get(member);
         let noted = noted.and_then(|noted| noted.authorities.as_ref());
         noted.is_some() && noted == self.certificates.authorities_now().as_ref()
     }
 
-    /// Notifies pods of new certificates, so that the kubelet updates the Secrets in these pods at once.
     pub(super) fn notify(&self, draft: &mut Draft) {
         let pods = self.observed.pods.iter().filter(|(_, pod)| pod.stays());
         for (member, pod) in pods.filter(|(member, _)| !self.is_notified(member)) {
@@ -41,7 +40,8 @@ impl Keeper<'_> {
             };
             let noted = self.certificates.pods.get(member);
             let unknown = noted.is_some_and(|noted| noted.trust.is_none());
-            // A restore created the pod after its certificates, so the pod was started with the CAs in them.
+            // A restore creates the pod after its certificates. The pod was therefore started with the CAs in these
+            // certificates' Secrets.
             let after = self.is_up_to_date(member)
                 || self.rule.uses_of_member().all(|used| {
                     let held = self.certificates.leaf(member, used);

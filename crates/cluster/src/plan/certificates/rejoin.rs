@@ -1,9 +1,9 @@
-//! Restarts of members that cannot connect: their certificate authorities (CAs) have expired or are not shared.
+//! Restarts members that cannot connect, because their certificate authorities (CAs) have expired or are not shared.
 //!
-//! etcd reads its trust bundle only at start. If a CA is lost together with certificates that it signed, a member or
-//! the operator may have no certificate that the other members accept. The operator then restarts the other members
-//! with all CAs, one at a time, with or without a quorum. The operator restarts only members on volumes that stay, so
-//! no acknowledged write is lost. Requests wait for one restart.
+//! etcd reads its trust bundle only at its start. If a CA is lost together with certificates that it signed, a member
+//! or the operator may have no certificate that the other members accept. The operator then restarts the other members
+//! with all CAs, one at a time, with or without a quorum. It restarts only members on volumes that are not being
+//! deleted, so no acknowledged write is lost. Clients wait for one restart.
 
 use std::time::Duration;
 
@@ -17,12 +17,12 @@ use crate::plan::{BLIND, Draft, STEADY, actions, recovery};
 use crate::reason::Reason;
 use crate::snapshot::{Disk, Pod};
 
-/// Maximum wait for a member that is not ready. A start takes less time.
+/// How long the operator waits for a member to become ready. A normal start takes less time.
 const RESTART: Duration = Duration::from_mins(1);
 
 impl Keeper<'_> {
-    /// Restarts members whose CAs have all expired. Such members reach no other member, so there is no quorum to ask
-    /// or to lose. Members on volumes are restarted concurrently. Returns true if a member is restarted.
+    /// Restarts members whose CAs have all expired. Such members reach no other member, so no quorum can answer or be
+    /// lost. Members on volumes are restarted concurrently. Returns true if the plan restarts a member.
     pub(super) fn start_again(&self, settled: &Settled, draft: &mut Draft) -> bool {
         let mut restarts = false;
         for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
@@ -60,19 +60,19 @@ impl Keeper<'_> {
         rollout.is_some_and(|rollout| rollout.under_way().is_some())
     }
 
-    /// True if certificates separate members from each other, or the operator from a member.
+    /// True if wrong certificates separate members from each other, or the operator from a member.
     pub(in crate::plan) fn cuts_off(&self) -> bool {
         let cut_off = |member: &String| self.is_apart(member) || self.locks_out(member);
         !self.is_switching() && self.running().any(|(member, _)| cut_off(member))
     }
 
-    /// Restarts the next member that lacks a CA. `restarts`: this plan already restarts a member.
+    /// Restarts the next member that lacks a CA. `restarts`: the plan already restarts another member.
     pub(super) fn rejoin(&self, settled: &Settled, restarts: bool, draft: &mut Draft) {
         if self.is_switching() {
             return;
         }
         self.without_volumes(draft);
-        // A restore or a recovery is in progress, and starts the members itself.
+        // During a restore or a recovery, these start the members.
         if self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some() {
             return;
         }
@@ -106,14 +106,13 @@ impl Keeper<'_> {
         draft.add(actions::delete_pod(member, &pod.uid));
     }
 
-    /// True if the member's data outlives its pod. A PVC that is being deleted, or has lost its volume, preserves no
-    /// data.
+    /// True if the member's data outlives its pod. Not true for a PVC that is being deleted or has lost its volume.
     fn is_on_volume(&self, member: &str, pod: &Pod) -> bool {
         let disk = self.observed.disks.get(member);
         pod.durable && disk.is_some_and(Disk::stays)
     }
 
-    /// The member to restart next. Members whose pod is not ready come first, because their restart interrupts no
+    /// The member to restart next. Members with a pod that is not ready come first, because their restart interrupts no
     /// client.
     fn next_to_restart(&self) -> Option<(&String, &Pod)> {
         let pods = self.observed.pods.iter();
@@ -121,7 +120,7 @@ impl Keeper<'_> {
         helps.min_by_key(|(member, pod)| (pod.ready, *member))
     }
 
-    /// True if the member lacks a CA that it should trust, and can restart without a loss of data.
+    /// True if the member lacks a CA that it should trust, and a restart would lose no data.
     fn would_help(&self, member: &str, pod: &Pod) -> bool {
         let intent = self.observed.intent.as_ref();
         let ours = intent.is_some_and(|intent| pod.token.as_ref() == Some(&intent.token));
@@ -130,8 +129,8 @@ impl Keeper<'_> {
             && self.certificates.outdated(member).is_some()
     }
 
-    /// True if the member is not ready, but is expected to become ready soon. The result is false for a member that is
-    /// cut off, because it waits for the members that reject it.
+    /// True if the member is not ready, but is expected to become ready soon. False for a member that other members
+    /// reject, because it waits for these members.
     fn is_returning(&self, member: &String, pod: &Pod) -> bool {
         if pod.terminating {
             return true;
@@ -142,7 +141,7 @@ impl Keeper<'_> {
         !pod.ready && !pod.failed && !cut_off && age(since, now) < RESTART
     }
 
-    /// True if certificates separate this member from another running member, and one of the two is not ready.
+    /// True if their certificates separate this member and another running member, and one of the two is not ready.
     fn is_apart(&self, member: &String) -> bool {
         let is_ready = |name: &String| self.observed.pods.get(name).is_some_and(|pod| pod.ready);
         let mut others = self.running().filter(|(other, _)| *other != member);
@@ -152,8 +151,8 @@ impl Keeper<'_> {
         })
     }
 
-    /// True if `member` accepts the peer certificate of `other`. If the Secret of `other` is lost, its pod still has a
-    /// certificate of a CA with which the pod was started.
+    /// True if `member` accepts the peer certificate of `other`. If the Secret of `other` is lost, the pod of `other`
+    /// still has a certificate of a CA with which that pod was started.
     fn lets_in(&self, member: &str, other: &str) -> bool {
         // Invariant 1: without the annotation on its pod, the CAs of a member are unknown.
         if !self.rule.peers || self.certificates.started_with(member).is_none() {
@@ -166,7 +165,7 @@ impl Keeper<'_> {
             })
     }
 
-    /// True if a member that does not answer rejects the operator's certificate.
+    /// True if the member does not answer, and would reject the operator's certificate.
     fn locks_out(&self, member: &str) -> bool {
         let silent = self.observed.answer(member).is_none();
         let own = self.leaf_of(&self.rule.cluster, CertificateUse::Operator);
@@ -183,7 +182,7 @@ impl Keeper<'_> {
         self.certificates.leaf(owner, used)?.certificate.as_ref()
     }
 
-    /// Reports members without volumes that the operator cannot restart: the running members would reject their
+    /// Reports members without volumes that the operator cannot restart, because the running members would reject their
     /// replacements.
     fn without_volumes(&self, draft: &mut Draft) {
         if self.accepts_new_members() {
@@ -212,7 +211,7 @@ impl Keeper<'_> {
 }
 
 impl Settled {
-    /// True if the member in this pod serves, and certificates prevent a restart of the pod.
+    /// True if the member in this pod serves clients, and certificates prevent a restart of the pod.
     fn holds(&self, pod: &Pod) -> bool {
         self.held && pod.ready && pod.stays()
     }

@@ -1,5 +1,5 @@
-//! Scenarios for certificates. Each step applies the writes of a plan to the observed state, until the plan contains
-//! no write.
+//! Scenarios for certificates. Each step applies the writes of a plan to the observed state, until the plan contains no
+//! further write.
 
 mod lost;
 
@@ -22,7 +22,7 @@ use crate::reason::Reason;
 
 pub(super) const MEMBERS: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
 
-/// A cluster with valid certificates, and its later states.
+/// A cluster with valid certificates, and how it changes with each plan.
 pub(super) struct Story {
     pub(super) scene: Scene,
     now: Timestamp,
@@ -45,7 +45,7 @@ pub(super) fn held(member: Option<&str>) -> Held {
     }
 }
 
-/// An entry of a trust bundle. Its PEM, its name and its fingerprint are the same text.
+/// An entry of a trust bundle. Its PEM, its name and its fingerprint are all the same text.
 pub(super) fn anchor(text: &[u8]) -> (String, Anchor) {
     let anchor = Anchor {
         subject: text.to_vec(),
@@ -113,7 +113,7 @@ impl Story {
         self.writes().iter().filter(deletes).count()
     }
 
-    /// Applies plans until no certificate write is left.
+    /// Applies plans until a plan contains no certificate write.
     pub(super) fn settle(&mut self) {
         for _ in 0..50 {
             let writes = self.of_certificates();
@@ -125,7 +125,7 @@ impl Story {
                 self.told.push(write);
             }
         }
-        panic!("it goes on for ever: {:?}", self.of_certificates());
+        panic!("the plans never end: {:?}", self.of_certificates());
     }
 
     pub(super) fn restart(&mut self, member: &str) {
@@ -291,7 +291,10 @@ fn invariant_20_creates_certificates_before_pod() {
         };
         chains.filter(with_pod).collect::<Vec<_>>()
     };
-    assert!(starts(&story).is_empty(), "there are no authorities yet");
+    assert!(
+        starts(&story).is_empty(),
+        "no pod is created before the authorities exist"
+    );
     let made = story.of_certificates();
     assert_eq!(made.len(), 2, "one for peers, one for clients: {made:?}");
     for write in made {
@@ -312,15 +315,15 @@ fn invariant_20_creates_certificates_before_pod() {
         assert!(
             at(|write| matches!(write, Write::Certificate(_)))
                 < at(|write| matches!(write, Write::MarkService { .. })),
-            "what is refused leaves no mark: {chain:?}"
+            "a rejected certificate leaves no mark: {chain:?}"
         );
     }
 }
 
-/// A Service that is created with its mark precedes the certificates of its member. Without the Service, the operator
-/// would delete these certificates as leftovers.
+/// A Service that is created with its mark comes before the certificates of its member. Without the Service, the
+/// operator would delete these certificates as remains of a removed member.
 #[test]
-fn removes_mark_if_certificates_are_rejected() {
+fn removes_start_mark_if_certificates_are_rejected() {
     let issue = actions::certificate(CertificateWrite::Issue {
         owner: "db-a".into(),
         used: CertificateUse::Peer,
@@ -331,7 +334,7 @@ fn removes_mark_if_certificates_are_rejected() {
     assert!(part.is_undone(true) && part.is_undone(false));
 }
 
-/// Invariant 20: by a clock that is far ahead, every CA would appear expired.
+/// Invariant 20: with a clock that is far ahead, every CA would appear to have expired.
 #[test]
 fn invariant_20_renews_nothing_if_clock_is_far_ahead() {
     let year = 365 * 86_400;
@@ -357,7 +360,7 @@ fn invariant_20_renews_nothing_if_clock_is_far_ahead() {
     story.scene.observed.clock = ApiServerClock(Some(clock(20 * year)));
     assert_eq!(story.of_certificates(), []);
     assert!(said(&story)[0].contains("behind the API server's"));
-    // The clocks differ by less than the tolerance of a certificate.
+    // The clocks differ by less than the tolerance for certificates.
     story.scene.observed.clock = ApiServerClock(Some(-clock(200)));
     assert_eq!(said(&story), [] as [String; 0]);
     // Certificates whose renewal is due by both clocks are renewed.
@@ -383,18 +386,18 @@ fn renews_certificates_at_two_thirds_and_notifies_pods() {
     assert_eq!(
         story.count(issues),
         8,
-        "two a member, and the operators' and clients'"
+        "two certificates per member, one for the operators, one for clients"
     );
     let tells = |write: &CertificateWrite| matches!(write, CertificateWrite::Notify { .. });
     assert_eq!(story.count(tells), 3);
     assert_eq!(
         (story.outdated(), story.deleted()),
         (0, 0),
-        "nobody is restarted"
+        "no member is restarted"
     );
 }
 
-/// `spec.paused` stops all changes; an invalid spec does not stop renewals.
+/// `spec.paused` stops all changes. An invalid spec stops all changes except renewals.
 #[test]
 fn renews_certificates_despite_invalid_spec() {
     let mut story = Story::formed(true);
@@ -453,27 +456,51 @@ fn invariant_20_rotates_authority_in_steps_across_all_members() {
     let prepares = |write: &CertificateWrite| matches!(write, CertificateWrite::Prepare { .. });
     let retires = |write: &CertificateWrite| matches!(write, CertificateWrite::Retire { .. });
     assert_eq!(story.count(prepares), 2);
-    assert_eq!(story.count(issues), 0, "the same authority signs");
-    assert_eq!(story.count(trusts), 8, "both are trusted");
-    assert_eq!(story.outdated(), 3, "each member is started with both");
+    assert_eq!(
+        story.count(issues),
+        0,
+        "no certificate is issued again: the same authority signs"
+    );
+    assert_eq!(
+        story.count(trusts),
+        8,
+        "every Secret trusts both authorities"
+    );
+    assert_eq!(
+        story.outdated(),
+        3,
+        "each member must restart with both authorities"
+    );
     for member in &MEMBERS[..2] {
         story.restart(member);
         story.settle();
-        assert_eq!(story.count(switches), 0, "one member does not trust it yet");
+        assert_eq!(
+            story.count(switches),
+            0,
+            "one member does not trust the next authority yet"
+        );
     }
     story.restart(MEMBERS[2]);
     story.settle();
     assert_eq!(story.count(switches), 2);
-    assert_eq!(story.count(issues), 8, "every certificate by the new one");
+    assert_eq!(
+        story.count(issues),
+        8,
+        "the new authority issues every certificate again"
+    );
     assert_eq!(story.outdated(), 0);
-    assert_eq!(story.count(retires), 0, "clients are given time");
+    assert_eq!(
+        story.count(retires),
+        0,
+        "clients get time to load their certificates"
+    );
     story.later(rule().validity.as_secs() / 3 + 600);
     story.settle();
     assert_eq!(story.count(retires), 2);
     assert_eq!(
         story.outdated(),
         3,
-        "and started once more without the one before"
+        "each member must restart without the former authority"
     );
     story.restart_all();
     story.settle();
@@ -506,7 +533,11 @@ fn expired_authorities_restart_members_on_volumes() {
     let mut story = Story::formed(true);
     story.later(rule().authority_validity.as_secs() + 60);
     story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).silent();
-    assert_eq!(story.deleted(), 0, "first their certificates");
+    assert_eq!(
+        story.deleted(),
+        0,
+        "the certificates are renewed before any restart"
+    );
     story.settle();
     assert_eq!(story.deleted(), 3);
     assert!(
@@ -534,7 +565,7 @@ fn expired_authorities_keep_members_without_volumes_running() {
     );
 }
 
-/// Invariant 18: during the exchange of static for generated certificates, members restart one at a time.
+/// Invariant 18: while generated certificates replace static ones, members restart one at a time.
 #[test]
 fn invariant_18_foreign_authorities_never_restart_members_together() {
     for durable in [true, false] {

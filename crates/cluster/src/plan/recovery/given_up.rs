@@ -1,12 +1,12 @@
 //! Stops the seed of an abandoned recovery, for example a seed whose volume was lost.
 //!
-//! The seed is a separate cluster that no recovery continues. The client Service never routed to it, but clients of
-//! the headless Service may reach it, and writes that it acknowledges are discarded. The operator therefore stops the
-//! seed before another recovery starts: only the current record identifies the seed's pod.
+//! The seed is a cluster of its own that no recovery continues. The client Service never routed to it. Clients of the
+//! headless Service may reach it, but writes that it acknowledges are discarded. The operator therefore stops the seed
+//! before another recovery starts: afterwards, no record identifies the seed's pod.
 //!
-//! Invariant 9: the operator stops the seed only if its survivor answers, so that the initial data of the seed still
-//! exists. Otherwise the running seed may hold the last copy, of which a person can take a snapshot. In any case, the
-//! PVC of the seed stays until a quorum answers.
+//! Invariant 9: the operator stops the seed only if its survivor answers, so that the data from which the seed started
+//! still exists. Otherwise the running seed may have the last copy, and a person can take a snapshot of it. In any
+//! case, the PVC of the seed stays until a quorum answers.
 
 use api::cluster::RecoveryPhase;
 
@@ -29,7 +29,7 @@ pub(super) fn stop(evidence: &Evidence, draft: &mut Draft) -> bool {
         return false;
     }
     draft.say(format!(
-        "stop {}, the seed of the cancelled recovery",
+        "stop {}, the seed of the canceled recovery",
         record.member
     ));
     draft.add(actions::delete_pod(&record.member, &pod.uid));

@@ -1,4 +1,4 @@
-//! The remains of a cluster that a recovery or a restore replaced.
+//! The objects that remain of a cluster after a recovery or a restore replaced it.
 
 use jiff::Timestamp;
 
@@ -26,7 +26,7 @@ pub(crate) fn leftover(
     view: &View,
     name: &str,
 ) -> Leftover {
-    // The seed of a recovery in progress stays until the recovery is cancelled.
+    // The seed of a recovery in progress stays until the recovery is canceled.
     if in_progress(observed).is_some_and(|record| record.member == name) {
         return Leftover::Stays;
     }
@@ -45,7 +45,7 @@ pub(crate) fn leftover(
     if !former && !replaced {
         return Leftover::Ordinary;
     }
-    // The operator deletes nothing until the pods and PVCs of all members carry the ID of the new cluster. If the
+    // The operator deletes nothing until the pods and PVCs of all members carry the ID of the new cluster. Even if the
     // status is lost later, this ID identifies the new cluster.
     let unlabelled = |member: &MemberState| {
         let pod = member.pod.filter(|pod| pod.stays());
@@ -58,7 +58,7 @@ pub(crate) fn leftover(
         return Leftover::Stays;
     }
     // Invariant 9: the old volumes stay until the new cluster has its full size and is healthy. Members that must be
-    // replaced, for example because of a lost volume, do not count for its size.
+    // replaced, for example because of a lost volume, do not count.
     if view.is_complete(desired.size) && !(replaced && replaced::is_kept(observed, now)) {
         Leftover::Goes
     } else {

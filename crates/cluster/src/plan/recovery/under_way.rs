@@ -56,8 +56,8 @@ pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Dr
     if give_up(evidence, record, draft) {
         return;
     }
-    // Invariant 9: nothing of this seed is deleted, because the seed may soon hold the last copy. The next recovery
-    // creates another seed.
+    // Invariant 9: no object of this seed is deleted, because the seed may soon have the last copy of the data. The
+    // next recovery creates another seed.
     let disk = observed.disks.get(member);
     if disk.is_some_and(|disk| disk.lost) && evidence.survives(survivor) {
         let why = format!("the volume of {member} was lost before it was recorded");
@@ -80,17 +80,17 @@ pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Dr
 }
 
 /// True if the data of the seed is on storage that stays. A recovery does not continue with a seed that is being
-/// deleted or whose volume is lost. The survivor would be deleted, and later the seed's data would be lost too
-/// (invariant 9).
+/// deleted or has lost its volume: the survivor would be deleted, and then the seed's data would be lost too (invariant
+/// 9).
 fn keeps_data(observed: &Observed, member: &str) -> bool {
     let (pod, disk) = (observed.pods.get(member), observed.disks.get(member));
     let kept = view::data(pod, disk, observed.services.get(member), true) == Data::There;
     kept && pod.is_some_and(Pod::stays) && !disk.is_some_and(|disk| disk.lost)
 }
 
-/// Abandons a survivor that is lost, or has not answered for a long time, before the seed has copied its data. The
-/// next recovery selects another survivor. If there is no other survivor, the operator waits, because the seed may
-/// hold the last copy.
+/// Gives up a survivor that is lost, or has not answered for a long time, before the seed has copied its data. The next
+/// recovery selects another survivor. Without another survivor, the operator waits, because the seed may have the last
+/// copy.
 fn give_up(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Draft) -> bool {
     let (desired, observed, now) = draft.build.inputs();
     let survivor = evidence
@@ -113,7 +113,7 @@ fn give_up(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Draft) -> b
     }
     if evidence.most_advanced().is_none() {
         let text = format!(
-            "{} no longer answers, and {} does not serve yet: if neither does, restore a backup with an EtcdRestore",
+            "{} no longer answers, and {} does not serve yet: if this does not change, restore a backup with an EtcdRestore",
             record.survivor, record.member
         );
         draft.problem(Reason::SurvivorLost, text);
@@ -153,7 +153,8 @@ fn start(record: &RecoveryStatus, draft: &mut Draft) {
     let service = observed.services.get(name);
     let disk = observed.disks.contains_key(name);
     if let Some(pod) = observed.pods.get(name) {
-        // Until the new cluster is recorded, the seed may start again, because the survivor still has all of its data.
+        // Until the new cluster is recorded, the seed may start again from the beginning, because the survivor still
+        // has all of its data.
         if ended::has_ended(pod) {
             ended::delete(name, pod, draft);
             return;
@@ -161,14 +162,14 @@ fn start(record: &RecoveryStatus, draft: &mut Draft) {
         member_objects::serve(name, service, true, draft);
         return;
     }
-    // Invariant 16: the client Service has no endpoints before the seed can become ready. A person or other software
-    // may have changed the Service.
+    // Invariant 16: before the seed can become ready, the client Service must have no endpoints. A person or other
+    // software may have changed the Service.
     let closes = observed.shared.client != Kept::Others;
     let closes = closes.then(|| draft.build.apply_client_service(false));
     let mark = match service {
         None => Some(draft.build.create_service(name, true, false)),
         Some(service) if !service.started => Some(actions::mark_service(name, service)),
-        // Invariant 6: the process that set the mark may be suspended, and could still remove the mark.
+        // Invariant 6: the process that set the mark may be suspended, and could still remove the mark later.
         Some(service) if !disk => member_objects::mark_again(name, service, draft),
         Some(_) => None,
     };
@@ -181,8 +182,8 @@ fn start(record: &RecoveryStatus, draft: &mut Draft) {
     }
 }
 
-/// Completes the recovery: the seed serves the survivor's data. One write records the new cluster and the end of the
-/// old one.
+/// Completes the recovery: the seed serves the data of the survivor. One write records the new cluster and the end of
+/// the old cluster.
 fn complete(record: &RecoveryStatus, (id, serves): (ClusterId, i64), draft: &mut Draft) {
     let RecoveryStatus {
         survivor,

@@ -48,9 +48,9 @@ fn same_observation_and_names_give_same_plan() {
     }
 }
 
-/// A phase does not read the actions of another phase, so both phases may request a change.
+/// Both phases may request a change of the members, because a phase does not read the actions of another phase.
 #[test]
-fn invariant_2_only_change_of_earlier_phase_counts() {
+fn invariant_2_change_of_earlier_phase_excludes_later_change() {
     let scene = three();
     let phase = |member: &str| {
         let mut phase = Draft::new(scene.build());
@@ -59,7 +59,7 @@ fn invariant_2_only_change_of_earlier_phase_counts() {
             via: vec!["a".to_owned()],
             planned_from: scene.observed.members.known().unwrap().clone(),
         });
-        phase.problem(Reason::InvalidSpec, "reported by both");
+        phase.problem(Reason::InvalidSpec, "both phases report their change");
         phase.requeue = SHORTLY;
         phase
     };
@@ -99,8 +99,8 @@ fn starts_no_recovery_seed_without_operator_image() {
     );
 }
 
-/// Invariants 10 and 11: server-side apply removes each field that the field manager omits, so a record must be
-/// complete.
+/// Invariants 10 and 11: server-side apply removes each field that a later request of the same field manager omits, so
+/// each record must be complete.
 #[test]
 fn record_contains_complete_identity_and_resource_version() {
     let mut scene = under_way();

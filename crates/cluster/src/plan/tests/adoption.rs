@@ -26,7 +26,7 @@ fn left_by_another() -> Scene {
     scene
 }
 
-/// The operator has recorded the adopted cluster, and has done no other step.
+/// A cluster that the operator has adopted and recorded. No other step has been done.
 fn taken_over() -> Scene {
     let mut scene = left_by_another();
     let Some(Write::RecordIntent {
@@ -83,7 +83,7 @@ fn never_bootstraps_alongside_pods_without_token() {
     assert!(scene.writes().is_empty() && !begins(&scene));
 }
 
-/// Invariant 7: a cluster may have existed, although none of its objects is left.
+/// Invariant 7: a cluster may have existed, although none of its objects exists any more.
 #[test]
 fn vanished_cluster_is_reported_and_not_bootstrapped() {
     let mut scene = Scene::nothing(3);
@@ -153,7 +153,7 @@ fn joins() -> Scene {
     scene
 }
 
-/// The joined cluster is recorded, and these members of the EtcdCluster are voters.
+/// The operator has recorded the joined cluster. The members `ours` of the EtcdCluster are voters in it.
 fn joined(ours: &[&str]) -> Scene {
     let theirs = joins();
     let mut all = vec!["x", "y", "z"];
@@ -179,7 +179,10 @@ fn records_joined_cluster_without_bootstrap() {
         panic!("nothing is recorded");
     };
     assert_eq!(cluster_id, Some(CLUSTER));
-    assert!(intent.members.is_empty(), "it did not begin here");
+    assert!(
+        intent.members.is_empty(),
+        "a joined cluster has no first members"
+    );
     let silent = joins().silent();
     assert!(silent.writes().is_empty() && !begins(&silent));
     assert!(silent.waits().contains(&Reason::JoinWaits));
@@ -243,25 +246,28 @@ fn join_waits_until_peer_tls_settings_match() {
     }
 }
 
-/// The spec or the operator changed after the joined cluster was recorded.
+/// After the joined cluster was recorded, its settings or the spec may change.
 #[test]
 fn adds_no_member_while_peer_tls_settings_differ() {
     let scene = says(with_tls(joined(&[])).reserved("a"), PLAIN);
     assert_eq!(scene.changes(), []);
     let records = |write: &Write| matches!(write, Write::RecordTls { .. });
-    assert!(!scene.writes().iter().any(records), "it may be changed yet");
+    assert!(
+        !scene.writes().iter().any(records),
+        "the user may still change the spec"
+    );
     assert_eq!(scene.plan().problems[0].reason, Reason::JoinRefused);
     let scene = says(with_tls(joined(&[])).reserved("a"), PEERS);
     assert!(matches!(
         scene.changes().as_slice(),
         [Write::AddMember { .. }]
     ));
-    // A member that is already in etcd's list continues with different settings.
+    // If a member of this EtcdCluster is already in etcd's list, the join continues despite different settings.
     let late = says(with_tls(joined(&["a"])), PLAIN);
     assert!(late.plan().problems.is_empty());
 }
 
-/// The administrator's grants for namespace `team-b` of a cluster-wide release.
+/// The administrator of a cluster-wide release has given these grants to namespace `team-b`.
 fn granted(mut scene: Scene, grants: &[&str]) -> Scene {
     let grants = grants.iter().map(|text| text.parse().unwrap()).collect();
     let by = crate::app::JOINS;
@@ -289,7 +295,7 @@ fn tenant_join_without_grant_records_nothing() {
         (&[], "ns.svc"),
         (&["team-a=*"], "ns.svc"),
         (&["team-b=x:2380"], "ns.svc"),
-        // The endpoint in the annotation has a grant, but etcd's answer names a member at a host without a grant.
+        // The endpoint in the annotation has a grant. etcd's answer names a member at a host without a grant.
         (&["team-b=x", "team-b=*.ns.svc"], "team-a.svc"),
     ];
     for (grants, theirs) in cases {
@@ -314,8 +320,8 @@ fn tenant_join_without_grant_records_nothing() {
     assert!(recorded(&scene).is_some());
 }
 
-/// Invariant 28: if the grant is withdrawn after the join began, the operator changes no member. The members of the
-/// EtcdCluster continue to run.
+/// Invariant 28: if the administrator withdraws the grant during the join, the operator changes no member. The members
+/// of the EtcdCluster continue to run.
 #[test]
 fn withdrawn_grant_stops_changes_of_members() {
     let all = ["team-b=x", "team-b=*.ns.svc"];
@@ -347,7 +353,7 @@ fn annotation_without_effect_needs_no_grant() {
 
 /// Invariant 16 (recovery of a lost quorum).
 #[test]
-fn no_recovery_while_joined_cluster_may_live() {
+fn starts_no_recovery_while_joined_cluster_may_be_alive() {
     let mut scene = joined(&["a"]).silent();
     scene.desired.recovery.automatic = true;
     scene.observed.recovery.approval = Some(CLUSTER.to_string());
@@ -374,10 +380,9 @@ fn joins_as_learners_before_removing_external_members() {
     assert_eq!(joined(&["a", "b"]).changes(), []);
 }
 
-/// A user deleted the EtcdCluster without its pods and created it again. The operator still queries the external
-/// cluster.
+/// A user deleted the EtcdCluster without its pods and created it again. The operator still calls the external members.
 #[test]
-fn rediscovers_joined_cluster_as_joined() {
+fn cluster_with_lost_status_is_recorded_as_joined_again() {
     let mut scene = joined(&["a"]);
     let token = format!("db-{CLUSTER}");
     for pod in scene.observed.pods.values_mut() {
@@ -389,7 +394,7 @@ fn rediscovers_joined_cluster_as_joined() {
         _ => panic!("nothing is recorded"),
     };
     assert_eq!(members(&scene), 0);
-    // The token shows a cluster that was bootstrapped, so the join annotation has no effect.
+    // The token shows that this cluster was bootstrapped here, so the annotation has no effect.
     for pod in scene.observed.pods.values_mut() {
         pod.token = Some("db-0123456789abcdef".to_owned());
     }

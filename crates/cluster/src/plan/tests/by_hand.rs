@@ -12,8 +12,8 @@ fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()
 }
 
-/// Fails the pods of these members permanently. A pod fails permanently if Kubernetes evicts it, if its node shuts
-/// down, or if a kubelet rejects it. The pod object stays, and its containers never restart.
+/// Marks the pods of these members as failed for good. Kubernetes does this after an eviction or a node shutdown, or if
+/// a kubelet rejects the pod. The pod object stays, and its containers never restart.
 fn ended(mut scene: Scene, members: &[&str]) -> Scene {
     for member in members {
         scene = scene.not_running(member);
@@ -38,7 +38,7 @@ fn recovers(scene: &Scene) -> bool {
 
 // ---- failed pods ----
 
-/// Invariant 8: a graceful node shutdown leaves failed pods behind.
+/// Invariant 8: a graceful node shutdown leaves failed pods.
 #[test]
 fn replaces_failed_pods_on_their_volumes() {
     assert_eq!(ended(three(), &["b"]).writes(), [delete_pod("b")]);
@@ -90,7 +90,7 @@ fn volumes_without_token_are_not_lost() {
 }
 
 #[test]
-fn restores_removed_marks() {
+fn restores_removed_cluster_marks() {
     let mut scene = three();
     scene.observed.pods.get_mut("a").unwrap().token = None;
     scene.observed.pods.get_mut("b").unwrap().owned = false;
@@ -140,13 +140,14 @@ fn member_with_changed_peer_urls_is_no_leftover() {
     assert!(!scene.writes().iter().any(destroys));
 }
 
-/// Invariant 3: the operator removes no member because a person has added another one with `etcdctl`.
+/// Invariant 3: if a person has added a member with `etcdctl`, the operator does not remove another member for that
+/// reason.
 #[test]
 fn removes_no_member_for_unstarted_foreign_member() {
     let three = || Scene::formed(&["a", "b", "c"]).aged();
     assert_eq!(three().added("elsewhere").changes(), []);
     assert_eq!(three().added_with_vote("elsewhere").changes(), []);
-    // A lost member of this cluster is still replaced.
+    // A lost member of this cluster is replaced nevertheless.
     let lost = three().without_pod("b").added("elsewhere");
     assert_eq!(lost.changes(), [scene::remove("b")]);
     let two = Scene::formed(&["a", "b"]).aged().size(3).reserved("n");
@@ -181,7 +182,7 @@ fn external_members_prevent_automatic_recovery() {
     }];
     scene.observed.members = Seen::Unknown("no quorum".into());
     assert!(!recovers(&scene));
-    // An approval overrides this rule: the person may know that the external members are lost.
+    // With an approval, the recovery starts: the person who approves may know that the external members are lost.
     scene.observed.recovery.approval = Some(CLUSTER.to_string());
     assert!(recovers(&scene));
 }
@@ -201,7 +202,7 @@ fn pod_of_another_object_prevents_automatic_recovery() {
 
 // ---- names ----
 
-/// Another cluster may use an object with the same name: the headless Service of a cluster `db-client` has the name of
+/// Another cluster may need an object of the same name: the headless Service of a cluster `db-client` has the name of
 /// the client Service of `db`.
 #[test]
 fn neither_changes_nor_deletes_foreign_objects() {
@@ -215,7 +216,7 @@ fn neither_changes_nor_deletes_foreign_objects() {
         .iter()
         .filter(|problem| problem.reason == Reason::NameTaken);
     assert_eq!(taken.count(), 3);
-    // If the spec disables the operator's budget, a user may create a budget with this name.
+    // If the spec turns off the operator's PodDisruptionBudget, a user may create one with this name.
     scene.desired.budget = false;
     assert_eq!(scene.writes(), []);
     let mut begins = Scene::begun(&["a", "b", "c"]);

@@ -160,7 +160,7 @@ fn invariant_9_hibernation_stops_no_member_that_would_lose_data() {
     assert_eq!(
         going.changes(),
         [scene::remove("b")],
-        "it is replaced first"
+        "a member with a volume replaces it first"
     );
 }
 

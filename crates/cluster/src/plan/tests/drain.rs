@@ -109,8 +109,8 @@ fn repeats_data_comparison_if_it_is_stale() {
     assert!(old.plan().asks.is_some() && !ends(&old));
 }
 
-/// The operator writes the labels of one plan concurrently. If the same plan removed this member from the endpoints,
-/// the Service could have no endpoint for a moment.
+/// The operator writes the labels of one plan concurrently. If the plan added the only other endpoint and removed this
+/// member, the Service could have no endpoint for a moment.
 #[test]
 fn invariant_22_keeps_member_while_only_other_endpoint_is_added() {
     let promoted = Scene::formed(&["a", "b"])
@@ -177,7 +177,7 @@ fn invariant_22_restores_member_drained_without_reason() {
     let left = scene.role("b", since(100)).role("c", since(999));
     let back: Vec<_> = ["b", "c"].map(|one| (one.to_owned(), Role::Voter)).into();
     assert_eq!(roles(&left), back);
-    // Another member is down, so the operator defers the change and makes the drained member an endpoint again.
+    // Another member is down, so the operator defers the change. The drained member becomes an endpoint again.
     let down = upgraded().role("b", since(999)).down("c");
     assert_eq!((roles(&down), ends(&down)), (one("b", Role::Voter), false));
 }

@@ -3,7 +3,7 @@
 use crate::plan::tests::scene::{Scene, at};
 use crate::plan::{Fate, View};
 
-/// Name and fate of each member, and true if its replacement joins first.
+/// For each member: its name, its fate, and true if its replacement joins first.
 fn fates(scene: &Scene) -> Vec<(String, Fate, bool)> {
     let list = scene.observed.members.known().unwrap();
     let view = View::new(list, (&scene.desired, &scene.observed, at(1000)));
@@ -46,7 +46,7 @@ fn replaces_failed_member_before_outdated_pods() {
     assert_eq!(lost, ["b"]);
 }
 
-/// The first rule that applies decides: the deleted PVC is reported, not its StorageClass.
+/// The first rule that applies decides: the deleted PVC is reported, not its wrong StorageClass.
 #[test]
 fn reports_deleted_pvc_before_storage_class_mismatch() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().aged();
@@ -59,7 +59,7 @@ fn reports_deleted_pvc_before_storage_class_mismatch() {
         let mut all = fates(&scene).into_iter();
         all.find(|(member, ..)| member == name).unwrap().1
     };
-    let deleted = "its volume claim is being deleted";
+    let deleted = "its PersistentVolumeClaim is being deleted";
     assert_eq!(fate("b"), Fate::Leaves(deleted.into()));
     assert!(matches!(fate("a"), Fate::Leaves(why) if why.contains("\"fast\"")));
 }

@@ -1,4 +1,4 @@
-//! Regression tests for defects that the model found.
+//! Regression tests for defects that the model (`crates/cluster/tests/model`) found.
 
 use etcd::{ClusterId, Member, MemberId, Members};
 
@@ -41,17 +41,17 @@ fn ignores_volume_of_another_cluster_without_quorum() {
     );
 }
 
-/// Invariant 7: before clients can write, every object must carry the cluster ID. Then any remaining object proves that
+/// Invariant 7: all objects must carry the cluster ID before clients can write. Each remaining object then proves that
 /// the cluster existed.
 #[test]
-fn opens_client_service_once_all_objects_carry_cluster_id() {
+fn client_service_gets_endpoints_once_all_objects_have_cluster_id() {
     let opens = |scene: &Scene| scene.writes().contains(&Write::ApplyClient { open: true });
     let mut scene = three();
     scene.observed.shared.client = Kept::AsMade(false);
     assert!(opens(&scene));
     scene.observed.disks.get_mut("c").unwrap().cluster_id = None;
     assert!(!opens(&scene));
-    // The client Service keeps its endpoints.
+    // If the client Service already has endpoints, it keeps them.
     scene.observed.shared.client = Kept::AsMade(true);
     assert!(
         !scene
@@ -61,9 +61,10 @@ fn opens_client_service_once_all_objects_carry_cluster_id() {
     );
 }
 
-/// Invariant 6: after the loss of the status, the remains of an abandoned bootstrap do not show which members have run.
+/// Invariant 6: after the loss of the status, the remaining objects of an abandoned bootstrap do not show which members
+/// have run.
 #[test]
-fn incomplete_remains_do_not_restart_bootstrap() {
+fn lost_status_with_missing_objects_starts_new_bootstrap() {
     let recorded = |scene: &Scene| {
         let record = |write| match write {
             Write::RecordIntent { intent, .. } => Some(intent.token),
@@ -85,7 +86,7 @@ fn incomplete_remains_do_not_restart_bootstrap() {
     assert_eq!(recorded(&remains).as_deref(), Some("token"));
 }
 
-/// Before the cluster has formed, no write was acknowledged. The operator may therefore abandon the bootstrap, and does
+/// No write is acknowledged before the cluster has formed. The operator may therefore abandon the bootstrap, and does
 /// not wait for members that may never return.
 #[test]
 fn abandons_bootstrap_with_too_few_usable_volumes() {
@@ -111,7 +112,7 @@ fn abandons_bootstrap_with_too_few_usable_volumes() {
     assert!(!begins(&open));
 }
 
-/// The only voter must be replaced, and the cluster has too many members. The plan must not wait for either change
+/// The only voter must be replaced, and the cluster has too many members. Neither change may wait for the other
 /// forever.
 #[test]
 fn replaces_only_voter_after_learner_promotion() {
@@ -160,7 +161,7 @@ fn starts_second_voter_from_local_list_of_first() {
         writes.iter().position(joins),
     );
     assert!(mark.is_some() && mark < start, "{writes:?}");
-    // A member that may have been started is started again only in a cluster of two: see `second.rs`.
+    // Only in a cluster of two does a member start again although it may have run before: see `second.rs`.
     let marked = scene.marked("b").reserved("c");
     assert!(
         !marked
@@ -172,7 +173,7 @@ fn starts_second_voter_from_local_list_of_first() {
 
 /// A delayed write of another process must not create a Service again under a used name.
 #[test]
-fn opens_and_repairs_service_with_uid_precondition() {
+fn service_patches_have_uid_precondition() {
     let mut scene = three();
     let service = scene.observed.services.get_mut("b").unwrap();
     (service.drifted, service.uid) = (true, "seen".into());

@@ -1,4 +1,4 @@
-//! Records of the cluster's token and ID that a person has edited (invariant 26).
+//! A person has edited the record of the cluster's token and ID (invariant 26).
 
 use etcd::ClusterId;
 
@@ -41,8 +41,8 @@ fn invariant_26_record_of_another_cluster_id_is_corrected_from_marks() {
     assert_eq!(*cluster_id, marked);
 }
 
-/// If the annotations of the objects contradict each other, the correct value is unknown. If the record differs from
-/// the annotations in the token and in the ID, the annotations may belong to another cluster.
+/// If the annotations of the objects contradict each other, the correct value is unknown. If both the token and the ID
+/// in the record differ from the annotations, the annotations may belong to another cluster.
 #[test]
 fn invariant_26_keeps_record_if_marks_are_ambiguous() {
     let corrects = |scene: &Scene| {

@@ -26,7 +26,7 @@ impl Scene {
         self
     }
 
-    /// The operator has promoted the member before it served clients.
+    /// A member that the operator promoted before the member served clients.
     fn joining(self, member: &str) -> Self {
         self.follows(member).role(member, out())
     }
@@ -61,7 +61,7 @@ fn invariant_24_promotes_following_learner_before_it_serves() {
     assert_eq!(promoted(&one), ["d"]);
     let three = Scene::formed(&["a", "b", "c"]).size(4).learner("d");
     assert_eq!(promoted(&three.follows("d")), ["d"]);
-    // The operator promotes a learner that serves before a learner that only follows.
+    // A learner that serves is promoted before a learner that only follows.
     let both = Scene::formed(&["a"]).size(3).learner("d").learner("e");
     assert_eq!(promoted(&both.clone().follows("d")), ["e"]);
     assert_eq!(promoted(&both.follows("e")), ["d"]);
@@ -74,7 +74,7 @@ fn invariant_24_promotes_no_learner_without_current_health_report() {
     let other = |scene: Scene| scene.pulse("d", |pulse| pulse.member_id = MemberId(7));
     let alone = |scene: Scene| scene.pulse("d", |pulse| pulse.has_leader = false);
     let behind = |scene: Scene| scene.pulse("d", |pulse| pulse.raft_applied_index = 89);
-    // A learner that lost its connection still reports the last known leader.
+    // A learner without a connection still reports the last known leader.
     let cut_off = |scene: Scene| scene.pulse("d", |pulse| pulse.peers.clear());
     let silent = |mut scene: Scene| {
         scene.observed.pulses.clear();
@@ -131,7 +131,7 @@ fn invariant_24_promotes_no_disconnected_learner() {
     let cut_off = reports(&|pulse| pulse.peers = [MemberId(7)].into());
     assert_eq!(promoted(&cut_off), [] as [&str; 0]);
     assert!(cut_off.waits().contains(&Reason::LearnerCutOff));
-    // A health report with the ID of another member is ignored, so it proves no lost connection.
+    // A health report with the ID of another member is ignored, so it does not prove that a connection is lost.
     let other = reports(&|pulse| (pulse.member_id, pulse.peers) = (MemberId(7), [].into()));
     assert_eq!(promoted(&other), ["d"]);
     // The operator promotes another learner in the meantime.
@@ -139,7 +139,7 @@ fn invariant_24_promotes_no_disconnected_learner() {
 }
 
 #[test]
-fn serving_unjoined_learner_is_not_reported_down() {
+fn learner_without_client_urls_is_not_reported_as_down() {
     let mut scene = Scene::formed(&["a"]).size(3).learner("d");
     if let Seen::Known(list) = &mut scene.observed.members {
         list.members[1].client_urls.clear();
@@ -163,7 +163,7 @@ fn invariant_24_joining_voter_counts_for_next_promotion() {
         .joining("b")
         .pulse("b", |pulse| pulse.raft_applied_index = 50);
     assert_eq!(promoted(&behind), [] as [&str; 0]);
-    // A voter that has not served for too long after its promotion no longer counts.
+    // A voter that does not serve for a long time after its promotion counts no longer.
     let late = Role::Busy {
         since: scene::at(970),
     };
@@ -181,7 +181,7 @@ fn invariant_24_joining_voter_counts_for_next_promotion() {
 
 #[test]
 fn invariant_24_joining_voter_counts_only_for_promotions() {
-    // The joining voter does not count for a removal.
+    // For the removal of a dead member, the joining voter does not count as healthy.
     let dead = Scene::formed(&["a", "b", "c"])
         .durable()
         .joining("b")
@@ -189,7 +189,7 @@ fn invariant_24_joining_voter_counts_only_for_promotions() {
         .without_claim("c");
     assert_eq!(dead.changes(), []);
     assert!(dead.waits().contains(&Reason::QuorumAtRisk));
-    // The joining voter receives no client requests.
+    // The operator sends no requests to the joining voter.
     let grows = Scene::formed(&["a", "b"]).size(3).learner("d").joining("b");
     let via = grows.plan().step.change.unwrap().via;
     assert_eq!(via, ["a"]);
@@ -242,7 +242,7 @@ fn invariant_24_new_voter_becomes_endpoint_once_it_serves() {
     });
     let new = ready(Scene::formed(&["a", "b"]).follows("b")).role("b", Role::Learner);
     assert_eq!(roles(&new), [("b".to_owned(), busy)]);
-    // The result is the same without a health report.
+    // Without a health report, the result is the same.
     let mut silent = new.clone();
     silent.observed.pulses.clear();
     assert_eq!(roles(&silent), [("b".to_owned(), busy)]);
@@ -255,10 +255,10 @@ fn invariant_24_new_voter_becomes_endpoint_once_it_serves() {
     assert_eq!(roles(&at_once), [("b".to_owned(), Some(Role::Voter))]);
 }
 
-/// Invariant 22: the operator writes the labels of one plan concurrently, so the substitute must already be an
+/// Invariant 22: the operator writes the labels of one plan concurrently, so another member must already be an
 /// endpoint.
 #[test]
-fn invariant_22_drains_no_member_before_its_substitute_is_endpoint() {
+fn invariant_22_drains_no_member_before_another_is_endpoint() {
     let defragmenting = |scene: Scene| scene.defragmented("a");
     let new = defragmenting(Scene::formed(&["a", "b"])).role("b", Role::Learner);
     assert_eq!(roles(&new), [("b".to_owned(), Some(Role::Voter))]);

@@ -104,9 +104,10 @@ fn invariant_25_keeps_volumes_of_vanished_majority() {
     assert_eq!(problem(&decided), None);
 }
 
-/// A person removes a second member before the first one is replaced: together they are a majority.
+/// A person removes a second member before the first removed member is replaced. Together, the two members are a
+/// majority.
 #[test]
-fn minority_becomes_majority_when_more_members_vanish() {
+fn keeps_all_volumes_once_removed_members_are_majority() {
     let scene = vanished(three(), &["b", "c"]);
     let scene = noted(scene, "b", since(40, false));
     let expected = [
@@ -162,7 +163,7 @@ fn records_removal_on_pvc_before_removing_member() {
     // The operator writes the record at most once.
     let again = noted(three().size(1), removed, Removal::ByOperator);
     assert_eq!(again.all_changes(), [scene::remove(removed)]);
-    // Volumes of members that the operator removed are leftovers.
+    // Volumes of members that the operator removed are deleted.
     let left = noted(
         vanished(three(), &["c"]).without_pod("c"),
         "c",
@@ -172,7 +173,7 @@ fn records_removal_on_pvc_before_removing_member() {
 }
 
 #[test]
-fn removes_removal_note_from_staying_member() {
+fn clears_removal_record_of_staying_member() {
     for removal in [Removal::ByOperator, since(10, true)] {
         let scene = noted(three(), "b", removal);
         assert_eq!(notes(&scene), [("b".to_owned(), None)]);
@@ -182,8 +183,8 @@ fn removes_removal_note_from_staying_member() {
     assert_eq!(notes(&shrinks), []);
 }
 
-/// With pods on the kept volumes, two clusters could serve clients: the old one, and the one that continued without
-/// these members.
+/// With pods on the kept volumes, two clusters could serve clients: the old cluster, and the cluster that continued
+/// without these members.
 #[test]
 fn invariant_25_starts_nothing_on_kept_volumes_without_quorum() {
     let scene = three().without_pod("b").without_pod("c").silent();

@@ -34,7 +34,11 @@ fn invariant_5_keeps_member_on_lost_node_until_timeout() {
     let early = three().node_lost("b", 59);
     assert!(is_wanted(&early) && early.writes().is_empty());
     let plan = early.plan();
-    assert_eq!(plan.requeue, Duration::from_secs(1), "not a moment later");
+    assert_eq!(
+        plan.requeue,
+        Duration::from_secs(1),
+        "the member is removed exactly at the timeout"
+    );
     let [wait] = &plan.waiting_for[..] else {
         panic!("{:?}", plan.waiting_for)
     };
@@ -46,7 +50,8 @@ fn invariant_5_keeps_member_on_lost_node_until_timeout() {
     );
     let late = three().node_lost("b", 60);
     assert_eq!(late.changes(), [scene::remove("b")]);
-    // The operator keeps the volume until the member is removed. The only write is the Service of the replacement.
+    // Until the member is removed, the operator keeps its volume. The only write creates the Service of the
+    // replacement.
     assert!(
         late.writes()
             .iter()
@@ -97,7 +102,7 @@ fn invariant_5_clock_ahead_replaces_no_member() {
         assert_eq!(scene.changes(), [scene::remove("b")]);
         let early = ahead(scene.clone(), 90);
         assert!(is_wanted(&early), "{:?}", early.changes());
-        // Until the timeout by the API server's clock, the operator does not requeue every second.
+        // As long as the timeout by the API server's clock has not ended, the operator does not requeue every second.
         assert!(early.plan().requeue > Duration::from_secs(1));
         assert_eq!(ahead(scene.clone(), 0).changes(), [scene::remove("b")]);
         // A clock that is behind does not extend the timeout.
@@ -141,7 +146,7 @@ fn leftovers_on_lost_node_are_not_force_deleted() {
         gone.contains(&scene::delete_pod("b")) && gone.contains(&scene::delete_disk("b")),
         "{gone:?}"
     );
-    // The deletion of the pod and the PVC waits for an unreachable kubelet. The next member joins nevertheless.
+    // The deletion of the pod and the PVC waits for a kubelet that is unreachable. The next member joins nevertheless.
     let stuck = removed.stuck("b", 600).claim_deleted("b");
     assert_eq!(
         stuck.changes(),
@@ -242,7 +247,7 @@ fn invariant_3_keeps_damaged_data_while_quorum_needs_it() {
 
 #[test]
 fn crash_after_healthy_run_replaces_no_member() {
-    // The pod became ready after the container's last exit, so the message of that exit is obsolete.
+    // The pod became ready after the container's last exit, so the message of that exit no longer counts.
     let mut scene = damaged(9);
     scene.observed.pods.get_mut("b").unwrap().unready_since =
         scene.observed.pods["b"].ending.as_ref().map(|end| end.at);
@@ -263,14 +268,14 @@ fn replaces_member_with_unknown_failure_after_timeout() {
 
 #[test]
 fn bad_setting_never_replaces_members_in_sequence() {
-    // Another voter is also unhealthy, so a setting that both members have may be the cause.
+    // Another voter is unhealthy too, so a setting that both members share may be the cause.
     assert!(is_wanted(
         &Scene::formed(&["a", "b", "c", "d", "e"])
             .durable()
             .crashes("b", Cause::Failed("exit code 1".into()), 9, 600)
             .down("c")
     ));
-    // No other member runs with these settings or this image, so they may be the cause.
+    // No other member runs with these settings or this image, so the settings or the image may be the cause.
     let mut settings = failing(9, 600);
     settings.observed.pods.get_mut("b").unwrap().spec_hash = Some("newer".into());
     assert!(is_wanted(&settings));
@@ -280,7 +285,7 @@ fn bad_setting_never_replaces_members_in_sequence() {
 }
 
 #[test]
-fn oom_environment_and_signals_replace_no_member() {
+fn out_of_memory_full_disk_and_signals_replace_no_member() {
     for cause in [
         Cause::Memory,
         Cause::Surroundings("no space left on device".into()),

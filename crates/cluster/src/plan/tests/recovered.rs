@@ -12,8 +12,8 @@ use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Kept, Seen};
 
-/// The new cluster serves. The survivor of the old cluster still exists with its volume, and so does another old
-/// volume.
+/// The new cluster serves. The survivor of the old cluster still exists with its volume, and so does the volume of
+/// another old member.
 pub(super) fn recovered() -> Scene {
     let mut scene = Scene::formed(&["n"]).durable().size(3).leftover("a");
     scene = scene.with_disk("a").with_disk("b");
@@ -67,12 +67,12 @@ fn keeps_old_volumes_until_new_cluster_is_complete() {
     assert!(scene.plan().problems.is_empty(), "none is foreign");
     scene.desired.size = 1;
     assert_eq!(deletes_disk(&scene.writes()), 2);
-    // A member that serves on a lost volume does not count for the size, because its data will be lost.
+    // A member that serves on a lost volume does not count, because its data will be lost.
     assert_eq!(deletes_disk(&scene.volume_lost("n").writes()), 0);
 }
 
 /// If the status is lost later, the labels of the remaining objects must identify the new cluster. The operator
-/// therefore deletes the old cluster only after it has labeled the new one.
+/// therefore labels the new cluster before it deletes the old cluster.
 #[test]
 fn keeps_old_cluster_until_new_one_is_labeled() {
     let mut scene = recovered();
@@ -88,13 +88,16 @@ fn keeps_old_cluster_until_new_one_is_labeled() {
 
 /// Invariant 16 (recovery of a lost quorum).
 #[test]
-fn opens_client_service_once_old_pods_are_unreachable() {
+fn client_service_gets_endpoints_once_old_pods_are_unreachable() {
     let open = Write::ApplyClient { open: true };
     let mut scene = recovered();
     assert!(!scene.writes().contains(&open));
     let old = scene.observed.pods.get_mut("a").unwrap();
     old.terminating = true;
-    assert!(!scene.writes().contains(&open), "it is still ready");
+    assert!(
+        !scene.writes().contains(&open),
+        "the old pod is still ready"
+    );
     scene.observed.pods.get_mut("a").unwrap().ready = false;
     // The old pod is not ready, so it is no endpoint, even if it is never deleted.
     assert!(scene.writes().contains(&open));
@@ -153,7 +156,8 @@ fn replaced(keep_until: Option<i64>) -> Scene {
     scene
 }
 
-/// Invariant 9: the volumes of the replaced cluster stay until the new one is complete and `keepOldData` has passed.
+/// Invariant 9: the volumes of the replaced cluster stay until the new cluster is complete and `keepOldData` has
+/// passed.
 #[test]
 fn deletes_replaced_cluster_after_completion_and_retention() {
     let deletes_disk = |scene: &Scene| {
@@ -183,7 +187,7 @@ fn deletes_replaced_cluster_after_completion_and_retention() {
 
 /// Invariant 16 (recovery of a lost quorum).
 #[test]
-fn opens_client_service_once_replaced_members_are_unreachable() {
+fn client_service_gets_endpoints_once_replaced_members_are_unreachable() {
     let open = Write::ApplyClient { open: true };
     let mut scene = replaced(None);
     assert!(!scene.writes().contains(&open));
@@ -192,7 +196,7 @@ fn opens_client_service_once_replaced_members_are_unreachable() {
     assert!(scene.writes().contains(&open));
 }
 
-/// Invariant 1: the report in the status describes the replaced members, and not the new cluster.
+/// Invariant 1: the report in the status describes the replaced members, not the new cluster.
 #[test]
 fn report_of_replaced_cluster_proves_no_loss() {
     let mut scene = leaderless(replaced(None));
@@ -208,7 +212,7 @@ fn report_of_replaced_cluster_proves_no_loss() {
     assert!(!destroys(&scene.writes()));
 }
 
-/// The volumes of the old cluster record a version that is not the version of the new cluster.
+/// The volumes of the old cluster record the version of the old cluster. The new cluster has another version.
 #[test]
 fn ignores_version_of_replaced_cluster() {
     let mut scene = replaced(None);

@@ -16,8 +16,8 @@ pub(super) fn at(seconds: i64) -> Timestamp {
     Timestamp::from_second(seconds).unwrap()
 }
 
-/// A cluster of the members `all` in which only `left` still exist and know no leader. The quorum has been lost for
-/// longer than `spec.recovery.after`.
+/// A cluster of the members `all`. Only the members in `left` still exist, and they know no leader. The quorum has been
+/// lost for longer than `spec.recovery.after`.
 pub(super) fn loss(all: &[&str], left: &[&str]) -> Scene {
     let mut scene = Scene::formed(all);
     for member in all.iter().filter(|member| !left.contains(member)) {
@@ -58,7 +58,7 @@ fn index(mut scene: Scene, member: &str, index: u64) -> Scene {
     scene
 }
 
-/// The member list that a member has stored: names, and true for learners.
+/// The member list on a member's disk. For each member, `members` contains the name, and true for a learner.
 pub(super) fn list(id: ClusterId, members: &[(&str, bool)]) -> Members {
     let members = members.iter().map(|(name, is_learner)| Member {
         id: MemberId(u64::from(name.as_bytes()[0])),
@@ -134,7 +134,7 @@ fn lost_volumes_require_approval_for_recovery() {
     let text = problem(&scene, Reason::QuorumLost);
     for part in [
         "1 of 3 voters",
-        "the volume claims of b, c",
+        "the PersistentVolumeClaims of b, c",
         "restore the PersistentVolumes",
     ] {
         assert!(text.contains(part), "{part}: {text}");
@@ -146,25 +146,25 @@ fn lost_volumes_require_approval_for_recovery() {
         assert!(!scene.writes().iter().any(starts));
     }
     assert_eq!(begun(&approved(scene.clone())).unwrap().survivor, "a");
-    // Within the waiting time, an approved recovery still waits for volumes that a person may restore.
+    // During the waiting time, an approved recovery still waits for volumes that a person may restore.
     let mut soon = approved(scene.clone());
     soon.observed.recovery.unavailable_since = Some(at(999));
     assert_eq!(begun(&soon), None);
     assert!(problem(&soon, Reason::QuorumLost).contains("b (its volume is lost: restore"));
-    // A volume is available again, so the operator waits for the members.
+    // A volume has been restored, so the operator waits for the members.
     let mut back = automatic(scene);
     back.observed.disks.get_mut("b").unwrap().lost = false;
     assert!(back.waits().contains(&Reason::NoQuorum));
     assert_eq!(begun(&back), None);
     assert!(back.writes().iter().any(|write| makes_pod(write, "b")));
-    // Members whose lost volumes are still mounted are survivors: the operator keeps their pods.
+    // Members with a lost volume that is still mounted are survivors: the operator keeps their pods.
     let mut open = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["a", "b", "c"] {
         open = open.volume_lost(member);
     }
     let open = leaderless(open);
     assert!(open.waits().contains(&Reason::NoQuorum) && !destroys(&open.writes()));
-    // Pods in phase Pending never mounted their volumes.
+    // Pods in phase Pending have never mounted their volumes.
     let mut waiting = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["b", "c"] {
         waiting = waiting.volume_lost(member).down(member);
@@ -172,7 +172,7 @@ fn lost_volumes_require_approval_for_recovery() {
         pod.addressed = false;
     }
     let waiting = leaderless(waiting);
-    assert!(problem(&waiting, Reason::QuorumLost).contains("the volume claims of b, c"));
+    assert!(problem(&waiting, Reason::QuorumLost).contains("the PersistentVolumeClaims of b, c"));
     assert!(!destroys(&waiting.writes()));
 }
 
@@ -210,10 +210,13 @@ fn reports_approval_with_wrong_cluster_id() {
     }
     let mut padded = one_left();
     padded.observed.recovery.approval = Some("0000000000c0ffee".to_owned());
-    assert!(begun(&padded).is_some(), "the same number");
+    assert!(
+        begun(&padded).is_some(),
+        "the same cluster ID as a decimal number"
+    );
 }
 
-/// An approval that was set before the loss of the quorum does not count.
+/// An approval that was set before the loss of the quorum is not accepted.
 #[test]
 fn approval_before_quorum_loss_is_stale() {
     let mut early = approved(Scene::formed(&["a", "b", "c"]));
@@ -226,7 +229,7 @@ fn approval_before_quorum_loss_is_stale() {
     scene.observed.recovery.stale_approval = Some("c0ffee".into());
     assert_eq!(begun(&scene), None);
     assert!(problem(&scene, Reason::RecoveryRefused).contains("set it again"));
-    // After the approval is removed, the operator forgets that it was stale.
+    // After the user has removed the approval, the operator drops the record that it is stale.
     scene.observed.recovery.approval = None;
     assert_eq!(recorded(&scene).unwrap().stale_approval, None);
 }
@@ -268,8 +271,8 @@ fn quorum_of_volumes_requires_approval_for_recovery() {
     let waits = scene.plan().waiting_for;
     assert!(waits[0].message.contains("If b, c are lost permanently"));
 
-    // With an approval, the operator still waits for the other members, and then recovers: the person may know that the
-    // nodes are destroyed.
+    // With an approval, the operator waits for the other members and then recovers: the person may know that the nodes
+    // are destroyed.
     assert!(begun(&approved(scene.clone())).is_some());
     let mut early = approved(scene);
     early.observed.recovery.unavailable_since = Some(at(990));
@@ -320,7 +323,11 @@ fn total_loss_requires_restore_from_backup() {
 fn selects_most_advanced_survivor() {
     let five = ["a", "b", "c", "d", "e"];
     let scene = approved(loss(&five, &["a", "b"]));
-    assert_eq!(begun(&scene).unwrap().survivor, "a", "equal: the first");
+    assert_eq!(
+        begun(&scene).unwrap().survivor,
+        "a",
+        "of equal survivors, the first is selected"
+    );
     let scene = index(scene, "b", 120);
     let record = begun(&scene).unwrap();
     assert_eq!((record.survivor.as_str(), record.revision), ("b", 120));
@@ -355,12 +362,12 @@ fn missing_report_proves_no_loss() {
     let all = [("a", false), ("b", false), ("c", false)];
     scene.observed.recovery.local = vec![list(CLUSTER, &all)];
     assert!(begun(&scene).is_some());
-    // A list of another cluster does not count.
+    // The list of another cluster is ignored.
     scene.observed.recovery.local = vec![list(NEW, &all)];
     assert_eq!(begun(&scene), None);
 }
 
-/// Each list of voters may be stale, so the operator recovers only if all lists confirm the loss.
+/// Each list of voters may be stale, so an automatic recovery requires that all lists confirm the loss.
 #[test]
 fn contradicting_lists_prevent_automatic_recovery() {
     let four = Scene::formed(&["a", "b", "c", "d"]).durable();
@@ -374,7 +381,7 @@ fn contradicting_lists_prevent_automatic_recovery() {
     assert_eq!(begun(&automatic(scene)), None);
 }
 
-/// The report in the status names the members of the old cluster, and proves no loss in the new cluster.
+/// The report in the status still names the members of the old cluster. It proves no loss in the new cluster.
 #[test]
 fn slow_recovered_cluster_is_not_recovered_twice() {
     for answers in [false, true] {

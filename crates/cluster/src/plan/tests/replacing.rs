@@ -28,7 +28,7 @@ fn hands_over(scene: &Scene) -> Option<(String, String)> {
 #[test]
 fn deleted_pvc_replaces_member() {
     assert_eq!(three().claim_deleted("b").changes(), [scene::remove("b")]);
-    // After the removal its objects are deleted, and the replacement joins.
+    // After the removal, the objects of the member are deleted, and the replacement joins.
     let removed = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -44,7 +44,7 @@ fn deleted_pvc_replaces_member() {
 fn replaces_members_with_deleted_pvcs_one_by_one() {
     let both = three().claim_deleted("b").claim_deleted("c");
     assert_eq!(both.changes(), [scene::remove("b")]);
-    // The operator removes the second member only after the replacement of the first one has become a voter.
+    // The operator removes the second member only when the replacement of the first is a voter.
     let learner = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -69,7 +69,10 @@ fn invariant_3_deleted_pvc_waits_while_another_member_is_down() {
     assert_eq!(scene.changes(), []);
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));
     let text = &scene.plan().waiting_for[0].message;
-    assert!(text.contains("its volume claim is being deleted"), "{text}");
+    assert!(
+        text.contains("its PersistentVolumeClaim is being deleted"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -93,7 +96,7 @@ fn replacement_joins_before_only_member_is_removed() {
 }
 
 #[test]
-fn replaces_both_of_two_members_with_two() {
+fn replaces_both_members_of_cluster_of_two() {
     let both = Scene::formed(&["a", "b"])
         .durable()
         .claim_deleted("a")
@@ -174,14 +177,14 @@ fn never_reuses_volume_of_removed_member() {
 #[test]
 fn transfers_leadership_before_removing_any_leader() {
     let cases: [(&str, Scene); 4] = [
-        ("its claim is deleted", three().claim_deleted("a")),
-        ("its claim is gone", three().without_claim("a")),
+        ("its PVC is being deleted", three().claim_deleted("a")),
+        ("its PVC was deleted", three().without_claim("a")),
         (
-            "its pod ends",
+            "its pod is terminating",
             Scene::formed(&["a", "b", "c"]).terminating("a"),
         ),
         (
-            "all other pods are ending too",
+            "all other pods are terminating too",
             Scene::formed(&["a", "b", "c", "d", "e"])
                 .terminating("a")
                 .terminating("b"),
@@ -206,7 +209,7 @@ fn transfers_leadership_to_staying_member() {
 
 // ---- members that never started ----
 
-/// Invariant 3: the unstarted member is a voter, so it raises the quorum, but never answers.
+/// Invariant 3: a voter that was never started raises the quorum, but never answers.
 #[test]
 fn reports_unstarted_foreign_member_with_remedy() {
     let scene = three().added_with_vote("elsewhere");
@@ -257,7 +260,7 @@ fn reports_risk_of_joining_voter_before_3_4() {
         .unwrap();
     assert!(
         risk.message
-            .contains("1 of 2 voters serve and a quorum needs 2"),
+            .contains("1 of 2 voters serve, and a quorum needs 2"),
         "{}",
         risk.message
     );
@@ -296,6 +299,6 @@ fn recreates_joining_member_with_stale_member_list() {
     durable.observed.pods.get_mut("d").unwrap().durable = true;
     assert!(
         durable.writes().contains(&scene::delete_pod("d")),
-        "the pod is created again on its disk"
+        "the pod is created again on its volume"
     );
 }

@@ -129,7 +129,7 @@ impl Scene {
         self
     }
 
-    /// The operator has changed the image of the member, and the member has not become healthy since.
+    /// The operator has changed the image of the member, and the member has not become healthy since then.
     fn changed(mut self, member: &str, from: &str, to: &str) -> Self {
         self = self.made_for(member, to);
         let pod = self.observed.pods.get_mut(member).unwrap();
@@ -143,7 +143,7 @@ impl Scene {
         self
     }
 
-    /// The pods have a flag that 3.5 does not know.
+    /// The pods have a flag that etcd 3.5 does not know.
     fn with_max_learners_flag(mut self) -> Self {
         for pod in self.observed.pods.values_mut() {
             pod.flags = ["--max-learners".to_owned()].into();
@@ -151,7 +151,7 @@ impl Scene {
         self
     }
 
-    /// This member is far behind the others in the log.
+    /// The log of this member is far behind the logs of the others.
     fn lags(mut self, member: &str) -> Self {
         for (name, seen) in &mut self.observed.statuses {
             if let Seen::Known(status) = seen {
@@ -195,7 +195,7 @@ fn invariant_18_updates_followers_first_one_at_a_time() {
         "{:?}",
         away.waits()
     );
-    // The member reports its old version until its container exits.
+    // Until its container exits, the member reports its old version.
     let before = towards("3.5.35", "3.6.16").compared();
     let before = before.made_for("b", "3.6.16");
     assert_eq!(patched(&before), []);
@@ -217,7 +217,7 @@ fn invariant_18_updates_leader_last_after_transfer() {
 }
 
 #[test]
-fn invariant_18_updates_no_member_while_another_is_unsettled() {
+fn invariant_18_updates_no_member_while_another_is_down_or_behind() {
     let calm = || towards("3.5.35", "3.6.16").compared();
     for scene in [
         calm().down("c"),
@@ -276,7 +276,7 @@ fn rollback_reaches_broken_member_first() {
     let scene = towards("3.5.35", "3.5.35").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.5.35"));
-    // If the user corrects the version, the operator first changes the broken member to it.
+    // If the user corrects the version, the broken member is the first to get it.
     let scene = towards("3.5.35", "3.6.16").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.6.16"));
@@ -284,7 +284,7 @@ fn rollback_reaches_broken_member_first() {
 
 #[test]
 fn failed_last_member_allows_rollback_of_others() {
-    // The member has never run the new version, so etcd cannot have raised the cluster version.
+    // The failed member never ran the new version, so etcd has not raised the cluster version.
     let scene = towards("3.6.16", "3.5.35").compared();
     let scene = scene.changed("c", "3.5.35", "3.6.16").image_missing("c");
     assert_eq!(patched(&scene), one("c", "3.5.35"));
@@ -297,7 +297,7 @@ fn rolls_back_single_member_without_quorum() {
     let mut scene = scene.changed("a", "3.5.35", "3.5.99").image_missing("a");
     scene.observed.members = Seen::Unknown("no member answers".into());
     assert_eq!(patched(&scene), one("a", "3.5.35"));
-    // If the member does not answer for another reason, its image is not changed.
+    // If the member has another reason not to answer, its image is not changed.
     scene.observed.pods.get_mut("a").unwrap().trouble = None;
     assert_eq!(patched(&scene), []);
 }
@@ -318,7 +318,7 @@ fn clears_change_record_of_recovered_member() {
 
 // ---- downgrades ----
 
-/// Enables or cancels a downgrade.
+/// The minor release of a planned downgrade; `Some(None)` if the plan cancels a downgrade.
 #[expect(clippy::option_option, reason = "as the write has it")]
 fn downgrade(scene: &Scene) -> Option<Option<String>> {
     scene.changes().into_iter().find_map(|write| match write {
@@ -389,7 +389,7 @@ fn learner_joins_before_removal_of_member_without_volume() {
             .iter()
             .any(|write| matches!(write, Write::DeletePod { .. }))
     );
-    // The operator creates a Service for the replacement, and removes no member yet.
+    // The operator first creates a Service for the replacement. It removes no member yet.
     assert!(scene.changes().is_empty(), "{:?}", scene.changes());
     assert!(
         writes
@@ -429,8 +429,8 @@ fn rolls_settings_that_need_new_pods() {
     );
 }
 
-/// The operator knows a version for a rollback only from a change of the image, not from a recreated pod. If the new
-/// version were unavailable, a cluster with one member could not be rolled back.
+/// Only a change of the image records the version for a rollback. If the new version were not available, a cluster with
+/// one recreated pod could not be rolled back.
 #[test]
 fn changes_minor_release_before_recreating_pod() {
     let differ = |mut scene: Scene| {
@@ -449,7 +449,7 @@ fn changes_minor_release_before_recreating_pod() {
         (patched(&scene), deleted(&scene)),
         (vec![], vec!["b".into()])
     );
-    // Within one minor release, the operator can roll back every pod, so it recreates the pod at once.
+    // Within one minor release, every pod can be rolled back, so the operator recreates the pod at once.
     let scene = differ(towards("3.5.25", "3.5.35"));
     assert_eq!(
         (patched(&scene), deleted(&scene)),
@@ -474,7 +474,7 @@ fn learners_join_one_by_one_without_max_learners_flag() {
     assert_eq!(scene.changes().len(), 1);
 }
 
-/// Regression: the user rolled back after the old container had ended and before the new one started. The kubelet
+/// Regression: the user rolled back after the old container had ended and before the new container started. The kubelet
 /// counted no restart, so the operator never completed the rollback.
 #[test]
 fn rollback_before_first_start_completes() {
@@ -503,8 +503,8 @@ fn rolls_back_broken_member_while_another_is_missing() {
     assert_eq!(patched(&scene), one("b", "3.5.35"));
 }
 
-/// Regression: the spec requires the replacement of the member that is down, but the operator replaces no member while
-/// one is down. The rollback of the image resolves this deadlock.
+/// Regression: the spec required the replacement of a member that was down, but the operator replaces no member while a
+/// member is down. The rollback of the image ends this deadlock.
 #[test]
 fn rolls_back_broken_member_before_replacing_it() {
     let scene = towards("3.5.35", "3.5.35").compared().durable();
@@ -530,7 +530,7 @@ fn rolls_back_broken_member_before_replacing_it() {
 
 /// Regression: the operator counted the version of a removed member as a version of the cluster.
 #[test]
-fn version_of_removed_member_permits_no_downgrade() {
+fn downgrade_ignores_version_of_removed_member() {
     let scene = towards("3.5.35", "3.4.23").compared();
     let scene = scene.leftover("z");
     let mut scene = scene.changed("z", "3.4.23", "3.5.35");
@@ -557,7 +557,7 @@ fn invariant_18_waits_for_cluster_version_before_next_minor() {
     assert_eq!(patched(&scene), one("b", "3.7.3"));
 }
 
-/// Regression: the operator waited forever for a member whose data no image of its minor release can read.
+/// Regression: the operator waited forever for a member with data that no image of its minor release can read.
 #[test]
 fn replaces_rolled_back_member_with_unreadable_data() {
     let broken = |from: &str| {
@@ -580,7 +580,7 @@ fn replaces_member_unreadable_by_both_minor_releases() {
     let damaged = || Cause::Data("walpb: crc mismatch".into());
     let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
     let scene = scene.crashes("b", damaged(), 1, 20);
-    // The operator first corrects the image, because the image may be the reason why the data is unreadable.
+    // The operator first corrects the image, which may be the reason why the data is unreadable.
     assert_eq!(patched(&scene), one("b", "3.5.35"));
     let noted = |scene: &Scene| {
         let writes = scene.writes();
@@ -605,7 +605,7 @@ fn replaces_member_unreadable_by_both_minor_releases() {
     assert_eq!(
         set_back(true, 4),
         [],
-        "the new image has read the data at most twice"
+        "the new image has tried to read the data at most twice"
     );
     assert_eq!(set_back(true, 5), [scene::remove("b")]);
     assert_eq!(
@@ -637,13 +637,13 @@ fn error_of_former_image_replaces_no_member() {
         scene.changes()
     };
     assert_eq!(started(2), [], "the first start of the new image");
-    // The kubelet restarted the old container once more before it noticed the new image.
+    // The kubelet restarted the old container again before it noticed the new image.
     assert_eq!(started(3), [], "the first start of the new image");
     assert_eq!(started(4), [scene::remove("b")]);
 }
 
-/// The operator would send both writes to the same annotation concurrently. They could remove the record of the next
-/// change, or keep the record of the last change.
+/// The operator would send both writes to the same annotation concurrently. The result could be either record: the next
+/// change would be lost, or the last change would remain.
 #[test]
 fn clears_change_record_before_next_change() {
     let noted = |changed: Option<Changed>| {
@@ -681,8 +681,8 @@ fn failing_new_image_is_rolled_back_without_replacement() {
     assert_eq!(noted, Some(("3.6.17", false)));
 }
 
-/// Regression: the operator changes the image of a learner only after the learner has failed. It must replace a
-/// learner that then fails again, and not wait for another image.
+/// Regression: the operator changes the image of a learner only after the learner has failed. If the learner fails
+/// again, the operator must replace it instead of waiting for another image.
 #[test]
 fn replaces_learner_that_fails_with_both_images() {
     let failed = |scene: Scene, member: &str, seconds: i64| {
@@ -697,7 +697,7 @@ fn replaces_learner_that_fails_with_both_images() {
     assert_eq!(failed(learner("3.5.25"), "d", 60), [scene::remove("d")]);
     // No voter runs the version with which the learner was created.
     assert_eq!(failed(learner("3.5.26"), "d", 60), []);
-    // The operator does not replace a voter, because its former version repairs it.
+    // The operator does not replace a voter in this state: with its former version, the voter can start again.
     let voter = towards("3.5.25", "3.5.35").changed("b", "3.5.25", "3.5.35");
     assert_eq!(failed(voter, "b", 60), []);
 }

@@ -1,4 +1,4 @@
-//! Builds observed states of a cluster for all scenarios. Members have letters as names, in order of age.
+//! Builds observed states of a cluster for all scenarios. The names of members are letters, in order of age.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -40,7 +40,7 @@ pub(crate) fn at(seconds: i64) -> Timestamp {
 }
 
 impl Scene {
-    /// A new EtcdCluster, without objects.
+    /// A new EtcdCluster without objects.
     pub(crate) fn nothing(size: usize) -> Self {
         let desired = Desired {
             size,
@@ -329,7 +329,7 @@ impl Scene {
         })
     }
 
-    /// The pod was deleted and its grace period ended this number of seconds ago, but the pod still exists.
+    /// The pod was deleted, and its grace period ended this number of seconds ago. The pod still exists.
     pub(crate) fn stuck(self, member: &str, seconds: i64) -> Self {
         self.terminating(member).with_pod(member, |pod| {
             pod.lost_since = Some(at(1000 - seconds));
@@ -471,7 +471,7 @@ impl Scene {
         self
     }
 
-    /// The members that the plan drains have been drained for a sufficient time.
+    /// The same scene after the members that the plan drains have been drained for long enough.
     pub(crate) fn drained(&self) -> Self {
         let mut scene = self.clone();
         for write in self.writes() {
@@ -489,7 +489,7 @@ impl Scene {
         sent::read(self.built(), &self.desired, &self.observed)
     }
 
-    /// The plan with its actions.
+    /// The plan with its original actions.
     pub(crate) fn built(&self) -> crate::plan::Plan {
         plan(&self.desired, &self.observed, &Letters, at(1000))
     }
@@ -571,7 +571,7 @@ pub(crate) fn begun(chains: &[Chain]) -> Option<(usize, &str)> {
     })
 }
 
-/// For each Service of a future member that the plan creates: true if it has no endpoints yet.
+/// For each new Service that the plan creates for a future member: true if the Service has no endpoints yet.
 pub(crate) fn reserved(chains: &[Chain]) -> Vec<bool> {
     let writes = chains.iter().flatten();
     let closed = writes.filter_map(|write| match write {
@@ -626,14 +626,14 @@ pub(crate) fn makes_pod(write: &Write, member: &str) -> bool {
     matches!(write, Write::CreatePod(start) if start.member == member)
 }
 
-/// The settings of members with volumes.
+/// The pod settings of members with volumes.
 fn with_volumes() -> PodPolicy {
     let spec = serde_json::json!({ "persistentVolumeClaimSpec": { "accessModes": ["ReadWriteOnce"],
         "resources": { "requests": { "storage": "1Gi" } } } });
     serde_json::from_value(spec).unwrap()
 }
 
-/// The EtcdCluster of a cluster without volumes.
+/// An EtcdCluster without volumes.
 fn object() -> EtcdCluster {
     let spec = serde_json::json!({ "size": 3, "version": "3.6.16", "repository": "etcd" });
     let mut object = EtcdCluster::new("db", serde_json::from_value(spec).unwrap());

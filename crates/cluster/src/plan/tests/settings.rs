@@ -71,7 +71,7 @@ fn changes_labels_and_annotations_without_restart() {
     let scene = differ(three(), &["a", "b", "c"], &metadata());
     assert_eq!(patched(&scene), 3);
     assert!(!ends_pods(&scene));
-    // No container restarts, so the change does not depend on a healthy quorum.
+    // The change restarts no container, so it needs no healthy quorum.
     assert_eq!(patched(&scene.down("b").down("c")), 3);
 }
 
@@ -114,12 +114,12 @@ fn deferred_resize_is_reported_and_blocks_nothing() {
 
 /// Invariant 18 (rolling updates).
 #[test]
-fn unsafe_quorum_resizes_only_unavailable_member() {
+fn resizes_only_unavailable_member_while_quorum_is_at_risk() {
     let scene = differ(three(), &["a", "b", "c"], &resources());
     assert_eq!(
         resized(&scene.clone().down("c")),
         ["c"],
-        "it may lack memory"
+        "too little memory may be the cause"
     );
     let served = differ(three().down("c"), &["a", "b"], &resources());
     assert!(resized(&served).is_empty());

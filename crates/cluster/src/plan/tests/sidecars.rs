@@ -25,14 +25,14 @@ fn member_with_late_sidecar_counts_as_healthy() {
     }
 }
 
-/// The operator promotes a learner that has caught up, even if another container of its pod is not ready.
+/// The operator promotes a learner that has caught up, even if another container in its pod is not ready.
 #[test]
 fn promotes_learner_with_late_sidecar() {
     let scene = Scene::formed(&["a", "b"]).size(3).aged().learner("d");
     assert_eq!(late(scene, &["d"]).changes(), [scene::promote("d")]);
 }
 
-/// The pod has been unready for a long time because of its sidecar, but etcd has served in the meantime (see
+/// The pod has not been ready for a long time because of its sidecar, but etcd has served in the meantime (see
 /// `observe/sidecars.rs`).
 #[test]
 fn restarted_member_with_late_sidecar_is_not_lost() {

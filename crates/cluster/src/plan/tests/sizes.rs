@@ -53,7 +53,7 @@ fn adds_all_members_before_creating_their_pods() {
 }
 
 #[test]
-fn waits_for_five_second_rule_of_etcd() {
+fn adds_no_member_until_voters_are_connected_for_five_seconds() {
     let scene = Scene::formed(&["a", "b"]).size(3).reserved("d").young("a");
     assert_eq!(scene.changes(), []);
     assert_eq!(scene.waits(), [Reason::VotersConnecting]);
@@ -94,7 +94,7 @@ fn invariant_3_scale_down_stops_while_quorum_is_at_risk() {
 }
 
 #[test]
-fn changed_size_target_removes_learners() {
+fn smaller_size_during_scaling_removes_learners() {
     let scene = Scene::formed(&["a", "b", "c"])
         .size(3)
         .reserved("d")
@@ -121,7 +121,7 @@ fn keeps_objects_with_id_of_another_cluster() {
 }
 
 #[test]
-fn deletes_unneeded_reserved_service() {
+fn deletes_service_of_member_that_is_no_longer_planned() {
     let scene = Scene::formed(&["a", "b", "c"]).reserved("d");
     assert!(matches!(&scene.writes()[..], [Write::DeleteService { member, .. }] if member == "d"));
 }
@@ -129,7 +129,7 @@ fn deletes_unneeded_reserved_service() {
 // ---- a seed, and transitions between all sizes ----
 
 #[test]
-fn seed_grows_by_learners_to_desired_size() {
+fn seed_bootstrap_adds_learners_up_to_desired_size() {
     let seed = |mut scene: Scene| {
         scene.desired.first = 1;
         scene.size(3)
@@ -148,8 +148,8 @@ fn seed_grows_by_learners_to_desired_size() {
         seed(formed).writes()[0],
         Write::RecordClusterId { .. }
     ));
-    // After their Services exist, both other members join as learners in one step. With a single voter, etcd does not
-    // check whether all members were connected for five seconds.
+    // After their Services exist, both new members join as learners in one step. With a single voter, etcd does not
+    // require that all members have been connected for five seconds.
     let alone = seed(Scene::formed(&["a"]).young("a"));
     assert_eq!(scene::reserved(&alone.plan().step.chains), [true, true]);
     let grows = seed(Scene::formed(&["a"]).young("a").reserved("d").reserved("e"));
@@ -162,7 +162,7 @@ fn seed_grows_by_learners_to_desired_size() {
 }
 
 #[test]
-fn distinguishes_full_and_seed_bootstrap_before_start() {
+fn bootstrap_restarts_if_spec_changes_number_of_first_members() {
     let mut all = Scene::starting(&["a", "b", "c"])
         .not_running("a")
         .not_running("b")
@@ -172,7 +172,6 @@ fn distinguishes_full_and_seed_bootstrap_before_start() {
     assert_eq!(all.waits(), [Reason::BootstrapAbandoned]);
 }
 
-/// The next step for the given numbers of voters and learners, and the given size.
 #[test]
 fn smaller_target_removes_all_learners_first() {
     let scene = Scene::formed(&["a", "b", "c", "e", "f"])
@@ -215,7 +214,7 @@ fn scales_to_and_from_even_sizes() {
         Scene::formed(&["a", "b"]).size(1).changes(),
         [scene::remove("b")]
     );
-    // With two members, neither is removed while the other is down.
+    // Of two members, neither is removed while the other is down.
     let down = Scene::formed(&["a", "b"])
         .size(1)
         .leader("a")
@@ -227,7 +226,7 @@ fn scales_to_and_from_even_sizes() {
 /// A joining member sends requests to the other members before it answers requests. Two members that start together
 /// would wait for each other.
 #[test]
-fn concurrent_joiners_open_services_after_all_have_asked() {
+fn services_of_joining_members_get_endpoints_after_their_requests() {
     let opened = |scene: &Scene| {
         let writes = scene.writes();
         ["d", "e"].map(|member| {
@@ -240,7 +239,7 @@ fn concurrent_joiners_open_services_after_all_have_asked() {
         scene = scene.added(member).leftover(member).young(member);
         scene.observed.services.get_mut(member).unwrap().closed = true;
     }
-    // The containers run, but only the answer of etcd's health listener shows that the requests are done.
+    // The containers run. Only the answer of etcd's health listener shows that the requests are done.
     assert_eq!(opened(&scene), [false; 2]);
     let half = scene.clone().follows("d");
     assert_eq!(opened(&half), [false; 2]);
@@ -249,7 +248,7 @@ fn concurrent_joiners_open_services_after_all_have_asked() {
     let mut unfound = Scene::formed(&["a"]).size(3).learner("d").follows("d");
     unfound.observed.services.get_mut("d").unwrap().closed = true;
     assert_eq!(unfound.changes(), []);
-    // Without access to the health listeners, the operator waits two seconds after the start of the containers.
+    // If the health listeners cannot be reached, the operator waits two seconds after the start of the containers.
     let ran = |mut scene: Scene, seconds: i64| {
         for member in ["d", "e"] {
             let pod = scene.observed.pods.get_mut(member).unwrap();
@@ -263,7 +262,7 @@ fn concurrent_joiners_open_services_after_all_have_asked() {
     let half = half.not_running("e");
     assert_eq!(opened(&half), [false; 2]);
     assert_eq!(opened(&half.aged()), [true; 2]);
-    // The Service of a member that joins alone, or joins several voters, has endpoints from the beginning.
+    // A member that joins alone, or joins several voters, has a Service with endpoints from the beginning.
     for (voters, size) in [(&["a"][..], 2), (&["a", "b", "c"], 5)] {
         let chains = Scene::formed(voters).size(size).plan().step.chains;
         let reserved = scene::reserved(&chains);

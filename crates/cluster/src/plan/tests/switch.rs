@@ -48,7 +48,7 @@ impl World {
         world
     }
 
-    /// Replaces one member by a new member with the peer URL of a stage.
+    /// Replaces a member by a new member with the peer URL of this stage.
     fn join(&mut self, name: &str, stage: PeerStage) {
         let (tls, port) = stage.usual();
         let scheme = if tls { "https" } else { "http" };
@@ -64,7 +64,7 @@ impl World {
         &mut member.peer_urls
     }
 
-    /// The TLS settings with which members start. The operator derives them from the record in the status alone.
+    /// The TLS settings with which members start. The operator derives them only from the record in the status.
     fn at(&self) -> Option<TlsPolicy> {
         match &self.record {
             Some(record) => record.policy(),
@@ -91,7 +91,7 @@ impl World {
         });
     }
 
-    /// The writes of the current plan that change TLS settings or peer URLs.
+    /// The planned writes that change TLS settings or peer URLs.
     fn planned(&mut self) -> Vec<Write> {
         self.snapshot();
         let all = [self.scene.writes(), self.scene.changes()].concat();
@@ -122,7 +122,7 @@ impl World {
         others.map(|(name, _)| name.clone()).collect()
     }
 
-    /// Checks invariant 23: every member can connect to every peer URL in etcd's list.
+    /// Checks invariant 23: each member listens at its listed peer URL, and every other member can connect to it.
     fn judge(&mut self) {
         let modes = self.modes.clone();
         let at = peers_of(self.at().as_ref());
@@ -153,10 +153,10 @@ fn drawn(seed: &mut u64) -> usize {
     usize::try_from(*seed >> 33).unwrap()
 }
 
-/// Between any two writes, members restart in any order, some members are replaced, and the spec may change again.
-/// Nevertheless, the cluster must reach the final spec.
+/// Between any two writes, members restart in any order, some members are replaced, and the spec may change again. The
+/// cluster must still reach the final spec.
 #[test]
-fn invariant_23_every_member_is_dialed_where_it_listens() {
+fn invariant_23_members_listen_at_listed_peer_urls() {
     for mut seed in 0..400_u64 {
         let (from, to) = match seed % 4 {
             0 => ("null", BOTH),
@@ -167,7 +167,7 @@ fn invariant_23_every_member_is_dialed_where_it_listens() {
         let mut world = World::new(from);
         let mut turns = drawn(&mut seed) % 4;
         for round in 0.. {
-            assert!(round < 400, "it does not end");
+            assert!(round < 400, "the switch does not end");
             world.judge();
             if round == 1 {
                 world.wanted = policy(to);
@@ -251,7 +251,7 @@ fn tls_switch_waits_for_unhealthy_or_joining_members() {
     assert_eq!(grows.planned(), []);
 }
 
-/// Regression: a disconnected learner continues to answer clients, and reports its last known leader.
+/// Regression: a learner without a connection still answers clients, and reports its last known leader.
 #[test]
 fn invariant_23_tls_switch_waits_for_disconnected_learner() {
     let mut world = World::new("null");
@@ -284,7 +284,7 @@ fn invariant_23_tls_switch_waits_for_disconnected_learner() {
 /// Regression: the seed of a recovery lost its pod before its TLS settings were recorded. It restarted with the
 /// settings of a newer spec. The learners then dialed an address at which the seed did not listen.
 #[test]
-fn invariant_23_dials_returned_member_at_its_new_listener() {
+fn invariant_23_corrects_peer_url_of_restarted_seed() {
     let mut world = World::new("null");
     world.record = Some(TlsStatus::new("token", None));
     assert_eq!(world.planned(), []);
@@ -299,7 +299,7 @@ fn invariant_23_dials_returned_member_at_its_new_listener() {
             (member.as_str(), urls.as_slice()),
             ("b", &["http://b.ns.svc:2380".to_owned()][..])
         );
-        // The operator does not change the URL if the member does not serve, or still runs with the previous settings.
+        // If the member does not serve, or still runs with the previous settings, the operator does not change its URL.
         let mut down = World::new("null");
         down.record.clone_from(&world.record);
         *down.urls("b") = vec![listed.to_owned()];
@@ -315,7 +315,7 @@ fn invariant_23_dials_returned_member_at_its_new_listener() {
     assert_eq!(world.planned(), []);
 }
 
-/// Members connect to a changed URL at once, so the Service must already have the second port.
+/// Members connect to a changed URL at once, so their Service must already have the second port.
 #[test]
 fn changes_peer_urls_one_by_one_after_service_ports() {
     let stage = |stage| {

@@ -1,4 +1,4 @@
-//! Invalid certificates: the operator starts no member with them, and changes no running member because of them.
+//! Invalid certificates: the operator starts no member with them, and does not change running members because of them.
 
 use member::tls::{Fault, FaultKind, Purpose};
 
@@ -56,10 +56,10 @@ fn invariant_20_invalid_secret_changes_no_running_cluster() {
     let scene = with_fault(Scene::formed(&["a", "b", "c"]), Purpose::Peer);
     assert!(scene.plan().step.is_empty());
     assert_eq!(scene.plan().problems[0].reason, Reason::CertificateExpired);
-    // The operator removes no serving member, because its replacement could not start.
+    // The operator removes no serving member, because a replacement could not start.
     let fewer = with_fault(Scene::formed(&["a", "b", "c"]).size(2), Purpose::Peer);
     assert_eq!(fewer.changes(), []);
-    // The operator removes a dead member, because the removal does not affect clients.
+    // The operator removes a dead member, because its removal affects no client.
     let dead = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(
         with_fault(dead, Purpose::Peer).changes(),
@@ -67,8 +67,8 @@ fn invariant_20_invalid_secret_changes_no_running_cluster() {
     );
 }
 
-/// Invariant 20: the running members do not trust the new authorities. A restart would disconnect the first restarted
-/// member from them, so the operator does not start the rolling update.
+/// Invariant 20: the running members do not trust the new authorities. After a restart, the first member could not
+/// connect to the others, so the operator does not start the rolling update.
 #[test]
 fn invariant_20_abruptly_replaced_authorities_restart_no_member() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().compared();

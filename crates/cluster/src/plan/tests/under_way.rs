@@ -20,7 +20,7 @@ pub(super) fn under_way() -> Scene {
     scene
 }
 
-/// A recovery whose seed has a pod, and answers with this cluster ID and this revision.
+/// A recovery with a running seed. The seed answers with this cluster ID and this revision.
 fn answers(cluster_id: ClusterId, revision: i64) -> Scene {
     let mut scene = under_way().leftover("n");
     let pod = scene.observed.pods.get_mut("n").unwrap();
@@ -43,7 +43,7 @@ fn answers(cluster_id: ClusterId, revision: i64) -> Scene {
 
 /// Invariant 16: no client reaches the seed through the client Service.
 #[test]
-fn creates_seed_behind_closed_client_service() {
+fn creates_seed_while_client_service_has_no_endpoints() {
     let scene = under_way().asks_for_volumes();
     let writes = scene.writes();
     let closed = Write::ApplyClient { open: false };
@@ -62,7 +62,7 @@ fn creates_seed_behind_closed_client_service() {
     assert!(!destroys(&writes));
 }
 
-/// Another operator process may have set the mark. That process could still remove the mark after its lease has ended.
+/// Another operator process may have set the mark, and could still remove it after its lease has ended.
 #[test]
 fn invariant_6_renews_mark_before_seed_pod() {
     let again = |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "n");
@@ -105,12 +105,12 @@ fn records_new_cluster_once_seed_serves_survivor_data() {
     assert_eq!(
         recorded(&answers(CLUSTER, 100)),
         None,
-        "the old cluster's ID"
+        "the cluster ID is that of the old cluster"
     );
 }
 
-/// Invariant 9: the operator creates another seed only if the survivor answers. Otherwise the seed's pod may have the
-/// last copy of the data.
+/// Invariant 9: the operator creates another seed only if the survivor answers. Otherwise the pod of the first seed may
+/// have the last copy of the data.
 #[test]
 fn replaces_seed_with_lost_volume_if_survivor_answers() {
     let scene = answers(NEW, 100).with_disk("n").volume_lost("n");
@@ -124,7 +124,8 @@ fn replaces_seed_with_lost_volume_if_survivor_answers() {
 }
 
 /// Invariant 16: clients of the headless Service could write to the abandoned seed, and these writes would be lost.
-/// Invariant 9: the operator stops the seed only if the survivor answers, because the survivor has the same data.
+/// Invariant 9: the operator stops the seed only if the survivor answers, because the survivor then still has the
+/// original data.
 #[test]
 fn stops_abandoned_seed_before_next_recovery() {
     let mut scene = answers(NEW, 100).with_disk("n").volume_lost("n");
@@ -151,7 +152,7 @@ fn stops_abandoned_seed_before_next_recovery() {
     let mut another = scene.clone();
     another.observed.pods.get_mut("n").unwrap().token = Some("another".into());
     assert!(!stops(&another));
-    // The next recovery begins as soon as the pod of the seed is terminating, even if its node does not answer.
+    // The next recovery begins as soon as the pod of the seed is terminating. It does not wait for the pod's node.
     let ending = scene.terminating("n");
     assert!(!destroys(&ending.writes()));
     assert_eq!(begun(&ending).unwrap().survivor, "a");
@@ -172,7 +173,7 @@ fn returning_quorum_cancels_recovery() {
     let recovery = cancelled.recovery.unwrap();
     assert_eq!(recovery.phase, RecoveryPhase::Cancelled);
 
-    // The operator then deletes the seed, and afterwards adds the endpoints of the client Service.
+    // The operator then deletes the seed. Afterwards, the client Service gets its endpoints again.
     scene.observed.recovery.record = Some(recovery);
     scene.observed.recovery.stale_approval = cancelled.stale_approval;
     let writes = scene.writes();
@@ -192,7 +193,7 @@ fn recovery_selects_another_survivor_after_loss() {
     scene.observed.recovery.record = Some(cancelled);
     assert_eq!(begun(&scene).unwrap().survivor, "b");
 
-    // If the survivor does not answer until the timeout, the operator selects another survivor.
+    // If the survivor does not answer before the timeout, the operator selects another survivor.
     let mut silent = approved(loss(&five, &["a", "b"]).down("a"));
     let mut record_of = record(RecoveryPhase::InProgress);
     for (began, given_up) in [(990, false), (900, true)] {
@@ -201,7 +202,7 @@ fn recovery_selects_another_survivor_after_loss() {
         assert_eq!(recorded(&silent).is_some(), given_up, "{began}");
     }
 
-    // Without another survivor, the seed may hold the last copy.
+    // Without another survivor, the seed may have the last copy.
     let mut last = approved(loss(&five, &[]));
     last.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
     assert_eq!(recorded(&last), None);

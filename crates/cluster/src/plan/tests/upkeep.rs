@@ -152,7 +152,7 @@ fn compacts_full_database_first_if_spec_sets_retention() {
         "{writes:?}"
     );
     assert_eq!(record(&scene).unwrap().compacted_revision, Some(4000));
-    // The revision is already compacted and no space is free, so the operator does not compact again.
+    // The revision is already compacted and no space is free, so another compaction would have no effect.
     let mut over = run(Cause::NoSpace, &[]);
     over.compacted_revision = Some(4000);
     over.completion_time = Some(time(100));
@@ -170,7 +170,7 @@ fn delays_defragmentation_after_ineffective_run() {
     scene.observed.upkeep.record = Some(over.clone());
     assert_eq!(scene.writes(), []);
     assert!(scene.waits().contains(&Reason::DefragmentationWaits));
-    // After 100 s, a defragmentation could free no additional space, so the operator begins no run.
+    // After 100 s, a defragmentation could free no more space than the last run, so the operator begins no run.
     (over.members[0].size_before, over.members[0].size_after) = (25 << 20, Some(25 << 20));
     over.completion_time = Some(time(900));
     scene.observed.upkeep.record = Some(over.clone());
@@ -180,8 +180,7 @@ fn delays_defragmentation_after_ineffective_run() {
     assert!(record(&scene).is_some());
 }
 
-/// Until the next write, a member reports the space that a compaction freed as used. A full database accepts no
-/// writes.
+/// A member reports space that a compaction freed as used until the next write. A full database accepts no writes.
 #[test]
 fn defragments_after_compaction_despite_reported_free_space() {
     let mut scene = full(100, 100);
@@ -198,12 +197,12 @@ fn defragments_after_compaction_despite_reported_free_space() {
     compacted.start_time = time(980);
     scene.observed.upkeep.record = Some(compacted.clone());
     assert_eq!(record(&scene).unwrap().members[0].name, "b");
-    // The first defragmentation freed no space, so the operator does not defragment the other members.
+    // The first defragmentation has freed no space, so the operator does not defragment the other members.
     compacted.members = run(Cause::NoSpace, &[("b", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // The current status of the first member shows free space, so the operator defragments the next member. A member
-    // that has free space is skipped.
+    // The current status of the first member shows free space, so the operator defragments the next member. It skips a
+    // member that already has free space.
     compacted.members[0].size_after = Some(QUOTA);
     scene.observed.upkeep.record = Some(compacted.clone());
     sized(&mut scene, "b", 20, 20);
@@ -306,7 +305,7 @@ fn invariant_19_defragments_followers_one_by_one_then_leader() {
 }
 
 #[test]
-fn invariant_19_no_defragmentation_while_cluster_is_unsettled() {
+fn invariant_19_no_defragmentation_while_member_is_down_or_slow() {
     let begun = || under_way(full(100, 20), &[]);
     let down = begun().down("c");
     assert_eq!(down.writes(), []);
@@ -324,7 +323,7 @@ fn invariant_19_no_defragmentation_while_cluster_is_unsettled() {
     }
 }
 
-/// Regression: between the record and the call, the leadership may move or a member may fail.
+/// Regression: between the record and the call, the leadership may move, or a member may fail.
 #[test]
 fn invariant_19_defers_recorded_defragmentation_if_conditions_changed() {
     let recorded = || under_way(full(100, 20), &[("b", false)]);
@@ -399,7 +398,7 @@ fn defragments_by_share_of_free_bytes() {
     assert_eq!(scene.writes(), []);
     sized(&mut scene, "b", 90, 20);
     assert_eq!(record(&scene).unwrap().cause, Cause::Threshold);
-    // Within an hour after a run, the operator begins no second run, even if the share of free bytes is high.
+    // For an hour after a run, the operator begins no second run, even if the share of free bytes is high.
     let mut over = run(Cause::Threshold, &[("b", true)]);
     over.completion_time = Some(time(950));
     scene.observed.upkeep.record = Some(over);
@@ -409,7 +408,7 @@ fn defragments_by_share_of_free_bytes() {
 #[test]
 fn defragments_once_per_scheduled_time() {
     let mut scene = three(90, 20);
-    // In every scene, the time is 00:16:40.
+    // In every scene, the time is 00:16:40 on 1 January 1970.
     scene.desired.upkeep.defragmentation = Some(Defragmentation {
         schedule: Some("15 0 * * *".into()),
         ..Defragmentation::default()

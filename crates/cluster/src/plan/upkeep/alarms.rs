@@ -11,8 +11,8 @@ use crate::reason::Reason;
 use crate::snapshot::Observed;
 
 /// The members to replace because etcd reports that their data differs. The list is empty unless the correct data is
-/// known: fewer than a quorum are reported, and there are at least three voters. In a smaller cluster, the replacement
-/// might copy the wrong data.
+/// known: there are at least three voters, and fewer than a quorum of them are reported. In a smaller cluster, the
+/// replacement might copy the wrong data.
 pub(in crate::plan) fn corrupt_members(
     members: &[MemberState],
     observed: &Observed,
@@ -60,7 +60,7 @@ pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
             }
             None => {
                 let text = "etcd reports that the data of members differs, but not which data is correct (alarm \
-                 CORRUPT), and rejects writes: restore a backup, or delete the volume claims of the members with \
+                 CORRUPT), and rejects writes: restore a backup, or delete the PersistentVolumeClaims of the members with \
                  wrong data, then run: etcdctl alarm disarm";
                 draft.problem(Reason::Corrupt, text);
             }
@@ -73,7 +73,7 @@ pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
             "it is not replaced, because the remaining members would form no quorum: restore a backup"
         };
         let text = format!(
-            "etcd reports that the data of {} differs from that of the other members (alarm CORRUPT): {then}",
+            "etcd reports that the data of {} differs from the data of the other members (alarm CORRUPT): {then}",
             member.name
         );
         draft.problem(Reason::Corrupt, text);
@@ -89,7 +89,7 @@ pub(super) fn disarm(view: &View, kind: AlarmKind, member: MemberId, draft: &mut
 }
 
 impl Run<'_> {
-    /// Reports a full database while the alarm is active, whichever action is in progress.
+    /// Reports a full database while the alarm is active, even if another action is in progress.
     pub(super) fn report_full_database(&self, draft: &mut Draft) {
         let (desired, observed, _) = self.build.inputs();
         if !self.is_full() {
@@ -103,13 +103,11 @@ impl Run<'_> {
             .iter()
             .any(|reason| reason.reason == Reason::DefragmentationWaits);
         let then = if desired.upkeep.only_reports {
-            "spec.upkeep.noSpace.policy is Report: compact and defragment the members and disarm the alarm by hand, or \
-             set the policy to Cure"
+            "spec.upkeep.noSpace.policy is Report: compact and defragment the members and disarm the alarm by hand, or set spec.upkeep.noSpace.policy to Cure"
         } else if busy || waits {
             "the operator frees space"
         } else {
-            "it contains no free space: delete keys, increase spec.etcd.quotaBackendBytes, or have old revisions \
-             compacted (spec.etcd.autoCompactionRetention, spec.upkeep.noSpace.keepRevisions)"
+            "it contains no free space: delete keys, increase spec.etcd.quotaBackendBytes, or let etcd or the operator compact old revisions (spec.etcd.autoCompactionRetention, spec.upkeep.noSpace.keepRevisions)"
         };
         let text = format!(
             "the database has reached its quota of {} bytes and etcd rejects writes (alarm NOSPACE): {then}",

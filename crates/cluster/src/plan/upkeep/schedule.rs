@@ -1,14 +1,15 @@
-//! Determines when a scheduled defragmentation is due. Pure: the result depends only on the schedule and the time.
+//! Determines when a scheduled defragmentation is due. Performs no I/O: the result depends only on the schedule and the
+//! time.
 
 use api::cluster::Defragmentation;
 use croner::parser::{CronParser, Seconds, Year};
 use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
 
-/// Maximum delay of a scheduled defragmentation. A later run is skipped.
+/// A scheduled defragmentation starts at most this late. Otherwise it is skipped.
 const LATEST: SignedDuration = SignedDuration::from_hours(1);
 
-/// The most recent scheduled time if it is not older than the maximum delay; `None` without a schedule.
+/// The most recent scheduled time; `None` if it is older than the maximum delay, or if there is no schedule.
 pub(super) fn due(rule: &Defragmentation, now: Timestamp) -> Result<Option<Timestamp>, String> {
     let Some(text) = &rule.schedule else {
         return Ok(None);
@@ -82,7 +83,7 @@ mod tests {
     fn reports_invalid_schedule_and_time_zone() {
         let now = at("2026-07-01T01:10:00Z");
         assert!(due(&rule("99 * * * *", None), now).is_err_and(|text| text.contains("99")));
-        // The search for a time of an empty list would take seconds.
+        // Without the check for empty entries, the search for the next time of this schedule would take seconds.
         let empty = due(&rule(", 3 * * 6", None), now);
         assert!(empty.is_err_and(|text| text.contains("empty entry")));
         let unknown = due(&rule("@daily", Some("Mars/Base")), now);

@@ -1,4 +1,4 @@
-//! Checks pods against the restricted pod security profile, for those fields that the builders set. So a unit test
+//! Checks pods against the restricted pod security profile, for the fields that the builders set. A unit test then
 //! detects a violation that an API server would reject.
 
 use k8s_openapi::api::core::v1::{Container, Pod};

@@ -1,4 +1,4 @@
-//! Whether a seed's pod can still run. Pure: the time is an argument.
+//! Whether a seed's pod can still run. Performs no I/O: the time is an argument.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -6,15 +6,16 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Life;
 
-/// Shortest pause between two pods of a seed. It limits the rate of new pods on a node that rejects every pod.
+/// Shortest pause between two pods of a seed. A node may reject every pod, and the pause limits how often it gets a new
+/// one.
 const MIN_PAUSE: SignedDuration = SignedDuration::from_secs(10);
-/// Longest pause between two pods of a seed. The pause gives a node time to free resources: a node without free
-/// resources may evict other pods for each new pod.
+/// Longest pause between two pods of a seed. A node without free resources may evict other pods for each new pod, and
+/// the pause gives the node time to free resources.
 const MAX_PAUSE: SignedDuration = SignedDuration::from_mins(5);
-/// The pause is the time from the start of the seed to the creation of the pod, divided by this number.
+/// The pause is this fraction of the time from the start of the seed to the creation of the pod.
 const PAUSE_DIVISOR: i32 = 4;
 
-/// Whether the pod runs, has just ended or has ended. `began` is the time at which the seed was started.
+/// Whether the pod is active, has ended recently or has ended. `began` is the time at which the seed was started.
 pub(in crate::observe) fn life(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> Life {
     match (ended(pod), is_recent(pod, began, now)) {
         (None, _) => Life::Active,
@@ -23,7 +24,7 @@ pub(in crate::observe) fn life(pod: &Pod, began: Option<Timestamp>, now: Timesta
     }
 }
 
-/// Whether the pause since the creation of the pod has not passed, so the pod must not be replaced yet.
+/// Whether the pod must not be replaced yet, because the pause since its creation has not passed.
 pub(in crate::observe) fn is_recent(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> bool {
     let created = pod.metadata.creation_timestamp.as_ref();
     created.is_some_and(|created| now.duration_since(created.0) < pause(began, created.0))

@@ -1,10 +1,10 @@
-//! Detects missing storage for the seed from its PersistentVolumeClaim (PVC) and its pod. Pure: the time is an
-//! argument.
+//! Detects missing storage for the seed from its PersistentVolumeClaim (PVC) and its pod. Performs no I/O: the time is
+//! an argument.
 //!
 //! The operator has no permission to read StorageClasses and Events, so it uses two other sources. Kubernetes writes
-//! the name of the provisioner to the PVC as soon as it is known. The message of the scheduler shows whether the pod
-//! has no node only because of its volume. Other scheduling problems are not reported here, because they end when nodes
-//! are added or freed.
+//! the name of the provisioner to the PVC as soon as it is known. The message of the scheduler shows whether only the
+//! volume prevents the pod from getting a node. Other scheduling problems are not reported here, because they end when
+//! nodes are added or freed.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -24,7 +24,7 @@ const PROVISIONER: [&str; 2] = [
     "volume.kubernetes.io/storage-provisioner",
     "volume.beta.kubernetes.io/storage-provisioner",
 ];
-/// The annotation that names the node for which the volume is created.
+/// The annotation that names the node on which the volume is created.
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
 /// Texts in messages of the scheduler (`volumebinding` in kubernetes/pkg/scheduler).
 const UNBOUND: &str = "pod has unbound immediate PersistentVolumeClaims";
@@ -33,7 +33,7 @@ const NO_VOLUME: [&str; 2] = [
     "didn't find available persistent volumes to bind",
     "did not have enough free storage",
 ];
-/// Reasons of the scheduler that exclude a node permanently, whatever its free resources are.
+/// Reasons in messages of the scheduler that exclude a node permanently, no matter which resources are free.
 const EXCLUDED: [&str; 2] = [
     "untolerated taint",
     "didn't match Pod's node affinity/selector",
@@ -44,8 +44,8 @@ const TEMPORARY_TAINT: &str = "node.kubernetes.io/";
 const REMEDY: &str = "correct the cause, or set another StorageClass in spec.pod.persistentVolumeClaimSpec.storageClassName of \
                       the EtcdCluster (for a new cluster: in spec.etcdCluster.template of a new EtcdRestore)";
 
-/// The problem of a PVC that was not bound within its time limit. `None` if the PVC is bound or the limit has not
-/// passed.
+/// The problem of a PVC that was not bound within its time limit. `None` if the PVC is bound, or if the limit has not
+/// passed yet.
 pub(in crate::observe) fn no_storage(
     pod: &Pod,
     pvc: &PersistentVolumeClaim,
@@ -80,7 +80,7 @@ fn cause(
     let class = class(pvc);
     let selected = pvc.annotations().contains_key(SELECTED);
     if scheduler.contains(UNBOUND) && provisioner.is_none() {
-        // The message of the scheduler does not name the unbound PVC, so another PVC of the pod may be the unbound one.
+        // The message of the scheduler does not name the unbound PVC, so it may be another PVC of the pod.
         let others = others(pod, &pvc.name_any());
         return Some(if others.is_empty() {
             (no_provisioner(pvc), changed, PROVISIONER_TIMEOUT)
@@ -92,7 +92,7 @@ fn cause(
             (why, changed, VOLUME_TIMEOUT)
         });
     }
-    // Each failed attempt updates the PVC, so the time of its last change cannot be used.
+    // Each failed attempt updates the PVC, so the time of its last change says nothing.
     if FAILED.iter().any(|text| scheduler.contains(text)) {
         let why = format!("no volume of {class} is created for it ({scheduler})");
         return Some((why, created, VOLUME_TIMEOUT));
@@ -104,7 +104,7 @@ fn cause(
         return Some((why, changed, VOLUME_TIMEOUT));
     }
     if only_volume_missing(scheduler) {
-        let why = format!("no node has a volume of {class} for it ({scheduler})");
+        let why = format!("no node can provide a volume of {class} for it ({scheduler})");
         return Some((why, changed, VOLUME_TIMEOUT));
     }
     None
@@ -212,7 +212,7 @@ mod tests {
         .unwrap()
     }
 
-    /// The number of seconds after which the problem is first reported, and its message.
+    /// The problem as it is first reported: the number of seconds until then, and the message.
     fn reported(pod: &Pod, pvc: &PersistentVolumeClaim) -> Option<(i64, String)> {
         let problem = |after: i64| no_storage(pod, pvc, at(CREATED + after));
         let mut times = [0, 59, 60, 599, 600, 86_400].into_iter();
@@ -277,7 +277,7 @@ mod tests {
         changed.metadata.managed_fields = serde_json::from_value(managed).unwrap();
         let reports = |after| no_storage(&Pod::default(), &changed, at(CREATED + after)).is_some();
         assert!(!reports(3_600 + 599) && reports(3_600 + 600));
-        // Every failed attempt updates the PVC, so the time limit counts from the creation of the PVC.
+        // Every failed attempt updates the PVC, so the time limit counts from the creation of the PVC instead.
         let failed = pod(
             "False",
             &format!(
@@ -348,8 +348,7 @@ mod tests {
         }
     }
 
-    /// The scheduler does not name the unbound PVC. So the unbound PVC may be another one, such as the PVC with the
-    /// backup.
+    /// The scheduler does not name the unbound PVC. It may be another PVC of the pod, such as the PVC with the backup.
     #[test]
     fn reports_other_pvc_of_pod_after_ten_minutes() {
         let mut both = pod("False", WAITS);

@@ -34,7 +34,7 @@ fn ended(code: i32, message: &str) -> Value {
 
 const DONE: &str = r#"{"result":"done","revision":7,"size":1,"sha256":"ab"}"#;
 
-/// Invariant 9: the data directory is verified only when etcd is ready on it.
+/// Invariant 9: the data directory counts as verified only when etcd is ready on it.
 #[test]
 fn invariant_9_fetched_snapshot_is_not_verified_data() {
     let observed = |ready: bool| {
@@ -63,7 +63,7 @@ fn invariant_9_fetched_snapshot_is_not_verified_data() {
 }
 
 #[test]
-fn reads_origin_from_report() {
+fn reads_origin_of_data_from_pod_report() {
     let origin = |suffix: &str| {
         let message = DONE.replace('}', suffix);
         reported(json!([container("fetch", ended(0, &message), json!({}))])).origin

@@ -1,4 +1,4 @@
-//! The clock that measures how long the seed's PersistentVolumeClaim has no volume.
+//! Which clock decides how long the seed's PersistentVolumeClaim has had no volume.
 
 use http::{Request, Response};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -22,7 +22,7 @@ fn server(at: Option<Timestamp>) -> Client {
     Client::new(service_fn(answer), "prod")
 }
 
-/// Invariant 1: a wrong report of missing storage would abandon a restore in place.
+/// Invariant 1: if missing storage was reported by mistake, a restore in place would be abandoned.
 #[tokio::test]
 async fn missing_storage_requires_clock_of_api_server() {
     let now = Timestamp::now();

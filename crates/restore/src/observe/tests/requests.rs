@@ -1,5 +1,5 @@
-//! Counts the requests to a running seed. The observation for the deletion of a seed must not wait for the seed's etcd,
-//! because no action is executed from an observation older than ten seconds.
+//! Counts the requests to a running seed. An observation for the deletion of a seed must not wait for the seed's etcd:
+//! no action is executed from an observation older than ten seconds.
 
 use std::collections::VecDeque;
 
@@ -42,7 +42,7 @@ fn cluster() -> Value {
     })
 }
 
-/// The seed's pod, whose etcd runs on a snapshot with this SHA-256.
+/// A pod of the seed. Its etcd runs on a snapshot with this SHA-256.
 fn pod(restore: &EtcdRestore, sha256: &str) -> Value {
     let chosen = choice::recorded(restore).unwrap();
     let source = serde_json::to_string(&chosen.source).unwrap();
@@ -62,7 +62,7 @@ fn pod(restore: &EtcdRestore, sha256: &str) -> Value {
     })
 }
 
-/// The number of requests to etcd during one observation, and the observation.
+/// Observes once. Returns the number of requests to etcd, and the observation.
 async fn observed(restore: &EtcdRestore, sha256: &str) -> (usize, Observation) {
     const ENOUGH: usize = 10;
     let pod = pod(restore, sha256);

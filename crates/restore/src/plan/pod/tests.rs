@@ -1,4 +1,4 @@
-//! Tests of the built pod.
+//! Tests of the pod that is built for a seed.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "JSON literals read best where they are passed"
@@ -64,7 +64,7 @@ fn with_secret() -> StorageBlock {
     )
 }
 
-/// Defect 6 of the original operator: an untagged third-party image in the data path.
+/// Defect 6 of coreos/etcd-operator: an untagged third-party image in the data path.
 #[test]
 fn seed_containers_use_operator_and_member_images() {
     let pod = built(
@@ -89,8 +89,8 @@ fn seed_containers_use_operator_and_member_images() {
     assert_eq!(etcd["args"][3], json!("/usr/local/bin/etcd"));
 }
 
-/// Invariant 14: credentials are files of a Secret that only one container mounts. They are never environment variables
-/// or arguments.
+/// Invariant 14: credentials are files of a Secret that only one container mounts, and never environment variables or
+/// arguments.
 #[test]
 fn mounts_credentials_only_in_fetch_container() {
     let pod = built(json!({}), &with_secret());
@@ -151,7 +151,7 @@ fn invariant_6_seed_never_starts_with_state_new() {
 }
 
 #[test]
-fn uses_tool_of_etcd_version() {
+fn seed_uses_etcdctl_or_etcdutl_by_etcd_version() {
     for (version, tool) in [
         ("3.4.23", "/usr/local/bin/etcdctl"),
         ("3.5.35", "/usr/local/bin/etcdutl"),
@@ -163,7 +163,7 @@ fn uses_tool_of_etcd_version() {
     }
 }
 
-/// Defect 7 of the original operator: the seed always used an emptyDir.
+/// Defect 7 of coreos/etcd-operator: the seed always used an emptyDir.
 #[test]
 fn seed_uses_volumes_of_cluster() {
     let claim = json!({ "pod": { "persistentVolumeClaimSpec": { "resources": { "requests": { "storage": "1Gi" } } } } });

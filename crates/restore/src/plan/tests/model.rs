@@ -1,5 +1,5 @@
-//! A small model of Kubernetes, the kubelet, etcd and the cluster operator. It runs thousands of reconciles with
-//! crashes between any two writes, lost responses, unknown answers, lost pods, and changes by users.
+//! A small model of Kubernetes, the kubelet, etcd and the cluster operator. It runs thousands of reconciles, with
+//! crashes between any two writes, lost responses, failed reads, lost pods, and changes by users.
 
 use std::collections::BTreeSet;
 
@@ -36,13 +36,13 @@ enum Step {
     CrashAfter,
     /// A reconcile in which some reads fail. The bits of the value choose these reads.
     Blind(u8),
-    /// The kubelet and etcd make progress by one step.
+    /// The kubelet and etcd take one step.
     Kubelet,
-    /// The cluster operator reports once.
+    /// The cluster operator writes one report.
     ClusterOperator,
     /// The seed's pod is lost. Without a volume, its data is lost too.
     LosePod,
-    /// The seed's pod ends, and its object is kept. Without a volume, its data is lost.
+    /// The seed's pod ends, and the Pod object remains. Without a volume, its data is lost.
     EndPod,
     /// From now on, no volume is created.
     NoStorage,
@@ -58,7 +58,7 @@ enum Step {
     NewerBackup,
     /// Retention deletes all backups except the newest one.
     Retention,
-    /// A user changes the increase of the revision in the spec.
+    /// A user changes the spec: the number by which the revision is increased.
     ChangeBump,
     /// The kubelet loses the report of the seed's pod.
     LoseMessage,
@@ -66,12 +66,12 @@ enum Step {
     LoseVolume,
     /// The pods of the old members are lost.
     LoseOld,
-    /// A second operator process observes the state.
+    /// A second operator process observes the state, and is then suspended.
     ReadDelayed,
-    /// The second process plans from the EtcdRestore of its earlier observation and from a new observation of all other
-    /// objects. It executes the action.
+    /// The second process reads the EtcdRestore as in its earlier observation, and all other objects anew. It plans and
+    /// executes the action.
     ActDelayed,
-    /// The second process plans from its earlier observation and executes the action.
+    /// The second process plans from its earlier observation, and executes the action.
     WriteDelayed,
     /// A client writes, if it can reach a member.
     ClientWrites,
@@ -83,7 +83,7 @@ enum Step {
     DeleteRestore,
 }
 
-/// The number of a backup, and the increase of its revision.
+/// The number of a backup, and the number by which its revision is increased.
 type Data = (u32, i64);
 
 /// A member of the replaced cluster.
@@ -96,7 +96,7 @@ enum OldMember {
 
 #[allow(
     clippy::struct_excessive_bools,
-    reason = "independent facts of the model"
+    reason = "each flag is an independent fact of the model"
 )]
 #[derive(Clone, Debug, Default)]
 struct ModelCluster {
@@ -113,7 +113,7 @@ struct ModelCluster {
     /// These fields model the UIDs of the Service and the PVC.
     service: Option<u32>,
     volume: Option<u32>,
-    /// The UID of the PVC that has a volume.
+    /// The UID of the PVC, if it has a volume.
     bound: Option<u32>,
     pod: Option<ModelPod>,
     /// Whether the seed has verified data, on its volume or in the pod.
@@ -129,7 +129,7 @@ struct ModelCluster {
 
 #[allow(
     clippy::struct_excessive_bools,
-    reason = "independent facts of the model"
+    reason = "each flag is an independent fact of the model"
 )]
 #[derive(Clone, Debug, Default, PartialEq)]
 struct ModelPod {
@@ -137,7 +137,7 @@ struct ModelPod {
     uid: u32,
     /// The backup that the pod fetches.
     of: Data,
-    /// The SHA-256 that the pod accepts is only that of this backup.
+    /// True if the pod accepts only the SHA-256 of this backup.
     checks_sha256: bool,
     fetched: bool,
     /// Whether the report is lost.
@@ -152,7 +152,7 @@ struct ModelPod {
 
 #[allow(
     clippy::struct_excessive_bools,
-    reason = "independent facts of the model"
+    reason = "each flag is an independent fact of the model"
 )]
 #[derive(Clone, Debug)]
 struct World {
@@ -167,12 +167,12 @@ struct World {
     /// The newest backup, and the oldest backup that is kept.
     newest: u32,
     oldest: u32,
-    /// The backups of all seeds so far. Filled by the model, not by the planner.
+    /// The backups of all seeds so far. The model fills this field, not the planner.
     seeds_of: BTreeSet<Data>,
     in_place: bool,
     /// The deliberate mistake, if any.
     mistake: Option<Mistake>,
-    /// Whether old members or the seed's volume were lost for a reason outside the restore.
+    /// Whether old members or the seed's volume were lost for a reason other than the restore.
     losses: bool,
     /// Whether backups have a manifest. A manifest contains the SHA-256.
     manifests: bool,
@@ -182,7 +182,7 @@ struct World {
     delayed: Option<Box<World>>,
     /// Whether the second process has acted.
     two: bool,
-    /// Whether the second process is acting now.
+    /// Whether the action that is being executed belongs to the second process.
     is_delayed: bool,
     /// Whether the restore and its finalizer are deleted.
     deleted: bool,
@@ -270,7 +270,7 @@ impl World {
         }
         let disk = cluster.disk;
         let Some(pod) = &mut cluster.pod else {
-            // After the handover the cluster operator creates the pod on the existing disk.
+            // After the handover, the cluster operator creates the pod on the existing disk.
             if durable && disk && !cluster.lock && cluster.has_cut_over() {
                 cluster.pod = Some(ModelPod {
                     fetched: true,
@@ -282,7 +282,7 @@ impl World {
             return;
         };
         if pod.ended {
-            // After the handover the cluster operator deletes the ended pod if the data is on a volume.
+            // After the handover, the cluster operator deletes the ended pod if its data is on a volume.
             if durable && disk && !cluster.lock && cluster.has_cut_over() {
                 cluster.pod = None;
             }
@@ -440,7 +440,7 @@ impl World {
 
     fn reconcile(&mut self, blind: Option<u8>, write: bool, status: bool) {
         let snapshot = self.observe(blind);
-        // Later than every time limit for reported problems.
+        // This is later than every time limit for reported problems.
         let now = epoch().0 + SignedDuration::from_mins(5);
         let mut plan = plan_at(&self.restore, &snapshot, now);
         self.mistake_about_storage(&snapshot, &mut plan);
@@ -475,7 +475,8 @@ impl World {
         }
     }
 
-    /// If the deleted EtcdRestore has no finalizer, deletes it together with the objects that it owns.
+    /// Deletes the EtcdRestore together with the objects that it owns, if a user has deleted it and it has no
+    /// finalizer.
     fn end_of_restore(&mut self) {
         let has_finalizer = self.restore.metadata.finalizers.is_some();
         if self.restore.metadata.deletion_timestamp.is_none() || has_finalizer || self.deleted {

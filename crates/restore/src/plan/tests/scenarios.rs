@@ -33,7 +33,7 @@ fn intended() -> EtcdRestore {
     })
 }
 
-/// The choice of the first backup (`number` 1) or of a newer one.
+/// The choice of the first backup (`number` is 1), or of a newer backup.
 fn chosen(restore: &EtcdRestore, number: u32) -> ChosenBackup {
     let block = format!(r#"{{"s3":{{"path":"b/k_v{number}_2026-01-01-00:00:00"}}}}"#);
     choice::chosen_from(restore, serde_json::from_str(&block).unwrap())
@@ -109,7 +109,7 @@ fn reason(plan: &Plan) -> Reason {
     }
 }
 
-/// Invariant 10: the record precedes the objects.
+/// Invariant 10: the record is written before the objects.
 #[test]
 fn records_intent_before_creating_objects() {
     let restore = restore(|_| {});
@@ -148,7 +148,7 @@ fn waits_while_cluster_is_unknown() {
     check(&intended(), &snapshot, &Action::Nothing);
 }
 
-/// Invariant 9. Defect 2 of the original operator: it deleted the cluster first.
+/// Invariant 9. Defect 2 of coreos/etcd-operator: it deleted the existing cluster first.
 #[test]
 fn rejects_existing_cluster_without_changes() {
     for lock in [None, Some("another-restore".to_owned())] {
@@ -199,7 +199,7 @@ fn rejection_remains_after_deletion_of_cluster() {
     check(&restore, &snapshot, &Action::CreateCluster(Box::default()));
 }
 
-/// Invariant 10: the record of the backup precedes its use.
+/// Invariant 10: the backup is recorded before it is used.
 #[test]
 fn records_backup_before_use() {
     let mut restore = intended();
@@ -214,7 +214,7 @@ fn records_backup_before_use() {
     check(&intended(), &snapshot, &create);
 }
 
-/// A user has removed the record of the backup while the restore holds the lock.
+/// While the restore holds the lock, a user removes the record of the backup.
 #[test]
 fn records_removed_backup_again() {
     let mut restore = intended();
@@ -238,7 +238,7 @@ fn prepares_seed_one_object_at_a_time() {
         durable: true,
         ..locked()
     }));
-    // Defect 7 of the original operator: its seed never used the volumes of the cluster.
+    // Defect 7 of coreos/etcd-operator: its seed never used the volumes of the cluster.
     check(&intended(), &snapshot, &Action::CreatePvc);
     snapshot.seed.pvc = Child::Present;
     check(&intended(), &snapshot, &Action::CreatePod);
@@ -254,7 +254,7 @@ fn waits_for_deletion_of_objects_with_seed_name() {
     check(&intended(), &snapshot, &Action::Nothing);
 }
 
-/// Invariant 9: an answer at the seed's address counts only with a verified data directory.
+/// Invariant 9: an answer at the seed's address is ignored without a verified data directory.
 #[test]
 fn records_nothing_before_data_is_verified() {
     let running = Pod::Present(PodFacts::default());
@@ -306,7 +306,7 @@ fn reports_unreadable_snapshot() {
 }
 
 #[test]
-fn releases_lock_last() {
+fn releases_restore_lock_last() {
     let id = || Some(ID.to_owned());
     let snapshot = locked_with(restored_pod(), serves(100));
     // From here on, the finalizer delays a deletion until the cluster is handed over.
@@ -351,12 +351,11 @@ fn ended(life: Life) -> PodFacts {
 }
 
 fn replace_pod() -> Action {
-    let why =
-        "the seed's pod has ended and is not restarted (Evicted: DiskPressure): it is replaced";
+    let why = "the seed's pod has ended and is not restarted (Evicted: DiskPressure): the operator replaces the pod";
     Action::ReplacePod(why.into())
 }
 
-/// A pod that has ended during the fetch, and one that has ended after it.
+/// Two pods that have ended: one during the fetch, and one after it.
 fn ended_pods() -> [PodFacts; 2] {
     let fetched = PodFacts {
         restored: Some(100),
@@ -365,8 +364,8 @@ fn ended_pods() -> [PodFacts; 2] {
     [ended(Life::Ended), fetched]
 }
 
-/// The pod is replaced, because no client can have written to the seed. The next pod finds the data on the volume, or
-/// restores the backup again.
+/// The operator replaces the pod, because no client can have written to the seed. The next pod finds the data on the
+/// volume, or restores the backup again.
 #[test]
 fn replaces_ended_pod_before_cutover() {
     for restore in [intended(), seed_verified(), with_finalizer(seed_verified())] {
@@ -398,7 +397,8 @@ fn pauses_before_replacing_recently_ended_pod() {
     );
 }
 
-/// Invariant 9: after its cluster ID is recorded, the seed is a member, and the cluster operator replaces its pod.
+/// Invariant 9: after its cluster ID is recorded, the seed is a member. From then on, the cluster operator replaces its
+/// pod.
 #[test]
 fn hands_over_recorded_seed_with_ended_pod() {
     for pod in ended_pods() {
@@ -430,7 +430,7 @@ fn creates_no_pod_after_cluster_id_is_recorded() {
 }
 
 #[test]
-fn foreign_cluster_id_halts_restore() {
+fn seed_with_other_cluster_id_halts_restore() {
     let snapshot = present(ClusterFacts {
         cluster_id: Some("ff".into()),
         ..locked()
@@ -443,7 +443,7 @@ fn foreign_cluster_id_halts_restore() {
     }
 }
 
-/// Defect 1 of the original operator: its status always reported success.
+/// Defect 1 of coreos/etcd-operator: its status always reported success.
 #[test]
 fn succeeds_only_if_cluster_serves_backup_revision() {
     let facts = |available| ClusterFacts {
@@ -564,7 +564,7 @@ fn deletion_before_handover_deletes_new_cluster() {
             &Action::SetFinalizer(false),
         );
     }
-    // After the cutover the cluster is complete, and the deleted restore hands it over before it ends.
+    // After the cutover the cluster is complete. A deleted restore first hands it over.
     let formed = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
         ..locked()

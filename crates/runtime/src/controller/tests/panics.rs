@@ -19,7 +19,7 @@ use super::super::*;
 
 type Bodies = Arc<Mutex<Vec<Value>>>;
 
-/// An API server that lists two objects and records Events. It supports no other requests.
+/// An API server that lists two objects and records Events. It answers no other requests.
 async fn api(State(events): State<Bodies>, method: Method, uri: Uri, body: String) -> Response {
     let object =
         |name: &str| json!({ "metadata": { "name": name, "namespace": "ns", "uid": name } });

@@ -1,4 +1,4 @@
-//! The object stores of the tests. They listen on the address of the bridge, which pods and the machine can reach.
+//! The object stores of the tests. They listen on the address of the bridge, which both pods and the machine can reach.
 
 use std::fs;
 use std::net::TcpStream;
@@ -12,16 +12,16 @@ use crate::progress;
 pub(crate) const S3_PORT: u16 = 7070;
 pub(crate) const S3_REGION: &str = "us-east-1";
 
-/// Port of the Google Cloud Storage server, which accepts any credentials.
+/// The port of the Google Cloud Storage server. The server accepts any credentials.
 pub(crate) const GCS_PORT: u16 = 7071;
 
 /// Port of the Azure Blob Storage server.
 pub(crate) const ABS_PORT: u16 = 7072;
-/// Account of the Azure Blob Storage server, and its key, which is public.
+/// The account of the Azure Blob Storage server, and its key. The key is public.
 pub(crate) const ABS_ACCOUNT: &str = "testbed";
 pub(crate) const ABS_KEY: &str = "dGVzdGJlZA==";
 
-/// Name of the bucket (Google) and container (Azure). The tests create buckets in S3 themselves.
+/// The bucket (Google) or container (Azure) that the tests use. In S3, the tests create their own buckets.
 pub(crate) const BUCKET: &str = "backups";
 
 pub(super) fn start_s3(testbed: &Testbed) -> Result<()> {
@@ -55,7 +55,7 @@ pub(super) fn start_gcs(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// The script that runs Azurite; `None` without Node.js.
+/// The script that runs Azurite. `None` if Node.js is missing.
 fn azurite(testbed: &Testbed) -> Option<std::path::PathBuf> {
     let script = testbed.programs.bin.join("azurite.js");
     script.is_file().then_some(script)

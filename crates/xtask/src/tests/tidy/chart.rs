@@ -1,5 +1,5 @@
-//! Checks of the chart that need no Helm: values, schema, README, alerts and documentation agree. The end-to-end tests
-//! render the chart.
+//! Checks of the chart that need no Helm: its values, schema, README, alerts and documentation must agree. The
+//! end-to-end tests render the chart.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -12,10 +12,10 @@ use serde_yaml_ng::Value;
 use super::documents::anchors;
 use super::root;
 
-/// The keys of the operators in the values. All operators have the same settings, so the README lists only those of the
-/// first one.
+/// The keys of the operators in the chart values. All operators have the same settings, so the README lists only the
+/// settings of the first operator.
 const OPERATORS: [&str; 3] = ["clusterOperator", "backupOperator", "restoreOperator"];
-/// Maximum length of a default in the table of the README. A longer default is replaced by a reference.
+/// The longest default that the table of the README shows. For a longer default, the table shows a reference.
 const LONGEST_DEFAULT: usize = 60;
 const TABLE: &str = "<!-- The table is generated: UPDATE=1 cargo test -p xtask chart -->\n";
 
@@ -36,7 +36,7 @@ fn schema() -> Json {
     serde_json::from_str(&read(chart("values.schema.json"))).unwrap()
 }
 
-/// The node itself, or the definition that it refers to.
+/// Follows the reference in a node of the schema. Without a reference, returns the node itself.
 fn resolved<'a>(schema: &'a Json, node: &'a Json) -> &'a Json {
     let pointer = node["$ref"].as_str().and_then(|it| it.strip_prefix('#'));
     pointer.map_or(node, |pointer| schema.pointer(pointer).unwrap())
@@ -49,7 +49,8 @@ struct Leaf<'a> {
     description: &'a str,
 }
 
-/// The values that a user sets: the properties of the schema, except mappings that have properties in the schema.
+/// The values that a user can set: the properties of the schema. A mapping counts only if the schema does not list its
+/// properties.
 fn leaves<'a>(schema: &'a Json, values: &'a Value) -> Vec<Leaf<'a>> {
     fn collect<'a>(
         (schema, node): (&'a Json, &'a Json),
@@ -81,7 +82,7 @@ fn leaves<'a>(schema: &'a Json, values: &'a Value) -> Vec<Leaf<'a>> {
     found
 }
 
-/// Every property of the schema, as a path, with its node. References are replaced by their definitions.
+/// Every property of the schema: its path, and its node with references replaced by their definitions.
 fn properties(schema: &Json) -> Vec<(String, &Json)> {
     fn collect<'a>(
         (schema, node): (&'a Json, &'a Json),
@@ -114,13 +115,13 @@ fn schema_describes_every_chart_value() {
         .map(|(path, _)| path)
         .collect();
     assert!(silent.is_empty(), "without a description: {silent:#?}");
-    // Panics on a value that is not in the schema.
+    // `leaves` panics if a value is not in the schema.
     assert!(leaves(&schema, &values).len() > 100);
 }
 
 #[test]
 fn chart_values_show_every_property_of_the_schema() {
-    /// Properties without a default: fields of Kubernetes, and the alerts.
+    /// Properties that have no default: fields of Kubernetes objects, and the alerts.
     const WITHOUT_DEFAULT: [&str; 4] = [
         "livenessProbe.",
         "readinessProbe.",
@@ -143,7 +144,7 @@ fn chart_values_show_every_property_of_the_schema() {
     assert!(missing.is_empty(), "not in values.yaml: {missing:#?}");
 }
 
-/// The table of the chart's README.
+/// The table of the values in the chart's README.
 fn table(schema: &Json, values: &Value) -> String {
     let mut rows = String::from("| value | default | description |\n|---|---|---|\n");
     let leaves = leaves(schema, values);
@@ -188,7 +189,7 @@ fn chart_readme_has_every_value() {
     let found = read(&path);
     let (head, _) = found.split_once(TABLE).expect("the README has no table");
     let rows = table(&schema(), &yaml(chart("values.yaml")));
-    // The table ends the page.
+    // The table is at the end of the page.
     let expected = format!("{head}{TABLE}\n{rows}");
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&path, &expected).unwrap();
@@ -200,7 +201,7 @@ fn chart_readme_has_every_value() {
     );
 }
 
-/// Each value is set in at least one case with which the end-to-end tests render the chart.
+/// The end-to-end tests render the chart with each case. Every value must be set in at least one case.
 #[test]
 fn rendered_cases_set_every_chart_value() {
     let cases = yaml(root().join("e2e/fixtures/chart/values.yaml"));

@@ -7,9 +7,9 @@ use super::{documents, named_tests, root};
 use crate::conformance::{Line, PAGE, Source, lines, names_invariant, sources};
 use crate::prose::in_backticks;
 
-/// Number of known defects of coreos/etcd-operator v0.9.4.
+/// The number of known defects of coreos/etcd-operator v0.9.4.
 const DEFECTS: usize = 34;
-/// Minimum number of words in a test name. A shorter name in backticks can also be a field or a function.
+/// The minimum number of words in a test name. A shorter name in backticks can also be a field or a function.
 const WORDS_OF_A_TEST_NAME: usize = 4;
 
 fn page() -> String {
@@ -26,7 +26,7 @@ fn listed() -> Vec<Line> {
     found
 }
 
-/// All sources except xtask, which neither enforces nor tests invariants.
+/// All sources except those of xtask, which neither enforces nor tests invariants.
 fn product() -> Vec<Source> {
     let mut found = sources(&root()).unwrap();
     found.retain(|source| !source.path.starts_with("crates/xtask"));
@@ -54,8 +54,8 @@ fn conformance_names_files_with_tests() {
     assert!(wrong.is_empty(), "{PAGE}: {wrong:#?}");
 }
 
-/// The page names files, because a test name would become outdated with a rename. `UPDATE=1` replaces test names by
-/// their files.
+/// The page names files, because a test can be renamed, and its name in the page would then be wrong. `UPDATE=1`
+/// replaces test names by their files.
 #[test]
 fn conformance_names_no_tests() {
     let page = page();
@@ -74,7 +74,7 @@ fn conformance_names_no_tests() {
     );
 }
 
-/// The page with test names replaced by files. A test that names the invariant of its line needs no entry.
+/// Replaces the test names in the page by files. If a test names the invariant of its line, the name is removed.
 fn with_files(page: &str, sources: &[Source]) -> String {
     let lines = page.lines().map(|line| match lines(line).pop() {
         Some(entry) => row_with_files(line, &entry, sources),
@@ -114,7 +114,7 @@ fn row_with_files(row: &str, line: &Line, sources: &[Source]) -> String {
     cells.join("|")
 }
 
-/// The end of a path that identifies the source.
+/// The end of a path, long enough to identify the source.
 fn short_path(path: &str) -> String {
     let short = path.strip_prefix("crates/").unwrap_or(path);
     short.replace("e2e/tests/e2e/", "e2e/")
@@ -163,8 +163,7 @@ fn each_invariant_is_named_by_code_and_test() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
-/// The entries of the invariants in docs/architecture.md name a file that enforces the invariant and a file that tests
-/// it.
+/// For each invariant, docs/architecture.md names a file that enforces it and a file that tests it.
 #[test]
 fn architecture_names_place_and_test_of_each_invariant() {
     let architecture = fs::read_to_string(root().join("docs/architecture.md")).unwrap();

@@ -1,4 +1,4 @@
-//! Checks that the targets of references in documents and in the chart exist: files, headings, metrics, flags, reasons.
+//! Checks that everything to which documents and the chart refer exists: files, headings, metrics, flags, reasons.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -81,7 +81,7 @@ fn links_in_documents_have_targets() {
     assert!(dead.is_empty(), "links without a target: {dead:#?}");
 }
 
-/// The source files that a text names in backticks.
+/// The source files whose names a text contains in backticks.
 fn named_sources(text: &str) -> Vec<&str> {
     let is_source = |name: &&str| {
         Path::new(name)
@@ -92,7 +92,7 @@ fn named_sources(text: &str) -> Vec<&str> {
     in_backticks(text).filter(is_path).collect()
 }
 
-/// ADRs are not checked, because they describe the sources at the time of the decision.
+/// Decision records (ADRs) are not checked, because they describe the sources at the time of the decision.
 #[test]
 fn source_files_named_in_documents_exist() {
     let mut sources = Vec::new();
@@ -103,7 +103,8 @@ fn source_files_named_in_documents_exist() {
         if path.components().any(|part| part.as_os_str() == "adr") {
             continue;
         }
-        // A code block contains no names in backticks, and its fences would shift the pairs of backticks.
+        // Code blocks are left out. They contain no names in backticks, and their fences would shift the pairs of
+        // backticks.
         let prose: String = text.split("```").step_by(2).collect();
         for name in named_sources(&prose) {
             named += 1;
@@ -122,7 +123,7 @@ fn source_files_named_in_documents_exist() {
     );
 }
 
-/// An alert that uses a metric without a definition never fires.
+/// An alert that uses a metric that does not exist never fires.
 #[test]
 fn alerts_use_documented_metrics() {
     let document = fs::read_to_string(root().join("docs/metrics.md")).unwrap();
@@ -130,7 +131,7 @@ fn alerts_use_documented_metrics() {
     let documented: String = rows.collect();
     let (_, alerts) = document.split_once("\n## Alerts").unwrap();
     let chart = root().join("charts/etcd-operator/alerts.yaml");
-    // The template replaces WORD with the word of each operator.
+    // In the template, `WORD` is replaced by the word of each operator.
     let chart = fs::read_to_string(chart)
         .unwrap()
         .replace("WORD", "cluster");
@@ -148,6 +149,23 @@ fn alerts_use_documented_metrics() {
             );
         }
     }
+}
+
+/// The sources that define the operators' flags.
+const FLAG_SOURCES: [&str; 4] = [
+    "runtime/src/cli.rs",
+    "cluster/src/command.rs",
+    "backup/src/app.rs",
+    "restore/src/command.rs",
+];
+
+/// The flags of the operators.
+pub(super) fn operator_flags() -> BTreeSet<String> {
+    let texts = FLAG_SOURCES.map(|source| {
+        let path = root().join("crates").join(source);
+        fs::read_to_string(path).unwrap()
+    });
+    texts.iter().flat_map(|text| flags(text)).collect()
 }
 
 /// The flags that a source defines with clap attributes.
@@ -170,17 +188,12 @@ fn section<'a>(document: &'a str, heading: &str) -> &'a str {
 
 #[test]
 fn operator_flags_are_documented() {
-    /// Flags of coreos/etcd-operator without effect. Only the section about the migration documents them.
+    /// Flags of coreos/etcd-operator that have no effect. Only the section about the migration documents them.
     const OF_OLD: [&str; 2] = ["gc-interval", "chaos-level"];
     let document = fs::read_to_string(root().join("docs/install.md")).unwrap();
     let documented = section(&document, "Flags");
     let of_old = section(&document, "Migrate from coreos/etcd-operator");
-    for source in [
-        "runtime/src/cli.rs",
-        "cluster/src/command.rs",
-        "backup/src/app.rs",
-        "restore/src/command.rs",
-    ] {
+    for source in FLAG_SOURCES {
         let text = fs::read_to_string(root().join("crates").join(source)).unwrap();
         let defined = flags(&text);
         assert!(
@@ -198,7 +211,7 @@ fn operator_flags_are_documented() {
     }
 }
 
-/// All sources below a folder in `crates`, and the file with the name of the folder next to it.
+/// All sources below this folder of `crates`, and the file next to it that has the name of the folder.
 fn sources_of(folder: &str) -> String {
     let folder = root().join("crates").join(folder);
     let mut found = vec![folder.with_extension("rs")];
@@ -221,7 +234,7 @@ fn words_after<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
         .collect()
 }
 
-/// Users look up the reason of a condition in the documentation.
+/// A user who sees the reason of a condition must find it in the documentation.
 #[test]
 fn reasons_of_problems_are_documented() {
     const NO_PROBLEM: [&str; 19] = [

@@ -1,5 +1,5 @@
-//! Checks that modules of a crate do not import each other in a cycle. Modules in a cycle can be tested and moved only
-//! together.
+//! Checks that the modules of a crate do not import each other in a cycle. Modules in a cycle cannot be tested or moved
+//! separately.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -10,12 +10,12 @@ use syn::{Attribute, ItemMod, ItemUse, UseTree};
 
 use super::{files, root};
 
-/// The segments of a module's path below its crate.
+/// The path of a module below its crate, as segments.
 type Module = Vec<String>;
-/// The imports of each module.
+/// The modules that each module imports.
 type Imports = BTreeMap<Module, BTreeSet<Module>>;
 
-/// Modules in known cycles. Do not add modules to this list: new cycles are not allowed.
+/// Modules in cycles that already exist. Do not add modules to this list, because new cycles are not allowed.
 const KNOWN: [&str; 9] = [
     "xtask::image",
     "xtask::testbed",
@@ -36,8 +36,8 @@ struct Paths<'a> {
 }
 
 impl Paths<'_> {
-    /// Adds the module of a path: the longest prefix that is a module. Only paths that start with `crate`, `self` or
-    /// `super` are considered.
+    /// Adds the module that a path starts with: the longest prefix of the path that is a module. Only paths that start
+    /// with `crate`, `self` or `super` are considered.
     fn add(&mut self, path: &[String]) {
         let mut at = self.module.clone();
         let mut rest = path;
@@ -90,7 +90,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
         }
     }
 
-    /// `pub(super)` contains a path, but is no import.
+    /// `pub(super)` contains a path, but imports nothing.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
@@ -107,7 +107,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     }
 }
 
-/// The path of the module in a file; `None` for the crate itself and for tests.
+/// The path of the module that a file contains. `None` for the root of a crate and for tests.
 fn module(source: &Path, folder: &Path) -> Option<Module> {
     let path = source.strip_prefix(folder).ok()?.with_extension("");
     let segments = path.iter().map(|one| one.to_string_lossy().into_owned());
@@ -154,7 +154,7 @@ fn reached(from: &Module, imports: &Imports) -> BTreeSet<Module> {
     reached
 }
 
-/// The modules in a cycle, each with the imports that lead back to the module.
+/// The modules in a cycle. Each has the list of imports that lead back to it.
 fn cycles(imports: &Imports) -> BTreeMap<String, Vec<String>> {
     let all: BTreeMap<&Module, BTreeSet<Module>> = imports
         .keys()

@@ -19,7 +19,7 @@ fn rejoins(write: &CertificateWrite) -> bool {
 }
 
 impl Story {
-    /// The name of the authority that signed a certificate.
+    /// The name of the authority that signed the certificate of `owner`.
     fn issuer(&mut self, owner: &str, used: CertificateUse) -> Vec<u8> {
         let name = certificate_secret(owner, used);
         let leaf = self.certificates().secrets[&name].certificate.clone();
@@ -31,7 +31,7 @@ impl Story {
         leaf.unwrap().subject
     }
 
-    /// The pod that the plan deletes. The plan must not delete more than one.
+    /// The member of the pod that the plan deletes. The plan must not delete two pods.
     fn deletes(&self) -> Option<String> {
         let writes = self.writes();
         let mut members = writes.iter().filter_map(|write| match write {
@@ -39,11 +39,11 @@ impl Story {
             _ => None,
         });
         let first = members.next();
-        assert_eq!(members.next(), None, "one at a time");
+        assert_eq!(members.next(), None, "the plan deletes at most one pod");
         first
     }
 
-    /// No member accepts the operator's certificate, so no member answers.
+    /// Lets no member answer: no member accepts the operator's certificate.
     fn silent(&mut self) {
         self.scene.observed.statuses.clear();
         self.scene.observed.members = Seen::Unknown("bad certificate".into());
@@ -76,12 +76,16 @@ impl Story {
         self.restart(member);
     }
 
-    /// Plays all steps from the loss to the last certificate of the new authority. The rolling update restarts the
-    /// members meanwhile.
+    /// Checks all steps from the loss of an authority to the last certificate of the new authority, with rolling
+    /// updates between the steps.
     fn replaced(&mut self, scope: CaScope, uses: &[(&str, CertificateUse)]) {
         let before = self.issuer(uses[0].0, uses[0].1);
         self.settle();
-        assert_eq!(self.count(issues), 0, "members would not accept it");
+        assert_eq!(
+            self.count(issues),
+            0,
+            "members would not accept a certificate of the new authority"
+        );
         assert_eq!(self.count(trusts), uses.len());
         assert_eq!((self.outdated(), self.deleted()), (3, 0));
         let trusted = self.authority(scope).clone();
@@ -89,7 +93,11 @@ impl Story {
         for member in &MEMBERS[..2] {
             self.restart(member);
             self.settle();
-            assert_eq!(self.count(issues), 0, "one member does not trust it yet");
+            assert_eq!(
+                self.count(issues),
+                0,
+                "one member does not trust the new authority yet"
+            );
         }
         self.restart(MEMBERS[2]);
         self.settle();
@@ -99,7 +107,11 @@ impl Story {
         for (owner, used) in uses {
             assert_eq!(self.issuer(owner, *used), signs);
         }
-        assert_eq!(self.count(retires), 0, "clients are given time");
+        assert_eq!(
+            self.count(retires),
+            0,
+            "clients get time to load their certificates"
+        );
         self.later(rule().validity.as_secs() / 3 + 600);
         self.settle();
         assert_eq!(self.count(retires), 1);
@@ -171,7 +183,7 @@ fn authority_missing_in_its_own_bundle_is_added() {
     assert_eq!((story.told.len(), story.outdated()), (1, 0));
 }
 
-/// Other software has put a certificate into a Secret. The operator does not trust the authority of that certificate.
+/// Other software has put a certificate into the Secret. The operator does not trust the authority of that certificate.
 #[test]
 fn foreign_certificate_is_replaced_and_its_authority_not_trusted() {
     let mut story = Story::formed(true);
@@ -236,13 +248,17 @@ fn invariant_20_all_secrets_lost_restarts_members_one_by_one() {
     story.certificates().secrets.clear();
     story.silent();
     story.settle();
-    assert_eq!(story.count(issues), 2, "the operator's and the clients'");
+    assert_eq!(
+        story.count(issues),
+        2,
+        "the certificates of the operator and of clients"
+    );
     let mut restarted = Vec::new();
     for _ in MEMBERS {
         let member = story.deletes().unwrap();
         let pod = story.scene.observed.pods.get_mut(&member).unwrap();
         pod.terminating = true;
-        assert_eq!(story.deletes(), None, "{member} is ending");
+        assert_eq!(story.deletes(), None, "{member} is terminating");
         let pod = story.scene.observed.pods.get_mut(&member).unwrap();
         pod.terminating = false;
         story.comes_back(&member);
@@ -268,7 +284,7 @@ fn invariant_20_all_secrets_lost_restarts_members_one_by_one() {
 }
 
 #[test]
-fn lost_client_authority_and_operator_certificate_roll_by_readiness() {
+fn restarts_one_ready_member_at_a_time_for_lost_client_authority() {
     let mut story = Story::formed(true);
     let own = certificate_secret("db", CertificateUse::Operator);
     story.certificates().secrets.remove(&own);
@@ -309,9 +325,9 @@ fn members_without_volumes_are_not_restarted_for_lost_authority() {
     }
 }
 
-/// The operator's knowledge about one authority does not depend on the Secret of the other one.
+/// What the operator knows about one authority does not depend on the Secret of the other authority.
 #[test]
-fn invariant_20_second_lost_authority_hastens_nothing() {
+fn invariant_20_second_lost_authority_skips_no_step() {
     let mut story = Story::formed(true);
     story.certificates().secrets.remove("db-client-ca");
     story.settle();
@@ -335,7 +351,10 @@ fn invariant_20_no_authority_is_retired_before_all_members_trust_next() {
     story.later(rule().validity.as_secs());
     story.settle();
     assert_eq!(story.count(retires), 0);
-    assert!(story.count(issues) > 0, "what has run out is worth nothing");
+    assert!(
+        story.count(issues) > 0,
+        "expired certificates are issued again"
+    );
 }
 
 #[test]

@@ -1,5 +1,5 @@
-//! A second, delayed operator process: it was suspended after an observation, and another process has been the leader
-//! since. The model decides whether the API server or a check of the process itself accepts its action.
+//! A second operator process that acts late: it was suspended after an observation, and another process has been the
+//! leader since. The model decides whether the API server, or a check of the process itself, accepts its action.
 
 use super::*;
 
@@ -9,9 +9,9 @@ impl World {
         self.delayed = Some(Box::new(self.clone()));
     }
 
-    /// Plans and executes the action of the delayed process, which has read the EtcdRestore earlier. With `all`, it has
-    /// read all other objects earlier too, otherwise now. Its writes to the EtcdRestore are rejected, because the
-    /// resourceVersion has changed.
+    /// Plans and executes the action of the delayed process. It has read the EtcdRestore earlier. With `all`, it has
+    /// also read all other objects earlier; without `all`, it reads them now. The API server rejects its writes to the
+    /// EtcdRestore, because the resourceVersion has changed.
     pub(super) fn act_delayed(&mut self, all: bool) {
         let Some(mut read) = self.delayed.clone() else {
             return;
@@ -41,7 +41,7 @@ impl World {
         match (&action, &mut self.cluster) {
             // Without a finalizer, the process removes the lock immediately.
             (Action::Lock, Some(cluster)) if !has_finalizer => cluster.lock = false,
-            // Garbage collection deletes an EtcdCluster whose owner was deleted.
+            // If the owner of an EtcdCluster was deleted, garbage collection deletes the EtcdCluster.
             (Action::CreateCluster(_), cluster) if self.deleted => *cluster = None,
             _ => {}
         }
@@ -61,7 +61,7 @@ impl World {
         let anyway = self.mistake == Some(Mistake::CutsOverDelayed);
         let seed_stays = now.pod == then.pod || anyway;
         match action {
-            // The owner reference contains the UID of this EtcdCluster, so an object for another UID is
+            // The owner reference contains the UID of the observed EtcdCluster. An object for another UID is
             // garbage-collected.
             Action::CreateService | Action::CreatePvc => now.uid == then.uid,
             Action::StopOldMembers(_) => now.uid == then.uid && seed_stays,

@@ -3,7 +3,7 @@
 use super::*;
 
 impl World {
-    /// Records a write to a cluster that a user created. Invariant 9: no such write is allowed.
+    /// Records a write to a cluster that a user created. Invariant 9 allows no such write.
     fn note_write_to_foreign_cluster(&mut self, action: &Action) {
         if !matches!(
             action,
@@ -160,7 +160,7 @@ impl World {
                 let stopped = cluster.old.iter().all(|old| *old != OldMember::Running);
                 assert!(
                     cluster.old.is_empty() || self.losses || stopped == cluster.has_cut_over(),
-                    "the lock is released before the cutover without old members, or after it with running ones"
+                    "the lock is released before the cutover without old members, or after the cutover with running old members"
                 );
                 assert!(
                     cluster.old.is_empty()

@@ -1,5 +1,5 @@
-//! Deliberate mistakes outside of the planner, which the model must detect. Also the steps that reveal them: losses of
-//! volumes and members, and a delayed second operator process.
+//! Deliberate mistakes outside of the planner, which the model must detect. Also the steps that reveal these mistakes:
+//! losses of volumes and members, and a second operator process that acts late.
 
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
@@ -8,14 +8,13 @@ use super::properties::steps;
 use super::storage::{around_without_storage, without_storage};
 use super::*;
 
-/// A deliberate mistake.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Mistake {
     /// Each reconcile chooses the backup again.
     ChoosesAgain,
-    /// Each reconcile takes the increase of the revision from the spec.
+    /// Each reconcile takes the number for the revision from the spec instead of the record.
     UsesBumpOfSpec,
-    /// Any existing volume is assumed to contain the restored data.
+    /// The operator assumes that an existing volume contains the restored data.
     TreatsVolumeAsData,
     /// The operator waits for a report that is lost.
     ExpectsReport,
@@ -23,17 +22,17 @@ pub(super) enum Mistake {
     NeverCompares,
     /// The operator assumes that the data on a volume comes from the backup in the pod's arguments.
     OmitsOrigin,
-    /// The operator does not delete a seed's pod whose creation was delayed.
+    /// The operator does not delete a seed's pod that was created late.
     CreatesDelayed,
     /// The cutover is made although the seed was deleted after the observation.
     CutsOverDelayed,
     /// The restore is abandoned because of missing storage even after the cutover.
     AbandonsAfterCutover,
-    /// The restore waits for storage indefinitely.
+    /// The restore waits forever for storage.
     WaitsForStorage,
 }
 
-/// Random steps. Before about one in six of them comes a step from `more`.
+/// Random steps. About one step in six is preceded by a step from `more`.
 pub(super) fn with(more: &'static [Step], people: bool) -> impl Strategy<Value = Vec<Step>> {
     let often = prop::sample::select(vec![false, false, false, false, false, true]);
     let drawn = prop::collection::vec((often, prop::sample::select(more)), 120);
@@ -48,7 +47,7 @@ pub(super) fn with(more: &'static [Step], people: bool) -> impl Strategy<Value =
 }
 
 const LOSSES: &[Step] = &[Step::LoseVolume, Step::LoseOld];
-/// Steps around the cutover. They have their own list, because the cutover takes few of the other steps.
+/// Steps around the cutover. They have a list of their own, because other lists rarely reach the cutover.
 const AROUND: &[Step] = &[
     Step::Reconcile,
     Step::Reconcile,
@@ -68,7 +67,7 @@ pub(super) fn around() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(prop::sample::select(AROUND), 0..30)
 }
 
-/// Steps in which the delayed process executes an action long after it has planned it.
+/// Steps in which the delayed process executes an action long after it planned the action.
 fn long_after() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(AFTER), 0..30);
     (0..50_usize, 0..50_usize, others).prop_map(|(before, after, others)| {
@@ -79,7 +78,7 @@ fn long_after() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// Steps in which the delayed process executes an action soon after it has planned it, and the cluster operator writes
+/// Steps in which the delayed process executes an action soon after it planned the action. The cluster operator writes
 /// nothing in between.
 fn soon_after() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(SOON_AFTER), 0..12);
@@ -91,13 +90,13 @@ fn soon_after() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// The given number of steps without faults.
+/// This number of steps without faults.
 fn quiet(steps: usize) -> impl Iterator<Item = Step> {
     let all = [Step::Reconcile, Step::Kubelet, Step::ClusterOperator];
     all.into_iter().cycle().take(steps)
 }
 
-/// Steps in which the backup is chosen again after the observation of a delayed process, and in which pods are lost.
+/// Steps in which the backup is chosen again after the delayed process has observed, and in which pods are lost.
 fn choosing() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(CHOOSING), 0..60);
     (0..6_usize, others).prop_map(|(before, others)| {
@@ -170,8 +169,8 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// After any loss, lost objects are created again or the loss is reported. The lock is released, and no cluster
-    /// without data is handed over.
+    /// After any loss, the lost objects are created again, or the loss is reported. The lock is released, and no
+    /// cluster without data is handed over.
     #[test]
     fn restore_in_place_ends_after_any_loss(
         steps in with(LOSSES, false),
@@ -191,8 +190,8 @@ proptest! {
         prop_assert!(world.restore.metadata.finalizers.is_none());
     }
 
-    /// Invariant 11: the delayed process cannot hand over another backup than the recorded one, and the lock is
-    /// released.
+    /// Invariant 11: the delayed process never causes another backup than the recorded one to be handed over, and the
+    /// lock is released.
     #[test]
     fn invariant_11_delayed_operator_does_no_harm(
         durable: bool,
@@ -217,7 +216,7 @@ proptest! {
         }
     }
 
-    /// Invariant 11: a delayed action does no harm long after the handover, when clients have written to the cluster.
+    /// Invariant 11: a late action does no harm even long after the handover, when clients have written to the cluster.
     #[test]
     fn invariant_11_action_long_after_plan_does_no_harm(
         durable: bool,
@@ -260,10 +259,10 @@ proptest! {
     }
 }
 
-/// The message with which the model detects the mistake. Empty if the model does not detect it.
+/// The message of the check that detects the mistake. Empty if no check detects it.
 fn found(mistake: Mistake, steps: impl Strategy<Value = Vec<Step>>) -> String {
     let quiet = ProptestConfig {
-        // The rarest mistake needs about 500 cases, so this number leaves a large margin.
+        // The rarest mistake needs about 500 cases, so this number has a large margin.
         cases: 20_000,
         max_shrink_iters: 0,
         failure_persistence: None,
@@ -303,7 +302,7 @@ fn found(mistake: Mistake, steps: impl Strategy<Value = Vec<Step>>) -> String {
     result.map_or_else(|found| format!("{found:?}"), |()| String::new())
 }
 
-/// Each deliberate mistake fails with the message of the check that must detect it.
+/// For each deliberate mistake, the expected check fails, with its message.
 #[test]
 fn model_detects_every_mistake_of_restore() {
     for (mistake, report) in [

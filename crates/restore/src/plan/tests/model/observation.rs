@@ -111,7 +111,7 @@ impl World {
         Some((number, chosen.bump_revision))
     }
 
-    /// Compares the arguments and the report of the pod with the record, by the production code.
+    /// Compares the arguments and the report of the pod with the record, with the production code.
     fn compared(&self, cluster: &ModelCluster, pod: &ModelPod, mut facts: PodFacts) -> PodFacts {
         let Some(chosen) = choice::recorded(&self.restore) else {
             return facts;
@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    /// The backup that an observation uses: the recorded backup, otherwise the newest one.
+    /// The backup that an observation uses: the recorded backup or, without a record, the newest backup.
     pub(super) fn chosen(&self, locked: bool) -> Data {
         let ignores_record = self.mistake == Some(Mistake::ChoosesAgain);
         let record = choice::valid_record(&self.restore, locked).filter(|_| !ignores_record);

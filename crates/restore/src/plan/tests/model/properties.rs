@@ -85,8 +85,8 @@ proptest! {
         prop_assert!(!world.succeeded());
     }
 
-    /// At any time, the old cluster is complete or the new cluster is verified, and clients can reach at most one of
-    /// the two.
+    /// At any time, the old cluster is complete or the new cluster is verified. Clients can reach at most one of the
+    /// two.
     #[test]
     fn invariant_9_old_cluster_is_complete_until_cutover(
         durable: bool,
@@ -103,7 +103,7 @@ proptest! {
         world.end_faults();
     }
 
-    /// The restore completes although the operator is killed between any two writes.
+    /// The operator may be killed between any two writes, and the restore still completes.
     #[test]
     fn restore_in_place_completes_after_faults(steps in steps(false)) {
         let mut world = World::replacing(true, true);
@@ -117,8 +117,8 @@ proptest! {
         prop_assert!(world.restore.metadata.finalizers.is_none());
     }
 
-    /// The chosen backup is deleted during the restore. Before the cutover, the restore is abandoned with this reason.
-    /// After the cutover, the backup is not needed.
+    /// The chosen backup is deleted during the restore. Before the cutover, the restore is abandoned for this reason.
+    /// After the cutover, the restore no longer needs the backup.
     #[test]
     fn deleted_backup_leaves_one_complete_cluster(
         before in steps(false),
@@ -163,7 +163,8 @@ proptest! {
         prop_assert!(!status.succeeded);
     }
 
-    /// After a deletion of the EtcdRestore at any time, one cluster is complete and not locked: the old or the new one.
+    /// A user may delete the EtcdRestore at any time. One cluster is then complete and not locked: the old or the new
+    /// one.
     #[test]
     fn deleted_restore_leaves_one_complete_cluster(
         good: bool,

@@ -63,7 +63,7 @@ fn existing(locked: bool) -> ClusterFacts {
     }
 }
 
-/// A locked cluster whose old members serve, with this seed.
+/// A locked cluster with old members that serve, and with this seed.
 fn preparing(pod: Pod, serving: Serving) -> Snapshot {
     let mut snapshot = locked_with(pod, serving);
     snapshot.cluster = Cluster::Present(Box::new(existing(true)));
@@ -166,7 +166,7 @@ fn cluster_of_another_restore_is_rejected() {
     });
     snapshot.source = Source::Ready(Box::default());
     let rejection = |restore: EtcdRestore| {
-        // The rejected restore was about to lock the cluster too, and has its finalizer already.
+        // The rejected restore was about to lock the same cluster, so it already has its finalizer.
         check(
             &with_finalizer(restore.clone()),
             &snapshot,
@@ -197,7 +197,7 @@ fn cluster_of_another_restore_is_rejected() {
 fn rejected_restore_has_no_finalizer() {
     let mut snapshot = present(existing(false));
     snapshot.source = Source::Ready(Box::default());
-    // The user has reverted `overwrite` before the lock.
+    // Before the lock, the user sets `overwrite` to false again.
     let mut restore = recorded();
     restore.spec.overwrite = false;
     check(&restore, &snapshot, &Action::SetFinalizer(false));
@@ -371,7 +371,7 @@ fn seed_does_not_join_while_old_members_are_unknown() {
     }
 }
 
-/// Invariant 9: without the verified seed, the old members keep their data and continue to run.
+/// Invariant 9: the old members keep their data and continue to run until the verified seed exists again.
 #[test]
 fn recreates_seed_lost_at_cutover() {
     let restore = verified_seed();
@@ -383,7 +383,7 @@ fn recreates_seed_lost_at_cutover() {
     );
     let recreated = Pod::Present(PodFacts::default());
     check(&restore, &cut_over(&running, recreated), &Action::Nothing);
-    // After the old members have stopped, clients may have reached the seed. So its pod is created again only if its
+    // After the old members have stopped, clients may have written to the seed. Its pod is created again only if its
     // volume exists.
     let on_volume = durable(&cut_over(&[], Pod::Absent), Child::Present);
     check(&restore, &on_volume, &Action::CreatePod);
@@ -398,8 +398,8 @@ fn durable(snapshot: &Snapshot, pvc: Child) -> Snapshot {
     snapshot
 }
 
-/// The seed is lost with its data. The restore fails, and the cluster operator gets a cluster without data. Both report
-/// the loss.
+/// The seed is lost together with its data. The restore fails, and the cluster operator manages a cluster without data.
+/// Both operators report the loss.
 #[test]
 fn lost_seed_after_cutover_fails_with_remedy() {
     let ended = |joined| {
@@ -446,7 +446,7 @@ fn lost_seed_after_cutover_fails_with_remedy() {
     }
 }
 
-/// Invariant 9: the seed was created again, and at the same time a user stopped the last old members.
+/// Invariant 9: the seed was created again while a user stopped the last old members.
 #[test]
 fn seed_with_unverified_data_does_not_join() {
     for restored in [None, Some(99), Some(101)] {
@@ -465,7 +465,7 @@ fn seed_with_unverified_data_does_not_join() {
     }
 }
 
-/// Invariant 9: another backup may be at the location now, and changed address settings may lead to another cluster ID.
+/// Invariant 9: another backup may now be at the location, and changed address settings may lead to another cluster ID.
 #[test]
 fn old_members_stop_only_for_verified_seed() {
     let newer = Pod::Present(PodFacts {
@@ -490,7 +490,7 @@ fn old_members_stop_only_for_verified_seed() {
     }
 }
 
-/// The old members serve until they stop, also after the cutover. So no client can have written to the seed.
+/// Also after the cutover, the old members serve until they stop. No client can have written to the seed before that.
 #[test]
 fn replaces_ended_pod_while_old_members_run() {
     let running = [old("a", false, true), old("b", true, true)];
@@ -515,8 +515,8 @@ fn replaces_ended_pod_while_old_members_run() {
     }
 }
 
-/// Invariant 9: clients may have written to a seed with the labels of the cluster. Their writes are on its volume, or
-/// are lost.
+/// Invariant 9: clients may have written to a seed with the labels of the cluster. These writes are either on its
+/// volume or lost.
 #[test]
 fn joined_seed_is_not_restored_again() {
     let late = [old("late", false, false)];
@@ -533,7 +533,7 @@ fn joined_seed_is_not_restored_again() {
         ..existing(true)
     }));
     check(&verified_seed(), &snapshot, &replace_pod());
-    // After the old members have stopped, the seed is a member, and the cluster operator replaces its pod.
+    // After the old members have stopped, the seed is a member. From then on, the cluster operator replaces its pod.
     for durable in [false, true] {
         let mut snapshot = cut_over(&[], Pod::Present(joined.clone()));
         if let Cluster::Present(facts) = &mut snapshot.cluster {

@@ -1,4 +1,4 @@
-//! Missing storage for the seed abandons a restore in place before the cutover, and never after it.
+//! Missing storage for the seed: it abandons a restore in place before the cutover, and never after the cutover.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -42,7 +42,7 @@ fn missing_storage_abandons_only_before_cutover() {
     for part in ["nowhere", "existing cluster is unchanged"] {
         assert!(trouble.message.contains(part), "{}", trouble.message);
     }
-    // After the cutover, a user has deleted the seed's volume.
+    // After the cutover, a user deletes the seed's volume.
     for old_members in [&[old("a", false, true)][..], &[]] {
         let mut snapshot = cut_over(old_members, unbound_pod());
         snapshot.seed.pvc = Child::Present;
@@ -98,8 +98,8 @@ fn rejected_pvc_is_retried_before_restore_is_abandoned() {
     }
 }
 
-/// The problem may end: the next attempt to create the volume may be in flight, or a controller of Kubernetes may be
-/// restarting.
+/// The problem may end without help: the next attempt to create the volume may be in flight, or a controller of
+/// Kubernetes may be restarting.
 #[test]
 fn unbound_pvc_is_reported_before_restore_is_abandoned() {
     let snapshot = preparing(unbound_pod(), Serving::NotRead);
@@ -130,7 +130,7 @@ fn unbound_pvc_is_reported_before_restore_is_abandoned() {
         !trouble.message.contains("if the problem remains"),
         "{trouble:?}"
     );
-    // Every other problem abandons the restore at once. A bound volume ends the problem of missing storage.
+    // Every other problem abandons the restore at once. A bound volume means that no storage is missing.
     let missing = Pod::Present(PodFacts {
         trouble: Some(Trouble::new(Reason::BackupMissing, "no such key")),
         ..PodFacts::default()

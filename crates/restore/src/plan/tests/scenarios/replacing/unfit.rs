@@ -1,5 +1,5 @@
 //! Seeds with another backup, without a report, or on an existing volume. Also an EtcdCluster that was created again or
-//! recovered.
+//! recovered in the meantime.
 
 use super::*;
 use crate::snapshot::OtherBackup;
@@ -33,8 +33,8 @@ fn check_pod_is_replaced(restore: &EtcdRestore, snapshot: &Snapshot) {
     assert!(matches!(plan.action, Action::ReplacePod(_)), "{plan:?}");
 }
 
-/// The volume may be empty, because it was created again while the old members ran. The cluster operator could start no
-/// member on an empty volume.
+/// The volume may be empty, because it was created again while the old members ran. On an empty volume, the cluster
+/// operator could start no member.
 #[test]
 fn seed_pod_verifies_existing_volume_before_handover() {
     let restore = verified_seed();
@@ -53,7 +53,7 @@ fn seed_pod_verifies_existing_volume_before_handover() {
     check(&deleted(restore), &snapshot, &Action::ReleaseLock);
 }
 
-/// Invariant 9: a fetched snapshot proves neither that the data directory exists nor to which cluster the seed belongs.
+/// Invariant 9: a fetched snapshot does not prove that the data directory exists, or to which cluster the seed belongs.
 #[test]
 fn seed_joins_only_with_verified_backup() {
     let other = |cluster_id: &str, revision| Serving::Serves {
@@ -107,7 +107,7 @@ fn seed_joins_only_with_verified_backup() {
     );
 }
 
-/// The seed is created again on its volume, but its backup is missing. Because no member serves clients, the message
+/// The seed is created again on its volume, and its backup is missing. No member serves clients, so the message
 /// contains the remedy.
 #[test]
 fn reports_seed_problem_with_remedy_after_old_members_stopped() {
@@ -132,7 +132,7 @@ fn reports_seed_problem_with_remedy_after_old_members_stopped() {
     assert!(!names_remedy(&[old("a", false, true)]));
 }
 
-/// Invariant 9: if the PersistentVolumeClaim is being deleted, its data is lost as soon as the pod that uses it is
+/// Invariant 9: a PersistentVolumeClaim that is being deleted loses its data as soon as the pod that uses it is
 /// deleted.
 #[test]
 fn keeps_seed_pod_on_terminating_volume() {
@@ -155,14 +155,14 @@ fn keeps_seed_pod_on_terminating_volume() {
         let fetches = durable(&cut_over(&[], fetches), snapshot.seed.pvc);
         check(&verified_seed(), &fetches, &Action::Nothing);
     }
-    // Invariant 1: an unknown PersistentVolumeClaim is waited for.
+    // Invariant 1: if the PersistentVolumeClaim cannot be read, the restore waits.
     let unknown = durable(&bare, Child::Unknown("timeout".into()));
     let plan = check(&verified_seed(), &unknown, &Action::Nothing);
     assert!(matches!(plan.state, PlanState::Working(_)), "{plan:?}");
 }
 
-/// A kubelet may lose the report of a container. The container is not restarted after its success, so the report does
-/// not come again.
+/// A kubelet may lose the report of a container. A container that has succeeded does not run again, so no second report
+/// follows.
 #[test]
 fn replaces_seed_without_report_before_client_writes() {
     let running = [old("a", false, true)];
@@ -183,8 +183,8 @@ fn replaces_seed_without_report_before_client_writes() {
     assert!(matches!(plan.state, PlanState::Working(_)), "{plan:?}");
 }
 
-/// With a volume, the next pod reports the data. Without a volume, the pod has the only copy. Its seed joins only if
-/// the pod has checked the SHA-256 of the recorded backup.
+/// With a volume, the next pod reports the data. Without a volume, the pod has the only copy, and its seed joins only
+/// if the pod has checked the SHA-256 of the recorded backup.
 #[test]
 fn seed_without_report_joins_only_with_checked_sha256() {
     let bare = cut_over(&[], without_report());
@@ -205,10 +205,10 @@ fn seed_without_report_joins_only_with_checked_sha256() {
     check(&verified_seed(), &snapshot, &Action::Nothing);
 }
 
-/// An old member that is found late must stop for a joined seed. A joined seed has served the verified backup, so its
-/// lost report does not matter.
+/// An old member is found late and must stop, because the seed has joined. A seed that has joined has served the
+/// verified backup, so its lost report does not matter.
 #[test]
-fn late_member_stops_for_joined_seed_without_report() {
+fn late_old_member_stops_for_joined_seed_without_report() {
     let Pod::Present(mut joined) = without_report() else {
         panic!("the pod is missing")
     };
@@ -222,9 +222,9 @@ fn late_member_stops_for_joined_seed_without_report() {
     );
 }
 
-/// Invariant 17: clients reach both clusters. The joined seed may already contain their writes.
+/// Invariant 17: clients reach both clusters. The seed has joined and may already contain writes of clients.
 #[test]
-fn late_member_stops_for_joined_seed_with_problems() {
+fn late_old_member_stops_for_joined_seed_with_problems() {
     let late = [old("late", false, true)];
     let other = |cluster_id: &str, revision| Serving::Serves {
         cluster_id: cluster_id.into(),
@@ -260,7 +260,7 @@ fn late_member_stops_for_joined_seed_with_problems() {
             check(&verified_seed(), &snapshot, &Action::Nothing);
         }
     }
-    // Old members keep running while the seed has not joined.
+    // Until the seed has joined, the old members continue to run.
     let with_sidecar_problem = pod_with(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
@@ -271,13 +271,13 @@ fn late_member_stops_for_joined_seed_with_problems() {
     );
 }
 
-/// Another operator process may create the pod late, from a backup that it read before another backup was recorded.
+/// Another operator process may create the pod late, from a backup that it read before a different one was recorded.
 #[test]
 fn deletes_seed_with_other_backup_before_cutover() {
     let fetches = pod_with(|pod| {
         (pod.restored, pod.verified) = (None, false);
         pod.other_backup = Some(OtherBackup::Fetches("s3://b/2 (recorded: s3://b/1)".into()));
-        // The backup that is missing is not the recorded one.
+        // The missing backup is not the recorded backup.
         pod.trouble = Some(Trouble::new(Reason::BackupMissing, "missing"));
     });
     let contains =
@@ -299,7 +299,7 @@ fn deletes_seed_with_other_backup_before_cutover() {
         &locked,
         &Action::DiscardSeed,
     );
-    // After the cutover the volume is kept. Either only the pod is created again, or a user must act.
+    // After the cutover, the volume is kept: either only the pod is created again, or a user must act.
     let running = [old("a", false, true)];
     check_pod_is_replaced(&verified_seed(), &cut_over(&running, fetches.clone()));
     let plan = check(
@@ -316,8 +316,8 @@ fn deletes_seed_with_other_backup_before_cutover() {
     );
 }
 
-/// Invariant 9: the EtcdCluster changed after the handover. Either its quorum was lost and recovered with a new cluster
-/// ID, so its data is newer than the backup. Or a user has created the EtcdCluster again.
+/// Invariant 9: the EtcdCluster changed after the handover. Either its lost quorum was recovered with a new cluster ID,
+/// and its data is newer than the backup. Or a user has created the EtcdCluster again.
 #[test]
 fn cluster_changed_after_handover_is_not_replaced_again() {
     let source = |facts: ClusterFacts| {
@@ -347,7 +347,7 @@ fn cluster_changed_after_handover_is_not_replaced_again() {
                 &Action::Nothing,
             );
             assert_eq!(reason(&plan), Reason::ClusterExists);
-            // The restore has changed the cluster, and its spec already has `overwrite: true`.
+            // The restore has changed the cluster, and its spec already contains `overwrite: true`.
             let PlanState::Halted(trouble) = plan.state else {
                 panic!("{plan:?}")
             };
@@ -355,12 +355,12 @@ fn cluster_changed_after_handover_is_not_replaced_again() {
             assert!(!trouble.message.contains("nothing was changed"));
         }
     }
-    // A user has removed the lock, and nothing else has changed.
+    // A user has removed the lock. Nothing else has changed.
     check(&verified_seed(), &source(existing(false)), &Action::Lock);
 }
 
-/// After the start, the spec no longer decides. If the restore stopped after the cutover, no member would serve
-/// clients.
+/// After the start of the restore, a change of the spec has no effect. If the restore stopped after the cutover, no
+/// member would serve clients.
 #[test]
 fn invalid_spec_change_does_not_stop_started_restore() {
     let mut restore = verified_seed();

@@ -1,0 +1,171 @@
+//! Links in Markdown: finds them, resolves them to paths of the repository, and changes them to paths of the site. This
+//! module reads no files.
+
+use std::fmt::Write as _;
+
+use anyhow::{Context, Result};
+
+/// Folder of the pages in the repository. In the site, they are at the top.
+const DOCS: &str = "docs/";
+/// Folder of the site for files from other folders of the repository.
+const OTHERS: &str = "repository/";
+
+/// The new form of a link.
+pub(super) struct Change {
+    pub(super) target: String,
+    /// Replaces the text of the link if that is the name of a page, such as `tls.md`.
+    pub(super) title: String,
+}
+
+/// The path without `.` and `..`. `None` if it leads out of the repository.
+pub(super) fn normalized(path: &str) -> Option<String> {
+    let mut parts = Vec::new();
+    for part in path.split('/').filter(|part| !matches!(*part, "" | ".")) {
+        if part == ".." {
+            parts.pop()?;
+        } else {
+            parts.push(part);
+        }
+    }
+    Some(parts.join("/"))
+}
+
+/// The folder of a file, with a slash at the end, or nothing for a file at the top.
+pub(super) fn folder(path: &str) -> &str {
+    path.rfind('/').map_or("", |end| &path[..=end])
+}
+
+/// The path of a repository's file in the sources of the site. A file that is no page gets a page that shows it.
+pub(super) fn in_site(path: &str) -> String {
+    let place = match path.strip_prefix(DOCS) {
+        Some(page) => page.to_owned(),
+        None => format!("{OTHERS}{path}"),
+    };
+    if is_page(path) {
+        place
+    } else {
+        format!("{place}.md")
+    }
+}
+
+pub(super) fn is_page(path: &str) -> bool {
+    path.rsplit_once('.').is_some_and(|(_, end)| end == "md")
+}
+
+/// The path of the HTML that mdBook writes for a page. The page `README.md` becomes the index of its folder.
+fn html(page: &str) -> String {
+    let (folder, name) = page.split_at(folder(page).len());
+    let stem = name.trim_end_matches(".md");
+    let stem = if stem == "README" { "index" } else { stem };
+    format!("{folder}{stem}.html")
+}
+
+/// The link from a page to a file, both as paths of the repository.
+pub(super) fn link(page: &str, file: &str) -> String {
+    let up = "../".repeat(in_site(page).matches('/').count());
+    format!("{up}{}", html(&in_site(file)))
+}
+
+/// The targets of the links in a table of contents, as paths of the repository.
+pub(super) fn listed(contents: &str) -> Result<Vec<String>> {
+    let mut found = Vec::new();
+    changed(contents, |target| {
+        let path = normalized(&format!("{DOCS}{target}"));
+        found.push(path.with_context(|| format!("{target} is outside of the repository"))?);
+        Ok(Change {
+            target: target.to_owned(),
+            title: String::new(),
+        })
+    })?;
+    Ok(found)
+}
+
+/// The text with every link to another file changed by `change`. Links in code blocks stay.
+pub(super) fn changed(
+    text: &str,
+    mut change: impl FnMut(&str) -> Result<Change>,
+) -> Result<String> {
+    let mut result = String::with_capacity(text.len());
+    let mut in_code = false;
+    for line in text.split_inclusive('\n') {
+        let is_fence = line.trim_start().starts_with("```");
+        in_code ^= is_fence;
+        if is_fence || in_code {
+            result.push_str(line);
+            continue;
+        }
+        let mut parts = line.split("](");
+        result.push_str(parts.next().unwrap_or_default());
+        for part in parts {
+            let (target, rest) = part.split_once(')').unwrap_or((part, ""));
+            let (file, anchor) = match target.find('#') {
+                Some(at) => target.split_at(at),
+                None => (target, ""),
+            };
+            if file.is_empty() || file.contains("://") {
+                let _ = write!(result, "]({target}){rest}");
+                continue;
+            }
+            let change = change(file)?;
+            let start = result.rfind('[').map_or(0, |at| at + 1);
+            if is_page(&result[start..]) {
+                result.replace_range(start.., &change.title);
+            }
+            let _ = write!(result, "]({}{anchor}){rest}", change.target);
+        }
+    }
+    Ok(result)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn links_lead_to_html_of_site() {
+        let cases = [
+            ("docs/tls.md", "docs/auth.md", "auth.html"),
+            ("docs/README.md", "docs/adr/README.md", "adr/index.html"),
+            ("docs/adr/0001-a.md", "docs/tls.md", "../tls.html"),
+            ("docs/tls.md", "SECURITY.md", "repository/SECURITY.html"),
+            ("SECURITY.md", "docs/security.md", "../security.html"),
+            (
+                "docs/internals/tls.md",
+                "examples/a.yaml",
+                "../repository/examples/a.yaml.html",
+            ),
+        ];
+        for (page, file, expected) in cases {
+            assert_eq!(link(page, file), expected, "{page} {file}");
+        }
+    }
+
+    #[test]
+    fn changes_only_links_to_files() {
+        let change = |file: &str| {
+            Ok(Change {
+                target: format!("x/{file}"),
+                title: "T".to_owned(),
+            })
+        };
+        for (text, expected) in [
+            ("[a](b.md#c) [d](#e)", "[a](x/b.md#c) [d](#e)"),
+            ("[f](https://g.h/i.md)", "[f](https://g.h/i.md)"),
+            (
+                "```sh\n[j](k.md)\n```\n[l](m)",
+                "```sh\n[j](k.md)\n```\n[l](x/m)",
+            ),
+            ("see [b.md](b.md) [c](c.md)", "see [T](x/b.md) [c](x/c.md)"),
+        ] {
+            assert_eq!(changed(text, change).unwrap(), expected);
+        }
+    }
+
+    #[test]
+    fn paths_outside_of_repository_are_rejected() {
+        assert_eq!(normalized("docs/../README.md").unwrap(), "README.md");
+        assert_eq!(normalized("docs/./adr/../a.md").unwrap(), "docs/a.md");
+        assert_eq!(normalized("docs/../../a.md"), None);
+        assert!(listed("- [a](../../b.md)").is_err());
+    }
+}

@@ -1,0 +1,373 @@
+//! The commands in the documents and in the comments of the examples use flags, values, fields, conditions and files
+//! that exist.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::sync::LazyLock;
+
+use clap::{CommandFactory, Parser};
+use serde_json::Value;
+
+use super::blocks::{all_commands, inline_code, pages};
+use super::documents::operator_flags;
+use super::root;
+use super::schemas::{KINDS, Schema, nested};
+use crate::Cli;
+
+/// Flags of other programs that the prose names, in the order of their programs: kubectl, Helm, Docker, skopeo, cargo,
+/// etcd, etcdctl and etcdutl, and the benchmarks.
+const OTHER_FLAGS: &[&str] = &[
+    "force",
+    "previous",
+    "raw",
+    "server-side",
+    "watch",
+    "force-conflicts",
+    "reset-then-reuse-values",
+    "reuse-values",
+    "set",
+    "set-string",
+    "take-ownership",
+    "cgroupns",
+    "privileged",
+    "preserve-digests",
+    "lib",
+    "client-cert-auth",
+    "corrupt-check-time",
+    "experimental-corrupt-check-time",
+    "experimental-peer-skip-client-san-verification",
+    "force-new-cluster",
+    "initial-cluster",
+    "log-level",
+    "max-learners",
+    "max-txn-ops",
+    "peer-skip-client-san-verification",
+    "bump-revision",
+    "cluster",
+    "mark-compacted",
+    "skip-hash-check",
+    "aws",
+    "member",
+    "rounds",
+];
+
+/// Texts in the form of a chart value that are no chart values: filters of the log.
+const NO_VALUES: [&str; 1] = ["kube=warn"];
+
+fn words(command: &str) -> Vec<String> {
+    shlex::split(command).unwrap_or_default()
+}
+
+/// The faults of one command.
+fn faults(command: &str) -> Vec<String> {
+    let words = words(command);
+    let mut found = Vec::new();
+    found.extend(command_of_xtask(command).and_then(|it| fault_of_xtask(&it)));
+    if words.first().is_some_and(|it| it == "helm") {
+        found.extend(faults_of_values(&words));
+    }
+    if let Some(kind) = kind(&words) {
+        found.extend(faults_of_patch(kind, &words));
+        found.extend(faults_of_paths(kind, command));
+        found.extend(faults_of_conditions(&words));
+    }
+    let files = words.iter().filter(|word| {
+        ["examples/", "charts/"]
+            .iter()
+            .any(|it| word.starts_with(it))
+    });
+    let missing = files.filter(|file| !root().join(file).exists());
+    found.extend(missing.map(|file| format!("{file} does not exist")));
+    found
+}
+
+/// The arguments of a command that begins with `cargo xtask`, also inside of `$(...)`.
+fn command_of_xtask(line: &str) -> Option<Vec<String>> {
+    let (_, rest) = line.split_once("cargo xtask ")?;
+    let ends = [" #", " |", " &&", ";", ")"];
+    let end = ends.iter().filter_map(|end| rest.find(end)).min();
+    let rest = &rest[..end.unwrap_or(rest.len())];
+    Some(words(rest))
+}
+
+fn fault_of_xtask(arguments: &[String]) -> Option<String> {
+    let all = ["cargo xtask".to_owned()]
+        .into_iter()
+        .chain(arguments.iter().cloned());
+    match Cli::try_parse_from(all) {
+        Err(error) if error.use_stderr() => Some(error.to_string()),
+        _ => None,
+    }
+}
+
+/// The faults of `--set` and `--set-string`.
+fn faults_of_values(words: &[String]) -> Vec<String> {
+    let schema = Schema::of_values();
+    let mut found = Vec::new();
+    for pair in words.windows(2) {
+        let is_text = pair[0] == "--set-string";
+        if pair[0] != "--set" && !is_text {
+            continue;
+        }
+        for setting in pair[1].split(',') {
+            found.extend(fault_of_value(schema, setting, is_text));
+        }
+    }
+    found
+}
+
+fn fault_of_value(schema: &Schema, setting: &str, is_text: bool) -> Vec<String> {
+    let Some((path, value)) = setting.split_once('=') else {
+        return vec![format!("{setting} has no value")];
+    };
+    let parsed = serde_yaml_ng::from_str(value).ok().filter(|_| !is_text);
+    let value = parsed.unwrap_or_else(|| Value::String(value.to_owned()));
+    schema.faults(&nested(path, value))
+}
+
+/// The kind of this project that a kubectl command reads or changes.
+fn kind(words: &[String]) -> Option<&'static str> {
+    if words.first().is_none_or(|it| it != "kubectl") {
+        return None;
+    }
+    // The word after -n is a namespace.
+    let pairs = words.windows(2).filter(|pair| pair[0] != "-n");
+    let resources = pairs.filter_map(|pair| pair[1].split('/').next());
+    let mut resources = resources.map(|word| word.trim_end_matches('s'));
+    resources.find_map(|word| match word {
+        "etcd" => Some(KINDS[0]),
+        _ => KINDS.into_iter().find(|kind| kind.to_lowercase() == word),
+    })
+}
+
+/// The faults of the JSON in `kubectl patch`.
+fn faults_of_patch(kind: &str, words: &[String]) -> Vec<String> {
+    let after = |flag: &str| {
+        let at = words.iter().position(|word| word == flag)?;
+        words.get(at + 1)
+    };
+    let Some(patch) = after("-p") else {
+        return Vec::new();
+    };
+    match serde_json::from_str::<Value>(patch) {
+        Ok(patch) => Schema::of_kind(kind).faults(&patch),
+        Err(error) => vec![format!("{patch} is no JSON: {error}")],
+    }
+}
+
+/// The fields in a JSONPath that do not exist.
+fn faults_of_paths(kind: &str, command: &str) -> Vec<String> {
+    let schema = Schema::of_kind(kind);
+    let paths = command.split("jsonpath=").skip(1).flat_map(fields);
+    let known = paths.filter(|path| path.starts_with("spec") || path.starts_with("status"));
+    known
+        .filter(|path| !schema.has(path))
+        .map(|path| format!("{kind} has no field {path}"))
+        .collect()
+}
+
+/// The fields of a JSONPath template, without their first dot. Lists are written as `[]`.
+fn fields(template: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut range = String::new();
+    for part in template.split('{').skip(1) {
+        let inside = part.split('}').next().unwrap_or_default();
+        if inside == "end" {
+            range.clear();
+        } else if let Some(path) = inside.strip_prefix("range ") {
+            range = plain(path);
+            found.push(range.clone());
+        } else if inside.starts_with('.') {
+            let is_absolute = inside.starts_with(".spec") || inside.starts_with(".status");
+            let start = if is_absolute { "" } else { range.as_str() };
+            found.push(plain(&format!("{start}{inside}")));
+        }
+    }
+    found
+}
+
+/// A path without its first dot, and without indexes and filters.
+fn plain(path: &str) -> String {
+    let mut parts = path.trim_start_matches('.').split('[');
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        plain.push_str("[]");
+        plain.push_str(part.split_once(']').map_or("", |(_, rest)| rest));
+    }
+    plain
+}
+
+static CONDITIONS: LazyLock<String> =
+    LazyLock::new(|| fs::read_to_string(root().join("crates/api/src/conditions.rs")).unwrap());
+
+/// The conditions in `kubectl wait` that do not exist.
+fn faults_of_conditions(words: &[String]) -> Vec<String> {
+    let named = words
+        .iter()
+        .filter_map(|word| word.strip_prefix("--for=condition="));
+    let named = named.filter_map(|condition| condition.split('=').next());
+    named
+        .filter(|name| !CONDITIONS.contains(&format!(" = \"{name}\",")))
+        .map(|name| format!("{name} is no condition"))
+        .collect()
+}
+
+#[test]
+fn commands_in_documents_can_work() {
+    let commands = all_commands();
+    let faults = commands.iter().flat_map(|(file, command)| {
+        let faults = faults(command).into_iter();
+        faults.map(move |fault| format!("{file}: {command}\n{fault}"))
+    });
+    let faults: Vec<String> = faults.collect();
+    assert!(faults.is_empty(), "{}", faults.join("\n\n"));
+    let count = |word: &str| commands.iter().filter(|(_, it)| it.contains(word)).count();
+    for (word, least) in [
+        ("cargo xtask", 60),
+        ("helm", 20),
+        ("jsonpath=", 40),
+        ("patch", 15),
+    ] {
+        assert!(count(word) > least, "only {} with {word}", count(word));
+    }
+}
+
+#[test]
+fn wrong_commands_are_found() {
+    for (command, expected) in [
+        ("cargo xtask image --profile slow", "slow"),
+        ("eval \"$(cargo xtask testbed envs)\"", "envs"),
+        (
+            "helm install a charts/etcd-operator --set image.tak=1",
+            ".image.tak is no field",
+        ),
+        (
+            "helm upgrade a charts/etcd-operator --set backupOperator.replicas=two",
+            "another type",
+        ),
+        (
+            "helm install a charts/etcd --set clusterWide=true",
+            "charts/etcd does not exist",
+        ),
+        (
+            "kubectl apply -f examples/none.yaml",
+            "examples/none.yaml does not exist",
+        ),
+        (
+            "kubectl -n N patch etcdcluster main --type merge -p '{\"spec\":{\"pause\":true}}'",
+            ".spec.pause is no field",
+        ),
+        ("kubectl patch etcdbackup/a -p '{\"spec\":'", "is no JSON"),
+        (
+            "kubectl get etcdcluster a -o jsonpath='{range .status.memberDetails[*]}{.nam}{end}'",
+            "status.memberDetails[].nam",
+        ),
+        (
+            "kubectl wait etcdrestore/a --for=jsonpath='{.status.completionTimes}'",
+            "status.completionTimes",
+        ),
+        (
+            "kubectl wait etcd/a --for=condition=Ready --timeout=5m",
+            "Ready is no condition",
+        ),
+    ] {
+        let faults = faults(command);
+        assert!(
+            faults.iter().any(|it| it.contains(expected)),
+            "{command}: {faults:?}"
+        );
+    }
+    let good = "kubectl -n etcd wait etcdcluster main --for=condition=Upgrading=False --timeout=5m";
+    assert_eq!(faults(good), Vec::<String>::new());
+}
+
+/// The flags of all commands of xtask.
+fn xtask_flags() -> BTreeSet<String> {
+    fn collect(command: &clap::Command, found: &mut BTreeSet<String>) {
+        let flags = command.get_arguments().filter_map(clap::Arg::get_long);
+        found.extend(flags.map(str::to_owned));
+        for command in command.get_subcommands() {
+            collect(command, found);
+        }
+    }
+    let mut found = BTreeSet::from(["help".to_owned(), "version".to_owned()]);
+    collect(&Cli::command(), &mut found);
+    found
+}
+
+/// The flags in the prose of a document that no program has.
+fn unknown_flags(text: &str) -> Vec<&str> {
+    let mut known = operator_flags();
+    known.extend(xtask_flags());
+    known.extend(OTHER_FLAGS.iter().map(|flag| (*flag).to_owned()));
+    let flags = inline_code(text)
+        .into_iter()
+        .filter_map(|code| code.strip_prefix("--"))
+        .filter_map(|code| code.split([' ', '=']).next());
+    flags
+        .filter(|flag| !flag.is_empty() && !known.contains(*flag))
+        .collect()
+}
+
+#[test]
+fn flags_named_in_documents_exist() {
+    for page in pages() {
+        let unknown = unknown_flags(&page.text);
+        assert!(unknown.is_empty(), "{}: no flag {unknown:?}", page.path);
+    }
+    let text = "`--cluster-wide`, `--verify-reproducible`, `--cluster-wode=true` and `--`";
+    assert_eq!(unknown_flags(text), ["cluster-wode"]);
+}
+
+/// Whether a piece of inline code sets a chart value, such as `crds.install=false`.
+fn sets_value(code: &str) -> bool {
+    code.split_once('=').is_some_and(|(path, value)| {
+        let is_path = path.starts_with(|c: char| c.is_ascii_lowercase())
+            && path.chars().all(|c| c.is_ascii_alphabetic() || c == '.');
+        let is_value = !value.is_empty() && value.chars().all(|c| c.is_ascii_alphanumeric());
+        is_path && is_value && !NO_VALUES.contains(&code)
+    })
+}
+
+#[test]
+fn chart_values_named_in_documents_exist() {
+    let schema = Schema::of_values();
+    let mut found = Vec::new();
+    let mut checked = 0;
+    for page in pages() {
+        for code in inline_code(&page.text)
+            .into_iter()
+            .filter(|it| sets_value(it))
+        {
+            checked += 1;
+            let faults = fault_of_value(schema, code, false).into_iter();
+            found.extend(faults.map(|fault| format!("{}: {fault}", page.path)));
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+    assert!(checked > 20, "only {checked} values: are they still found?");
+    assert!(sets_value("crds.install=false") && !sets_value("serves: app"));
+}
+
+/// The annotations, labels and finalizers in a text that the API does not have.
+fn unknown_names<'a>(text: &'a str, names: &str) -> Vec<&'a str> {
+    const PREFIX: &str = "etcd.database.coreos.com/";
+    let found = text.split(PREFIX).skip(1).map(|rest| {
+        let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '-');
+        rest[..end.unwrap_or(rest.len())].trim_end_matches('-')
+    });
+    let exists = |name: &str| name == "v1beta2" || names.contains(&format!("\"{PREFIX}{name}\""));
+    found.filter(|name| !exists(name)).collect()
+}
+
+/// Kubernetes accepts every annotation, so a misspelled name has no effect and no error.
+#[test]
+fn annotations_named_in_documents_exist() {
+    let names = fs::read_to_string(root().join("crates/api/src/names.rs")).unwrap();
+    for page in pages() {
+        let unknown = unknown_names(&page.text, &names);
+        assert!(unknown.is_empty(), "{}: no name {unknown:?}", page.path);
+    }
+    let text = "etcd.database.coreos.com/join- etcd.database.coreos.com/joins=a";
+    assert_eq!(unknown_names(text, &names), ["joins"]);
+}

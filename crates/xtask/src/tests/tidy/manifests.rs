@@ -1,0 +1,142 @@
+//! The manifests in the documents fit the schemas of the CRDs and of the chart.
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use super::blocks::{Page, blocks, inline_code, pages};
+use super::schemas::{KINDS, Schema, nested};
+
+/// Kinds of other projects, whose schemas are not in this repository.
+const OTHER_KINDS: [&str; 4] = ["GitRepository", "Kustomization", "Pod", "Service"];
+/// Fields of other kinds that the prose names.
+const OTHER_FIELDS: [&str; 1] = ["spec.template.metadata.labels"];
+/// Source files with names in the form of a field.
+const FILES: [&str; 1] = ["status.rs"];
+
+fn documents(text: &str) -> Vec<Value> {
+    serde_yaml_ng::Deserializer::from_str(text)
+        .map(|document| Value::deserialize(document).unwrap_or_else(|it| panic!("{it}: {text}")))
+        .filter(|document| !document.is_null())
+        .collect()
+}
+
+/// The differences between a manifest and the schema that it is for. A manifest without a kind is a part of an object
+/// of this project, or values of the chart.
+fn faults(document: &Value) -> Vec<String> {
+    let values = Schema::of_values();
+    match document["kind"].as_str() {
+        Some(kind) if KINDS.contains(&kind) => Schema::of_kind(kind).faults(document),
+        Some("Application") => values.faults(&document["spec"]["source"]["helm"]["valuesObject"]),
+        Some("HelmRelease") => values.faults(&document["spec"]["values"]),
+        Some(kind) if OTHER_KINDS.contains(&kind) => Vec::new(),
+        Some(kind) => vec![format!("unknown kind {kind}")],
+        None if document["spec"]["containers"].is_array() || document["data"].is_object() => {
+            Vec::new()
+        }
+        None if document.get("spec").is_some() || document.get("metadata").is_some() => KINDS
+            .map(|kind| Schema::of_kind(kind).faults(document))
+            .into_iter()
+            .min_by_key(Vec::len)
+            .unwrap_or_default(),
+        None => values.faults(document),
+    }
+}
+
+#[test]
+fn manifests_in_documents_fit_schemas() {
+    let mut found = Vec::new();
+    let mut checked = 0;
+    for Page { path, text } in pages() {
+        for block in blocks(&text).iter().filter(|it| it.language == "yaml") {
+            for document in documents(&block.text) {
+                checked += 1;
+                let faults = faults(&document).into_iter();
+                found.extend(faults.map(|fault| format!("{path}:{}: {fault}", block.line)));
+            }
+        }
+    }
+    assert!(found.is_empty(), "{found:#?}");
+    assert!(
+        checked > 30,
+        "only {checked} manifests: are they still found?"
+    );
+}
+
+#[test]
+fn wrong_manifests_are_found() {
+    for (text, expected) in [
+        (
+            "kind: EtcdCluster\nspec: {sise: 3}",
+            ".spec.sise is no field",
+        ),
+        ("kind: EtcdKluster", "unknown kind EtcdKluster"),
+        (
+            "spec: {recovery: {polizy: Manual}}",
+            ".spec.recovery.polizy is no field",
+        ),
+        (
+            "backupOperator: {replica: 2}",
+            ".backupOperator.replica is no field",
+        ),
+        (
+            "kind: HelmRelease\nspec: {values: {images: {}}}",
+            ".images is no field",
+        ),
+    ] {
+        assert_eq!(faults(&documents(text)[0]), [expected]);
+    }
+}
+
+/// The field and the value in a piece of inline code such as `spec.paused: true`.
+fn field(code: &str) -> Option<(&str, Option<&str>)> {
+    let (path, value) = match code.split_once(": ") {
+        Some((path, value)) => (path, Some(value)),
+        None => (code, None),
+    };
+    let is_field = path.starts_with("spec.") || path.starts_with("status.");
+    let good = |c: char| c.is_ascii_alphanumeric() || ".[]".contains(c);
+    let is_named = is_field && path.chars().all(good) && !FILES.contains(&path);
+    is_named.then_some((path, value))
+}
+
+/// Whether a field of a kind of this project has the path, and accepts the value.
+fn exists(path: &str, value: Option<&str>) -> bool {
+    KINDS.iter().any(|kind| {
+        let schema = Schema::of_kind(kind);
+        let value = value.map(|value| serde_yaml_ng::from_str(value).unwrap_or(Value::Null));
+        let fits = value.is_none_or(|value| schema.faults(&nested(path, value)).is_empty());
+        schema.has(path) && fits
+    })
+}
+
+#[test]
+fn fields_named_in_documents_exist() {
+    let mut found = Vec::new();
+    let mut checked = 0;
+    for page in pages() {
+        for code in inline_code(&page.text) {
+            let Some((path, value)) = field(code) else {
+                continue;
+            };
+            checked += 1;
+            if !OTHER_FIELDS.contains(&path) && !exists(path, value) {
+                found.push(format!("{}: {code}", page.path));
+            }
+        }
+    }
+    assert!(found.is_empty(), "no such field: {found:#?}");
+    assert!(
+        checked > 100,
+        "only {checked} fields: are they still found?"
+    );
+}
+
+#[test]
+fn wrong_fields_in_prose_are_found() {
+    let is_right = |code| field(code).is_some_and(|(path, value)| exists(path, value));
+    assert!(is_right("spec.recovery.policy: Automatic"));
+    assert!(is_right("status.conditions"));
+    assert!(!is_right("spec.recovery.policy: Always"));
+    assert!(!is_right("spec.recovry.policy"));
+    assert_eq!(field("status.rs"), None);
+}

@@ -1,0 +1,222 @@
+//! Compares values with the schemas of the CRDs and of the chart: unknown fields, types and permitted values. The tests
+//! of the crate `api` check the examples also against the rules of the CRDs.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::sync::LazyLock;
+
+use serde_json::{Map, Value};
+
+use super::root;
+
+/// The kinds of this project.
+pub(super) const KINDS: [&str; 3] = ["EtcdCluster", "EtcdBackup", "EtcdRestore"];
+
+/// Key of the schema of the chart's values.
+const VALUES: &str = "values";
+
+/// Parsing takes most of the time, so each schema is parsed once.
+static SCHEMAS: LazyLock<BTreeMap<&str, Schema>> = LazyLock::new(|| {
+    let chart = root().join("charts/etcd-operator");
+    let of_kind = |kind: &'static str| {
+        let name = format!("{}s.etcd.database.coreos.com.yaml", kind.to_lowercase());
+        let text = fs::read_to_string(chart.join("crds-generated").join(name)).unwrap();
+        let definition: Value = serde_yaml_ng::from_str(&text).unwrap();
+        let schema = &definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+        (kind, Schema(schema.clone()))
+    };
+    let values = fs::read_to_string(chart.join("values.schema.json")).unwrap();
+    let values = Schema(serde_json::from_str(&values).unwrap());
+    let kinds = KINDS.into_iter().map(of_kind);
+    kinds.chain([(VALUES, values)]).collect()
+});
+
+/// A schema, with the definitions that it refers to.
+pub(super) struct Schema(Value);
+
+impl Schema {
+    /// The schema of a kind of this project.
+    pub(super) fn of_kind(kind: &str) -> &'static Self {
+        &SCHEMAS[kind]
+    }
+
+    /// The schema of the values of the chart.
+    pub(super) fn of_values() -> &'static Self {
+        &SCHEMAS[VALUES]
+    }
+
+    /// The differences between an object and its schema. Metadata is not checked.
+    pub(super) fn faults(&self, value: &Value) -> Vec<String> {
+        let mut value = value.clone();
+        if let Some(fields) = value.as_object_mut() {
+            for field in ["apiVersion", "kind", "metadata"] {
+                fields.remove(field);
+            }
+        }
+        let mut found = Vec::new();
+        self.compare(&self.0, &value, "", &mut found);
+        found
+    }
+
+    /// Whether a value can have the field `path`. Items of lists are written as `[]`.
+    pub(super) fn has(&self, path: &str) -> bool {
+        let mut node = &self.0;
+        for part in path.replace("[]", ".[]").split('.') {
+            node = self.resolved(node);
+            if is_open(node) {
+                return true;
+            }
+            let next = match part {
+                "" => continue,
+                "[]" => node.get("items"),
+                name => node["properties"].get(name).or_else(|| inner(node)),
+            };
+            let Some(next) = next else { return false };
+            node = next;
+        }
+        true
+    }
+
+    fn resolved<'a>(&'a self, node: &'a Value) -> &'a Value {
+        let pointer = node["$ref"].as_str().and_then(|it| it.strip_prefix('#'));
+        pointer.map_or(node, |pointer| self.0.pointer(pointer).unwrap())
+    }
+
+    fn compare(&self, node: &Value, value: &Value, path: &str, found: &mut Vec<String>) {
+        let node = self.resolved(node);
+        // A null removes a default.
+        if value.is_null() || is_open(node) {
+            return;
+        }
+        if !has_type(node, value) {
+            found.push(format!("{path} has another type: {value}"));
+            return;
+        }
+        let permitted = node["enum"].as_array();
+        if permitted.is_some_and(|permitted| !permitted.contains(value)) {
+            found.push(format!("{path} cannot be {value}"));
+        }
+        for (key, value) in value.as_object().into_iter().flatten() {
+            let below = format!("{path}.{key}");
+            match node["properties"].get(key).or_else(|| inner(node)) {
+                Some(node) => self.compare(node, value, &below, found),
+                None => found.push(format!("{below} is no field")),
+            }
+        }
+        for value in value.as_array().into_iter().flatten() {
+            self.compare(&node["items"], value, &format!("{path}[]"), found);
+        }
+    }
+}
+
+/// The schema of the values in a map.
+fn inner(node: &Value) -> Option<&Value> {
+    node.get("additionalProperties").filter(|it| it.is_object())
+}
+
+/// True if the schema accepts every value.
+fn is_open(node: &Value) -> bool {
+    let is_map = node["properties"].is_object() || inner(node).is_some();
+    node["x-kubernetes-preserve-unknown-fields"] == true
+        || node["x-kubernetes-int-or-string"] == true
+        || node.get("type").is_none()
+        || (node["type"] == "object" && !is_map)
+}
+
+fn has_type(node: &Value, value: &Value) -> bool {
+    let is = |name: &str| match name {
+        "object" => value.is_object(),
+        "array" => value.is_array(),
+        "string" => value.is_string(),
+        "integer" => value.is_i64(),
+        "number" => value.is_number(),
+        "boolean" => value.is_boolean(),
+        _ => true,
+    };
+    match &node["type"] {
+        Value::Array(types) => types.iter().filter_map(Value::as_str).any(is),
+        one => one.as_str().is_none_or(is),
+    }
+}
+
+/// The object in which the field `path` has the value. An index such as `[0]` stands for a list with one item.
+pub(super) fn nested(path: &str, value: Value) -> Value {
+    path.replace('[', ".[")
+        .rsplit('.')
+        .fold(value, |value, part| {
+            if part.starts_with('[') {
+                Value::Array(vec![value])
+            } else {
+                Value::Object(Map::from_iter([(part.to_owned(), value)]))
+            }
+        })
+}
+
+#[test]
+fn wrong_fields_types_and_values_are_found() {
+    let cluster = Schema::of_kind("EtcdCluster");
+    let faults = |text: &str| cluster.faults(&serde_yaml_ng::from_str::<Value>(text).unwrap());
+    assert_eq!(
+        faults("metadata: {name: a}\nspec: {size: 3, pod: {labels: {a: b}}, TLS: {generated: {}}}"),
+        Vec::<String>::new()
+    );
+    for (wrong, expected) in [
+        ("spec: {sise: 3}", ".spec.sise is no field"),
+        (
+            "spec: {size: three}",
+            ".spec.size has another type: \"three\"",
+        ),
+        (
+            "spec: {etcd: {snapshotCounts: 3}}",
+            ".spec.etcd.snapshotCounts is no field",
+        ),
+        (
+            "spec: {recovery: {policy: Often}}",
+            ".spec.recovery.policy cannot be \"Often\"",
+        ),
+        (
+            "spec: {pod: {labels: {a: 1}}}",
+            ".spec.pod.labels.a has another type: 1",
+        ),
+        (
+            "spec: {pod: {tolerations: [{keys: a}]}}",
+            ".spec.pod.tolerations[].keys is no field",
+        ),
+    ] {
+        assert_eq!(faults(wrong), [expected]);
+    }
+    let values = Schema::of_values();
+    let set = |path, value| values.faults(&nested(path, value));
+    assert!(set("podMonitor.enabled", true.into()).is_empty());
+    assert!(set("backupOperator.extraEnv[0].name", "A".into()).is_empty());
+    assert_eq!(
+        set("podMonitor.enable", true.into()),
+        [".podMonitor.enable is no field"]
+    );
+    assert_eq!(
+        set("clusterOperator.replicas", "two".into()),
+        [".clusterOperator.replicas has another type: \"two\""]
+    );
+}
+
+#[test]
+fn missing_fields_are_found() {
+    let cluster = Schema::of_kind("EtcdCluster");
+    for path in [
+        "spec.size",
+        "spec.TLS",
+        "status.memberDetails[].dbSize",
+        "status.conditions[].type",
+        "spec.pod.resources.requests.cpu",
+    ] {
+        assert!(cluster.has(path), "{path}");
+    }
+    for path in [
+        "spec.sise",
+        "status.memberDetails[].size",
+        "spec.size.a",
+        "spce",
+    ] {
+        assert!(!cluster.has(path), "{path}");
+    }
+}
