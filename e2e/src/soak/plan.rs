@@ -33,7 +33,7 @@ pub enum Change {
     Tls(bool),
     /// Runs an EtcdBackup.
     Backup {
-        /// Restore the backup into a new cluster.
+        /// Restores the backup into a new cluster.
         restore: bool,
     },
 }
