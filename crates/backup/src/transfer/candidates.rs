@@ -250,7 +250,6 @@ mod tests {
         assert_eq!(order(usable(answers, &given, Some(&listed))), ["given"]);
     }
 
-    /// Invariant 28 (endpoints of other namespaces).
     #[test]
     fn invariant_28_uses_only_answers_of_recorded_cluster() {
         let mut other = answer("other", 2, 5);
