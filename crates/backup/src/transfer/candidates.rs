@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn prefers_own_url_to_service_url() {
+    fn prefers_url_of_member_to_service_url() {
         let given = ["a-service".to_owned(), "own-2".to_owned()];
         let answers = vec![
             answer("a-service", 2, 500),
