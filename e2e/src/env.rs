@@ -9,7 +9,7 @@ use tower::retry::RetryLayer;
 
 use crate::retry::RetryPolicy;
 
-/// The environment of a test run.
+/// The settings of a test run, from its environment variables.
 #[derive(Clone, Debug)]
 pub struct Env {
     /// The image of the operators, as `repository:tag`. Every node has this image.

@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn ignores_short_readiness_loss() {
+    fn rolling_check_ignores_short_readiness_loss() {
         let mut seen = three();
         seen.take(WatchEvent::Modified(pod("b", "b", false, false)));
         again(&mut seen, "a", false);

@@ -380,7 +380,6 @@ async fn removed(store: &Arc<dyn Store>, plan: &Plan) -> Option<usize> {
     Some(removal(store, scope).run().await.unwrap().deleted)
 }
 
-/// Invariant 9 (verify before destroying).
 #[tokio::test]
 async fn invariant_9_retention_by_clock_ahead_deletes_nothing() {
     let dir = tempfile::tempdir().unwrap();

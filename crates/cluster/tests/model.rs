@@ -117,7 +117,6 @@ fn faults_keep_invariants_and_cluster_converges() {
     check(false);
 }
 
-/// Invariant 11 (fencing).
 #[test]
 fn invariant_11_concurrent_operators_do_no_harm() {
     check(true);

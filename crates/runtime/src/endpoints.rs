@@ -406,7 +406,6 @@ mod tests {
         }
     }
 
-    /// Invariant 28 (endpoints of other namespaces).
     #[test]
     fn invariant_28_clusters_are_found_only_by_exact_names_of_own_namespace() {
         let named = |url: &str| clusters_named(url, "b");

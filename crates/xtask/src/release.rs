@@ -65,7 +65,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn section_is_in_configuration_of_cargo() {
+    fn cargo_configuration_has_section_with_compiler_flags() {
         let text = fs::read_to_string(checkout::root().join(".cargo/config.toml")).unwrap();
         let section = SECTION.trim_end_matches(".rustflags");
         assert!(text.contains(&format!("[{section}]\nrustflags")), "{text}");

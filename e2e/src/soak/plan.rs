@@ -33,7 +33,7 @@ pub enum Change {
     Tls(bool),
     /// Runs an EtcdBackup.
     Backup {
-        /// Restore the backup into a new cluster.
+        /// Restores the backup into a new cluster.
         restore: bool,
     },
 }
@@ -97,9 +97,9 @@ pub struct Step {
 /// The spec after all changes so far.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Desired {
-    /// `spec.size`.
+    /// The number of members, `spec.size`.
     pub size: usize,
-    /// `spec.version`.
+    /// The version of etcd, `spec.version`.
     pub version: String,
     /// True if TLS is switched on.
     pub tls: bool,

@@ -359,7 +359,6 @@ mod tests {
         }
     }
 
-    /// Invariant 28 (endpoints of other namespaces).
     #[tokio::test]
     async fn invariant_28_namespace_without_grant_reaches_only_own_clusters() {
         let none = rule(&[], "team-b");

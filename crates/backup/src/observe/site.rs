@@ -168,9 +168,8 @@ mod tests {
         check_pvc(&Client::new(service, "prod"), "prod", &pvc).await
     }
 
-    /// Invariant 13 (names of backups).
     #[test]
-    fn tenant_uses_own_local_directory() {
+    fn invariant_13_tenant_uses_own_local_directory() {
         let local = LocalStore::new("/backups");
         let location = |namespace| local_of(&local, "operators", namespace, Some(1)).location();
         assert_eq!(location("operators"), "file:///backups");

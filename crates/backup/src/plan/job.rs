@@ -386,7 +386,6 @@ mod tests {
         })
     }
 
-    /// Invariant 28 (endpoints of other namespaces).
     #[test]
     fn invariant_28_endpoint_without_grant_starts_no_transfer() {
         let refused = EndpointReach::NotGranted("is not granted to namespace prod".to_owned());

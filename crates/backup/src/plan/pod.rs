@@ -199,9 +199,8 @@ mod tests {
         assert_eq!(pod.owner_references()[0].uid, "backup-uid");
     }
 
-    /// Invariant 14 (Secrets).
     #[test]
-    fn mounts_secrets_only_for_snapshots() {
+    fn invariant_14_mounts_secrets_only_for_snapshots() {
         let order = Order {
             task: Task::Store(Box::new(SnapshotTask {
                 endpoints: Vec::new(),

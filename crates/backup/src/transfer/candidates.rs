@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn prefers_own_url_to_service_url() {
+    fn prefers_url_of_member_to_service_url() {
         let given = ["a-service".to_owned(), "own-2".to_owned()];
         let answers = vec![
             answer("a-service", 2, 500),
@@ -250,7 +250,6 @@ mod tests {
         assert_eq!(order(usable(answers, &given, Some(&listed))), ["given"]);
     }
 
-    /// Invariant 28 (endpoints of other namespaces).
     #[test]
     fn invariant_28_uses_only_answers_of_recorded_cluster() {
         let mut other = answer("other", 2, 5);

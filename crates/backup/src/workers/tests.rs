@@ -298,7 +298,7 @@ async fn active_transfer_is_not_queued_twice() {
 }
 
 #[tokio::test]
-async fn backs_off_after_each_failure() {
+async fn worker_backs_off_after_each_failure() {
     let mut case = Case::new();
     case.gate.add_permits(1);
     for pause in [1, 2, 4, 8, 16, 30, 30, 30] {

@@ -189,9 +189,8 @@ const TAKEN_BACK: &str = "services null over \"1\"";
 const CLAIMS: &str = "persistentvolumeclaims";
 const LONG: Duration = Duration::from_mins(1);
 
-/// Invariant 11 (fencing).
 #[tokio::test]
-async fn removes_start_mark_if_observation_expires_before_creation() {
+async fn invariant_11_removes_start_mark_if_observation_expires_before_creation() {
     let (little, more) = (Duration::from_millis(500), Duration::from_millis(600));
     let (asked, acted) = started(("services", Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
@@ -216,9 +215,8 @@ async fn removes_start_mark_if_observation_expires_before_creation() {
     assert!(asked.is_empty(), "{asked:?}");
 }
 
-/// Invariant 6 (state `new`).
 #[tokio::test]
-async fn removes_start_mark_only_if_no_pod_can_have_been_created() {
+async fn invariant_6_removes_start_mark_only_if_no_pod_can_have_been_created() {
     let refusals = [
         (403, "Forbidden"),
         (409, "Conflict"),

@@ -126,9 +126,8 @@ mod tests {
         Client::new(service_fn(answer), "prod")
     }
 
-    /// Invariant 5 (dead members).
     #[tokio::test]
-    async fn lost_unlabeled_pod_requires_api_server_time() {
+    async fn invariant_5_lost_unlabeled_pod_requires_api_server_time() {
         let client = server_without_labels();
         let read = crate::observe::objects(&client, "prod", "db").await;
         let objects = read.unwrap().unwrap();

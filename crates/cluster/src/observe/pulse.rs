@@ -135,7 +135,6 @@ mod tests {
         (answer.is_ok(), pulse.is_some())
     }
 
-    /// Invariant 24 (members that do not serve clients yet).
     #[tokio::test]
     async fn invariant_24_only_members_that_do_not_serve_get_health_calls() {
         let busy = Role::Busy {

@@ -254,7 +254,6 @@ fn children_of_other_owners_belong_to_no_member() {
     assert_eq!(observed.strangers.len(), 2);
 }
 
-/// Invariant 7 (no second bootstrap).
 #[test]
 fn invariant_7_orphans_with_token_belong_to_cluster() {
     let observed = seen(|objects| {

@@ -322,7 +322,7 @@ pub(super) fn grow(
     let how = if rules.learners {
         ""
     } else {
-        " with a vote, because etcd before 3.4 has no learners: a quorum needs this voter before it runs"
+        " with a vote, because etcd before 3.4 has no learners: the voter counts for the quorum even before it runs"
     };
     decide(view, additions, None, format!("add {text}{how}"), draft)
 }

@@ -40,9 +40,8 @@ use scene::Scene;
 
 // ---- bootstrap ----
 
-/// Invariant 10 (record before acting).
 #[test]
-fn records_first_members_before_creating_objects() {
+fn invariant_10_records_first_members_before_creating_objects() {
     let plan = Scene::nothing(3).plan();
     let chains = plan.step.chains.clone();
     assert_eq!(scene::begun(&chains), Some((3, "1")));

@@ -44,7 +44,6 @@ mod tests {
         urgent(&scene.desired, &scene.observed, &Letters, scene::at(1000))
     }
 
-    /// Invariant 1 (unknown is not empty).
     #[test]
     fn invariant_1_urgent_plan_only_recreates_pods_on_volumes() {
         let three = || Scene::formed(&["a", "b", "c"]).durable();

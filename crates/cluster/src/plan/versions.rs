@@ -248,8 +248,9 @@ impl VersionRules {
             .min()
             .or_else(|| minor(fallback))
             .unwrap_or((3, 6));
-        // Each member checks a change of the members against the limit in its own flag (`ValidateConfigurationChange`
-        // in etcd). A member that was started with an older release has no such flag.
+        // Each member checks an additional learner against the limit of learners in its own flags
+        // (`ValidateConfigurationChange` in etcd). A member that was started with an older release has no such flag, and
+        // accepts only one learner.
         Self {
             learners: lowest >= (3, 4),
             several_learners: lowest >= (3, 6)

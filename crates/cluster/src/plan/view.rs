@@ -37,7 +37,7 @@ pub enum Fate {
     Lost(String),
 }
 
-/// How well the member serves.
+/// Whether the member serves, by the last observation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// The member itself answers and reports a leader.
@@ -63,7 +63,7 @@ pub struct MemberState<'a> {
     pub service: Option<&'a Service>,
     /// Whether the member's data exists and is usable.
     pub data: Data,
-    /// How well the member serves.
+    /// Whether the member serves, by the last observation.
     pub health: Health,
     /// The planned fate of the member.
     pub fate: Fate,

@@ -86,7 +86,6 @@ fn healthy_cluster_is_only_available() {
     assert!(status.member_details.iter().all(|member| member.healthy));
 }
 
-/// Invariant 24 (members that do not serve clients yet).
 #[test]
 fn invariant_24_new_voter_that_does_not_serve_is_no_problem() {
     let since = |seconds: i64| {

@@ -350,9 +350,8 @@ fn strike(dice: &mut Dice) -> Event {
 /// Number of rounds in runs with one operator. Runs with two operators have half as many.
 const ROUNDS: usize = 30_000;
 
-/// Invariant 24 (members that do not serve clients yet).
 #[test]
-fn faults_on_joining_members_keep_invariants() {
+fn invariant_24_faults_on_joining_members_keep_invariants() {
     play_drawn(|seed| drawn(seed, false), ROUNDS);
 }
 

@@ -233,7 +233,6 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
 
 const ROUNDS: usize = 20_000;
 
-/// Invariant 25 (volumes as evidence).
 #[test]
 fn invariant_25_keeps_volumes_of_externally_removed_members() {
     play_drawn(drawn, ROUNDS);

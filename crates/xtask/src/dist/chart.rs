@@ -57,7 +57,7 @@ fn replacements(release: &Release) -> Vec<(&'static str, String, String)> {
         ),
         (
             "values.yaml",
-            "  # Repository, with or without a registry. No registry has the default: set the repository of your own image.\n".into(),
+            "  # Repository, with or without a registry. The default image is in no registry: set the repository of your own image.\n".into(),
             "  # Repository, with or without a registry.\n".into(),
         ),
         (
@@ -72,12 +72,12 @@ fn replacements(release: &Release) -> Vec<(&'static str, String, String)> {
         ),
         (
             "values.schema.json",
-            " No registry has the default: set the repository of your own image, for example registry.example.com/etcd-operator.".into(),
+            " The default image is in no registry: set the repository of your own image, for example registry.example.com/etcd-operator.".into(),
             String::new(),
         ),
         (
             "README.md",
-            " No registry has the default: set the repository of your own image, for example registry.example.com/etcd-operator.".into(),
+            " The default image is in no registry: set the repository of your own image, for example registry.example.com/etcd-operator.".into(),
             String::new(),
         ),
         (

@@ -127,7 +127,7 @@ fn packaged_chart_passes_lint_and_is_reproducible() {
 fn released_chart_does_not_mention_missing_image() {
     for (name, text) in chart::released(chart::files().unwrap(), &published()).unwrap() {
         for old in [
-            "No registry has",
+            "is in no registry",
             "No image is published",
             "../../docs",
             "image.repository=REPOSITORY",

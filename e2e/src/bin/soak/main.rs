@@ -146,7 +146,7 @@ impl Soak {
             }
             .with_context(|| format!("step {number}"));
         }
-        // The history until the error is complete, so it is checked too.
+        // The history contains everything up to the error, so it is checked too.
         let ended = clients_end(clients, watchers, &recorder, observed).await;
         broken.and(ended)
     }

@@ -245,9 +245,8 @@ fn missing_image_of_dns_init_container_is_reported() {
     assert!(!waits.running && waits.stays());
 }
 
-/// Invariant 7 (no second bootstrap).
 #[test]
-fn old_clusters_are_recorded_and_never_bootstrapped() {
+fn invariant_7_old_clusters_are_recorded_and_never_bootstrapped() {
     for old in every_form() {
         let scene = found(old);
         let records = |write: &Write| matches!(write, Write::RecordIntent { cluster_id, .. } if *cluster_id == Some(CLUSTER));

@@ -117,9 +117,8 @@ fn record_contains_complete_identity_and_resource_version() {
     assert_eq!(recorded["survivor"], json!(recovery.survivor));
 }
 
-/// Invariant 11 (fencing).
 #[test]
-fn patches_and_deletes_have_preconditions() {
+fn invariant_11_patches_and_deletes_have_preconditions() {
     let precondition = |request: &Request, key: &str| match request {
         Request::Patch(Patch { body, .. }) => body["metadata"][key].clone(),
         Request::Delete(reference) => json!(reference.uid),

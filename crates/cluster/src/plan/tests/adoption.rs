@@ -48,9 +48,8 @@ fn begins(scene: &Scene) -> bool {
     scene::begun(&scene.plan().step.chains).is_some()
 }
 
-/// Invariant 7 (no second bootstrap).
 #[test]
-fn records_adopted_cluster_under_its_own_id() {
+fn invariant_7_records_adopted_cluster_under_its_own_id() {
     let Some(Write::RecordIntent {
         intent, cluster_id, ..
     }) = recorded(&left_by_another())
@@ -169,9 +168,8 @@ fn joined(ours: &[&str]) -> Scene {
     scene.size(3)
 }
 
-/// Invariant 7 (no second bootstrap).
 #[test]
-fn records_joined_cluster_without_bootstrap() {
+fn invariant_7_records_joined_cluster_without_bootstrap() {
     let Some(Write::RecordIntent {
         intent, cluster_id, ..
     }) = recorded(&joins())
@@ -288,9 +286,8 @@ fn advertising(mut scene: Scene, host: &str) -> Scene {
     scene
 }
 
-/// Invariant 28 (endpoints of other namespaces).
 #[test]
-fn tenant_join_without_grant_records_nothing() {
+fn invariant_28_tenant_join_without_grant_records_nothing() {
     let cases: [(&[&str], &str); 4] = [
         (&[], "ns.svc"),
         (&["team-a=*"], "ns.svc"),
@@ -351,9 +348,8 @@ fn annotation_without_effect_needs_no_grant() {
     assert!(moved.plan().problems.is_empty(), "no external member");
 }
 
-/// Invariant 16 (recovery of a lost quorum).
 #[test]
-fn starts_no_recovery_while_joined_cluster_may_be_alive() {
+fn invariant_16_starts_no_recovery_while_joined_cluster_may_be_alive() {
     let mut scene = joined(&["a"]).silent();
     scene.desired.recovery.automatic = true;
     scene.observed.recovery.approval = Some(CLUSTER.to_string());
@@ -423,9 +419,8 @@ fn joins_with_version_compatible_with_other_cluster() {
     }
 }
 
-/// Invariant 3 (quorum guard).
 #[test]
-fn removes_external_members_one_by_one_leader_last() {
+fn invariant_3_removes_external_members_one_by_one_leader_last() {
     let scene = joined(&["a", "b", "c"]);
     assert_eq!(
         scene.observed.leader(),

@@ -27,9 +27,8 @@ fn touches(write: &Write, member: &str) -> bool {
     }
 }
 
-/// Invariant 7 (no second bootstrap).
 #[test]
-fn ignores_volume_of_another_cluster_without_quorum() {
+fn invariant_7_ignores_volume_of_another_cluster_without_quorum() {
     let mut scene = silent(three().without_pod("b").with_disk("z"));
     let disk = scene.observed.disks.get_mut("z").unwrap();
     (disk.owned, disk.cluster_id) = (false, Some(ClusterId(0xf00)));

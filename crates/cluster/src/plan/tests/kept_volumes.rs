@@ -117,9 +117,8 @@ fn keeps_all_volumes_once_removed_members_are_majority() {
     assert_eq!(notes(&scene), expected);
 }
 
-/// Invariant 9 (verify before destroying).
 #[test]
-fn deletes_kept_volume_after_comparison_and_grace_period() {
+fn invariant_9_deletes_kept_volume_after_comparison_and_grace_period() {
     let whole = |seconds| {
         let scene = Scene::formed(&["a", "b", "d"]).durable().aged();
         noted(scene.with_disk("c"), "c", since(seconds, false))

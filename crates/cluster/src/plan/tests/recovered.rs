@@ -86,9 +86,8 @@ fn keeps_old_cluster_until_new_one_is_labeled() {
     );
 }
 
-/// Invariant 16 (recovery of a lost quorum).
 #[test]
-fn client_service_gets_endpoints_once_old_pods_are_unreachable() {
+fn invariant_16_client_service_gets_endpoints_once_old_pods_are_unreachable() {
     let open = Write::ApplyClient { open: true };
     let mut scene = recovered();
     assert!(!scene.writes().contains(&open));
@@ -185,9 +184,8 @@ fn deletes_replaced_cluster_after_completion_and_retention() {
     }
 }
 
-/// Invariant 16 (recovery of a lost quorum).
 #[test]
-fn client_service_gets_endpoints_once_replaced_members_are_unreachable() {
+fn invariant_16_client_service_gets_endpoints_once_replaced_members_are_unreachable() {
     let open = Write::ApplyClient { open: true };
     let mut scene = replaced(None);
     assert!(!scene.writes().contains(&open));

@@ -106,9 +106,8 @@ pub(super) fn destroys(writes: &[Write]) -> bool {
 
 // ---- reports and approval ----
 
-/// Invariant 16 (recovery of a lost quorum).
 #[test]
-fn lost_quorum_reports_survivors_and_waits_for_approval() {
+fn invariant_16_lost_quorum_reports_survivors_and_waits_for_approval() {
     let scene = one_left();
     let text = problem(&scene, Reason::QuorumLost);
     for part in [

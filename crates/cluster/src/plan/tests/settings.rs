@@ -75,9 +75,8 @@ fn changes_labels_and_annotations_without_restart() {
     assert_eq!(patched(&scene.down("b").down("c")), 3);
 }
 
-/// Invariant 18 (rolling updates).
 #[test]
-fn resizes_members_one_by_one_and_leader_last() {
+fn invariant_18_resizes_members_one_by_one_and_leader_last() {
     let all = differ(three(), &["a", "b", "c"], &resources());
     assert_eq!(resized(&all), ["b"]);
     assert!(!ends_pods(&all));
@@ -112,9 +111,8 @@ fn deferred_resize_is_reported_and_blocks_nothing() {
     assert!(scene.waits().contains(&Reason::ResizeDeferred));
 }
 
-/// Invariant 18 (rolling updates).
 #[test]
-fn resizes_only_unavailable_member_while_quorum_is_at_risk() {
+fn invariant_18_resizes_only_unavailable_member_while_quorum_is_at_risk() {
     let scene = differ(three(), &["a", "b", "c"], &resources());
     assert_eq!(
         resized(&scene.clone().down("c")),
@@ -126,9 +124,8 @@ fn resizes_only_unavailable_member_while_quorum_is_at_risk() {
     assert!(served.waits().contains(&Reason::VoterNotHealthy));
 }
 
-/// Invariant 18 (rolling updates).
 #[test]
-fn no_resize_during_change_of_another_member() {
+fn invariant_18_no_resize_during_change_of_another_member() {
     let anew = Difference {
         pod: Some("its pod was made for another spec.etcd".into()),
         ..Difference::default()

@@ -277,7 +277,8 @@ mod tests {
         changed.metadata.managed_fields = serde_json::from_value(managed).unwrap();
         let reports = |after| no_storage(&Pod::default(), &changed, at(CREATED + after)).is_some();
         assert!(!reports(3_600 + 599) && reports(3_600 + 600));
-        // Every failed attempt updates the PVC, so the time limit counts from the creation of the PVC instead.
+        // Every failed attempt updates the PVC, so the time limit counts from the creation of the PVC, not from its
+        // last change.
         let failed = pod(
             "False",
             &format!(
