@@ -13,7 +13,7 @@ use crate::{archive, checkout, oci, shell};
 const FOLDER: &str = "charts/etcd-operator";
 const CRDS: &str = "crds-generated/";
 /// Oldest Kubernetes that the chart allows. Helm renders for it, so that the manifests work on all others too.
-const KUBERNETES: &str = "1.33.0";
+pub(super) const KUBERNETES: &str = "1.33.0";
 
 /// A text file of the chart: path below the folder of the chart, content.
 pub(super) type Text = (String, String);
@@ -142,21 +142,30 @@ pub(super) fn released(mut files: Vec<Text>, release: &Release) -> Result<Vec<Te
 
 /// The chart as a package, in the format of `helm package`. Helm's own packages contain times.
 pub(super) fn package(files: &[Text]) -> Result<Vec<u8>> {
-    let mut tar = tar::Builder::new(Vec::new());
     let (first, others): (Vec<_>, Vec<_>) =
         files.iter().partition(|(path, _)| path == "Chart.yaml");
-    for (path, text) in first.into_iter().chain(others) {
+    tgz("etcd-operator/", first.into_iter().chain(others))
+}
+
+/// A compressed tar archive without times. `prefix` precedes each path.
+pub(super) fn tgz<'a>(prefix: &str, files: impl IntoIterator<Item = &'a Text>) -> Result<Vec<u8>> {
+    let mut tar = tar::Builder::new(Vec::new());
+    for (path, text) in files {
         let bytes = text.as_bytes();
-        let path = format!("etcd-operator/{path}");
+        let path = format!("{prefix}{path}");
         archive::append(&mut tar, &path, 0o644, bytes.len() as u64, bytes)?;
     }
     oci::gzip(&tar.into_inner()?)
 }
 
+/// The files with the definitions of all kinds.
+pub(super) fn definitions(files: &[Text]) -> impl Iterator<Item = &Text> {
+    files.iter().filter(|(path, _)| path.starts_with(CRDS))
+}
+
 /// The definitions of all kinds, in one file.
 pub(super) fn crds(files: &[Text]) -> String {
-    let of_crds = files.iter().filter(|(path, _)| path.starts_with(CRDS));
-    let documents = of_crds.map(|(_, text)| format!("---\n{}\n", text.trim_end()));
+    let documents = definitions(files).map(|(_, text)| format!("---\n{}\n", text.trim_end()));
     documents.collect()
 }
 
@@ -165,7 +174,7 @@ pub(super) fn lint(helm: &Path, chart: &Path) -> Result<()> {
     shell::output(Command::new(helm).args(["lint", "--strict"]).arg(chart)).map(|_| ())
 }
 
-/// A manifest for `kubectl apply`.
+/// A rendering of the chart, for example for `kubectl apply`.
 pub(super) struct Manifest {
     /// The namespace of the operators, which the user creates.
     pub(super) namespace: &'static str,
