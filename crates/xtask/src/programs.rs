@@ -15,7 +15,9 @@ mod debian;
 mod images;
 mod tools;
 
-pub(crate) use tools::{CYCLONEDX, actionlint, cyclonedx, helm, olm_validate};
+#[cfg(test)]
+pub(crate) use tools::actionlint;
+pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, olm_validate};
 
 /// Part of the name of each cache folder. Change this value when the build procedure changes, so that older results are
 /// not used.

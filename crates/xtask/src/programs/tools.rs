@@ -22,15 +22,6 @@ const OLM: Module = Module {
     }],
 };
 
-/// The checker of GitHub workflows. The testbed does not need it.
-const ACTIONLINT: Module = Module {
-    name: "actionlint",
-    builds: &[Build {
-        packages: &["github.com/rhysd/actionlint/cmd/actionlint"],
-        ..PLAIN
-    }],
-};
-
 /// Helm, as in the testbed.
 pub(crate) fn helm() -> Result<PathBuf> {
     let module = MODULES.iter().find(|module| module.name == "helm");
@@ -42,9 +33,17 @@ pub(crate) fn olm_validate() -> Result<PathBuf> {
     tool(&OLM, "olm-validate")
 }
 
-/// actionlint, which checks GitHub workflows.
+/// actionlint, which checks GitHub workflows. The testbed does not need it.
+#[cfg(test)]
 pub(crate) fn actionlint() -> Result<PathBuf> {
-    tool(&ACTIONLINT, "actionlint")
+    let module = Module {
+        name: "actionlint",
+        builds: &[Build {
+            packages: &["github.com/rhysd/actionlint/cmd/actionlint"],
+            ..PLAIN
+        }],
+    };
+    tool(&module, "actionlint")
 }
 
 /// A program of a module. It is built if the cache does not contain it.
