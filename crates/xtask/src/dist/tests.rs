@@ -327,6 +327,39 @@ fn workflows_pass_actionlint() {
     assert!(output.status.success(), "{text}");
 }
 
+/// The commands that publish a release: program, subcommand and flags, without values.
+fn publishing_commands(text: &str) -> BTreeSet<String> {
+    const PROGRAMS: [&str; 5] = ["skopeo ", "helm ", "cosign ", "buildah ", "gh "];
+    let lines = text.lines().map(str::trim);
+    let commands = lines.filter(|line| PROGRAMS.iter().any(|program| line.starts_with(program)));
+    commands
+        .map(|line| {
+            let words = line.split_whitespace().enumerate();
+            let kept = words.filter(|(at, word)| *at < 2 || word.starts_with("--"));
+            kept.map(|(_, word)| word).collect::<Vec<_>>().join(" ")
+        })
+        .filter(|command| !command.contains(" login") && !command.contains(" registry"))
+        .collect()
+}
+
+#[test]
+fn workflow_runs_commands_of_release_page() {
+    let read = |path: &str| fs::read_to_string(checkout::root().join(path)).unwrap();
+    let workflow = publishing_commands(&read(".github/workflows/release.yaml"));
+    let page = read("docs/contributing/releasing.md");
+    // The command of the page is part of a sentence.
+    let page = page.replace(": `gh ", "\ngh ");
+    // `helm install` and `helm test` try the files before a release.
+    let mut page = publishing_commands(&page);
+    page.retain(|it| {
+        !["helm install", "helm test"]
+            .iter()
+            .any(|tried| it.starts_with(tried))
+    });
+    assert_eq!(workflow, page);
+    assert!(workflow.len() > 7, "{workflow:?}");
+}
+
 #[test]
 fn readme_describes_every_file() {
     for release in [published(), release_without_registry()] {
