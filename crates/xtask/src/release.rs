@@ -33,8 +33,8 @@ pub(crate) fn compile() -> Result<Vec<PathBuf>> {
     Ok(programs)
 }
 
-/// Rejects a program that contains the path of a folder of this machine. The same commit would give another program
-/// where the folder has another path. Paths of one component, like /src, also occur in other paths and are not checked.
+/// Rejects a program that contains the path of a directory of this machine. The same commit would give another program
+/// where the directory has another path. Paths of one component, like /src, also occur in other paths and are not checked.
 fn check_folders(program: &Path, folders: &[(PathBuf, &str)]) -> Result<()> {
     let bytes = fs::read(program).with_context(|| program.display().to_string())?;
     let text = String::from_utf8_lossy(&bytes);
@@ -50,7 +50,7 @@ fn check_folders(program: &Path, folders: &[(PathBuf, &str)]) -> Result<()> {
                 .take(120)
                 .collect();
             bail!(
-                "{} contains a path of this machine, {found}: the build would differ in another folder. Add the compiler flag that replaces the path",
+                "{} contains a path of this machine, {found}: the build would differ in another directory. Add the compiler flag that replaces the path",
                 program.display()
             );
         }
