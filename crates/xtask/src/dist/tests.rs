@@ -211,7 +211,7 @@ fn operator_framework_rejects_bundle_with_wrong_version() {
         (
             &*format!("\n  version: {version}"),
             "\n  version: first",
-            "version",
+            "major number",
         ),
     ] {
         let mut files = bundle(&published());
