@@ -151,6 +151,9 @@ securityContext:
 {{- end }}
 {{- end }}
 {{- end }}
+{{- if eq .Values.image.repository "quay.io/coreos/etcd-operator" }}
+{{- $old = append $old "image.repository: quay.io/coreos/etcd-operator: remove it, the old image cannot run these operators" }}
+{{- end }}
 {{- if $old }}
 {{- fail (printf "\nvalues of the chart stable/etcd-operator, and what replaces them (docs/install.md, Migrate from coreos/etcd-operator):\n  %s" (join "\n  " $old)) }}
 {{- end }}

@@ -10,6 +10,7 @@ use etcd::{Access, Deadlines, Etcd, EtcdClient};
 /// A client that was unused for this long belongs to a deleted cluster.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
+/// The clients of the clusters.
 pub struct Clients {
     plain: Arc<dyn Etcd>,
     deadlines: Deadlines,

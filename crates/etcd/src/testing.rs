@@ -54,6 +54,7 @@ impl Programs {
     }
 }
 
+/// The directory with the programs that the testbed has built.
 pub fn cache() -> PathBuf {
     let base = std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty());
     let base = base.map_or_else(

@@ -10,11 +10,13 @@ use anyhow::{Context, Result, bail};
 mod chart;
 mod listing;
 mod names;
+mod olm;
 mod provenance;
 mod sbom;
 #[cfg(test)]
 mod tests;
 
+use self::chart::Text;
 use self::listing::Sum;
 use self::names::Release;
 use crate::image::Profile;
@@ -131,6 +133,7 @@ fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
         progress::say("labels and provenance will not name the source: set --source URL");
     }
     let helm = programs::helm()?;
+    let olm_validate = programs::olm_validate()?;
     let cyclonedx = programs::cyclonedx()?;
     let built = match options.profile {
         Profile::Release => release::compile()?,
@@ -160,7 +163,11 @@ fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
         image::check_size(written.layer)?;
     }
     release.digest = options.repository.as_ref().map(|_| written.digest);
-    write_manifests(&release, &helm, new)?;
+    let chart = chart::released(chart::files()?, &release)?;
+    write_manifests(&release, &chart, &helm, new)?;
+    progress::step("writing the bundle for OLM", || {
+        write_bundle(&release, &chart, (&helm, &olm_validate), work, new)
+    })?;
     let copy = work.join("source");
     clone(&copy)?;
     let bill = progress::step("writing the software bill of materials", || {
@@ -176,10 +183,9 @@ fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
 }
 
 /// Writes the chart, the CRDs and the manifests that are rendered from the chart.
-fn write_manifests(release: &Release, helm: &Path, new: &Path) -> Result<()> {
-    let files = chart::released(chart::files()?, release)?;
-    put(new, &release.chart(), chart::package(&files)?)?;
-    put(new, listing::CRDS, chart::crds(&files))?;
+fn write_manifests(release: &Release, files: &[Text], helm: &Path, new: &Path) -> Result<()> {
+    put(new, &release.chart(), chart::package(files)?)?;
+    put(new, listing::CRDS, chart::crds(files))?;
     let package = new.join(release.chart());
     progress::step("checking the chart", || chart::lint(helm, &package))?;
     for (name, manifest) in [
@@ -189,6 +195,22 @@ fn write_manifests(release: &Release, helm: &Path, new: &Path) -> Result<()> {
         put(new, name, chart::render(helm, &package, manifest)?)?;
     }
     Ok(())
+}
+
+/// Writes the bundle for OLM after the validators of the operator framework have accepted it.
+fn write_bundle(
+    release: &Release,
+    chart: &[Text],
+    (helm, validate): (&Path, &Path),
+    work: &Path,
+    new: &Path,
+) -> Result<()> {
+    let rendered = chart::render(helm, &new.join(release.chart()), &olm::RENDERING)?;
+    let files = olm::files(release, chart, &rendered)?;
+    for warning in olm::validate(validate, &files, &work.join("bundle"))? {
+        progress::say(&format!("bundle for OLM: {warning}"));
+    }
+    put(new, &release.bundle(), chart::tgz("", &files)?)
 }
 
 fn put(folder: &Path, name: &str, content: impl AsRef<[u8]>) -> Result<()> {

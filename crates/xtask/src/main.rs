@@ -77,7 +77,8 @@ enum Command {
         #[arg(long, value_enum, default_value_t = Profile::Release)]
         profile: Profile,
     },
-    /// Write every file of a release into one folder: image, chart, manifests, CRDs, SBOM, provenance, checksums.
+    /// Write every file of a release into one folder: image, chart, manifests, CRDs, bundle for OLM, SBOM, provenance,
+    /// checksums.
     ///
     /// Nothing is published. docs/contributing/releasing.md has the steps of a release. The first build takes about 20 minutes on two
     /// cores.

@@ -15,7 +15,9 @@ mod debian;
 mod images;
 mod tools;
 
-pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, hyperlink, mdbook};
+#[cfg(test)]
+pub(crate) use tools::actionlint;
+pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, hyperlink, mdbook, olm_validate};
 
 /// A part of each cache folder's name. Change this value when the build procedure changes, so that older results are
 /// not used.

@@ -1,10 +1,11 @@
 //! Compiles the program of a release. The result depends on the source and the toolchain, and not on the folders of
 //! this machine.
 
+use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use crate::{checkout, image, shell};
 
@@ -13,7 +14,8 @@ const SECTION: &str = r#"target.'cfg(all(target_os = "linux", target_env = "gnu"
 
 /// Compiles the program of the operators with the profile `release`.
 pub(crate) fn compile() -> Result<Vec<PathBuf>> {
-    let flags = flags(&folders()?);
+    let folders = folders()?;
+    let flags = flags(&folders);
     let config = format!("{SECTION}={}", serde_json::to_string(&flags)?);
     let args = [
         "build",
@@ -24,7 +26,36 @@ pub(crate) fn compile() -> Result<Vec<PathBuf>> {
         "--config",
         &config,
     ];
-    image::cargo_executables(&args)
+    let programs = image::cargo_executables(&args)?;
+    for program in &programs {
+        check_folders(program, &folders)?;
+    }
+    Ok(programs)
+}
+
+/// Rejects a program that contains the path of a directory of this machine. The same commit would give another program
+/// where the directory has another path. Paths of one component, like /src, also occur in other paths and are not checked.
+fn check_folders(program: &Path, folders: &[(PathBuf, &str)]) -> Result<()> {
+    let bytes = fs::read(program).with_context(|| program.display().to_string())?;
+    let text = String::from_utf8_lossy(&bytes);
+    for (folder, _) in folders {
+        let path = format!("{}/", folder.display());
+        if path.matches('/').count() < 3 {
+            continue;
+        }
+        if let Some(at) = text.find(&path) {
+            let found: String = text[at..]
+                .chars()
+                .take_while(char::is_ascii_graphic)
+                .take(120)
+                .collect();
+            bail!(
+                "{} contains a path of this machine, {found}: the build would differ in another directory. Add the compiler flag that replaces the path",
+                program.display()
+            );
+        }
+    }
+    Ok(())
 }
 
 /// The version of the compiler, in one line.
@@ -60,8 +91,6 @@ fn flags(folders: &[(PathBuf, &str)]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-
     use super::*;
 
     #[test]
@@ -69,6 +98,21 @@ mod tests {
         let text = fs::read_to_string(checkout::root().join(".cargo/config.toml")).unwrap();
         let section = SECTION.trim_end_matches(".rustflags");
         assert!(text.contains(&format!("[{section}]\nrustflags")), "{text}");
+    }
+
+    #[test]
+    fn program_with_folder_of_this_machine_is_rejected() {
+        let dir = tempfile::tempdir().unwrap();
+        let program = dir.path().join("program");
+        let folders = [
+            (PathBuf::from("/home/ci/.cargo"), "/cargo"),
+            (PathBuf::from("/src"), "/source"),
+        ];
+        fs::write(&program, b"\xff\0/cargo/a.rs\0/x/src/b.rs\0/home/ci\0").unwrap();
+        check_folders(&program, &folders).unwrap();
+        fs::write(&program, b"\xff\0panic/home/ci/.cargo/a/b.rs\0c").unwrap();
+        let error = check_folders(&program, &folders).unwrap_err().to_string();
+        assert!(error.contains("/home/ci/.cargo/a/b.rs:"), "{error}");
     }
 
     #[test]

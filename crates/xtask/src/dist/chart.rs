@@ -14,7 +14,7 @@ const FOLDER: &str = "charts/etcd-operator";
 const CRDS: &str = "crds-generated/";
 /// The oldest Kubernetes version that the chart allows. Helm renders the manifests for this version, so that they also
 /// work with all later versions.
-const KUBERNETES: &str = "1.33.0";
+pub(super) const KUBERNETES: &str = "1.33.0";
 
 /// A text file of the chart: its path below the folder of the chart, and its content.
 pub(super) type Text = (String, String);
@@ -143,21 +143,30 @@ pub(super) fn released(mut files: Vec<Text>, release: &Release) -> Result<Vec<Te
 
 /// The chart as a package, in the format of `helm package`. Helm is not used, because its packages contain the time.
 pub(super) fn package(files: &[Text]) -> Result<Vec<u8>> {
-    let mut tar = tar::Builder::new(Vec::new());
     let (first, others): (Vec<_>, Vec<_>) =
         files.iter().partition(|(path, _)| path == "Chart.yaml");
-    for (path, text) in first.into_iter().chain(others) {
+    tgz("etcd-operator/", first.into_iter().chain(others))
+}
+
+/// A compressed tar archive without times. `prefix` precedes each path.
+pub(super) fn tgz<'a>(prefix: &str, files: impl IntoIterator<Item = &'a Text>) -> Result<Vec<u8>> {
+    let mut tar = tar::Builder::new(Vec::new());
+    for (path, text) in files {
         let bytes = text.as_bytes();
-        let path = format!("etcd-operator/{path}");
+        let path = format!("{prefix}{path}");
         archive::append(&mut tar, &path, 0o644, bytes.len() as u64, bytes)?;
     }
     oci::gzip(&tar.into_inner()?)
 }
 
-/// All CRDs in one file.
+/// The files with the definitions of all kinds.
+pub(super) fn definitions(files: &[Text]) -> impl Iterator<Item = &Text> {
+    files.iter().filter(|(path, _)| path.starts_with(CRDS))
+}
+
+/// The definitions of all kinds, in one file.
 pub(super) fn crds(files: &[Text]) -> String {
-    let of_crds = files.iter().filter(|(path, _)| path.starts_with(CRDS));
-    let documents = of_crds.map(|(_, text)| format!("---\n{}\n", text.trim_end()));
+    let documents = definitions(files).map(|(_, text)| format!("---\n{}\n", text.trim_end()));
     documents.collect()
 }
 
@@ -166,7 +175,7 @@ pub(super) fn lint(helm: &Path, chart: &Path) -> Result<()> {
     shell::output(Command::new(helm).args(["lint", "--strict"]).arg(chart)).map(|_| ())
 }
 
-/// A manifest for `kubectl apply`.
+/// A rendering of the chart, for example for `kubectl apply`.
 pub(super) struct Manifest {
     /// The namespace of the operators, which the user creates.
     pub(super) namespace: &'static str,

@@ -104,6 +104,10 @@ pub(super) fn files(release: &Release) -> Vec<(String, String)> {
             manifest("all namespaces", CLUSTER_WIDE.namespace),
         ),
         (
+            release.bundle(),
+            "the bundle for the Operator Lifecycle Manager (OLM), for one namespace".to_owned(),
+        ),
+        (
             release.sbom(),
             "the software bill of materials (CycloneDX)".to_owned(),
         ),

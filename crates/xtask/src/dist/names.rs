@@ -34,6 +34,10 @@ impl Release {
         format!("etcd-operator-{}.tgz", self.version)
     }
 
+    pub(super) fn bundle(&self) -> String {
+        format!("etcd-operator-bundle-{}.tgz", self.version)
+    }
+
     pub(super) fn sbom(&self) -> String {
         format!("etcd-operator-{}.cdx.json", self.version)
     }

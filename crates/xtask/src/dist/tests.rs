@@ -163,6 +163,203 @@ fn crd_file_contains_all_kinds() {
     assert_eq!(names, ["EtcdBackup", "EtcdCluster", "EtcdRestore"]);
 }
 
+/// The files of the bundle for OLM.
+fn bundle(release: &Release) -> Vec<Text> {
+    let dir = tempfile::tempdir().unwrap();
+    let package = packaged(dir.path(), release);
+    let rendered = chart::render(&programs::helm().unwrap(), &package, &olm::RENDERING).unwrap();
+    let chart = chart::released(chart::files().unwrap(), release).unwrap();
+    olm::files(release, &chart, &rendered).unwrap()
+}
+
+/// The result of the validators of the operator framework.
+fn validated(files: &[Text]) -> Result<Vec<String>> {
+    let dir = tempfile::tempdir()?;
+    olm::validate(&programs::olm_validate()?, files, dir.path())
+}
+
+fn service_version(files: &[Text]) -> Value {
+    let name = "clusterserviceversion.yaml";
+    let found = files.iter().find(|(path, _)| path.ends_with(name));
+    serde_yaml_ng::from_str(&found.unwrap().1).unwrap()
+}
+
+#[test]
+fn operator_framework_accepts_bundle() {
+    for release in [published(), release_without_registry()] {
+        let warnings = validated(&bundle(&release)).unwrap();
+        assert!(warnings.is_empty(), "{warnings:#?}");
+    }
+}
+
+#[test]
+fn operator_framework_rejects_bundle_without_crd() {
+    let mut files = bundle(&published());
+    files.retain(|(path, _)| !path.contains("etcdrestores"));
+    let error = format!("{:#}", validated(&files).unwrap_err());
+    assert!(error.contains("EtcdRestore"), "{error}");
+    assert!(error.contains("not found in bundle"), "{error}");
+}
+
+#[test]
+fn operator_framework_rejects_bundle_with_wrong_version() {
+    let version = published().version;
+    for (from, to, expected) in [
+        // A version of the kinds that no CRD has.
+        ("version: v1beta2", "version: v1beta9", "v1beta9"),
+        // The version of the release.
+        (
+            &*format!("\n  version: {version}"),
+            "\n  version: first",
+            "major number",
+        ),
+    ] {
+        let mut files = bundle(&published());
+        let text = files.iter_mut().map(|(_, text)| text);
+        let changed = text.filter(|text| text.contains("kind: ClusterServiceVersion"));
+        for text in changed {
+            assert!(text.contains(from), "{text}");
+            *text = text.replace(from, to);
+        }
+        let error = format!("{:#}", validated(&files).unwrap_err());
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// The install modes of the bundle are those of a release for one namespace.
+#[test]
+fn bundle_has_rights_of_namespaced_manifest() {
+    let files = bundle(&published());
+    let version = service_version(&files);
+    let install = &version["spec"]["install"]["spec"];
+    assert!(install.get("clusterPermissions").is_none());
+    let manifest = rendered(&published(), &chart::NAMESPACED);
+    let operators = [
+        "etcd-operator",
+        "etcd-backup-operator",
+        "etcd-restore-operator",
+    ];
+    assert_eq!(install["deployments"].as_sequence().unwrap().len(), 3);
+    for operator in operators {
+        let rules = |name: &str| {
+            let role = manifest
+                .iter()
+                .find(|object| object["kind"] == "Role" && object["metadata"]["name"] == name);
+            role.unwrap()["rules"].as_sequence().unwrap().clone()
+        };
+        let expected = [rules(operator), rules(&format!("{operator}-lease"))].concat();
+        let granted = install["permissions"].as_sequence().unwrap();
+        let granted = granted
+            .iter()
+            .find(|it| it["serviceAccountName"] == operator);
+        assert_eq!(granted.unwrap()["rules"].as_sequence(), Some(&expected));
+        let deployments = install["deployments"].as_sequence().unwrap();
+        let deployment = deployments.iter().find(|it| it["name"] == operator);
+        let pod = &deployment.unwrap()["spec"]["template"]["spec"];
+        assert_eq!(pod["serviceAccountName"], operator);
+        // OpenShift chooses the user.
+        assert!(pod["securityContext"].get("runAsUser").is_none());
+        let args = pod["containers"][0]["args"].as_sequence().unwrap();
+        assert!(args.contains(&"--cluster-wide=false".into()), "{args:?}");
+    }
+    let modes = version["spec"]["installModes"].as_sequence().unwrap();
+    let supported = modes.iter().filter(|mode| mode["supported"] == true);
+    let supported: Vec<_> = supported.map(|mode| mode["type"].as_str()).collect();
+    assert_eq!(supported, [Some("OwnNamespace")]);
+}
+
+#[test]
+fn bundle_has_every_kind_with_description_and_example() {
+    let version = service_version(&bundle(&published()));
+    let owned = &version["spec"]["customresourcedefinitions"]["owned"];
+    let owned = owned.as_sequence().unwrap();
+    let text = |node: &Value| node.as_str().unwrap_or_default().to_owned();
+    let kinds: Vec<String> = owned.iter().map(|it| text(&it["kind"])).collect();
+    assert_eq!(kinds, ["EtcdBackup", "EtcdCluster", "EtcdRestore"]);
+    assert!(
+        owned
+            .iter()
+            .all(|it| text(&it["description"]).contains(' '))
+    );
+    let examples = text(&version["metadata"]["annotations"]["alm-examples"]);
+    let examples: Json = serde_json::from_str(&examples).unwrap();
+    let examples = examples.as_array().unwrap();
+    // The example of a backup fits the example of a cluster.
+    let of = |kind: &str| examples.iter().find(|it| it["kind"] == kind).unwrap();
+    let name = &of("EtcdCluster")["metadata"]["name"];
+    assert_eq!(of("EtcdBackup")["spec"]["etcdCluster"]["name"], *name);
+    for kind in kinds {
+        assert!(
+            examples.iter().any(|it| it["kind"] == kind.as_str()),
+            "{kind}"
+        );
+    }
+}
+
+#[test]
+fn bundle_of_pre_release_has_another_channel() {
+    let annotations = |release: &Release| -> String {
+        let files = bundle(release);
+        let found = files
+            .iter()
+            .find(|(path, _)| path.ends_with("annotations.yaml"));
+        found.unwrap().1.clone()
+    };
+    let mut release = published();
+    assert!(annotations(&release).contains("channels.v1: candidate\n"));
+    release.version = origin::VERSION.to_owned();
+    assert!(annotations(&release).contains("channels.v1: stable\n"));
+}
+
+/// Without shellcheck, which finds problems in the scripts of the steps: its package is not a Go module.
+#[test]
+fn workflows_pass_actionlint() {
+    let mut command = Command::new(programs::actionlint().unwrap());
+    command.args(["-no-color", "-shellcheck=", "-pyflakes="]);
+    let folder = checkout::root().join(".github/workflows");
+    let files: Vec<_> = fs::read_dir(folder)
+        .unwrap()
+        .map(|it| it.unwrap().path())
+        .collect();
+    assert!(files.len() > 1);
+    let output = command.args(&files).output().unwrap();
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(output.status.success(), "{text}");
+}
+
+/// The commands that publish a release: program, subcommand and flags, without values.
+fn publishing_commands(text: &str) -> BTreeSet<String> {
+    const PROGRAMS: [&str; 5] = ["skopeo ", "helm ", "cosign ", "buildah ", "gh "];
+    let lines = text.lines().map(str::trim);
+    let commands = lines.filter(|line| PROGRAMS.iter().any(|program| line.starts_with(program)));
+    commands
+        .map(|line| {
+            let words = line.split_whitespace().enumerate();
+            let kept = words.filter(|(at, word)| *at < 2 || word.starts_with("--"));
+            kept.map(|(_, word)| word).collect::<Vec<_>>().join(" ")
+        })
+        .filter(|command| !command.contains(" login") && !command.contains(" registry"))
+        .collect()
+}
+
+#[test]
+fn workflow_runs_commands_of_release_page() {
+    let read = |path: &str| fs::read_to_string(checkout::root().join(path)).unwrap();
+    let workflow = publishing_commands(&read(".github/workflows/release.yaml"));
+    let page = read("docs/contributing/releasing.md");
+    // The command of the page is part of a sentence.
+    let page = page.replace(": `gh ", "\ngh ");
+    // `helm install` and `helm test` try the files before a release.
+    let mut page = publishing_commands(&page);
+    page.retain(|it| {
+        !["helm install", "helm test"]
+            .iter()
+            .any(|tried| it.starts_with(tried))
+    });
+    assert_eq!(workflow, page);
+    assert!(workflow.len() > 7, "{workflow:?}");
+}
+
 #[test]
 fn readme_describes_every_file() {
     for release in [published(), release_without_registry()] {

@@ -6,16 +6,48 @@ use std::process::Command;
 
 use anyhow::{Context, Result};
 
-use super::{MODULES, build, cached, digest, go_version, key};
+use super::{Build, MODULES, Module, PLAIN, build, cached, digest, go_version, key};
 use crate::{checkout, image, shell};
 
 pub(crate) const CYCLONEDX: &str = "0.5.9";
 const MDBOOK: &str = "0.5.4";
 const HYPERLINK: &str = "0.3.2";
 
+/// The checker of bundles for the Operator Lifecycle Manager. The testbed does not need it.
+const OLM: Module = Module {
+    name: "olm",
+    builds: &[Build {
+        output: "olm-validate",
+        packages: &["."],
+        ..PLAIN
+    }],
+};
+
 pub(crate) fn helm() -> Result<PathBuf> {
     let module = MODULES.iter().find(|module| module.name == "helm");
-    let module = module.context("unknown module")?;
+    tool(module.context("unknown module")?, "helm")
+}
+
+/// The validators of the operator framework: `olm-validate DIRECTORY`.
+pub(crate) fn olm_validate() -> Result<PathBuf> {
+    tool(&OLM, "olm-validate")
+}
+
+/// actionlint, which checks GitHub workflows. The testbed does not need it.
+#[cfg(test)]
+pub(crate) fn actionlint() -> Result<PathBuf> {
+    let module = Module {
+        name: "actionlint",
+        builds: &[Build {
+            packages: &["github.com/rhysd/actionlint/cmd/actionlint"],
+            ..PLAIN
+        }],
+    };
+    tool(&module, "actionlint")
+}
+
+/// A program of a module. It is built if the cache does not contain it.
+fn tool(module: &Module, program: &str) -> Result<PathBuf> {
     let source = checkout::testbed_sources().join(module.name);
     let (cache, _lock) = super::lock()?;
     let folder = cached(
@@ -24,7 +56,7 @@ pub(crate) fn helm() -> Result<PathBuf> {
         &key(&source, &go_version()?)?,
         |folder| build(module, &source, folder),
     )?;
-    Ok(folder.join("helm"))
+    Ok(folder.join(program))
 }
 
 /// cargo-cyclonedx, the tool of the CycloneDX project for the software bill of materials of Rust programs.
