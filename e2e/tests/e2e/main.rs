@@ -34,6 +34,7 @@ mod dns_cached;
 mod dns_down;
 mod drain;
 mod etcd_env;
+mod examples;
 mod fixtures;
 mod hibernate;
 mod join_statefulset;
