@@ -63,6 +63,7 @@ mod restore_storage;
 mod restricted_namespace;
 mod rollout;
 mod scale_edges;
+mod scopes;
 mod storage_class_change;
 mod tls_backup_restore;
 mod tls_bad_secrets;
