@@ -157,6 +157,12 @@ securityContext:
 {{- if $old }}
 {{- fail (printf "\nvalues of the chart stable/etcd-operator, and what replaces them (docs/install.md, Migrate from coreos/etcd-operator):\n  %s" (join "\n  " $old)) }}
 {{- end }}
+{{- if and .Values.clusterWide .Values.watchNamespaces }}
+{{- fail "watchNamespaces and clusterWide contradict each other: remove the list, or set clusterWide to false" }}
+{{- end }}
+{{- if and (eq .Values.scope "All") (not .Values.clusterWide) }}
+{{- fail "scope: All has no effect without clusterWide: set clusterWide to true, or remove scope" }}
+{{- end }}
 {{- if and .Values.podMonitor.enabled .Values.serviceMonitor.enabled }}
 {{- fail "podMonitor.enabled and serviceMonitor.enabled scrape the same pods: set one of them" }}
 {{- end }}

@@ -85,3 +85,37 @@
   resources: [events]
   verbs: [create, patch]
 {{- end }}
+
+{{/* A Role or ClusterRole with these rights, and its binding. Call with (dict "root" $ "operator" <name of the binary>
+     "account" <ServiceAccount> "kind" <Role or ClusterRole> "name" <name> "namespace" <of the Role>). */}}
+{{- define "etcd-operator.role" -}}
+{{- $marks := include "etcd-operator.marks" (dict "root" .root "component" .operator) }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}
+metadata:
+  name: {{ .name }}
+  {{- with .namespace }}
+  namespace: {{ . | quote }}
+  {{- end }}
+  {{- $marks | nindent 2 }}
+rules:
+{{- include "etcd-operator.rules" .operator }}
+---
+apiVersion: rbac.authorization.k8s.io/v1
+kind: {{ .kind }}Binding
+metadata:
+  name: {{ .name }}
+  {{- with .namespace }}
+  namespace: {{ . | quote }}
+  {{- end }}
+  {{- $marks | nindent 2 }}
+roleRef:
+  apiGroup: rbac.authorization.k8s.io
+  kind: {{ .kind }}
+  name: {{ .name }}
+subjects:
+- kind: ServiceAccount
+  name: {{ .account }}
+  namespace: {{ include "etcd-operator.namespace" .root | quote }}
+{{- end }}

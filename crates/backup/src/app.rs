@@ -13,14 +13,13 @@ use kube::ResourceExt;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use runtime::Operator;
-use runtime::controller::{Guarded, Scope, controller, drive};
+use runtime::controller::{Controllers, Guarded, Scope, drive};
 use runtime::endpoints::{EndpointGrant, EndpointGrants, GrantedBy};
 use runtime::image::OwnImage;
 use runtime::process::Objects;
 use store::LocalStore;
 use store::grants::{Grant, Grants};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::UnboundedReceiverStream;
 
 use crate::cluster_backup::ClusterBackups;
 use crate::execute::ExecuteContext;
@@ -84,8 +83,8 @@ pub struct Settings {
     /// Number of concurrent transfers to one store
     #[arg(long, value_name = "NUMBER", default_value = "2")]
     pub max_transfers_per_store: NonZeroUsize,
-    /// Number of concurrent transfers of one namespace. The default is half of --max-transfers if the operator is
-    /// cluster-wide
+    /// Number of concurrent transfers of one namespace. The default is half of --max-transfers if the operator manages
+    /// several namespaces
     #[arg(long, value_name = "NUMBER")]
     pub max_transfers_per_namespace: Option<NonZeroUsize>,
     /// Image of the pods that mount a PersistentVolumeClaim. The default is the operator's own image
@@ -98,9 +97,10 @@ impl Settings {
     /// no other tenants.
     fn transfers(&self, scope: &Scope) -> Limits {
         let concurrent = self.max_transfers.get();
-        let of_scope = match scope {
-            Scope::Cluster => concurrent.div_ceil(2),
-            Scope::Namespace(_) => concurrent,
+        let of_scope = if scope.is_shared() {
+            concurrent.div_ceil(2)
+        } else {
+            concurrent
         };
         Limits {
             concurrent,
@@ -117,9 +117,10 @@ impl Settings {
 }
 
 fn removals(scope: &Scope) -> Limits {
-    let per_namespace = match scope {
-        Scope::Cluster => REMOVALS.concurrent / 2,
-        Scope::Namespace(_) => REMOVALS.concurrent,
+    let per_namespace = if scope.is_shared() {
+        REMOVALS.concurrent / 2
+    } else {
+        REMOVALS.concurrent
     };
     Limits {
         per_namespace,
@@ -131,10 +132,9 @@ fn removals(scope: &Scope) -> Limits {
 pub async fn work(operator: Operator, settings: Settings) {
     let (changes, ended) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
-    // When a worker ends, all EtcdBackups are reconciled, so that its result is reported at once. The reconcile of a
-    // finished EtcdBackup sends no request.
-    let backups =
-        controller::<EtcdBackup>(&operator).reconcile_all_on(UnboundedReceiverStream::new(ended));
+    // The end of a worker triggers a reconcile of all EtcdBackups, so that its result is reported at once. The
+    // reconcile of a finished EtcdBackup sends no request.
+    let backups = Controllers::<EtcdBackup>::new(&operator).reconcile_all_on(ended);
     let execute = ExecuteContext {
         client: operator.client.clone(),
         transfers: Workers::new(
@@ -147,12 +147,12 @@ pub async fn work(operator: Operator, settings: Settings) {
             operator.shutdown.clone(),
             changes,
         ),
-        objects: backups.store(),
+        objects: backups.cache(),
         since: Timestamp::now(),
         shutdown: operator.shutdown.clone(),
     };
     operator.metrics.collect(BackupMetrics {
-        objects: backups.store(),
+        objects: backups.cache(),
         transfers: execute.transfers.clone(),
     });
     let reconciler = Arc::new(ReconcileContext {
@@ -165,31 +165,21 @@ pub async fn work(operator: Operator, settings: Settings) {
                 own: operator.namespace.clone(),
                 others: settings.ambient_identity,
             },
-            endpoints: EndpointGrants::new(
-                &operator.scope,
-                &operator.namespace,
-                ENDPOINTS,
-                settings.etcd_endpoints,
-            ),
+            endpoints: EndpointGrants::new(&operator.namespace, ENDPOINTS, settings.etcd_endpoints),
             local: settings.local_directory.map(LocalStore::new),
             local_quota: settings.local_quota,
-            objects: backups.store(),
+            objects: backups.cache(),
             image: OwnImage::new(&operator, settings.operator_image),
         },
         execute,
     });
     let cluster_backups = Arc::new(ClusterBackups {
         client: operator.client.clone(),
-        backups: backups.store(),
+        backups: backups.cache(),
     });
-    let clusters = controller::<EtcdCluster>(&operator).watches(
-        operator
-            .scope
-            .api::<Guarded<EtcdBackup>>(operator.client.clone()),
-        watcher::Config::default(),
-        cluster_of,
-    );
-    // The metrics that count objects cover only EtcdBackups.
+    let clusters =
+        Controllers::<EtcdCluster>::new(&operator).watches(&watcher::Config::default(), cluster_of);
+    // In the metrics, the object counts cover only EtcdBackups.
     let for_clusters = Operator {
         objects: Objects::default(),
         ..operator.clone()
@@ -228,17 +218,20 @@ mod tests {
     }
 
     #[test]
-    fn namespace_gets_half_of_transfers_by_default() {
-        let own = Scope::Namespace("n".to_owned());
+    fn tenant_gets_half_of_transfers_unless_configured() {
+        let own = Scope::namespace("n");
         assert_eq!(limits(&[], &own), (4, 2, 4));
-        assert_eq!(limits(&[], &Scope::Cluster), (4, 2, 2));
-        assert_eq!(limits(&["--max-transfers=1"], &Scope::Cluster), (1, 2, 1));
+        let list = Scope::Namespaces(["a", "b"].map(str::to_owned).into());
+        for shared in [Scope::Annotated, Scope::All, list] {
+            assert_eq!(limits(&[], &shared), (4, 2, 2), "{shared:?}");
+        }
+        assert_eq!(limits(&["--max-transfers=1"], &Scope::All), (1, 2, 1));
         let all = [
             "--max-transfers=9",
             "--max-transfers-per-store=3",
             "--max-transfers-per-namespace=5",
         ];
-        assert_eq!(limits(&all, &Scope::Cluster), (9, 3, 5));
+        assert_eq!(limits(&all, &Scope::All), (9, 3, 5));
         assert!(Flags::try_parse_from(["backup", "--max-transfers=0"]).is_err());
     }
 

@@ -8,9 +8,8 @@ use std::sync::Arc;
 use api::cluster::{EtcdClusterStatus, LastBackup};
 use api::names::MANAGER_BACKUP;
 use api::{EtcdBackup, EtcdCluster};
-use kube::runtime::reflector::Store;
 use kube::{Api, Client, Resource, ResourceExt};
-use runtime::controller::Guarded;
+use runtime::controller::Cache;
 use runtime::{Done, Reconcile, apply};
 
 mod plan;
@@ -20,7 +19,7 @@ use plan::{Action, last_backup, plan, taken};
 /// The client and the cache of all reconciles.
 pub(crate) struct ClusterBackups {
     pub(crate) client: Client,
-    pub(crate) backups: Store<Guarded<EtcdBackup>>,
+    pub(crate) backups: Cache<EtcdBackup>,
 }
 
 impl Reconcile for ClusterBackups {

@@ -7,10 +7,10 @@ use api::names::{FINALIZER_STORED, MANAGER_BACKUP};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::apply::{self, is_owned};
-use runtime::controller::Guarded;
+use runtime::controller::{Cache, Guarded};
 use tokio_util::sync::CancellationToken;
 
 use crate::observe::Connections;
@@ -28,7 +28,7 @@ pub(crate) struct ExecuteContext {
     pub(crate) transfers: Arc<Workers<Stored>>,
     pub(crate) removals: Arc<Workers<RemovalResult>>,
     /// All EtcdBackups, from the watch.
-    pub(crate) objects: Store<Guarded<EtcdBackup>>,
+    pub(crate) objects: Cache<EtcdBackup>,
     /// The time at which this process started.
     pub(crate) since: Timestamp,
     /// Canceled when this process shuts down.

@@ -10,13 +10,12 @@ use std::time::Duration;
 use api::EtcdBackup;
 use api::conditions::{ConditionType, is_true};
 use kube::ResourceExt;
-use kube::runtime::reflector::Store;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use runtime::controller::Guarded;
+use runtime::controller::Cache;
 
 use crate::snapshot::Stored;
 use crate::workers::Workers;
@@ -33,7 +32,7 @@ type Values = Vec<(&'static str, &'static str, Option<i64>)>;
 /// Collects the metrics of all EtcdBackups.
 pub(crate) struct BackupMetrics {
     /// All EtcdBackups, from the watch.
-    pub(crate) objects: Store<Guarded<EtcdBackup>>,
+    pub(crate) objects: Cache<EtcdBackup>,
     /// The transfers of this process, from which `failed_attempts` and `queued_seconds` are computed.
     pub(crate) transfers: Arc<Workers<Stored>>,
 }

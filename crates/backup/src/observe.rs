@@ -8,9 +8,8 @@ use api::EtcdBackup;
 use api::storage::StorageSource;
 use etcd::Etcd;
 use jiff::{SignedDuration, Timestamp};
-use kube::runtime::reflector::Store as ReflectorStore;
 use kube::{Client, ResourceExt};
-use runtime::controller::Guarded;
+use runtime::controller::Cache;
 use runtime::endpoints::EndpointGrants;
 use runtime::image::OwnImage;
 use store::grants::Grants;
@@ -47,7 +46,7 @@ pub(crate) struct ObserveContext {
     /// Maximum size of a snapshot in bytes.
     pub(crate) max_snapshot: u64,
     /// All EtcdBackups, from the watch.
-    pub(crate) objects: ReflectorStore<Guarded<EtcdBackup>>,
+    pub(crate) objects: Cache<EtcdBackup>,
     /// The image of pods that mount a PersistentVolumeClaim.
     pub(crate) image: OwnImage,
 }
@@ -192,7 +191,7 @@ async fn for_transfer(
 }
 
 async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Read, Trouble> {
-    let others = others(context, backup);
+    let others = others(&context.objects, backup)?;
     let source = site::source_of(backup)?;
     let (site, store) = if let StorageSource::Pvc(pvc) = source {
         (site::volume(context, backup, pvc).await?, None)
@@ -207,8 +206,66 @@ async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Re
     })
 }
 
-/// The UIDs of the other periodic EtcdBackups with the same path.
-fn others(context: &ObserveContext, backup: &EtcdBackup) -> BTreeSet<String> {
-    let all = context.objects.state();
-    same_path::others(backup, all.iter().map(AsRef::as_ref))
+/// The UIDs of the other periodic EtcdBackups with the same path. Invariant 1: an EtcdBackup of a namespace that was not
+/// listed yet may have this path, so retention waits. The deletion of an EtcdBackup removes only its own backups.
+fn others(all: &Cache<EtcdBackup>, backup: &EtcdBackup) -> Result<BTreeSet<String>, Trouble> {
+    if backup.metadata.deletion_timestamp.is_none() && !all.is_complete() {
+        return Err(Trouble::new(
+            Reason::StepFailed,
+            "the EtcdBackups of a watched namespace cannot be listed, and no stored backup is removed until then: the \
+             operator's log names the namespace; give the operator its Role there, or remove the namespace from the \
+             list (--watch-namespace, watchNamespaces of the chart)",
+        ));
+    }
+    let all = all.state();
+    Ok(same_path::others(backup, all.iter().map(AsRef::as_ref)))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::convert::Infallible;
+
+    use http::{Request, Response};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+    use kube::client::Body;
+    use prometheus_client::registry::Registry;
+    use runtime::Operator;
+    use runtime::controller::{Controllers, Scope};
+    use serde_json::json;
+    use tower::service_fn;
+
+    use super::*;
+
+    /// The cache of an operator that has listed no namespace yet.
+    fn cache(namespaces: &[&str]) -> Cache<EtcdBackup> {
+        let answer = async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty()));
+        let client = Client::new(service_fn(answer), "operators");
+        let operator = Operator::new(
+            ("etcd-backup-operator", "backup"),
+            (client.clone(), client),
+            Scope::Namespaces(namespaces.iter().map(ToString::to_string).collect()),
+            ("operators".to_owned(), "pod".to_owned()),
+            &mut Registry::default(),
+        );
+        Controllers::new(&operator).cache()
+    }
+
+    /// An EtcdBackup of a namespace that was not listed could own backups of the path.
+    #[tokio::test]
+    async fn invariant_1_retention_waits_until_all_namespaces_are_listed() {
+        let object = json!({
+            "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
+            "metadata": { "name": "b", "namespace": "a" },
+            "spec": { "etcdCluster": { "name": "c" }, "storageType": "S3", "s3": { "path": "bucket/etcd" },
+                      "backupPolicy": { "schedule": "@daily" } },
+        });
+        let mut backup: EtcdBackup = serde_json::from_value(object).unwrap();
+        let trouble = others(&cache(&["a", "b"]), &backup).unwrap_err();
+        assert_eq!(trouble.reason, Reason::StepFailed);
+        assert!(trouble.message.contains("watchNamespaces"), "{trouble:?}");
+        assert_eq!(others(&cache(&[]), &backup), Ok(BTreeSet::new()));
+        // The deletion of the EtcdBackup removes only its own backups.
+        backup.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
+        assert_eq!(others(&cache(&["a", "b"]), &backup), Ok(BTreeSet::new()));
+    }
 }

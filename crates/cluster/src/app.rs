@@ -11,13 +11,12 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use kube::core::PartialObjectMeta;
-use kube::runtime::controller::Controller;
 use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use kube::{Resource, ResourceExt};
 use member::Operators;
 use runtime::Operator;
-use runtime::controller::{Guarded, controller, drive, watched, without_concurrency_limit};
+use runtime::controller::{Controllers, Guarded, drive};
 use runtime::endpoints::{EndpointGrant, EndpointGrants, GrantedBy};
 use runtime::image::OwnImage;
 
@@ -65,15 +64,18 @@ pub async fn work(
         cache: Arc::clone(&cache),
         deletions: Arc::clone(&deletions),
     };
-    let controller = without_concurrency_limit(controller::<EtcdCluster>(&operator));
-    let controller = children::<Pod>(&operator, controller, &receivers);
-    let controller = children::<Service>(&operator, controller, &receivers);
-    let controller = children::<PersistentVolumeClaim>(&operator, controller, &receivers);
-    let controller = children::<PodDisruptionBudget>(&operator, controller, &receivers);
-    let controller = children::<NetworkPolicy>(&operator, controller, &receivers);
+    let controllers = Controllers::<EtcdCluster>::new(&operator).without_concurrency_limit();
+    let controllers = children::<Pod>(controllers, &receivers);
+    let controllers = children::<Service>(controllers, &receivers);
+    let controllers = children::<PersistentVolumeClaim>(controllers, &receivers);
+    let controllers = children::<PodDisruptionBudget>(controllers, &receivers);
+    let controllers = children::<NetworkPolicy>(controllers, &receivers);
     let metrics = Metrics::default();
-    let store = controller.store();
-    metrics.alive_with(move || store.state().iter().filter_map(|one| one.uid()).collect());
+    let cache_of_clusters = controllers.cache();
+    metrics.alive_with(move || {
+        let clusters = cache_of_clusters.state();
+        clusters.iter().filter_map(|one| one.uid()).collect()
+    });
     operator.metrics.collect(metrics.clone());
     let plain = Arc::new(EtcdClient::with_deadlines(Access::default(), DEADLINES));
     let etcd = Clients::new(Arc::clone(&plain) as Arc<dyn Etcd>, DEADLINES);
@@ -81,12 +83,7 @@ pub async fn work(
     let reconciler = ClusterOperator::new(operator.client.clone(), etcd, image, cache, metrics)
         .with_pod_deletions(deletions)
         .writing_by(operator.client_without_retry.clone())
-        .joining(EndpointGrants::new(
-            &operator.scope,
-            &operator.namespace,
-            JOINS,
-            joins,
-        ))
+        .joining(EndpointGrants::new(&operator.namespace, JOINS, joins))
         .of(Operators {
             namespace: operator.namespace.clone(),
             labels: pods,
@@ -100,7 +97,7 @@ pub async fn work(
         }
     };
     tokio::select! {
-        () = drive(&operator, controller, Arc::clone(&reconciler)) => {}
+        () = drive(&operator, controllers, Arc::clone(&reconciler)) => {}
         () = forget => {}
     }
 }
@@ -124,10 +121,9 @@ impl EventReceivers {
 
 /// Watches the metadata of one kind of child object. The operator only needs to know that such an object has changed.
 fn children<K>(
-    operator: &Operator,
-    controller: Controller<Guarded<EtcdCluster>>,
+    controllers: Controllers<EtcdCluster>,
     receivers: &EventReceivers,
-) -> Controller<Guarded<EtcdCluster>>
+) -> Controllers<EtcdCluster>
 where
     K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
         + Clone
@@ -137,7 +133,7 @@ where
 {
     let receivers = receivers.clone();
     let config = watcher::Config::default().labels("app=etcd,etcd_cluster");
-    controller.watches(watched::<K>(operator), config, move |child| {
+    controllers.watches(&config, move |child: PartialObjectMeta<K>| {
         let owner = owner(&child);
         if let Some((uid, _)) = &owner {
             receivers.notify(uid, &child);

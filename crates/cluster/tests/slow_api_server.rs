@@ -319,7 +319,7 @@ fn operator(client: &Client) -> Operator {
     Operator::new(
         ("etcd-operator", "cluster"),
         (client.clone(), client.clone()),
-        Scope::Namespace(NAMESPACE.into()),
+        Scope::namespace(NAMESPACE),
         (NAMESPACE.into(), "pod".into()),
         &mut Registry::default(),
     )
@@ -336,7 +336,7 @@ const BOTH: &str = r#"{"size":3,"version":"3.6.16","TLS":{"generated":{}},"pod":
 #[tokio::test]
 async fn bootstrap_keeps_member_names_with_slow_api_server() {
     let server = ApiServer::start().await;
-    let scope = Scope::Namespace(NAMESPACE.into());
+    let scope = Scope::namespace(NAMESPACE);
     let kind = ApiResource::erase::<EtcdCluster>(&());
     let crd: &(dyn Fn() -> _ + Sync) = &EtcdCluster::crd;
     crd::ready(

@@ -7,11 +7,11 @@ use api::{EtcdCluster, EtcdRestore};
 use etcd::{Access, EtcdClient};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use kube::runtime::controller::Controller;
-use kube::runtime::reflector::{ObjectRef, Store};
+use kube::core::PartialObjectMeta;
+use kube::runtime::reflector::ObjectRef;
 use kube::runtime::watcher;
 use runtime::Operator;
-use runtime::controller::{Guarded, controller, drive, watched};
+use runtime::controller::{Cache, Controllers, Guarded, drive};
 use runtime::image::OwnImage;
 use store::grants::{Grant, Grants};
 
@@ -24,9 +24,9 @@ use crate::reconcile::ReconcileContext;
 /// image of the operator's own pod. `ambient` contains the locations that other namespaces may read with the operator's
 /// own identity.
 pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>) {
-    let controller = controller::<EtcdRestore>(&operator);
+    let controllers = Controllers::<EtcdRestore>::new(&operator);
     operator.metrics.collect(RestoreMetrics {
-        objects: controller.store(),
+        objects: controllers.cache(),
     });
     let reconciler = Arc::new(ReconcileContext {
         client: operator.client.clone(),
@@ -42,40 +42,36 @@ pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>)
             others: ambient,
         },
     });
-    let controller = watch_targets(&operator, controller);
-    drive(&operator, controller, reconciler.clone()).await;
+    let controllers = watch_targets(controllers);
+    drive(&operator, controllers, reconciler.clone()).await;
     reconciler.execute.undo.join().await;
 }
 
 /// Requests a reconcile of an EtcdRestore when its target EtcdCluster or the pod of its seed changes.
-fn watch_targets(
-    operator: &Operator,
-    controller: Controller<Guarded<EtcdRestore>>,
-) -> Controller<Guarded<EtcdRestore>> {
-    let (of_cluster, of_pod) = (controller.store(), controller.store());
+fn watch_targets(controllers: Controllers<EtcdRestore>) -> Controllers<EtcdRestore> {
+    let (of_cluster, of_pod) = (controllers.cache(), controllers.cache());
     let seeds = watcher::Config::default().labels(ANNOTATION_RESTORE);
-    controller
+    controllers
         .watches(
-            watched::<EtcdCluster>(operator),
-            watcher::Config::default(),
-            move |cluster| {
+            &watcher::Config::default(),
+            move |cluster: PartialObjectMeta<EtcdCluster>| {
                 let (namespace, name) = (cluster.namespace(), cluster.name_any());
                 matching(&of_cluster, |restore| {
                     restore.metadata.namespace == namespace && naming::target(restore) == name
                 })
             },
         )
-        .watches(watched::<Pod>(operator), seeds, move |pod| {
+        .watches(&seeds, move |pod: PartialObjectMeta<Pod>| {
             let uid = pod.labels().get(ANNOTATION_RESTORE).cloned();
             matching(&of_pod, |restore| restore.metadata.uid == uid)
         })
 }
 
 fn matching(
-    store: &Store<Guarded<EtcdRestore>>,
+    cache: &Cache<EtcdRestore>,
     matches: impl Fn(&EtcdRestore) -> bool,
 ) -> Vec<ObjectRef<Guarded<EtcdRestore>>> {
-    let restores = store.state();
+    let restores = cache.state();
     restores
         .iter()
         .filter(|restore| restore.0.as_ref().is_ok_and(&matches))

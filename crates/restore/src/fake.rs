@@ -72,7 +72,7 @@ pub(crate) fn image(client: &Client) -> OwnImage {
     let operator = Operator::new(
         ("etcd-restore-operator", "restore"),
         (client.clone(), client.clone()),
-        Scope::Cluster,
+        Scope::Annotated,
         ("prod".into(), "pod".into()),
         &mut Registry::default(),
     );

@@ -9,13 +9,12 @@ use std::fmt;
 use api::EtcdRestore;
 use api::conditions::{ConditionType, find};
 use kube::ResourceExt;
-use kube::runtime::reflector::Store;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
-use runtime::controller::Guarded;
+use runtime::controller::Cache;
 
 type Labels = Vec<(String, String)>;
 type Values = Family<Labels, Gauge>;
@@ -23,7 +22,7 @@ type Values = Family<Labels, Gauge>;
 /// Collects the metrics of all EtcdRestores.
 pub(crate) struct RestoreMetrics {
     /// All EtcdRestores, from the watch.
-    pub(crate) objects: Store<Guarded<EtcdRestore>>,
+    pub(crate) objects: Cache<EtcdRestore>,
 }
 
 impl fmt::Debug for RestoreMetrics {

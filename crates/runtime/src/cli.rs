@@ -4,7 +4,20 @@
 use std::ffi::OsString;
 use std::net::SocketAddr;
 
-use clap::{Args, Parser};
+use clap::{Args, Parser, ValueEnum};
+
+use crate::endpoints::is_label;
+use crate::scope::Scope;
+
+/// Which objects a cluster-wide operator manages.
+#[derive(ValueEnum, Clone, Copy, Debug, PartialEq, Eq)]
+#[value(rename_all = "PascalCase")]
+pub enum ClusterScope {
+    /// Objects with the annotation etcd.database.coreos.com/scope: clusterwide
+    Annotated,
+    /// All objects
+    All,
+}
 
 /// Flags of every operator.
 #[derive(Args, Clone, Debug, PartialEq, Eq)]
@@ -16,10 +29,22 @@ pub struct Common {
     #[arg(long, value_name = "BOOL", default_value_t = true, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           action = clap::ArgAction::Set, value_parser = switch)]
     pub create_crd: bool,
-    /// Manage objects in all namespaces that have the annotation etcd.database.coreos.com/scope: clusterwide
+    /// Manage objects in all namespaces. --scope selects the objects
     #[arg(long, value_name = "BOOL", default_value_t = false, num_args = 0..=1, require_equals = true, default_missing_value = "true",
           action = clap::ArgAction::Set, value_parser = switch)]
     pub cluster_wide: bool,
+    /// Objects that the operator manages with --cluster-wide
+    #[arg(
+        long,
+        value_enum,
+        value_name = "SCOPE",
+        ignore_case = true,
+        default_value = "Annotated"
+    )]
+    pub scope: ClusterScope,
+    /// Manage the objects of this namespace instead of the operator's own namespace. Repeat the flag for more namespaces
+    #[arg(long, value_name = "NAMESPACE", value_parser = namespace)]
+    pub watch_namespace: Vec<String>,
     /// Namespace of the operator's own pod
     #[arg(
         long,
@@ -59,6 +84,38 @@ impl Common {
         }
         warnings
     }
+
+    /// The scope of an operator in the namespace `own`.
+    ///
+    /// # Errors
+    /// If the flags contradict each other. The text has the remedy.
+    pub fn scope(&self, own: &str) -> Result<Scope, &'static str> {
+        let listed = &self.watch_namespace;
+        match (self.cluster_wide, self.scope) {
+            (true, _) if !listed.is_empty() => Err(
+                "--watch-namespace and --cluster-wide contradict each other: remove one of the two flags",
+            ),
+            (false, ClusterScope::All) => Err(
+                "--scope=All has no effect without --cluster-wide: add --cluster-wide or remove --scope",
+            ),
+            (true, ClusterScope::Annotated) => Ok(Scope::Annotated),
+            (true, ClusterScope::All) => Ok(Scope::All),
+            (false, ClusterScope::Annotated) if listed.is_empty() => Ok(Scope::namespace(own)),
+            (false, ClusterScope::Annotated) => {
+                Ok(Scope::Namespaces(listed.iter().cloned().collect()))
+            }
+        }
+    }
+}
+
+/// Parses the name of a namespace.
+fn namespace(text: &str) -> Result<String, String> {
+    if is_label(text) {
+        return Ok(text.to_owned());
+    }
+    Err(format!(
+        "{text:?} is not the name of a namespace: use lowercase letters, digits and dashes"
+    ))
 }
 
 /// Parses the arguments of the process. `--help`, `--version` and invalid arguments end the process.
@@ -127,6 +184,42 @@ mod tests {
         assert!(common.create_crd && !common.cluster_wide);
         assert_eq!(common.listen_addr, "0.0.0.0:8080".parse().unwrap());
         assert!(common.warnings().is_empty());
+    }
+
+    #[test]
+    fn flags_select_the_scope() {
+        let scope = |args: &[&str]| common(args).scope("own");
+        assert_eq!(scope(&[]), Ok(Scope::namespace("own")));
+        assert_eq!(scope(&["-cluster-wide"]), Ok(Scope::Annotated));
+        let all = ["--cluster-wide", "--scope=All"];
+        assert_eq!(scope(&all), Ok(Scope::All));
+        assert_eq!(scope(&["--cluster-wide", "--scope=all"]), Ok(Scope::All));
+        let listed = ["--watch-namespace=b", "--watch-namespace=a"];
+        let names = ["a", "b"].map(str::to_owned);
+        assert_eq!(scope(&listed), Ok(Scope::Namespaces(names.into())));
+        // The own namespace is managed only if it is in the list.
+        let other = ["--watch-namespace=a", "--cluster-wide=false"];
+        assert_eq!(scope(&other), Ok(Scope::namespace("a")));
+    }
+
+    #[test]
+    fn contradicting_scope_flags_are_refused_with_remedy() {
+        let refused = |args: &[&str]| common(args).scope("own").unwrap_err();
+        let both = refused(&["--watch-namespace=a", "--cluster-wide"]);
+        assert!(both.contains("remove one"), "{both}");
+        let alone = refused(&["--scope=All"]);
+        assert!(alone.contains("add --cluster-wide"), "{alone}");
+        for wrong in [
+            "--watch-namespace=",
+            "--watch-namespace=a,b",
+            "--watch-namespace=A",
+            "--scope=Some",
+        ] {
+            assert!(
+                Only::try_parse_from(["etcd-operator", wrong]).is_err(),
+                "{wrong}"
+            );
+        }
     }
 
     #[test]

@@ -11,17 +11,17 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use futures::future::{join_all, select_all};
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::core::PartialObjectMeta;
-use kube::runtime::controller::{Action, Config, Controller, Error as ControllerError};
-use kube::runtime::watcher;
-use kube::{Api, Resource, ResourceExt};
+use kube::runtime::controller::{Action, Controller, Error as ControllerError};
+use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tracing::{debug, warn};
 
+pub use crate::controllers::{Cache, Controllers};
 pub use crate::guarded::Guarded;
 use crate::marks::Marks;
 use crate::outcome::{Chain, Done, Failure, Notice, Report};
@@ -34,8 +34,6 @@ const _: () = assert!(
     "remove `panic = \"abort\"` from the profile"
 );
 
-/// Maximum number of concurrent reconciles. An operator can turn off this limit with [`without_concurrency_limit`].
-const CONCURRENCY: u16 = 64;
 const MIN_BACKOFF: Duration = Duration::from_secs(1);
 /// Maximum pause before a failed reconcile is retried.
 pub const MAX_BACKOFF: Duration = Duration::from_mins(2);
@@ -61,52 +59,10 @@ pub trait Reconcile: Send + Sync + 'static {
     ) -> impl Future<Output = Result<Done, Self::Error>> + Send;
 }
 
-/// Creates a controller for `K`. The caller adds `owns` and `watches` (with [`watched`]), and passes the controller to
-/// [`drive`].
-pub fn controller<K>(operator: &Operator) -> Controller<Guarded<K>>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + DeserializeOwned
-        + Send
-        + Sync
-        + 'static,
-{
-    let api = operator.scope.api::<Guarded<K>>(operator.client.clone());
-    Controller::new(api, watcher::Config::default())
-        .with_config(Config::default().concurrency(CONCURRENCY))
-        .graceful_shutdown_on(operator.shutdown.clone().cancelled_owned())
-}
-
-/// Turns off the limit of concurrent reconciles. A reconcile mostly waits for responses, and a reconcile that hangs
-/// must not delay other objects.
-pub fn without_concurrency_limit<K>(controller: Controller<Guarded<K>>) -> Controller<Guarded<K>>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
-        + Clone
-        + Debug
-        + DeserializeOwned
-        + Send
-        + Sync
-        + 'static,
-{
-    controller.with_config(Config::default().concurrency(0))
-}
-
-/// The API for watches of children or other kinds. It reads only their metadata, because an event only triggers a
-/// reconcile: specs are neither transferred nor cached, and an object that cannot be parsed does not end the watch.
-pub fn watched<K>(operator: &Operator) -> Api<PartialObjectMeta<K>>
-where
-    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
-{
-    operator.scope.api(operator.client.clone())
-}
-
-/// Runs the controller until the shutdown. Reconciles that are running at that time finish first.
+/// Runs the controllers until the shutdown. The reconciles that run at that time finish first.
 pub async fn drive<R: Reconcile>(
     operator: &Operator,
-    controller: Controller<Guarded<R::Object>>,
+    controllers: Controllers<R::Object>,
     reconciler: Arc<R>,
 ) {
     let driver = Arc::new(Driver {
@@ -116,16 +72,26 @@ pub async fn drive<R: Reconcile>(
         backoff: Backoff::default(),
         marks: Marks::new(operator),
     });
-    let store = controller.store();
+    let cache = controllers.cache();
     operator.objects.count_with(move || {
         let mut counts = BTreeMap::new();
-        for object in store.state() {
+        for object in cache.state() {
             *counts
                 .entry(object.namespace().unwrap_or_default())
                 .or_insert(0) += 1;
         }
         counts
     });
+    let all = controllers.into_iter();
+    let running = all.map(|controller| Box::pin(run(controller, Arc::clone(&driver))));
+    // A controller ends only at the shutdown. After a defect, the process ends and starts again.
+    let ((), _, others) = select_all(running).await;
+    if operator.shutdown.is_cancelled() {
+        join_all(others).await;
+    }
+}
+
+async fn run<R: Reconcile>(controller: Controller<Guarded<R::Object>>, driver: Arc<Driver<R>>) {
     controller
         .run(
             |object, driver: Arc<Driver<R>>| async move { driver.reconcile(object).await },
@@ -301,36 +267,16 @@ mod tests {
         }
     }
 
-    fn object(uid: &str, scope: Option<&str>) -> Arc<ConfigMap> {
+    fn object(uid: &str) -> Arc<ConfigMap> {
         let mut object = ConfigMap::default();
         object.metadata.uid = Some(uid.into());
-        if let Some(scope) = scope {
-            object
-                .annotations_mut()
-                .insert(SCOPE_ANNOTATION.into(), scope.into());
-        }
         Arc::new(object)
-    }
-
-    #[test]
-    fn namespaced_operator_manages_objects_without_scope() {
-        let scope = Scope::Namespace("a".into());
-        assert!(scope.takes(object("1", None).as_ref()));
-        assert!(!scope.takes(object("1", Some("clusterwide")).as_ref()));
-        assert!(!scope.takes(object("1", Some("other")).as_ref()));
-    }
-
-    #[test]
-    fn cluster_wide_operator_manages_annotated_objects() {
-        assert!(Scope::Cluster.takes(object("1", Some("clusterwide")).as_ref()));
-        assert!(!Scope::Cluster.takes(object("1", None).as_ref()));
-        assert!(!Scope::Cluster.takes(object("1", Some("other")).as_ref()));
     }
 
     #[test]
     fn failures_back_off_only_their_object() {
         let backoff = Backoff::default();
-        let (bad, good) = (object("bad", None), object("good", None));
+        let (bad, good) = (object("bad"), object("good"));
         let delays: Vec<_> = (0..3).map(|_| backoff.next_action(&bad, &Failed)).collect();
         assert_eq!(
             delays,
@@ -358,7 +304,7 @@ mod tests {
 
     #[test]
     fn failure_with_retry_time_skips_back_off() {
-        let (backoff, bad) = (Backoff::default(), object("bad", None));
+        let (backoff, bad) = (Backoff::default(), object("bad"));
         let pause = Duration::from_secs(7);
         for _ in 0..3 {
             let action = backoff.next_action(&bad, &Waits(pause));
@@ -373,7 +319,7 @@ mod tests {
     #[test]
     fn success_resets_backoff() {
         let backoff = Backoff::default();
-        let bad = object("bad", None);
+        let bad = object("bad");
         for _ in 0..40 {
             backoff.next_action(&bad, &Failed);
         }

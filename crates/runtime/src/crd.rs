@@ -20,8 +20,9 @@ const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 /// Annotation with the release that wrote the CRD. An older operator does not remove the fields of a newer release.
 const RELEASE: &str = "etcd.database.coreos.com/release";
 
-/// Waits until objects of this kind can be listed in the operator's scope. With `create`, the operator first creates or
-/// updates the CRD that `create` builds.
+/// Returns when objects of this kind can be listed in the operator's scope. Of a list of namespaces, one is enough: a
+/// namespace that was deleted must not stop the work in the others (invariant 15). With `create`, the operator first
+/// creates or updates the CRD that `create` builds.
 pub async fn ready(
     client: &Client,
     kind: &ApiResource,
@@ -56,21 +57,27 @@ pub async fn ready(
 /// Why objects cannot be listed yet; `None` if they can. The check lists objects, because the operator may lack the
 /// permission to read CRDs.
 async fn missing(client: &Client, kind: &ApiResource, scope: &Scope) -> Option<String> {
-    let api: Api<DynamicObject> = match scope {
-        Scope::Namespace(namespace) => Api::namespaced_with(client.clone(), namespace, kind),
-        Scope::Cluster => Api::all_with(client.clone(), kind),
+    let one = |name: &String| Api::namespaced_with(client.clone(), name, kind);
+    let apis: Vec<Api<DynamicObject>> = match scope.namespaces() {
+        Some(names) => names.iter().map(one).collect(),
+        None => vec![Api::all_with(client.clone(), kind)],
     };
     let name = format!("{}.{}", kind.plural, kind.group);
-    match api.list(&ListParams::default().limit(1)).await {
-        Ok(_) => None,
-        Err(error) if is_not_found(&error) => Some(format!(
-            "the CRD {name}: install the chart, or apply its CRDs"
-        )),
-        Err(kube::Error::Api(status)) if status.code == 403 => {
-            Some(format!("permission to list {name}: {}", status.message))
-        }
-        Err(error) => Some(format!("the list of {name}: {}", Chain(&error))),
+    let mut problem = None;
+    for api in apis {
+        let text = match api.list(&ListParams::default().limit(1)).await {
+            Ok(_) => return None,
+            Err(error) if is_not_found(&error) => {
+                format!("the CRD {name}: install the chart, or apply its CRDs")
+            }
+            Err(kube::Error::Api(status)) if status.code == 403 => {
+                format!("permission to list {name}: {}", status.message)
+            }
+            Err(error) => format!("the list of {name}: {}", Chain(&error)),
+        };
+        problem.get_or_insert(text);
     }
+    problem
 }
 
 /// Creates or updates the CRD. The error is the text that users see.

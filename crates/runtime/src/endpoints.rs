@@ -1,7 +1,7 @@
-//! Grants of etcd endpoints. The NetworkPolicy of every cluster admits the operators. Through a cluster-wide operator,
-//! a tenant could therefore send requests to the cluster of another tenant. Outside of the operator's own namespace, an
-//! object may therefore name only endpoints that the administrator has granted to its namespace (invariant 28).
-//! Performs no I/O.
+//! Grants of etcd endpoints. The NetworkPolicy of every cluster admits the operators, so an operator of several
+//! namespaces could carry the requests of one tenant to the cluster of another. Outside of the operator's own
+//! namespace, an object therefore names only endpoints that the administrator grants to its namespace (invariant 28).
+//! Pure.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,9 +9,7 @@ use std::str::FromStr;
 
 use api::names::{CLIENT_PORT, cluster_of_member, is_cluster_name};
 
-use crate::scope::Scope;
-
-/// In a grant, this text means every namespace or every host.
+/// Every namespace or every host in a grant.
 const ALL: &str = "*";
 
 /// The endpoints that one namespace or every namespace may name.
@@ -109,11 +107,11 @@ pub struct EndpointGrants {
 }
 
 impl EndpointGrants {
-    /// A namespaced operator manages only its own namespace, so it restricts nothing.
-    pub fn new(scope: &Scope, own: &str, by: GrantedBy, grants: Vec<EndpointGrant>) -> Self {
+    /// Invariant 28: every namespace except the operator's own has limits, whatever the scope of the operator is.
+    pub fn new(own: &str, by: GrantedBy, grants: Vec<EndpointGrant>) -> Self {
         Self {
             by,
-            own: (*scope == Scope::Cluster).then(|| own.to_owned()),
+            own: Some(own.to_owned()),
             grants,
         }
     }
@@ -279,7 +277,8 @@ fn is_name(text: &str) -> bool {
     text.split('.').all(is_label) && !text.rsplit('.').next().is_some_and(is_numeric)
 }
 
-fn is_label(label: &str) -> bool {
+/// Whether a text is a DNS label in lower case, such as the name of a namespace.
+pub(crate) fn is_label(label: &str) -> bool {
     let is_plain = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
     (1..=63).contains(&label.len())
         && label.bytes().all(is_plain)
@@ -299,7 +298,7 @@ mod tests {
 
     fn rule(grants: &[&str], namespace: &str) -> EndpointRule {
         let grants = grants.iter().map(|text| text.parse().unwrap()).collect();
-        EndpointGrants::new(&Scope::Cluster, "operators", BY, grants).of(namespace)
+        EndpointGrants::new("operators", BY, grants).of(namespace)
     }
 
     #[test]
@@ -316,9 +315,7 @@ mod tests {
         }
         assert!(rule(&[], "operators").allows(url));
         assert!(!rule(&[], "operators").is_limited());
-        let grants = EndpointGrants::new(&Scope::Namespace("n".into()), "n", BY, Vec::new());
-        assert!(grants.of("n").allows(url), "a namespaced operator");
-        // The grant that the message proposes is enough.
+        // The grant of the message is sufficient.
         let granted = ["team-b=main-client.team-a.svc:2379"];
         assert!(rule(&granted, "team-b").allows(url));
         assert!(!rule(&granted, "team-c").allows(url));

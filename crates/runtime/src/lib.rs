@@ -12,6 +12,7 @@ pub mod cli;
 mod client;
 pub mod clock;
 pub mod controller;
+mod controllers;
 pub mod crd;
 pub mod credentials;
 pub mod endpoints;

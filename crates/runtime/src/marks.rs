@@ -47,6 +47,8 @@ pub(crate) struct Marks<K> {
     unreadable: Mutex<Unreadable>,
     /// For each object outside of this operator's scope, by UID: its scope annotation, and when it was first seen.
     waiting: Mutex<HashMap<String, (Option<String>, Instant)>>,
+    /// The objects for which this process has reported that it manages them, by UID, and the time of the last reconcile.
+    claimed: Mutex<HashMap<String, Instant>>,
     kind: PhantomData<fn() -> K>,
 }
 
@@ -63,6 +65,7 @@ where
             report: operator.report.clone(),
             unreadable: Mutex::default(),
             waiting: Mutex::default(),
+            claimed: Mutex::default(),
             kind: PhantomData,
         }
     }
@@ -97,24 +100,32 @@ where
         }
     }
 
-    /// Reports that this operator manages the object. A condition with the same status and reason is not written again.
-    /// Otherwise two operators with the same scope would overwrite each other forever.
+    /// Reports that this operator manages the object. If another operator has reported the same, this operator replaces
+    /// that report once, because a release that was uninstalled leaves its report behind. If the other operator still
+    /// runs and replaces the report too, it keeps its report. Otherwise the two would overwrite each other forever.
     pub(crate) async fn report_managed(&self, reference: &ObjectReference, object: &K) {
         locked(&self.waiting).remove(&uid(reference));
-        let current = condition_of(object, MANAGED);
-        if current.is_some_and(|current| {
-            current["status"] == "True" && current["reason"] == self.scope.reason()
-        }) {
+        let is_first = is_first_claim(&mut locked(&self.claimed), uid(reference), Instant::now());
+        let is_managed = match condition_of(object, MANAGED) {
+            Some(current) if self.is_own(&current) => true,
+            Some(current) => current["status"] == "True" && !is_first,
+            None => false,
+        };
+        if is_managed {
             return;
         }
-        let note = format!("managed by {} in namespace {}", self.name, self.namespace);
+        let note = format!("managed by {}{}", self.name, place(&self.namespace));
         let generation = object.meta().generation;
         let condition = condition(MANAGED, "True", self.scope.reason(), &note, generation);
         self.write(reference, "scope", &json!([condition])).await;
     }
 
-    /// Handles an object with a scope annotation that requires another operator. If no such operator reports within
-    /// [`GRACE`] that it manages the object, reports the object as unmanaged. Returns the delay until the next check.
+    fn is_own(&self, managed: &Value) -> bool {
+        is_report_of(managed, &self.scope, &self.namespace)
+    }
+
+    /// Handles an object whose scope annotation requires another operator. If no such operator reports within [`GRACE`]
+    /// that it manages the object, reports the object as unmanaged. Returns the delay until the next check.
     pub(crate) async fn report_unmanaged(
         &self,
         reference: &ObjectReference,
@@ -122,7 +133,10 @@ where
     ) -> Option<Duration> {
         let object = object?;
         let annotation = object.annotations().get(SCOPE_ANNOTATION).cloned();
-        if managed_by_other_scope(&status_of(object), self.scope.reason()) {
+        locked(&self.claimed).remove(&uid(reference));
+        let current = condition_of(object, MANAGED);
+        let is_other = |current: &Value| current["status"] == "True" && !self.is_own(current);
+        if current.as_ref().is_some_and(is_other) {
             locked(&self.waiting).remove(&uid(reference));
             return None;
         }
@@ -131,7 +145,6 @@ where
             return Some(left);
         }
         let note = remedy(annotation.as_deref(), &self.namespace);
-        let current = condition_of(object, MANAGED);
         if current.is_none_or(|current| current["status"] != "False" || current["message"] != note)
         {
             self.report.publish(
@@ -200,16 +213,30 @@ impl Scope {
     /// The reason for the condition `Managed`.
     fn reason(&self) -> &'static str {
         match self {
-            Self::Namespace(_) => "Namespaced",
-            Self::Cluster => "ClusterWide",
+            Self::Namespaces(_) => "Namespaced",
+            Self::Annotated | Self::All => "ClusterWide",
         }
     }
 }
 
-/// Whether an operator with the other scope manages the object. `own` is the reason that this operator would write.
-fn managed_by_other_scope(status: &Value, own: &str) -> bool {
-    find(status, MANAGED)
-        .is_some_and(|current| current["status"] == "True" && current["reason"] != own)
+/// The end of the message of the condition `Managed`. It identifies the release.
+fn place(namespace: &str) -> String {
+    format!(" in namespace {namespace}")
+}
+
+/// Whether an operator with this scope and in this namespace has written the condition `Managed`, with the status
+/// `True`. The backup operator also reconciles EtcdClusters, so the name of the operator does not count.
+fn is_report_of(managed: &Value, scope: &Scope, namespace: &str) -> bool {
+    let message = managed["message"].as_str().unwrap_or_default();
+    managed["status"] == "True"
+        && managed["reason"] == scope.reason()
+        && message.ends_with(&place(namespace))
+}
+
+/// Whether this process has not reported before that it manages the object. Entries of deleted objects expire.
+fn is_first_claim(claimed: &mut HashMap<String, Instant>, uid: String, now: Instant) -> bool {
+    claimed.retain(|_, at| now.duration_since(*at) < REPEAT_AFTER);
+    claimed.insert(uid, now).is_none()
 }
 
 fn remedy(annotation: Option<&str>, namespace: &str) -> String {
@@ -303,33 +330,36 @@ mod tests {
     }
 
     #[test]
-    fn object_is_unmanaged_until_matching_operator_takes_it() {
-        let managed = |status: &str, reason: &str| {
-            json!({ "observedGeneration": 3,
-                "conditions": [{ "type": MANAGED, "status": status, "reason": reason }] })
+    fn report_names_release_that_manages_object() {
+        let report = |status: &str, reason: &str, namespace: &str| {
+            let message = format!("managed by etcd-operator{}", place(namespace));
+            json!({ "type": MANAGED, "status": status, "reason": reason, "message": message })
         };
-        // Each row contains a status, the result for a namespaced operator, and the result for a cluster-wide operator.
-        let cases = [
-            (json!(null), false, false),
-            (json!({ "phase": "Creating" }), false, false),
-            (managed("False", "NotManaged"), false, false),
-            // A user changed the annotation, and the operator with the other scope has not taken over the object yet.
-            (managed("True", "Namespaced"), false, true),
-            (managed("True", "ClusterWide"), true, false),
-            (json!({ "observedGeneration": 3 }), false, false),
-        ];
-        for (status, namespaced, cluster_wide) in cases {
-            assert_eq!(
-                managed_by_other_scope(&status, "Namespaced"),
-                namespaced,
-                "{status}"
-            );
-            assert_eq!(
-                managed_by_other_scope(&status, "ClusterWide"),
-                cluster_wide,
-                "{status}"
-            );
+        // Each row has a report, and whether it is of a namespaced, an annotated and an unlimited operator in `ops`.
+        for (report, expected) in [
+            (report("True", "Namespaced", "ops"), [true, false, false]),
+            (report("True", "ClusterWide", "ops"), [false, true, true]),
+            (report("False", "NotManaged", "ops"), [false; 3]),
+            (report("True", "Namespaced", "other"), [false; 3]),
+            (report("True", "ClusterWide", "dev-ops"), [false; 3]),
+            (json!(null), [false; 3]),
+        ] {
+            let scopes = [Scope::namespace("ops"), Scope::Annotated, Scope::All];
+            let found = scopes.map(|scope| is_report_of(&report, &scope, "ops"));
+            assert_eq!(found, expected, "{report}");
         }
+    }
+
+    #[test]
+    fn only_first_claim_in_process_replaces_other_report() {
+        let (mut claimed, now) = (HashMap::new(), Instant::now());
+        assert!(is_first_claim(&mut claimed, "1".into(), now));
+        assert!(is_first_claim(&mut claimed, "2".into(), now));
+        let later = now + REPEAT_AFTER / 2;
+        assert!(!is_first_claim(&mut claimed, "1".into(), later));
+        let much_later = now + REPEAT_AFTER;
+        assert!(!is_first_claim(&mut claimed, "1".into(), much_later));
+        assert_eq!(claimed.len(), 1, "the entry of 2 has expired");
     }
 
     #[test]

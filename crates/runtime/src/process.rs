@@ -48,6 +48,9 @@ const MAX_BLOCKING_THREADS: usize = 64;
 /// Why the process ended without a shutdown signal.
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
+    /// The flags contradict each other.
+    #[error("{0}")]
+    Flags(&'static str),
     /// The async runtime could not be started.
     #[error("cannot start the async runtime")]
     Runtime(#[source] std::io::Error),
@@ -228,7 +231,7 @@ where
         &options,
         (client, client_without_retry),
         &mut registry,
-    );
+    )?;
     let readiness = Readiness::default();
     let listener = admin::bind(options.listen_addr).await?;
     let mut server = tokio::spawn(admin::serve(
@@ -287,7 +290,7 @@ fn assemble(
     options: &Common,
     (client, client_without_retry): (Client, Client),
     registry: &mut Registry,
-) -> (Operator, Gauge) {
+) -> Result<(Operator, Gauge), Error> {
     let namespace = options
         .pod_namespace
         .clone()
@@ -296,11 +299,7 @@ fn assemble(
         .pod_name
         .clone()
         .unwrap_or_else(|| format!("{}-{}", definition.name, std::process::id()));
-    let scope = if options.cluster_wide {
-        Scope::Cluster
-    } else {
-        Scope::Namespace(namespace.clone())
-    };
+    let scope = options.scope(&namespace).map_err(Error::Flags)?;
     let names = (definition.name, definition.word);
     let operator = Operator::new(
         names,
@@ -316,7 +315,7 @@ fn assemble(
         "1 if this process is the leader, 0 on standby",
         leader.clone(),
     );
-    (operator, leader)
+    Ok((operator, leader))
 }
 
 fn admin_result(

@@ -1,5 +1,7 @@
 //! The scope of an operator: which objects it manages.
 
+use std::collections::BTreeSet;
+
 use kube::core::NamespaceResourceScope;
 use kube::{Api, Client, Resource, ResourceExt};
 
@@ -12,33 +14,110 @@ pub const SCOPE_CLUSTER_WIDE: &str = api::names::SCOPE_CLUSTER_WIDE;
 /// Which objects an operator manages.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Scope {
-    /// The objects in one namespace that do not have the scope annotation.
-    Namespace(String),
+    /// The objects in these namespaces that do not have the scope annotation.
+    Namespaces(BTreeSet<String>),
     /// The objects in all namespaces whose scope annotation is `clusterwide`.
-    Cluster,
+    Annotated,
+    /// All objects in all namespaces. The scope annotation has no effect.
+    All,
 }
 
 impl Scope {
-    /// The API for all objects that the operator may read.
-    pub fn api<K>(&self, client: Client) -> Api<K>
+    /// The scope of an operator for one namespace.
+    pub fn namespace(name: &str) -> Self {
+        Self::Namespaces(BTreeSet::from([name.to_owned()]))
+    }
+
+    /// The namespaces that the operator may read; `None` for all.
+    pub fn namespaces(&self) -> Option<&BTreeSet<String>> {
+        match self {
+            Self::Namespaces(names) => Some(names),
+            Self::Annotated | Self::All => None,
+        }
+    }
+
+    /// The APIs for all objects that the operator may read: one for each namespace of a list. The operator may have no
+    /// rights outside of the list.
+    pub fn apis<K>(&self, client: &Client) -> Vec<Api<K>>
     where
         K: Resource<DynamicType = (), Scope = NamespaceResourceScope>,
     {
-        match self {
-            Self::Namespace(namespace) => Api::namespaced(client, namespace),
-            Self::Cluster => Api::all(client),
-        }
+        let Some(namespaces) = self.namespaces() else {
+            return vec![Api::all(client.clone())];
+        };
+        let one = |name: &String| Api::namespaced(client.clone(), name);
+        namespaces.iter().map(one).collect()
+    }
+
+    /// Whether objects of several namespaces share the operator.
+    pub fn is_shared(&self) -> bool {
+        self.namespaces().is_none_or(|names| names.len() > 1)
     }
 
     /// Whether this operator manages the object, by the rules of v1beta2.
     pub fn takes<K: Resource>(&self, object: &K) -> bool {
-        let annotation = object
-            .annotations()
-            .get(SCOPE_ANNOTATION)
-            .map(String::as_str);
+        let annotation = object.annotations().get(SCOPE_ANNOTATION);
         match self {
-            Self::Namespace(_) => annotation.is_none(),
-            Self::Cluster => annotation == Some(SCOPE_CLUSTER_WIDE),
+            Self::Namespaces(_) => annotation.is_none(),
+            Self::Annotated => annotation.is_some_and(|scope| scope == SCOPE_CLUSTER_WIDE),
+            Self::All => true,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+
+    use super::*;
+
+    fn takes(scope: &Scope, annotation: Option<&str>) -> bool {
+        let mut object = ConfigMap::default();
+        if let Some(annotation) = annotation {
+            let annotations = object.annotations_mut();
+            annotations.insert(SCOPE_ANNOTATION.into(), annotation.into());
+        }
+        scope.takes(&object)
+    }
+
+    #[test]
+    fn annotation_selects_objects_of_each_scope() {
+        let list = Scope::Namespaces(["a", "b"].map(str::to_owned).into());
+        // Each row has a scope, and the results without the annotation, with `clusterwide`, and with an unknown value.
+        for (scope, expected) in [
+            (Scope::namespace("a"), [true, false, false]),
+            (list, [true, false, false]),
+            (Scope::Annotated, [false, true, false]),
+            (Scope::All, [true, true, true]),
+        ] {
+            let found = [None, Some("clusterwide"), Some("other")];
+            let found = found.map(|annotation| takes(&scope, annotation));
+            assert_eq!(found, expected, "{scope:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn listed_namespaces_have_one_api_each() {
+        let config = kube::Config::new("http://localhost".parse().unwrap());
+        let client = Client::try_from(config).unwrap();
+        let urls = |scope: &Scope| -> Vec<String> {
+            let apis = scope.apis::<ConfigMap>(&client);
+            apis.iter()
+                .map(|api| api.resource_url().to_owned())
+                .collect()
+        };
+        let list = Scope::Namespaces(["b", "a"].map(str::to_owned).into());
+        let below = |name: &str| format!("/api/v1/namespaces/{name}/configmaps");
+        assert_eq!(urls(&list), [below("a"), below("b")]);
+        assert_eq!(urls(&Scope::namespace("a")), [below("a")]);
+        assert_eq!(urls(&Scope::Annotated), ["/api/v1/configmaps"]);
+        assert_eq!(urls(&Scope::All), ["/api/v1/configmaps"]);
+    }
+
+    #[test]
+    fn only_scope_of_one_namespace_is_not_shared() {
+        assert!(!Scope::namespace("a").is_shared());
+        assert!(Scope::Namespaces(["a", "b"].map(str::to_owned).into()).is_shared());
+        assert!(Scope::Annotated.is_shared() && Scope::All.is_shared());
     }
 }

@@ -19,7 +19,7 @@ struct Case {
     name: String,
     #[serde(default)]
     values: BTreeMap<String, Value>,
-    /// The expected values by JSON pointer, for each object (KIND/NAME). `None` if the object must not exist.
+    /// For each object, JSON pointers with their expected values. `None` if the object must not exist.
     #[serde(default)]
     expect: BTreeMap<String, Option<BTreeMap<String, Value>>>,
     /// A part of the message with which Helm must reject the values.
@@ -42,7 +42,8 @@ async fn render(env: &Env, values: &Value) -> Result<String> {
     chart::helm(env, &words).await
 }
 
-/// The rendered objects, by KIND/NAME.
+/// The rendered objects, by KIND/NAME. Objects with the same kind and name have the key NAMESPACE/KIND/NAME, except the
+/// first one.
 fn objects(rendered: &str) -> Result<BTreeMap<String, Value>> {
     let mut found = BTreeMap::new();
     for document in serde_yaml_ng::Deserializer::from_str(rendered) {
@@ -52,7 +53,10 @@ fn objects(rendered: &str) -> Result<BTreeMap<String, Value>> {
         }
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let (kind, name) = (text("/kind"), text("/metadata/name"));
-        let key = format!("{}/{}", kind.context("no kind")?, name.context("no name")?);
+        let mut key = format!("{}/{}", kind.context("no kind")?, name.context("no name")?);
+        if found.contains_key(&key) {
+            key = format!("{}/{key}", text("/metadata/namespace").unwrap_or_default());
+        }
         ensure!(
             found.insert(key.clone(), object).is_none(),
             "{key} is rendered twice"

@@ -1,11 +1,13 @@
-//! A second release of the chart in another namespace can be installed without flags. It does not change CRDs that are
-//! at least as new as its own, and leaves them to the release that owns them.
+//! A second release of the chart in another namespace. It can be installed without flags. If the installed CRDs are at
+//! least as new, it leaves them to the release that owns them. When the first release is uninstalled, the second one
+//! takes over its namespace (`scopes.rs`).
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::sandbox::RELEASE;
 use e2e::{Sandbox, chart, step};
 
 use crate::fixtures::cluster;
+use crate::scopes;
 
 const CRDS: [&str; 3] = [
     "etcdclusters.etcd.database.coreos.com",
@@ -102,13 +104,16 @@ async fn share_crds(first: &Sandbox, second: &Sandbox) -> Result<()> {
     step("keep older CRDs of another release", older).await?;
     let outlives = outlives_the_owner(first, second);
     step("uninstall the owner", outlives).await?;
+    let listed = scopes::watch_namespaces(second, first);
+    step("watch_namespaces", listed).await?;
+    step("scope_all", scopes::scope_all(second, first)).await?;
     forget_owner(second).await
 }
 
 /// In the module `alone`, because the test changes the owner of the CRDs, on which other tests of the chart depend.
 mod alone {
-    use e2e::Sandbox;
-    use e2e::sandbox::bare_scenario;
+    use e2e::sandbox::{RELEASE, bare_scenario};
+    use e2e::{Sandbox, chart};
 
     use super::share_crds;
 
@@ -120,8 +125,12 @@ mod alone {
             if outcome.is_err() {
                 second.print_state().await;
             }
+            // The uninstall also deletes the ClusterRoles.
+            let uninstall = ["uninstall", RELEASE, "-n", &second.namespace, "--wait"];
+            let uninstalled = chart::helm(&second.env, &uninstall).await;
             second.delete().await;
-            outcome
+            outcome?;
+            uninstalled.map(drop)
         })
         .await;
     }

@@ -7,7 +7,7 @@ use e2e::{DEADLINE, Sandbox, step};
 use kube::api::DynamicObject;
 
 use crate::ambient_identity::{self, Grant};
-use crate::fixtures::{cluster, may};
+use crate::fixtures::{cluster, may, newest_version, root};
 
 const SCOPE: &str = "etcd.database.coreos.com/scope";
 const OPERATOR: &str = "etcd-operator";
@@ -21,6 +21,17 @@ fn manifest(sandbox: &Sandbox, name: &str, annotated: bool) -> Result<String> {
     let line = format!("  name: {name}\n");
     let more = format!("{line}  annotations:\n    {SCOPE}: clusterwide\n");
     Ok(plain.replacen(&line, &more, 1))
+}
+
+/// The example of a cluster with the annotation, with one member and another name.
+fn example(sandbox: &Sandbox, name: &str) -> Result<String> {
+    let path = root().join("examples/example-etcd-cluster-annotated.yaml");
+    let text = std::fs::read_to_string(path)?;
+    let version = format!("version: \"{}\"", newest_version(&sandbox.env)?);
+    Ok(text
+        .replace("example-etcd-cluster-annotated", name)
+        .replace("size: 3", "size: 1")
+        .replace("version: 3.7.3", &version))
 }
 
 /// Waits until the condition `Managed` has this status and reason.
@@ -65,7 +76,7 @@ async fn has_no_manager_yet(namespaced: &Sandbox) -> Result<()> {
 /// The cluster-wide operators manage all annotated objects and no others, both in the namespace of the namespaced
 /// operator and in a namespace without operators.
 async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
-    empty.apply(&manifest(empty, "handed", true)?).await?;
+    empty.apply(&example(empty, "handed")?).await?;
     empty.apply(&manifest(empty, "plain", false)?).await?;
     for sandbox in [namespaced, empty] {
         sandbox.await_members("handed", 1).await?;

@@ -264,7 +264,6 @@ mod tests {
     use etcd::ClusterId;
     use http::{Request, Response};
     use kube::client::Body;
-    use runtime::Scope;
     use runtime::endpoints::EndpointGrants;
     use serde_json::{Value, json};
     use tower::service_fn;
@@ -332,8 +331,7 @@ mod tests {
 
     fn rule(grants: &[&str], namespace: &str) -> EndpointRule {
         let grants = grants.iter().map(|text| text.parse().unwrap()).collect();
-        EndpointGrants::new(&Scope::Cluster, "operators", crate::app::ENDPOINTS, grants)
-            .of(namespace)
+        EndpointGrants::new("operators", crate::app::ENDPOINTS, grants).of(namespace)
     }
 
     async fn observed(spec: &Value, rule: &EndpointRule) -> Result<Source, Trouble> {

@@ -16,7 +16,6 @@ use etcd::fake::FakeEtcd;
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
 use etcd::{Access, ClusterId, Etcd, EtcdClient};
 use jiff::Timestamp;
-use runtime::Scope;
 use runtime::endpoints::{EndpointGrant, EndpointGrants, GrantedBy};
 use store::fake::{Call, FaultyStore};
 use store::testing::{S3Server, download};
@@ -371,7 +370,7 @@ async fn reports_failures_of_etcd_and_store() {
 fn limited(grants: Vec<EndpointGrant>) -> EndpointLimits {
     let by = GrantedBy::default();
     EndpointLimits {
-        advertised: EndpointGrants::new(&Scope::Cluster, "operators", by, grants).of("team-b"),
+        advertised: EndpointGrants::new("operators", by, grants).of("team-b"),
         cluster_id: None,
     }
 }

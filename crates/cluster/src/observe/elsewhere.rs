@@ -73,7 +73,6 @@ pub(super) async fn ask(etcd: &dyn Etcd, observed: &mut Observed) {
 #[cfg(test)]
 mod tests {
     use etcd::fake::FakeEtcd;
-    use runtime::Scope;
     use runtime::endpoints::{EndpointGrants, EndpointRule};
 
     use super::*;
@@ -132,6 +131,6 @@ mod tests {
 
     fn rule(grants: &[&str]) -> EndpointRule {
         let grants = grants.iter().map(|text| text.parse().unwrap()).collect();
-        EndpointGrants::new(&Scope::Cluster, "operators", crate::app::JOINS, grants).of("team-b")
+        EndpointGrants::new("operators", crate::app::JOINS, grants).of("team-b")
     }
 }

@@ -20,18 +20,19 @@ use kube::{Api, Client, CustomResourceExt, Resource, ResourceExt};
 use prometheus_client::registry::Registry;
 use runtime::admin::Readiness;
 use runtime::apply::{self, Created, Deleted, Written};
-use runtime::controller::{self, Reconcile, Scope};
+use runtime::controller::{self, Controllers, Reconcile, Scope};
 use runtime::lease::{self, Candidate};
 use runtime::{Done, Failure, Notice, Operator, crd, marks};
 use serde_json::json;
 use server::ApiServer;
+use tokio::task::JoinHandle;
 
 const NAMESPACE: &str = "default";
 
 async fn with_crd() -> (ApiServer, Client) {
     let server = ApiServer::start().await;
     let client = server.client();
-    let scope = Scope::Namespace(NAMESPACE.into());
+    let scope = Scope::namespace(NAMESPACE);
     crd::ready(
         &client,
         &ApiResource::erase::<EtcdCluster>(&()),
@@ -84,7 +85,7 @@ async fn creates_and_updates_crd_but_keeps_newer_crd() {
     );
 
     let ready = async |wanted: &CustomResourceDefinition| {
-        let scope = Scope::Cluster;
+        let scope = Scope::Annotated;
         let kind = ApiResource::erase::<EtcdCluster>(&());
         let make = || wanted.clone();
         crd::ready(&client, &kind, Some(&make), &scope, &Readiness::default()).await;
@@ -339,11 +340,15 @@ impl Reconcile for Counting {
 }
 
 fn operator(client: &Client) -> Operator {
+    operator_with(client, Scope::namespace(NAMESPACE), NAMESPACE)
+}
+
+fn operator_with(client: &Client, scope: Scope, namespace: &str) -> Operator {
     Operator::new(
         ("etcd-operator", "cluster"),
         (client.clone(), client.clone()),
-        Scope::Namespace(NAMESPACE.into()),
-        (NAMESPACE.into(), "pod".into()),
+        scope,
+        (namespace.into(), "pod".into()),
         &mut Registry::default(),
     )
 }
@@ -407,6 +412,61 @@ async fn eventually<T>(what: &str, mut check: impl AsyncFnMut() -> Option<T>) ->
     panic!("not true within 60 s: {what}");
 }
 
+fn start(operator: &Operator, counting: &Arc<Counting>) -> JoinHandle<()> {
+    let controllers = Controllers::<EtcdCluster>::new(operator);
+    let (operator, counting) = (operator.clone(), counting.clone());
+    tokio::spawn(async move { controller::drive(&operator, controllers, counting).await })
+}
+
+/// Two releases can manage the same object if one of them has the scope `All`. Each reports itself once. The report of
+/// the operator that started last then stays.
+#[tokio::test]
+async fn two_managers_do_not_overwrite_each_other_forever() {
+    let (_server, client) = with_crd().await;
+    cluster(&client, "good").await;
+    let scopes = [
+        (Scope::namespace(NAMESPACE), NAMESPACE),
+        (Scope::All, "operators"),
+    ];
+    let clusters = clusters(&client);
+    let managed = async || {
+        let object = clusters.get("good").await.unwrap();
+        let status = serde_json::to_value(&object.status).unwrap();
+        let conditions = status["conditions"].as_array().cloned();
+        let mut conditions = conditions.unwrap_or_default().into_iter();
+        let found = conditions.find(|condition| condition["type"] == marks::MANAGED);
+        (
+            object.resource_version(),
+            found.unwrap_or_default()["message"].to_string(),
+        )
+    };
+    let mut started = Vec::new();
+    for (scope, namespace) in scopes {
+        let operator = operator_with(&client, scope, namespace);
+        let counting = Arc::new(Counting::default());
+        started.push((start(&operator, &counting), operator, counting));
+        let own = format!("in namespace {namespace}\"");
+        eventually("the report of the new operator", async || {
+            managed().await.1.ends_with(&own).then_some(())
+        })
+        .await;
+    }
+    // A reconcile whose cached object is older than the last report must not replace that report.
+    let (version, report) = managed().await;
+    for (_, _, counting) in &started {
+        let before = counting.good.load(Ordering::SeqCst);
+        eventually("more reconciles of each operator", async || {
+            (counting.good.load(Ordering::SeqCst) > before + 5).then_some(())
+        })
+        .await;
+    }
+    assert_eq!(managed().await, (version, report));
+    for (running, operator, _) in started {
+        operator.shutdown.cancel();
+        running.await.unwrap();
+    }
+}
+
 /// Invariant 15: an object that cannot be parsed delays no other object.
 #[tokio::test]
 async fn invariant_15_unparseable_object_does_not_block_others() {
@@ -417,11 +477,7 @@ async fn invariant_15_unparseable_object_does_not_block_others() {
     cluster(&client, "bad").await;
 
     let (operator, counting) = (operator(&client), Arc::new(Counting::default()));
-    let controller = controller::controller::<EtcdCluster>(&operator);
-    let running = tokio::spawn({
-        let (operator, counting) = (operator.clone(), counting.clone());
-        async move { controller::drive(&operator, controller, counting).await }
-    });
+    let running = start(&operator, &counting);
 
     let message = eventually("the condition", async || unreadable_condition(&raw).await).await;
     assert!(

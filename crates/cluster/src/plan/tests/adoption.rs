@@ -1,7 +1,6 @@
 //! Clusters that other software created: the operator adopts their pods, or a new EtcdCluster joins them.
 
 use etcd::{ClusterId, Members};
-use runtime::Scope;
 use runtime::endpoints::EndpointGrants;
 
 use crate::plan::tests::scene::{self, CLUSTER, Scene};
@@ -269,7 +268,7 @@ fn adds_no_member_while_peer_tls_settings_differ() {
 fn granted(mut scene: Scene, grants: &[&str]) -> Scene {
     let grants = grants.iter().map(|text| text.parse().unwrap()).collect();
     let by = crate::app::JOINS;
-    let grants = EndpointGrants::new(&Scope::Cluster, "operators", by, grants);
+    let grants = EndpointGrants::new("operators", by, grants);
     scene.observed.join_rule = grants.of("team-b");
     scene
 }

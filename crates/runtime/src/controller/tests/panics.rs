@@ -1,4 +1,4 @@
-//! A test of a reconcile that panics, against a small fake API server.
+//! Tests of a reconcile that panics and of a namespace without rights, against a small fake API server.
 
 use std::convert::Infallible;
 
@@ -9,6 +9,7 @@ use axum::http::{Method, StatusCode, Uri};
 use axum::response::{IntoResponse, Response};
 use k8s_openapi::api::core::v1::ConfigMap;
 use kube::Client;
+use kube::core::ApiResource;
 use prometheus_client::encoding::text::encode;
 use prometheus_client::registry::Registry;
 use serde_json::{Value, json};
@@ -16,11 +17,22 @@ use tokio::net::TcpListener;
 use tokio::sync::mpsc;
 
 use super::super::*;
+use crate::admin::Readiness;
+use crate::crd;
 
 type Bodies = Arc<Mutex<Vec<Value>>>;
 
-/// An API server that lists two objects and records Events. It answers no other requests.
+/// An API server that lists two objects in each namespace and records Events. It denies access to the namespace
+/// `denied`. It supports no other requests.
 async fn api(State(events): State<Bodies>, method: Method, uri: Uri, body: String) -> Response {
+    let status = |code: StatusCode, reason: &str| {
+        let status = json!({ "kind": "Status", "status": "Failure", "reason": reason, "message": reason,
+            "code": code.as_u16() });
+        (code, status.to_string()).into_response()
+    };
+    if uri.path().contains("/namespaces/denied/") {
+        return status(StatusCode::FORBIDDEN, "Forbidden");
+    }
     let object =
         |name: &str| json!({ "metadata": { "name": name, "namespace": "ns", "uid": name } });
     let query = uri.query().unwrap_or_default();
@@ -43,9 +55,7 @@ async fn api(State(events): State<Bodies>, method: Method, uri: Uri, body: Strin
             .push(event);
         return (StatusCode::CREATED, body).into_response();
     }
-    let missing =
-        json!({ "kind": "Status", "status": "Failure", "reason": "NotFound", "code": 404 });
-    (StatusCode::NOT_FOUND, missing.to_string()).into_response()
+    status(StatusCode::NOT_FOUND, "NotFound")
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -76,26 +86,69 @@ impl Reconcile for Panics {
     }
 }
 
-/// Invariant 15: a panic affects only its own object.
-#[tokio::test]
-async fn invariant_15_panic_of_one_reconcile_does_not_stop_others() {
-    let events = Bodies::default();
+async fn operator(scope: Scope, events: &Bodies, registry: &mut Registry) -> Operator {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     let routes = Router::new().fallback(api).with_state(events.clone());
     tokio::spawn(async move { axum::serve(listener, routes).await });
-
     let client = Client::try_from(kube::Config::new(url.parse().unwrap())).unwrap();
-    let mut registry = Registry::default();
-    let operator = Operator::new(
+    Operator::new(
         ("test-operator", "test"),
         (client.clone(), client),
-        Scope::Namespace("ns".to_owned()),
+        scope,
         ("ns".to_owned(), "pod".to_owned()),
-        &mut registry,
-    );
+        registry,
+    )
+}
+
+/// Invariant 15: a namespace that cannot be watched, because its Role is missing, delays no other. Invariant 1: until
+/// its objects are listed, the cache is not complete.
+#[tokio::test]
+async fn invariant_15_denied_namespace_does_not_block_others() {
+    let list = Scope::Namespaces(["denied", "ns"].map(str::to_owned).into());
+    let operator = operator(list, &Bodies::default(), &mut Registry::default()).await;
     let (sender, mut seen) = mpsc::unbounded_channel();
-    let run = drive(&operator, controller(&operator), Arc::new(Panics(sender)));
+    let controllers = Controllers::new(&operator);
+    let cache = controllers.cache();
+    let run = drive(&operator, controllers, Arc::new(Panics(sender)));
+    let checks = async {
+        for _ in 0..20 {
+            seen.recv().await.unwrap();
+        }
+    };
+    tokio::select! {
+        () = run => panic!("the controllers ended"),
+        checked = tokio::time::timeout(Duration::from_secs(30), checks) => checked.unwrap(),
+    }
+    assert_eq!(cache.state().len(), 2);
+    assert!(!cache.is_complete());
+}
+
+/// Invariant 15: an operator can start again after one of its namespaces was deleted together with its Role.
+#[tokio::test]
+async fn invariant_15_one_readable_namespace_is_enough_to_start() {
+    let list = Scope::Namespaces(["denied", "ns"].map(str::to_owned).into());
+    let operator = operator(list, &Bodies::default(), &mut Registry::default()).await;
+    let kind = ApiResource::erase::<ConfigMap>(&());
+    let (client, readiness) = (&operator.client, Readiness::default());
+    let ready = crd::ready(client, &kind, None, &operator.scope, &readiness);
+    let ready = tokio::time::timeout(Duration::from_secs(30), ready).await;
+    assert!(ready.is_ok());
+    let denied = Scope::namespace("denied");
+    let waiting = crd::ready(client, &kind, None, &denied, &readiness);
+    let waiting = tokio::time::timeout(Duration::from_millis(500), waiting).await;
+    assert!(waiting.is_err());
+}
+
+/// Invariant 15: a panic affects only its own object.
+#[tokio::test]
+async fn invariant_15_panic_of_one_reconcile_does_not_stop_others() {
+    let events = Bodies::default();
+    let mut registry = Registry::default();
+    let operator = operator(Scope::namespace("ns"), &events, &mut registry).await;
+    let (sender, mut seen) = mpsc::unbounded_channel();
+    let controllers = Controllers::new(&operator);
+    let run = drive(&operator, controllers, Arc::new(Panics(sender)));
 
     // `bad` is retried after the first back-off of one second. Until then, `good` is reconciled ten times.
     let checks = async {

@@ -1,0 +1,213 @@
+//! The watches of an operator: one controller for each namespace of a list, or one for all namespaces. A namespace that
+//! cannot be watched, because it was deleted or a Role is missing, therefore delays no other (invariant 15).
+
+use std::fmt::Debug;
+use std::sync::Arc;
+
+use futures::{FutureExt, stream};
+use k8s_openapi::NamespaceResourceScope;
+use kube::runtime::controller::{Config, Controller};
+use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::watcher;
+use kube::{Client, Resource};
+use serde::de::DeserializeOwned;
+use tokio::sync::{mpsc, watch};
+
+use crate::guarded::Guarded;
+use crate::process::Operator;
+use crate::scope::Scope;
+
+/// Maximum number of concurrent reconciles of all controllers. An operator can turn off this limit with
+/// [`Controllers::without_concurrency_limit`].
+const CONCURRENCY: u16 = 64;
+
+/// The controllers of one kind, in the order of [`Scope::apis`].
+pub struct Controllers<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    client: Client,
+    scope: Scope,
+    all: Vec<Controller<Guarded<K>>>,
+}
+
+impl<K> Controllers<K>
+where
+    K: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Send
+        + Sync
+        + 'static,
+{
+    /// Creates the controllers for `K`. The caller adds [`Self::watches`], and passes them to `drive`.
+    pub fn new(operator: &Operator) -> Self {
+        let apis = operator.scope.apis::<Guarded<K>>(&operator.client);
+        let share = Config::default().concurrency(concurrency(apis.len()));
+        let one = |api| {
+            Controller::new(api, watcher::Config::default())
+                .with_config(share.clone())
+                .graceful_shutdown_on(operator.shutdown.clone().cancelled_owned())
+        };
+        Self {
+            client: operator.client.clone(),
+            scope: operator.scope.clone(),
+            all: apis.into_iter().map(one).collect(),
+        }
+    }
+
+    fn each(
+        mut self,
+        change: impl FnMut(Controller<Guarded<K>>) -> Controller<Guarded<K>>,
+    ) -> Self {
+        self.all = self.all.into_iter().map(change).collect();
+        self
+    }
+
+    /// Turns off the limit of concurrent reconciles. A reconcile mostly waits for responses, and a reconcile that hangs
+    /// must not delay other objects.
+    #[must_use]
+    pub fn without_concurrency_limit(self) -> Self {
+        self.each(|one| one.with_config(Config::default().concurrency(0)))
+    }
+
+    /// Reconciles the objects that `mapper` returns for each changed object of another kind.
+    ///
+    /// For children, `Other` is [`kube::core::PartialObjectMeta`]: an event only triggers a reconcile, so specs are
+    /// neither transferred nor cached. An object that cannot be parsed does not end the watch.
+    #[must_use]
+    pub fn watches<Other, I>(
+        mut self,
+        config: &watcher::Config,
+        mapper: impl Fn(Other) -> I + Clone + Send + Sync + 'static,
+    ) -> Self
+    where
+        Other: Resource<DynamicType = (), Scope = NamespaceResourceScope>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Send
+            + 'static,
+        I: IntoIterator<Item = ObjectRef<Guarded<K>>> + 'static,
+        I::IntoIter: Send,
+    {
+        let apis = self.scope.apis::<Other>(&self.client);
+        let pairs = self.all.into_iter().zip(apis);
+        let watching = pairs.map(|(one, api)| one.watches(api, config.clone(), mapper.clone()));
+        self.all = watching.collect();
+        self
+    }
+
+    /// Reconciles all objects after each message, or once after several.
+    #[must_use]
+    pub fn reconcile_all_on(self, mut messages: mpsc::UnboundedReceiver<()>) -> Self {
+        let (sender, receiver) = watch::channel(());
+        tokio::spawn(async move {
+            while messages.recv().await.is_some() {
+                sender.send_replace(());
+            }
+        });
+        self.each(|one| {
+            let changes = stream::unfold(receiver.clone(), async |mut receiver| {
+                receiver.changed().await.ok()?;
+                Some(((), receiver))
+            });
+            one.reconcile_all_on(changes)
+        })
+    }
+
+    /// The cached objects.
+    pub fn cache(&self) -> Cache<K> {
+        Cache(self.all.iter().map(Controller::store).collect())
+    }
+}
+
+impl<K> IntoIterator for Controllers<K>
+where
+    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
+{
+    type Item = Controller<Guarded<K>>;
+    type IntoIter = std::vec::IntoIter<Self::Item>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.all.into_iter()
+    }
+}
+
+/// The share of each controller in the concurrent reconciles.
+fn concurrency(controllers: usize) -> u16 {
+    let controllers = u16::try_from(controllers).unwrap_or(u16::MAX);
+    CONCURRENCY.div_ceil(controllers.max(1))
+}
+
+/// The objects of one kind in all watched namespaces.
+#[derive(Clone)]
+pub struct Cache<K>(Vec<Store<Guarded<K>>>)
+where
+    K: Resource<DynamicType = ()> + Clone + 'static;
+
+impl<K> Cache<K>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    /// All objects.
+    pub fn state(&self) -> Vec<Arc<Guarded<K>>> {
+        self.0.iter().flat_map(Store::state).collect()
+    }
+
+    /// The object, if it exists.
+    pub fn get(&self, object: &ObjectRef<Guarded<K>>) -> Option<Arc<Guarded<K>>> {
+        self.0.iter().find_map(|store| store.get(object))
+    }
+
+    /// Whether the objects of every watched namespace have been listed since the start of the process. Otherwise an
+    /// object that is missing here may exist (invariant 1).
+    pub fn is_complete(&self) -> bool {
+        let mut stores = self.0.iter();
+        stores.all(|store| matches!(store.wait_until_ready().now_or_never(), Some(Ok(()))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use k8s_openapi::api::core::v1::ConfigMap;
+    use kube::ResourceExt;
+    use kube::runtime::reflector::store::Writer;
+    use kube::runtime::watcher::Event;
+
+    use super::*;
+
+    fn object(namespace: &str) -> Guarded<ConfigMap> {
+        let mut object = ConfigMap::default();
+        object.metadata.name = Some("same".to_owned());
+        object.metadata.namespace = Some(namespace.to_owned());
+        Guarded(Ok(object))
+    }
+
+    #[test]
+    fn controllers_share_the_concurrent_reconciles() {
+        assert_eq!([1, 2, 10, 64].map(concurrency), [64, 32, 7, 1]);
+        // 0 would mean no limit.
+        assert_eq!(concurrency(1000), 1);
+    }
+
+    #[test]
+    fn cache_has_objects_of_all_namespaces() {
+        let mut writers = [Writer::<Guarded<ConfigMap>>::new(()), Writer::new(())];
+        let cache = Cache(writers.iter().map(Writer::as_reader).collect());
+        assert!(!cache.is_complete());
+        for (writer, namespace) in writers.iter_mut().zip(["a", "b"]) {
+            assert!(!cache.is_complete(), "{namespace} is not listed yet");
+            writer.apply_watcher_event(&Event::Init);
+            writer.apply_watcher_event(&Event::InitApply(object(namespace)));
+            writer.apply_watcher_event(&Event::InitDone);
+        }
+        assert!(cache.is_complete());
+        assert_eq!(cache.state().len(), 2);
+        let of = |namespace: &str| ObjectRef::new("same").within(namespace);
+        let found = cache.get(&of("b")).and_then(|found| found.namespace());
+        assert_eq!(found.as_deref(), Some("b"));
+        assert!(cache.get(&of("c")).is_none());
+    }
+}

@@ -1,0 +1,125 @@
+//! Every example is created on the API server, the operators accept it, and it is deleted. A quota admits no pods of
+//! members, because all examples together would need dozens of them.
+
+use anyhow::{Context, Result, ensure};
+use e2e::objects::{Kind, await_object, field, has_condition};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, kubectl, scenario, step, until};
+use futures::future::try_join_all;
+use k8s_openapi::api::core::v1::{ResourceQuota, Service};
+use kube::api::PostParams;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use crate::fixtures::manifests;
+
+/// The reasons with which the operators refuse a spec.
+const REFUSALS: [&str; 8] = [
+    "HibernationRefused",
+    "InvalidSchedule",
+    "InvalidSpec",
+    "JoinRefused",
+    "NameTaken",
+    "NotSupported",
+    "NotYetInEffect",
+    "VersionRefused",
+];
+const SCOPE: &str = "/metadata/annotations/etcd.database.coreos.com~1scope";
+
+/// The examples as one manifest, and their objects.
+fn examples() -> Result<(String, Vec<Value>)> {
+    let texts: Vec<String> = manifests("examples")?
+        .iter()
+        .map(std::fs::read_to_string)
+        .collect::<Result<_, _>>()?;
+    let text = texts.join("\n---\n");
+    let objects: Vec<Value> = serde_yaml_ng::Deserializer::from_str(&text)
+        .map(Value::deserialize)
+        .collect::<Result<_, _>>()?;
+    ensure!(objects.len() >= 30, "only {} objects", objects.len());
+    Ok((text, objects))
+}
+
+async fn kubectl_with(sandbox: &Sandbox, words: &[&str], manifest: &str) -> Result<String> {
+    let mut all = vec!["-n", &sandbox.namespace];
+    all.extend_from_slice(words);
+    kubectl::run_with_input(&sandbox.env, &all, Some(manifest)).await
+}
+
+async fn are_created(sandbox: &Sandbox, text: &str, objects: &[Value]) -> Result<()> {
+    // The three pods of the operators exist already.
+    let quota =
+        json!({ "metadata": { "name": "no-members" }, "spec": { "hard": { "pods": "3" } } });
+    let quota: ResourceQuota = serde_json::from_value(quota)?;
+    let quotas = sandbox.api::<ResourceQuota>();
+    quotas.create(&PostParams::default(), &quota).await?;
+    let printed = kubectl_with(sandbox, &["apply", "--server-side", "-f", "-"], text).await?;
+    let applied = printed.lines().count();
+    let expected = objects.len();
+    ensure!(applied == expected, "{applied} of {expected}: {printed}");
+    Ok(())
+}
+
+/// Waits until an operator has reconciled the object. No condition may have the reason of a refusal.
+async fn is_accepted(sandbox: &Sandbox, kind: Kind, name: &str) -> Result<()> {
+    let api = sandbox.objects(kind);
+    let found = await_object(&api, name, "Managed", DEADLINE, |object| {
+        has_condition(object, "Managed", "True")
+    })
+    .await?;
+    let conditions = field(&found, "/status/conditions").as_array();
+    for condition in conditions.into_iter().flatten() {
+        let reason = condition["reason"].as_str().unwrap_or_default();
+        ensure!(!REFUSALS.contains(&reason), "{name}: {condition}");
+    }
+    Ok(())
+}
+
+async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
+    let mut accepted = Vec::new();
+    for object in objects {
+        let kind = match object["kind"].as_str() {
+            Some("EtcdCluster") => Kind::EtcdCluster,
+            Some("EtcdBackup") => Kind::EtcdBackup,
+            Some("EtcdRestore") => Kind::EtcdRestore,
+            _ => continue,
+        };
+        // Operators for one namespace ignore it. The test of cluster-wide operators uses this example.
+        if object.pointer(SCOPE).is_none() {
+            let name = object["metadata"]["name"].as_str();
+            accepted.push(is_accepted(sandbox, kind, name.context("no name")?));
+        }
+    }
+    ensure!(accepted.len() >= 20, "only {} objects", accepted.len());
+    try_join_all(accepted).await?;
+    // The Services of external clients.
+    for (name, expected) in [("nodeport", "NodePort"), ("loadbalancer", "LoadBalancer")] {
+        let name = format!("example-etcd-cluster-{name}-client");
+        let service = until("the client Service exists", DEADLINE, async || {
+            Ok(match sandbox.api::<Service>().get_opt(&name).await? {
+                Some(service) => Poll::Done(service),
+                None => Poll::NotYet(name.clone()),
+            })
+        })
+        .await?;
+        let found = service.spec.and_then(|spec| spec.type_);
+        ensure!(found.as_deref() == Some(expected), "{name}: {found:?}");
+    }
+    Ok(())
+}
+
+#[tokio::test]
+async fn operators_accept_every_example() {
+    scenario("examples", async |sandbox| {
+        let (text, objects) = examples()?;
+        let created = are_created(sandbox, &text, &objects);
+        step("create every example", created).await?;
+        let accepted = are_accepted(sandbox, &objects);
+        step("accept every example", accepted).await?;
+        let words = ["delete", "--timeout=2m", "-f", "-"];
+        step("delete every example", kubectl_with(sandbox, &words, &text))
+            .await
+            .map(drop)
+    })
+    .await;
+}

@@ -1,0 +1,104 @@
+//! A release that manages a list of namespaces, and then all objects in all namespaces. The test of a second release
+//! contains these steps, because it runs while no other operators run.
+
+use anyhow::{Context, Result, ensure};
+use e2e::objects::{Kind, await_object, condition};
+use e2e::sandbox::RELEASE;
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, chart, until};
+use k8s_openapi::api::core::v1::Service;
+use kube::api::DeleteParams;
+
+use crate::fixtures::{cluster, may};
+
+const OPERATOR: &str = "etcd-operator";
+
+/// Upgrades the release. The restore operator is not needed and would use CPU time.
+async fn upgrade(operators: &Sandbox, values: &str) -> Result<()> {
+    let values = format!("restoreOperator.enabled=false,{values}");
+    let words = ["--set", values.as_str()];
+    chart::install(&operators.env, RELEASE, &operators.namespace, &words).await?;
+    operators.await_operators().await
+}
+
+/// Waits until the release reports that it manages the cluster.
+async fn is_managed(sandbox: &Sandbox, cluster: &str, reason: &str, by: &Sandbox) -> Result<()> {
+    let place = format!("in namespace {}", by.namespace);
+    let what = format!("Managed by the release {place} ({reason})");
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    await_object(&clusters, cluster, &what, DEADLINE, |object| {
+        condition(object, "Managed").is_some_and(|found| {
+            let message = found["message"].as_str().unwrap_or_default();
+            found["status"] == "True" && found["reason"] == reason && message.ends_with(&place)
+        })
+    })
+    .await
+    .map(drop)
+}
+
+/// Invariant 28: an EtcdBackup of another namespace does not reach the cluster `c` of the operators' namespace.
+async fn has_no_access(tenant: &Sandbox, operators: &Sandbox, name: &str) -> Result<()> {
+    let foreign = format!("http://c-client.{}.svc:2379", operators.namespace);
+    let manifest = format!(
+        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: {name}}}\nspec: \
+         {{etcdEndpoints: [\"{foreign}\"], storageType: PVC, pvc: {{claimName: none, path: etcd}}}}\n"
+    );
+    tenant.apply(&manifest).await?;
+    let backups = tenant.objects(Kind::EtcdBackup);
+    let refused = await_object(&backups, name, "a rejection", DEADLINE, |object| {
+        condition(object, "Complete").is_some_and(|found| found["reason"] == "EndpointNotGranted")
+    })
+    .await?;
+    let message = condition(&refused, "Complete").context("just seen")?["message"].to_string();
+    let remedy = format!("--etcd-endpoints={}=c-client", tenant.namespace);
+    ensure!(message.contains(&remedy), "{message}");
+    Ok(())
+}
+
+async fn ensure_right(operators: &Sandbox, namespace: &str, expected: bool) -> Result<()> {
+    let allowed = may(operators, OPERATOR, "create", "pods", namespace).await?;
+    ensure!(
+        allowed == expected,
+        "create pods in {namespace}: allowed is {allowed}, expected {expected}"
+    );
+    Ok(())
+}
+
+/// `watchNamespaces`: the release manages `tenant`, which has no operators, and its own namespace. It has rights in these
+/// namespaces only. Expects the cluster `c` in the namespace of the operators.
+pub(crate) async fn watch_namespaces(operators: &Sandbox, tenant: &Sandbox) -> Result<()> {
+    let (own, other) = (&operators.namespace, &tenant.namespace);
+    upgrade(operators, &format!("watchNamespaces={{{own},{other}}}")).await?;
+    for (namespace, expected) in [(own.as_str(), true), (other, true), ("default", false)] {
+        ensure_right(operators, namespace, expected).await?;
+    }
+    tenant.apply(&cluster(&tenant.env, "listed", 1)?).await?;
+    tenant.await_members("listed", 1).await?;
+    is_managed(tenant, "listed", "Namespaced", operators).await?;
+    is_managed(operators, "c", "Namespaced", operators).await?;
+    has_no_access(tenant, operators, "of-list").await
+}
+
+/// `scope: All`: the release manages objects without the annotation in every namespace.
+pub(crate) async fn scope_all(operators: &Sandbox, tenant: &Sandbox) -> Result<()> {
+    upgrade(operators, "clusterWide=true,scope=All").await?;
+    ensure_right(operators, "default", true).await?;
+    is_managed(tenant, "listed", "ClusterWide", operators).await?;
+    has_no_access(tenant, operators, "of-all").await?;
+    // The operator works in the other namespace, and not only reports there.
+    let services = tenant.api::<Service>();
+    services
+        .delete("listed-client", &DeleteParams::default())
+        .await?;
+    until(
+        "the client Service is created again",
+        DEADLINE,
+        async || {
+            Ok(match services.get_opt("listed-client").await? {
+                Some(_) => Poll::Done(()),
+                None => Poll::NotYet(String::from("no Service")),
+            })
+        },
+    )
+    .await
+}
