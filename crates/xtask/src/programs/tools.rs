@@ -22,7 +22,7 @@ pub(crate) fn helm() -> Result<PathBuf> {
         &cache,
         module.name,
         &key(&source, &go_version()?)?,
-        |folder| build(module, &source, folder),
+        |folder| build(module, "", &source, folder),
     )?;
     Ok(folder.join("helm"))
 }
