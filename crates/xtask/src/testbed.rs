@@ -108,7 +108,7 @@ impl Platform {
         if !others.is_empty() {
             bail!(
                 "the running testbed has {}: take it down first with `cargo xtask testbed down`",
-                others.join(" and ")
+                others.join(", and ")
             );
         }
         Ok(())
