@@ -24,6 +24,8 @@ pub struct Env {
     pub etcd_versions: Vec<String>,
     /// The `xtask` executable that started the testbed. `None` on a user's cluster.
     pub xtask: Option<PathBuf>,
+    /// The IP family of the testbed's pods and Services, such as `IPv6`. `None` on a user's cluster.
+    pub ip_family: Option<String>,
     /// The names of the testbed's nodes.
     pub nodes: Vec<String>,
 }
@@ -83,6 +85,7 @@ impl Env {
             s3,
             etcd_versions: list("E2E_ETCD_VERSIONS"),
             xtask: var("E2E_XTASK").map(Into::into),
+            ip_family: var("E2E_IP_FAMILY"),
             nodes: list("E2E_NODES"),
         })
     }

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeMap;
 use std::io::Write as _;
+use std::net::IpAddr;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -277,9 +278,7 @@ impl Route {
         let mut members = Vec::new();
         for pod in sandbox.member_pods(cluster).await? {
             let service = services.get(&pod.name_any()).await?;
-            let spec = service.spec.context("a Service without a spec")?;
-            let address = spec.cluster_ip.context("a Service without an address")?;
-            let url = format!("http://{address}:2379");
+            let url = format!("http://{}:2379", url_host(service)?);
             members.push((url.clone(), MemberHealth::watch(&url)));
         }
         Ok(Self::Members(Arc::new(members)))
@@ -359,11 +358,19 @@ impl Access {
     }
 }
 
-/// The current address of the client Service. If the Service was deleted and created again, its address is new.
+/// The current address of the client Service as the host of a URL. A Service that was created again has a new address.
 async fn address(services: &Api<Service>, name: &str) -> Result<String> {
-    let service = services.get(name).await.context("the client Service")?;
+    url_host(services.get(name).await.context("the client Service")?)
+}
+
+/// The address of a Service as the host of a URL: an IPv6 address has brackets.
+fn url_host(service: Service) -> Result<String> {
     let address = service.spec.and_then(|spec| spec.cluster_ip);
-    address.context("the client Service has no address")
+    let address = address.context("a Service without an address")?;
+    Ok(match address.parse()? {
+        IpAddr::V4(address) => address.to_string(),
+        IpAddr::V6(address) => format!("[{address}]"),
+    })
 }
 
 /// Writes until the task is aborted.

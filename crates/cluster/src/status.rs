@@ -53,10 +53,17 @@ impl Report<'_> {
         waiting.any(|waiting| waiting.reason == reason)
     }
 
+    /// The reason and the text of the hibernation; `None` if the cluster neither hibernates nor is being stopped for
+    /// hibernation.
+    fn hibernation(&self) -> Option<(Reason, String)> {
+        let mut waiting = self.plan.waiting_for.iter();
+        let found = waiting.find(|waiting| waiting.reason.is_hibernation())?;
+        Some((found.reason, found.message.clone()))
+    }
+
     /// True if the cluster hibernates, or is being stopped for hibernation.
     fn hibernates(&self) -> bool {
-        let mut waiting = self.plan.waiting_for.iter();
-        waiting.any(|waiting| waiting.reason.is_hibernation())
+        self.hibernation().is_some()
     }
 
     /// The report that the object contains now, without the records.

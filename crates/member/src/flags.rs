@@ -22,7 +22,7 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     let mut arguments = vec![
         format!("--name={name}"),
         format!("--data-dir={DATA_DIR}"),
-        // With the address 0.0.0.0, Go also listens on IPv6 if the system supports it.
+        // For the address 0.0.0.0, Go also listens on IPv6 if the system supports IPv6 (ADR 27).
         format!("--listen-peer-urls={}", peer_listeners(members)),
         format!("--listen-client-urls={}", client_listeners(members)),
         format!("--initial-advertise-peer-urls={peer_url}"),

@@ -227,6 +227,8 @@ mod tests {
         let old = common(&["-cluster-wide", "-create-crd=false", "-listen-addr=:9090"]);
         assert!(old.cluster_wide && !old.create_crd);
         assert_eq!(old.listen_addr, "0.0.0.0:9090".parse().unwrap());
+        let ipv6 = common(&["--listen-addr=[fd00::7]:9090"]);
+        assert_eq!(ipv6.listen_addr, "[fd00::7]:9090".parse().unwrap());
         assert_eq!(common(&["--cluster-wide=true"]), common(&["-cluster-wide"]));
     }
 

@@ -155,6 +155,9 @@ mod tests {
         }
         let other = settings(Some("http://127.0.0.1:9000"));
         assert_eq!(other.endpoint, "http://127.0.0.1:9000");
+        let ipv6 = settings(Some("http://[fd00::7]:9000/"));
+        assert_eq!(ipv6.endpoint, "http://[fd00::7]:9000");
+        assert!(ipv6.force_path_style);
         assert!(other.force_path_style);
     }
 

@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use crate::image::Profile;
 use crate::origin::{Origin, VERSION};
 use crate::packages::{Purpose, ensure_packages};
-use crate::testbed::{Dns, Options};
+use crate::testbed::{Dns, Options, Platform};
 use crate::{checkout, image, progress, release, shell, testbed};
 
 /// The cluster to use.
@@ -25,6 +25,8 @@ pub(crate) struct Where {
     /// Keep the testbed up at the end.
     #[arg(long)]
     keep: bool,
+    #[command(flatten)]
+    pub(crate) platform: Platform,
 }
 
 /// A program of the crate `e2e` and its options.
@@ -73,6 +75,7 @@ pub(crate) fn soak(options: &Soak) -> Result<ExitCode> {
     let place = Where {
         context: None,
         keep: options.keep,
+        platform: Platform::default(),
     };
     let program = Program {
         place,
@@ -252,6 +255,9 @@ pub(crate) struct Early {
 
 pub(crate) fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
     if let Some(context) = &place.context {
+        if !place.platform.is_default() {
+            bail!("--ip-family and --kubernetes choose a testbed: omit them with --context");
+        }
         for program in ["kubectl", "helm"] {
             if shell::which(program).is_none() {
                 bail!(
@@ -275,9 +281,10 @@ pub(crate) fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
     }
     let options = Options {
         dns: dns.unwrap_or(Options::default().dns),
+        platform: place.platform.clone(),
         ..Options::default()
     };
-    let (up, took) = progress::timed("testbed", || testbed::up(options))?;
+    let (up, took) = progress::timed("testbed", || testbed::up(&options))?;
     let mut env = up.env;
     if let Some(dns) = dns.filter(|dns| *dns != env.dns) {
         testbed::set_dns(dns)?;

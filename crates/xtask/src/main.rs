@@ -107,7 +107,11 @@ enum Command {
 #[derive(Debug, Subcommand)]
 enum TestbedCommand {
     /// Build the programs of the testbed and the servers of the tests into the cache, without starting them.
-    Build,
+    Build {
+        /// Version of Kubernetes, such as 1.33 [default: that of e2e/testbed/kube]
+        #[arg(long, value_name = "VERSION")]
+        kubernetes: Option<String>,
+    },
     /// Bring up the testbed of this checkout, or use it if it is up. The first run builds Kubernetes (about 15
     /// minutes).
     Up {
@@ -117,6 +121,8 @@ enum TestbedCommand {
         /// Number of nodes.
         #[arg(long, default_value_t = 3, value_parser = clap::value_parser!(u8).range(1..=9))]
         nodes: u8,
+        #[command(flatten)]
+        platform: testbed::Platform,
     },
     /// Stop the testbed of this checkout and remove its files. The logs are kept in target/testbed-logs.
     Down,
@@ -236,16 +242,28 @@ fn run_image(load: bool, profile: Profile) -> Result<()> {
 
 fn run_testbed(command: TestbedCommand) -> Result<()> {
     match command {
-        TestbedCommand::Up { dns, nodes } => {
-            testbed::up(testbed::Options { dns, nodes })?;
+        TestbedCommand::Up {
+            dns,
+            nodes,
+            platform,
+        } => {
+            testbed::up(&testbed::Options {
+                dns,
+                nodes,
+                platform,
+            })?;
             progress::say(
                 "the testbed is up; use it in this shell with `eval \"$(cargo xtask testbed env)\"`",
             );
             Ok(())
         }
-        TestbedCommand::Build => {
+        TestbedCommand::Build { kubernetes } => {
             packages::ensure_packages(&[packages::Purpose::Testbed])?;
-            programs::ensure().map(|_| ())
+            let kubernetes = match kubernetes {
+                Some(version) => programs::Kubernetes::find(&version)?,
+                None => programs::Kubernetes::default_version()?,
+            };
+            programs::ensure(&kubernetes).map(|_| ())
         }
         TestbedCommand::Down => testbed::down(),
         TestbedCommand::Status => {

@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 use crate::packages::{self, Purpose};
+use crate::testbed::addresses::IpFamily;
 use crate::testbed::cgroup::Cgroups;
 use crate::{checkout, progress, shell};
 
@@ -23,7 +24,7 @@ const CACHE_SPACE: u64 = 8 << 30;
 const RUN_SPACE: u64 = 6 << 30;
 
 /// Runs all checks. The error lists all problems.
-pub(crate) fn check(run_folder: &Path) -> Result<Found> {
+pub(crate) fn check(run_folder: &Path, family: IpFamily) -> Result<Found> {
     if !rustix::process::getuid().is_root() {
         bail!(
             "the testbed needs root (namespaces, mounts, control groups). Run it as root (`sudo -E env PATH=\"$PATH\" cargo xtask ...`), \
@@ -42,7 +43,10 @@ pub(crate) fn check(run_folder: &Path) -> Result<Found> {
     note(go());
     note(namespaces());
     note(control_groups());
-    note(packet_filter());
+    note(packet_filter("iptables", "10.0.0.1:1"));
+    if family == IpFamily::Ipv6 {
+        note(ipv6());
+    }
     note(inotify());
     note(place(run_folder, "ETCD_OPERATOR_TESTBED_DIR"));
     note(space(base, RUN_SPACE, "ETCD_OPERATOR_TESTBED_DIR"));
@@ -118,15 +122,33 @@ fn control_groups() -> Result<()> {
     made
 }
 
+/// Checks that network namespaces have IPv6, and that the packet filter translates its addresses.
+fn ipv6() -> Result<()> {
+    const DISABLED: &str = "/proc/sys/net/ipv6/conf/default/disable_ipv6";
+    const TRY: &str = "echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6 && ip link set lo up \
+        && ip address add fd65:7462::1/64 dev lo";
+    shell::output(Command::new("unshare").args(["--net", "--", "sh", "-euc", TRY])).context(
+        "the kernel has no IPv6, or its boot parameters disable it (`ipv6.disable`): use another machine, or `--ip-family ipv4`",
+    )?;
+    if fs::read_to_string(DISABLED).unwrap_or_default().trim() != "0" {
+        bail!(
+            "IPv6 is disabled on this machine, so that it cannot reach the testbed: `sysctl -w net.ipv6.conf.default.disable_ipv6=0`, or `--ip-family ipv4`"
+        );
+    }
+    packet_filter("ip6tables", "[fd65:7462::1]:1")
+}
+
 /// Tries the tables and matches that kube-proxy needs, in a temporary network namespace.
-fn packet_filter() -> Result<()> {
-    const RULES: &str = "iptables -t nat -N TRY \
-        && iptables -t nat -A TRY -m comment --comment x -m conntrack --ctstate NEW -j MARK --or-mark 0x4000 \
-        && iptables -t nat -A TRY -m statistic --mode random --probability 0.5 -j RETURN \
-        && iptables -t nat -A TRY -m addrtype --dst-type LOCAL -j MASQUERADE \
-        && iptables -t nat -A TRY -p tcp -j DNAT --to-destination 10.0.0.1:1 \
-        && ip link add try0 type bridge && ip link add try1 type veth peer name try2";
-    // Loads the kernel modules. An error is ignored, because a module may be part of the kernel.
+fn packet_filter(program: &str, target: &str) -> Result<()> {
+    let rules = format!(
+        "{program} -t nat -N TRY \
+        && {program} -t nat -A TRY -m comment --comment x -m conntrack --ctstate NEW -j MARK --or-mark 0x4000 \
+        && {program} -t nat -A TRY -m statistic --mode random --probability 0.5 -j RETURN \
+        && {program} -t nat -A TRY -m addrtype --dst-type LOCAL -j MASQUERADE \
+        && {program} -t nat -A TRY -p tcp -j DNAT --to-destination {target} \
+        && ip link add try0 type bridge && ip link add try1 type veth peer name try2"
+    );
+    // Loads the kernel modules. An error is ignored, because a module may be built in.
     for module in [
         "br_netfilter",
         "overlay",
@@ -139,7 +161,7 @@ fn packet_filter() -> Result<()> {
     ] {
         let _ = Command::new("modprobe").args(["-q", module]).output();
     }
-    shell::output(Command::new("unshare").args(["--net", "--", "sh", "-euc", RULES]))
+    shell::output(Command::new("unshare").args(["--net", "--", "sh", "-euc", &rules]))
         .context("the packet filter or virtual links do not work: the kernel needs nf_nat, nf_conntrack, xt_comment, xt_statistic, xt_addrtype, xt_MASQUERADE, bridge, veth (`modprobe NAME`; Debian's kernel has them)")?;
     Ok(())
 }

@@ -13,8 +13,10 @@ use crate::{checkout, progress, shell};
 mod azurite;
 mod debian;
 mod images;
+mod kubernetes;
 mod tools;
 
+pub(crate) use kubernetes::Kubernetes;
 #[cfg(test)]
 pub(crate) use tools::actionlint;
 pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, hyperlink, mdbook, olm_validate};
@@ -31,7 +33,7 @@ struct Build {
     /// Whether the program is linked with the C library. Only for programs that need it and are in no image.
     cgo: bool,
     tags: &'static str,
-    /// The linker flags that set the version of the program.
+    /// Linker flags with the version of the program. Those of Kubernetes come from [`Kubernetes::linker_flags`].
     version: &'static str,
 }
 
@@ -49,9 +51,6 @@ const PLAIN: Build = Build {
     version: "",
 };
 
-/// The linker flags of the official Kubernetes build. They set the version that charts and clients read.
-const KUBE_VERSION: &str = "-X k8s.io/component-base/version.gitVersion=v1.36.3 -X k8s.io/component-base/version.gitMajor=1 \
-    -X k8s.io/component-base/version.gitMinor=36 -X k8s.io/client-go/pkg/version.gitVersion=v1.36.3";
 const HELM_VERSION: &str = "-X helm.sh/helm/v4/internal/version.version=v4.3.1";
 
 const ETCD_ALONE: Build = Build {
@@ -67,6 +66,9 @@ const ETCD: &[Build] = &[
         ..PLAIN
     },
 ];
+
+/// The name of the module of Kubernetes in [`MODULES`]. The selected version replaces its folder.
+const KUBE: &str = "kube";
 
 const MODULES: &[Module] = &[
     Module {
@@ -99,12 +101,11 @@ const MODULES: &[Module] = &[
         ],
     },
     Module {
-        name: "kube",
+        name: KUBE,
         builds: &[Build {
             output: "kube",
             packages: &["."],
             cgo: true,
-            version: KUBE_VERSION,
             ..PLAIN
         }],
     },
@@ -190,20 +191,29 @@ pub(crate) struct Programs {
     pub(crate) images: Vec<PathBuf>,
     /// The etcd versions of these images, oldest first.
     pub(crate) etcd_versions: Vec<String>,
+    /// The version of Kubernetes, without the leading `v`.
+    pub(crate) kubernetes: String,
 }
 
 /// Builds the programs that are missing in the cache.
-pub(crate) fn ensure() -> Result<Programs> {
+pub(crate) fn ensure(kubernetes: &Kubernetes) -> Result<Programs> {
     let (cache, _lock) = lock()?;
     let go = go_version()?;
     let mut folders = Vec::new();
     for module in MODULES {
-        let source = checkout::testbed_sources().join(module.name);
+        let (name, source, flags) = match module.name {
+            KUBE => (
+                kubernetes.module.as_str(),
+                kubernetes.source(),
+                kubernetes.linker_flags(),
+            ),
+            name => (name, checkout::testbed_sources().join(name), String::new()),
+        };
         let key = key(&source, &go)?;
         folders.push((
             module.name,
-            cached(&cache, module.name, &key, |folder| {
-                build(module, &source, folder)
+            cached(&cache, name, &key, |folder| {
+                build(module, &flags, &source, folder)
             })?,
         ));
     }
@@ -254,6 +264,7 @@ pub(crate) fn ensure() -> Result<Programs> {
         etcd: of("etcd-3.6")?.join("etcd"),
         images,
         etcd_versions,
+        kubernetes: kubernetes.version.clone(),
     })
 }
 
@@ -327,12 +338,12 @@ fn cached(
     Ok(folder)
 }
 
-fn build(module: &Module, source: &Path, folder: &Path) -> Result<()> {
+fn build(module: &Module, flags: &str, source: &Path, folder: &Path) -> Result<()> {
     for build in module.builds {
         let mut go = Command::new("go");
         go.current_dir(source)
             .args(["build", "-mod=readonly", "-trimpath", "-buildvcs=false"]);
-        go.arg(format!("-ldflags=-s -w {}", build.version));
+        go.arg(format!("-ldflags=-s -w {}{flags}", build.version));
         if !build.tags.is_empty() {
             go.arg(format!("-tags={}", build.tags));
         }
@@ -417,7 +428,7 @@ fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf
     };
     for (module, built) in folders {
         match *module {
-            "kube" => KUBE_NAMES
+            KUBE => KUBE_NAMES
                 .iter()
                 .try_for_each(|name| link(&built.join("kube"), name))?,
             // The link `etcdctl` leads to the program of the newest version.
@@ -469,19 +480,10 @@ mod tests {
     }
 
     #[test]
-    fn linker_flags_have_versions_of_go_mod() {
-        for (module, name, flags) in [
-            ("kube", "k8s.io/kubernetes", KUBE_VERSION),
-            ("helm", "helm.sh/helm/v4", HELM_VERSION),
-        ] {
-            let text = fs::read_to_string(checkout::testbed_sources().join(module).join("go.mod"))
-                .unwrap();
-            let version = required(&text, name).unwrap();
-            assert!(
-                flags.contains(&format!("=v{version}")),
-                "{module}: {version}"
-            );
-        }
+    fn linker_flags_of_helm_have_version_of_go_mod() {
+        let path = checkout::testbed_sources().join("helm/go.mod");
+        let version = required(&fs::read_to_string(path).unwrap(), "helm.sh/helm/v4").unwrap();
+        assert!(HELM_VERSION.ends_with(&format!("=v{version}")), "{version}");
     }
 
     #[test]

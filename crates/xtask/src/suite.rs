@@ -189,12 +189,13 @@ impl Run {
         }
         let no_testbed = options.unit || options.place.context.is_some();
         if !no_testbed {
-            // Checked before compiling, so that missing requirements are reported at once.
-            preflight::check(&checkout::run_folder())?;
+            // This check comes before compiling, so that missing requirements are reported at once.
+            preflight::check(&checkout::run_folder(), options.place.platform.ip_family())?;
         }
+        let kubernetes = options.place.platform.kubernetes()?;
         thread::scope(|scope| {
             // On a new machine, building the programs of the testbed takes longer than compiling the tests.
-            let programs = (!no_testbed).then(|| scope.spawn(programs::ensure));
+            let programs = (!no_testbed).then(|| scope.spawn(|| programs::ensure(&kubernetes)));
             let compiled = self.stage(COMPILE, |_| compile(options))?;
             self.report.skip(compiled.omitted, "needs --full");
             self.forecast(UNITS, &compiled.units, processors());
@@ -205,8 +206,8 @@ impl Run {
             }
             if !options.e2e {
                 if no_testbed {
-                    // Many unit tests start real servers, which are built as programs of the testbed.
-                    programs::ensure()?;
+                    // Many unit tests start real servers, which are programs of the testbed.
+                    programs::ensure(&kubernetes)?;
                 }
                 self.run_jobs(UNITS, compiled.units, processors())?;
             }

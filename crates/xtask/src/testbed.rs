@@ -1,6 +1,7 @@
 //! The testbed: a real Kubernetes cluster on one machine for the tests, with control plane, nodes, DNS and object
 //! stores. Each checkout has its own testbed.
 
+pub(crate) mod addresses;
 pub(crate) mod cgroup;
 mod control;
 mod environment;
@@ -21,11 +22,12 @@ use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
+use self::addresses::IpFamily;
 use self::cgroup::Cgroups;
 pub(crate) use self::environment::{Env, exports};
 use self::inside::Inside;
 use self::state::State;
-use crate::programs::{self, Programs};
+use crate::programs::{self, Kubernetes, Programs};
 use crate::{checkout, preflight, progress, shell};
 
 const READY_LIMIT: Duration = Duration::from_mins(2);
@@ -53,10 +55,64 @@ impl fmt::Display for Dns {
     }
 }
 
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(crate) struct Options {
     pub(crate) dns: Dns,
     pub(crate) nodes: u8,
+    pub(crate) platform: Platform,
+}
+
+/// What the nodes of a testbed run. It cannot change while the testbed is up.
+#[derive(Debug, Clone, Default, clap::Args)]
+pub(crate) struct Platform {
+    /// IP family of pods and Services: ipv4 or ipv6 [default: ipv4 on a new testbed, unchanged on a running one]
+    #[arg(long, value_enum, value_name = "FAMILY")]
+    ip_family: Option<IpFamily>,
+    /// Version of Kubernetes, such as 1.33 [default: that of e2e/testbed/kube, unchanged on a running testbed]
+    #[arg(long, value_name = "VERSION")]
+    kubernetes: Option<String>,
+}
+
+impl Platform {
+    /// The version of Kubernetes for a new testbed.
+    pub(crate) fn kubernetes(&self) -> Result<Kubernetes> {
+        match &self.kubernetes {
+            Some(version) => Kubernetes::find(version),
+            None => Kubernetes::default_version(),
+        }
+    }
+
+    /// The IP family of a new testbed.
+    pub(crate) fn ip_family(&self) -> IpFamily {
+        self.ip_family.unwrap_or_default()
+    }
+
+    /// True if the user has chosen nothing.
+    pub(crate) fn is_default(&self) -> bool {
+        self.ip_family.is_none() && self.kubernetes.is_none()
+    }
+
+    /// Checks that a running testbed has what the user has chosen.
+    fn check(&self, state: &State) -> Result<()> {
+        let mut others = Vec::new();
+        if let Some(family) = self.ip_family.filter(|family| *family != state.ip_family) {
+            others.push(format!("{}, not {}", state.ip_family.name(), family.name()));
+        }
+        if self.kubernetes.is_some() {
+            let wanted = self.kubernetes()?;
+            if wanted.minor() != state.kubernetes {
+                let minor = wanted.minor();
+                others.push(format!("Kubernetes {}, not {minor}", state.kubernetes));
+            }
+        }
+        if !others.is_empty() {
+            bail!(
+                "the running testbed has {}: take it down first with `cargo xtask testbed down`",
+                others.join(", and ")
+            );
+        }
+        Ok(())
+    }
 }
 
 impl Default for Options {
@@ -64,6 +120,7 @@ impl Default for Options {
         Self {
             dns: Dns::Nocache,
             nodes: 3,
+            platform: Platform::default(),
         }
     }
 }
@@ -86,13 +143,14 @@ pub(crate) struct Up {
 }
 
 /// Brings up the testbed of this checkout, or uses it if it is up.
-pub(crate) fn up(options: Options) -> Result<Up> {
+pub(crate) fn up(options: &Options) -> Result<Up> {
     let run_folder = checkout::run_folder();
     let _lock = state::lock(&run_folder)?;
     if let Some(state) = State::read(&run_folder).unwrap_or_default()
         && state.is_alive()
         && state.ready
     {
+        options.platform.check(&state)?;
         progress::say(&format!(
             "the testbed of this checkout is already up, in {}",
             run_folder.display()
@@ -115,8 +173,8 @@ pub(crate) fn up(options: Options) -> Result<Up> {
         return Ok(Up { env, found: true });
     }
     clean(&run_folder)?;
-    let found = preflight::check(&run_folder)?;
-    let programs = programs::ensure()?;
+    let found = preflight::check(&run_folder, options.platform.ip_family())?;
+    let programs = programs::ensure(&options.platform.kubernetes()?)?;
     match begin(&run_folder, options, &found, programs) {
         Ok(env) => Ok(Up { env, found: false }),
         Err(error) => Err(error.context(format!(
@@ -162,7 +220,7 @@ impl Testbed {
                 "the testbed of this checkout is not up: start it with `cargo xtask testbed up` (about 20 s; the first run builds Kubernetes in about 15 minutes)"
             );
         };
-        let programs = programs::ensure()?;
+        let programs = programs::ensure(&Kubernetes::find(&state.kubernetes)?)?;
         let init = state.init.context("the testbed is still starting")?;
         let inside = Inside::of(init, run_folder, &programs.bin);
         Ok(Self {
@@ -326,7 +384,7 @@ fn keep_logs(run_folder: &Path) {
 
 fn begin(
     run_folder: &Path,
-    options: Options,
+    options: &Options,
     found: &preflight::Found,
     programs: Programs,
 ) -> Result<Env> {
@@ -344,6 +402,8 @@ fn begin(
         ready: false,
         dns: options.dns,
         nodes: options.nodes,
+        kubernetes: options.platform.kubernetes()?.minor().to_owned(),
+        ip_family: options.platform.ip_family(),
         snapshotter: found.snapshotter.clone(),
         s3_access_key: pki::random_word(10),
         s3_secret_key: pki::random_word(20),
@@ -528,11 +588,12 @@ pub(crate) fn status() -> Result<String> {
     let mut lines = vec![
         format!("run folder  {}", testbed.run_folder.display()),
         format!(
-            "slot        {} (pods {}/16, Services {}/16)",
+            "slot        {} (pods {}, Services {})",
             testbed.state.slot.0,
-            testbed.state.slot.pods(0, 0),
-            testbed.state.slot.services(0)
+            testbed.state.addresses().pods_network(),
+            testbed.state.addresses().services_network()
         ),
+        format!("Kubernetes  {}", testbed.programs.kubernetes),
         format!("DNS         {}", testbed.state.dns),
         format!(
             "up          {}",
@@ -571,5 +632,30 @@ mod tests {
         );
         assert!(unready(2, "node-1=True node-0=True ").is_empty());
         assert_eq!(unready(1, ""), ["node-0"]);
+    }
+
+    #[test]
+    fn running_testbed_of_another_platform_is_refused() {
+        let state = state::tests::state(None);
+        let platform = |ip_family, kubernetes: Option<&str>| Platform {
+            ip_family,
+            kubernetes: kubernetes.map(str::to_owned),
+        };
+        let minor = state.kubernetes.as_str();
+        for same in [
+            platform(None, None),
+            platform(Some(IpFamily::Ipv4), Some(minor)),
+        ] {
+            same.check(&state).unwrap();
+        }
+        let other = platform(Some(IpFamily::Ipv6), Some("1.33"));
+        let error = other.check(&state).unwrap_err().to_string();
+        for part in [
+            "IPv4, not IPv6",
+            "Kubernetes 1.36, not 1.33",
+            "testbed down",
+        ] {
+            assert!(error.contains(part), "{error}");
+        }
     }
 }

@@ -28,7 +28,7 @@ var programs = map[string]func() *cobra.Command{
 	"kube-controller-manager": controllerManager,
 	"kube-scheduler":          func() *cobra.Command { return scheduler.NewSchedulerCommand() },
 	"kube-proxy":              proxy.NewProxyCommand,
-	"kubelet":                 func() *cobra.Command { return kubelet.NewKubeletCommand(context.Background()) },
+	"kubelet":                 kubeletCommand,
 }
 
 // volumes is where the controller manager's provisioner makes its folders; the
@@ -57,6 +57,18 @@ func controllerManager() *cobra.Command {
 		}
 	}()
 	return controllers.NewControllerManagerCommand()
+}
+
+// kubeletCommand calls the function of each version: before 1.34, it has no
+// argument.
+func kubeletCommand() *cobra.Command {
+	switch command := any(kubelet.NewKubeletCommand).(type) {
+	case func(context.Context) *cobra.Command:
+		return command(context.Background())
+	case func() *cobra.Command:
+		return command()
+	}
+	panic("the kubelet of this version starts in another way: add it here")
 }
 
 func main() {

@@ -1,5 +1,7 @@
 //! Clusters form, serve clients, and are deleted when their EtcdClusters are deleted.
 
+use std::net::IpAddr;
+
 use anyhow::{Result, ensure};
 use e2e::objects::{Kind, await_object, field, has_condition, ready_members};
 use e2e::wait::Poll;
@@ -14,6 +16,7 @@ use crate::fixtures::{DURABLE, cluster, cluster_with};
 async fn clusters_form_serve_and_are_deleted() {
     cluster_scenario("bootstrap", async |sandbox| {
         step("form three members", three_members(sandbox)).await?;
+        step("use the IP family of the nodes", ip_family(sandbox)).await?;
         step("form a cluster from a seed", a_seed(sandbox)).await?;
         step("delete the clusters", deleted(sandbox)).await
     })
@@ -74,6 +77,41 @@ async fn three_members(sandbox: &Sandbox) -> Result<()> {
         })
     })
     .await
+}
+
+/// Members, their Services and the client Service have addresses of the testbed's IP family, and no others. The run of
+/// the tests over IPv6 thereby proves that it used IPv6.
+async fn ip_family(sandbox: &Sandbox) -> Result<()> {
+    let Some(family) = sandbox.env.ip_family.as_deref() else {
+        return Ok(());
+    };
+    let mut addresses = Vec::new();
+    for pod in sandbox.member_pods("plain").await? {
+        let status = pod.status.unwrap_or_default();
+        addresses.extend(status.pod_ips.into_iter().flatten().map(|one| one.ip));
+    }
+    let services = sandbox
+        .api::<Service>()
+        .list(&ListParams::default())
+        .await?;
+    for service in services.items {
+        let spec = service.spec.unwrap_or_default();
+        ensure!(
+            spec.ip_families == Some(vec![family.to_owned()]),
+            "{:?}: {:?}",
+            service.metadata.name,
+            spec.ip_families
+        );
+        let own = spec.cluster_ips.into_iter().flatten();
+        addresses.extend(own.filter(|address| address != "None"));
+    }
+    // Three pods, three Services of members, the client Service.
+    ensure!(addresses.len() >= 7, "{addresses:?}");
+    for address in addresses {
+        let is_ipv6 = address.parse::<IpAddr>()?.is_ipv6();
+        ensure!(is_ipv6 == (family == "IPv6"), "{address} is not {family}");
+    }
+    Ok(())
 }
 
 async fn budgets(sandbox: &Sandbox) -> Result<Vec<PodDisruptionBudget>> {

@@ -285,6 +285,9 @@ mod tests {
             ("http://a.other.svc:2379", "http://a.other.svc:2379"),
             ("http://10.0.0.1:2379", "http://10.0.0.1:2379"),
             ("http://[fd00::1]:2379", "http://[fd00::1]:2379"),
+            ("[fd00::1]:2379/", "http://[fd00::1]:2379"),
+            ("https://[fd00::1]", "https://[fd00::1]"),
+            ("http://[::1]:2379", "http://[::1]:2379"),
             ("http://localhost:2379", "http://localhost:2379"),
             ("http://plain", "http://plain.prod.svc"),
         ];

@@ -275,6 +275,19 @@ mod tests {
         assert!(rollout.recorded && rollout.next.is_some());
     }
 
+    /// Members that another operator started can listen on IPv6 addresses.
+    #[test]
+    fn reads_listeners_of_both_ip_families() {
+        for (url, expected) in [
+            ("http://0.0.0.0:2380", Some((false, 2380))),
+            ("https://[::]:2382", Some((true, 2382))),
+            ("http://[fd00::7]:2380", Some((false, 2380))),
+            ("http://[fd00::7]", None),
+        ] {
+            assert_eq!(listener(url), expected, "{url}");
+        }
+    }
+
     #[test]
     fn member_with_plain_and_tls_listeners_is_called_without_tls() {
         let with = |urls: &str| {
@@ -290,6 +303,8 @@ mod tests {
             Some(false)
         );
         assert_eq!(with("https://0.0.0.0:2379"), Some(true));
+        assert_eq!(with("http://[::]:2379"), Some(false));
+        assert_eq!(with("https://[::]:2379"), Some(true));
         assert_eq!(insists_on_tls(&Pod::default()), None);
     }
 }

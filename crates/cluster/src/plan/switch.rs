@@ -193,3 +193,21 @@ fn at_listener(url: &str, (tls, port): PeerListener) -> Option<String> {
 pub(super) fn listens(stage: PeerStage, url: &str) -> bool {
     listener_of(url).is_some_and(|listener| stage.listeners().contains(&listener))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Members that another operator started can have addresses in their peer URLs.
+    #[test]
+    fn changed_peer_url_keeps_host_of_both_ip_families() {
+        for (url, expected) in [
+            ("http://db-a.ns.svc:2380", Some("https://db-a.ns.svc:2382")),
+            ("http://10.0.0.7:2380/", Some("https://10.0.0.7:2382")),
+            ("http://[fd00::7]:2380", Some("https://[fd00::7]:2382")),
+            ("http://[fd00::7]", None),
+        ] {
+            assert_eq!(at_listener(url, (true, 2382)).as_deref(), expected, "{url}");
+        }
+    }
+}

@@ -51,14 +51,6 @@ pub(super) fn conditions(
     (conditions, state)
 }
 
-/// The reason and the text of the hibernation; `None` if the cluster neither hibernates nor is being stopped for
-/// hibernation.
-pub(super) fn hibernation(report: &Report) -> Option<(Reason, String)> {
-    let mut waiting = report.plan.waiting_for.iter();
-    let found = waiting.find(|waiting| waiting.reason.is_hibernation())?;
-    Some((found.reason, found.message.clone()))
-}
-
 /// True if this module writes the condition. Other modules write, for example, whether the object can be parsed and
 /// which operator manages it.
 pub(super) fn is_ours(condition: &Condition) -> bool {
@@ -109,7 +101,7 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
         let text = "the cluster has not formed yet";
         return finding(kind, false, Reason::Bootstrapping, text);
     };
-    if let Some((reason, text)) = hibernation(report) {
+    if let Some((reason, text)) = report.hibernation() {
         return finding(kind, false, reason, text);
     }
     match (view, &report.observed.members) {
@@ -160,7 +152,7 @@ fn shut(observed: &Observed) -> Option<&'static str> {
 fn progressing(report: &Report) -> Finding {
     let kind = ConditionType::Progressing;
     let plan = report.plan;
-    if let Some((reason, text)) = hibernation(report) {
+    if let Some((reason, text)) = report.hibernation() {
         return finding(kind, reason == Reason::Hibernating, reason, text);
     }
     if report.desired.paused {
@@ -194,7 +186,7 @@ fn degraded(report: &Report, view: Option<&View>) -> Finding {
     if let Some(text) = &report.failure {
         return finding(kind, true, Reason::StepFailed, text.clone());
     }
-    let awake = hibernation(report).is_none();
+    let awake = report.hibernation().is_none();
     if awake && report.observed.cluster_id.is_some() && report.observed.claimed_by.is_none() {
         let Some(view) = view else {
             let text = "no quorum of the members answers";
@@ -238,7 +230,7 @@ fn is_short(view: &View) -> bool {
 /// Recovering: true from the loss of a member until the desired number of voters is healthy again.
 fn recovering(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> Finding {
     let kind = ConditionType::Recovering;
-    let awake = hibernation(report).is_none();
+    let awake = report.hibernation().is_none();
     if !awake || report.observed.cluster_id.is_none() || report.observed.claimed_by.is_some() {
         return finding(kind, false, Reason::AsDesired, "no member is missing");
     }

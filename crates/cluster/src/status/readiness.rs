@@ -7,7 +7,7 @@ use api::readiness::Readiness;
 use crate::action::{Action, EtcdCall, Request};
 use crate::plan::{Plan, current_version};
 use crate::reason::Reason;
-use crate::status::{Report, conditions::hibernation, version};
+use crate::status::{Report, version};
 
 /// The answer to "is this cluster as its spec demands?".
 pub(super) struct State {
@@ -55,7 +55,7 @@ pub(super) fn state(report: &Report, findings: &[Finding]) -> State {
         State::new(readiness, reason, message)
     };
     let available = holds(ConditionType::Available).is_some();
-    if let Some((reason, text)) = hibernation(report) {
+    if let Some((reason, text)) = report.hibernation() {
         let hibernates = reason == Reason::Hibernated;
         let readiness = if hibernates {
             Readiness::Ready

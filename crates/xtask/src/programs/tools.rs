@@ -54,7 +54,7 @@ fn tool(module: &Module, program: &str) -> Result<PathBuf> {
         &cache,
         module.name,
         &key(&source, &go_version()?)?,
-        |folder| build(module, &source, folder),
+        |folder| build(module, "", &source, folder),
     )?;
     Ok(folder.join(program))
 }

@@ -2,7 +2,7 @@
 //! kube-proxy, DNS, object stores.
 
 use std::fs;
-use std::net::TcpStream;
+use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -37,7 +37,7 @@ const DNS_SERVICE: u8 = 10;
 /// Creates keys, certificates and a kubeconfig for each client of the API server.
 pub(crate) fn certificates(testbed: &Testbed) -> Result<()> {
     let folder = testbed.run_folder.join("pki");
-    let slot = testbed.state.slot;
+    let of = testbed.state.addresses();
     let authority = Authority::new(&folder)?;
     let names = [
         "kubernetes",
@@ -47,9 +47,10 @@ pub(crate) fn certificates(testbed: &Testbed) -> Result<()> {
         "localhost",
     ];
     let addresses = [
-        slot.gateway(),
-        slot.services(API_SERVICE),
-        std::net::Ipv4Addr::LOCALHOST,
+        of.gateway(),
+        of.service(API_SERVICE),
+        std::net::Ipv4Addr::LOCALHOST.into(),
+        std::net::Ipv6Addr::LOCALHOST.into(),
     ];
     authority.server("apiserver", &names, &addresses)?;
     authority.client("apiserver-kubelet", "kube-apiserver", &["system:masters"])?;
@@ -85,7 +86,7 @@ fn kubeconfig(testbed: &Testbed, name: &str, file: &str) -> Result<()> {
         "apiVersion": "v1",
         "kind": "Config",
         "clusters": [{ "name": "testbed", "cluster": {
-            "server": format!("https://{}:{API_PORT}", testbed.state.slot.gateway()),
+            "server": testbed.state.addresses().url("https", API_PORT),
             "certificate-authority-data": data("ca.crt".into())?,
         }}],
         "users": [{ "name": name, "user": {
@@ -123,15 +124,15 @@ fn start_etcd(testbed: &Testbed) -> Result<()> {
 }
 
 fn start_api_server(testbed: &Testbed) -> Result<()> {
-    let slot = testbed.state.slot;
+    let addresses = testbed.state.addresses();
     start(
         testbed,
         "kube-apiserver",
         "kube-apiserver",
         &format!(
             "--etcd-servers=http://127.0.0.1:2379
-             --bind-address=0.0.0.0 --secure-port={API_PORT} --advertise-address={gateway}
-             --service-cluster-ip-range={services}/16
+             --bind-address={all} --secure-port={API_PORT} --advertise-address={gateway}
+             --service-cluster-ip-range={services}
              --allow-privileged=true --authorization-mode=Node,RBAC --enable-admission-plugins=NodeRestriction
              --kubelet-preferred-address-types=InternalIP
              --tls-cert-file=${{RUN}}/pki/apiserver.crt --tls-private-key-file=${{RUN}}/pki/apiserver.key
@@ -145,8 +146,9 @@ fn start_api_server(testbed: &Testbed) -> Result<()> {
              --requestheader-extra-headers-prefix=X-Remote-Extra-
              --proxy-client-cert-file=${{RUN}}/pki/front-proxy.crt --proxy-client-key-file=${{RUN}}/pki/front-proxy.key
              --shutdown-delay-duration=0s",
-            gateway = slot.gateway(),
-            services = slot.services(0),
+            all = addresses.unspecified(),
+            gateway = addresses.gateway(),
+            services = addresses.services_network(),
         ),
     )
 }
@@ -187,16 +189,17 @@ fn start_scheduler(testbed: &Testbed) -> Result<()> {
 }
 
 fn start_proxy(testbed: &Testbed) -> Result<()> {
-    let slot = testbed.state.slot;
+    let addresses = testbed.state.addresses();
+    let filter = addresses.family.bridge_filter();
     let bridged = testbed
         .inside
-        .script("cat /proc/sys/net/bridge/bridge-nf-call-iptables 2>/dev/null || echo 0")?;
+        .script(&format!("cat {filter} 2>/dev/null || echo 0"))?;
     let config = serde_json::json!({
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
         "kind": "KubeProxyConfiguration",
         "clientConnection": { "kubeconfig": testbed.run_folder.join("kube-proxy.kubeconfig") },
         "mode": "iptables",
-        "clusterCIDR": format!("{}/16", slot.pods(0, 0)),
+        "clusterCIDR": addresses.pods_network(),
         "hostnameOverride": "node-0",
         "conntrack": { "maxPerCore": 0 },
         "nodePortAddresses": ["primary"],
@@ -300,9 +303,9 @@ pub(crate) fn apply_addons(testbed: &Testbed) -> Result<()> {
 
 /// Waits until DNS and the object stores answer.
 pub(crate) fn wait_services(testbed: &Testbed) -> Result<()> {
-    let gateway = testbed.state.slot.gateway();
+    let gateway = testbed.state.addresses().gateway();
     let answers = |port: u16| {
-        TcpStream::connect_timeout(&(gateway, port).into(), Duration::from_secs(1)).is_ok()
+        TcpStream::connect_timeout(&SocketAddr::new(gateway, port), Duration::from_secs(1)).is_ok()
     };
     stores::wait(testbed)?;
     testbed.wait_for("DNS (logs/coredns.log)", Duration::from_secs(30), || {
@@ -311,11 +314,11 @@ pub(crate) fn wait_services(testbed: &Testbed) -> Result<()> {
 }
 
 /// True if CoreDNS reports that it has read the Services of the cluster.
-fn is_ready(gateway: std::net::Ipv4Addr) -> bool {
+fn is_ready(gateway: IpAddr) -> bool {
     use std::io::{Read as _, Write as _};
     let ask = || -> std::io::Result<bool> {
-        let mut stream =
-            TcpStream::connect_timeout(&(gateway, DNS_READY_PORT).into(), Duration::from_secs(1))?;
+        let server = SocketAddr::new(gateway, DNS_READY_PORT);
+        let mut stream = TcpStream::connect_timeout(&server, Duration::from_secs(1))?;
         stream.set_read_timeout(Some(Duration::from_secs(1)))?;
         stream.write_all(b"GET /ready HTTP/1.0\r\n\r\n")?;
         let mut answer = String::new();
@@ -349,13 +352,15 @@ fn template(file: &str) -> Result<String> {
 }
 
 fn filled(testbed: &Testbed, text: &str) -> String {
-    let slot = testbed.state.slot;
+    let addresses = testbed.state.addresses();
     fill(
         text,
         &[
             ("RUN", &testbed.run_folder.display().to_string()),
-            ("GATEWAY", &slot.gateway().to_string()),
-            ("DNS", &slot.services(DNS_SERVICE).to_string()),
+            ("GATEWAY", &addresses.gateway().to_string()),
+            ("GATEWAY_HOST", &addresses.gateway_host()),
+            ("DNS", &dns_address(testbed)),
+            ("FAMILY", addresses.family.name()),
         ],
     )
 }
@@ -369,7 +374,7 @@ pub(crate) fn fill(text: &str, values: &[(&str, &str)]) -> String {
 
 /// The address of the DNS server for pods.
 pub(crate) fn dns_address(testbed: &Testbed) -> String {
-    testbed.state.slot.services(DNS_SERVICE).to_string()
+    testbed.state.addresses().service(DNS_SERVICE).to_string()
 }
 
 #[cfg(test)]
@@ -389,7 +394,13 @@ mod tests {
         for file in ["addons.yaml", "Corefile.nocache", "Corefile.cache30"] {
             let text = fill(
                 &template(file).unwrap(),
-                &[("RUN", "r"), ("GATEWAY", "g"), ("DNS", "d")],
+                &[
+                    ("RUN", "r"),
+                    ("GATEWAY", "g"),
+                    ("GATEWAY_HOST", "h"),
+                    ("DNS", "d"),
+                    ("FAMILY", "f"),
+                ],
             );
             let left: Vec<&str> = text
                 .lines()

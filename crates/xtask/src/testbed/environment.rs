@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use serde::Serialize;
 
 use super::Dns;
+use super::addresses::IpFamily;
 use super::control::stores;
 use super::state::State;
 use crate::programs::Programs;
@@ -24,25 +25,30 @@ pub(crate) struct Env {
     pub(crate) etcd_versions: Vec<String>,
     pub(crate) nodes: Vec<String>,
     pub(crate) dns: Dns,
+    pub(crate) ip_family: IpFamily,
+    /// Version of Kubernetes, without the leading `v`.
+    pub(crate) kubernetes: String,
     pub(crate) pods: String,
     pub(crate) services: String,
 }
 
 impl Env {
     pub(super) fn of(run_folder: &Path, state: &State, programs: &Programs) -> Self {
+        let addresses = state.addresses();
         Self {
+            ip_family: addresses.family,
+            kubernetes: programs.kubernetes.clone(),
             kubeconfig: run_folder.join("kubeconfig"),
             bin: programs.bin.clone(),
             run_folder: run_folder.to_path_buf(),
-            s3_endpoint: format!("http://{}:{}", state.slot.gateway(), stores::S3_PORT),
+            s3_endpoint: addresses.url("http", stores::S3_PORT),
             s3_access_key: state.s3_access_key.clone(),
             s3_secret_key: state.s3_secret_key.clone(),
             s3_region: stores::S3_REGION.into(),
-            gcs_endpoint: format!("http://{}:{}", state.slot.gateway(), stores::GCS_PORT),
+            gcs_endpoint: addresses.url("http", stores::GCS_PORT),
             abs_endpoint: format!(
-                "http://{}:{}/{}",
-                state.slot.gateway(),
-                stores::ABS_PORT,
+                "{}/{}",
+                addresses.url("http", stores::ABS_PORT),
                 stores::ABS_ACCOUNT
             ),
             etcd_versions: programs.etcd_versions.clone(),
@@ -50,8 +56,8 @@ impl Env {
                 .map(|index| format!("node-{index}"))
                 .collect(),
             dns: state.dns,
-            pods: format!("{}/16", state.slot.pods(0, 0)),
-            services: format!("{}/16", state.slot.services(0)),
+            pods: addresses.pods_network(),
+            services: addresses.services_network(),
         }
     }
 
@@ -66,7 +72,7 @@ impl Env {
             "localhost",
         ]
         .join(",");
-        let own: [(&str, String); 16] = [
+        let own: [(&str, String); 17] = [
             ("KUBECONFIG", self.kubeconfig.display().to_string()),
             ("PATH", with_first(&self.bin.display().to_string(), &path)),
             ("NO_PROXY", direct.clone()),
@@ -82,6 +88,7 @@ impl Env {
             ("E2E_BUCKET", stores::BUCKET.to_owned()),
             ("E2E_ETCD_VERSIONS", self.etcd_versions.join(",")),
             ("E2E_DNS", self.dns.to_string()),
+            ("E2E_IP_FAMILY", self.ip_family.name().to_owned()),
             ("E2E_NODES", self.nodes.join(",")),
         ];
         own.into_iter()

@@ -11,7 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::Testbed;
-use super::slot::Slot;
+use super::addresses::{Addresses, IpFamily, Slot};
 use crate::shell;
 
 /// The folder in which the controller manager creates volumes. The path is hard-coded there.
@@ -34,46 +34,73 @@ const SYSCTLS: &[(&str, &str)] = &[
 
 /// Creates links, addresses, routes and mounts.
 pub(crate) fn create(testbed: &Testbed) -> Result<()> {
-    let slot = testbed.state.slot;
-    let (near, far) = slot.uplink();
-    let interface = slot.interface();
+    let addresses = testbed.state.addresses();
+    let (near, far) = addresses.uplink();
+    let interface = testbed.state.slot.interface();
     let init = testbed.inside.init().pid;
     for folder in COVERED {
         fs::create_dir_all(folder).with_context(|| format!("cannot create {folder}"))?;
     }
     host(&format!(
         "ip link add {interface} type veth peer name uplink netns {init}
-         ip address add {near}/30 dev {interface}
-         ip link set {interface} up"
+         ip address add {near}/{} dev {interface}{}
+         ip link set {interface} up",
+        addresses.uplink_length(),
+        no_dad(addresses)
     ))?;
     testbed
         .inside
-        .script(&inner_links(slot, testbed.state.nodes, far, near))?;
+        .script(&inner_links(addresses, testbed.state.nodes))?;
     testbed.inside.script(&mounts(&testbed.run_folder))?;
-    host(&format!(
-        "ip route add {}/16 via {far} dev {interface}
-         ip route add {}/16 via {far} dev {interface}",
-        slot.pods(0, 0),
-        slot.services(0)
-    ))
+    let routes = addresses.routed().into_iter();
+    let routes =
+        routes.map(|network| format!("ip route add {network} via {far} dev {interface}\n"));
+    host(&routes.collect::<String>())
 }
 
-fn inner_links(slot: Slot, nodes: u8, far: std::net::Ipv4Addr, near: std::net::Ipv4Addr) -> String {
+/// Option of `ip address add` that makes an address usable at once. The kernel would first search for a duplicate of an
+/// IPv6 address, for about a second.
+fn no_dad(addresses: Addresses) -> &'static str {
+    match addresses.family {
+        IpFamily::Ipv4 => "",
+        IpFamily::Ipv6 => " nodad",
+    }
+}
+
+fn inner_links(addresses: Addresses, nodes: u8) -> String {
+    let (near, far) = addresses.uplink();
+    let no_dad = no_dad(addresses);
+    let forwarding = match addresses.family {
+        IpFamily::Ipv4 => "echo 1 >/proc/sys/net/ipv4/ip_forward",
+        IpFamily::Ipv6 => {
+            "echo 0 >/proc/sys/net/ipv6/conf/all/disable_ipv6
+         echo 1 >/proc/sys/net/ipv6/conf/all/forwarding"
+        }
+    };
     let mut script = format!(
-        "ip link set lo up
-         ip address add {far}/30 dev uplink
+        "{forwarding}
+         ip link set lo up
+         ip address add {far}/{} dev uplink{no_dad}
          ip link set uplink up
-         ip route add default via {near}
+         ip route add {} via {near}
          ip link add cni0 type bridge
-         ip address add {}/16 dev cni0
+         ip address add {}/{} dev cni0{no_dad}
          ip link set cni0 up
-         echo 1 >/proc/sys/net/ipv4/ip_forward
-         if [ -w /proc/sys/net/bridge/bridge-nf-call-iptables ]; then echo 1 >/proc/sys/net/bridge/bridge-nf-call-iptables; fi\n",
-        slot.gateway()
+         if [ -w {filter} ]; then echo 1 >{filter}; fi\n",
+        addresses.uplink_length(),
+        addresses.everything(),
+        addresses.gateway(),
+        addresses.pods_length(),
+        filter = addresses.family.bridge_filter()
     );
     for index in 0..nodes {
         // Writing to a String cannot fail.
-        let _ = writeln!(script, "ip address add {}/32 dev cni0", slot.node(index));
+        let _ = writeln!(
+            script,
+            "ip address add {}/{} dev cni0{no_dad}",
+            addresses.node(index),
+            addresses.full_length()
+        );
     }
     script
 }
@@ -181,15 +208,31 @@ mod tests {
 
     #[test]
     fn each_node_has_an_address() {
-        let slot = Slot(2);
-        let script = inner_links(slot, 3, slot.uplink().1, slot.uplink().0);
-        for address in [
-            "10.90.0.1/16",
-            "10.90.0.10/32",
-            "10.90.0.12/32",
-            "default via 10.120.2.1",
+        for (family, expected) in [
+            (
+                IpFamily::Ipv4,
+                [
+                    "10.90.0.1/16 dev cni0\n",
+                    "10.90.0.10/32 dev cni0\n",
+                    "10.90.0.12/32 dev cni0\n",
+                    "0.0.0.0/0 via 10.120.2.1\n",
+                ],
+            ),
+            (
+                IpFamily::Ipv6,
+                [
+                    "fd65:7462:2:1::1/64 dev cni0 nodad\n",
+                    "fd65:7462:2:3::a/128 dev cni0 nodad\n",
+                    "fd65:7462:2:3::c/128 dev cni0 nodad\n",
+                    "::/0 via fd65:7462:2::1\n",
+                ],
+            ),
         ] {
-            assert!(script.contains(address), "{address}: {script}");
+            let slot = Slot(2);
+            let script = inner_links(Addresses { slot, family }, 3);
+            for address in expected {
+                assert!(script.contains(address), "{address}: {script}");
+            }
         }
     }
 }

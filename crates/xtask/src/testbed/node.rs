@@ -119,7 +119,7 @@ pub(crate) fn start_kubelet(testbed: &Testbed, index: u8) -> Result<()> {
                 format!("--config={}", config.display()),
                 format!("--kubeconfig={run}/{name}.kubeconfig"),
                 format!("--hostname-override={name}"),
-                format!("--node-ip={}", testbed.state.slot.node(index)),
+                format!("--node-ip={}", testbed.state.addresses().node(index)),
                 format!("--root-dir={}", folder.join("kubelet").display()),
                 format!("--node-labels=topology.kubernetes.io/zone={zone},topology.kubernetes.io/region=testbed"),
             ],
@@ -332,7 +332,7 @@ fn names_in(archive: &Path) -> Result<Vec<String>> {
 
 /// Writes the network configuration. All nodes share it and its store of addresses, so that each pod address is unique.
 fn write_network(testbed: &Testbed) -> Result<()> {
-    let slot = testbed.state.slot;
+    let addresses = testbed.state.addresses();
     let run = &testbed.run_folder;
     let text = serde_json::json!({
         "cniVersion": "1.0.0",
@@ -347,8 +347,8 @@ fn write_network(testbed: &Testbed) -> Result<()> {
                 "ipam": {
                     "type": "host-local",
                     "dataDir": run.join("leases"),
-                    "ranges": [[{ "subnet": format!("{}/16", slot.pods(0, 0)), "rangeStart": slot.pods(1, 0), "gateway": slot.gateway() }]],
-                    "routes": [{ "dst": "0.0.0.0/0" }],
+                    "ranges": [[{ "subnet": addresses.pods_network(), "rangeStart": addresses.first_pod(), "gateway": addresses.gateway() }]],
+                    "routes": [{ "dst": addresses.everything() }],
                 },
             },
             { "type": "portmap", "capabilities": { "portMappings": true } },
@@ -408,7 +408,7 @@ state = "/run/${NODE}"
 fn kubelet_config(testbed: &Testbed, index: u8) -> serde_json::Value {
     let name = format!("node-{index}");
     let run = &testbed.run_folder;
-    let address = testbed.state.slot.node(index);
+    let address = testbed.state.addresses().node(index);
     serde_json::json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",

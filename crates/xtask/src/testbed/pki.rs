@@ -2,7 +2,7 @@
 //! creates new ones. They have no use outside of the testbed.
 
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::IpAddr;
 use std::path::Path;
 
 use anyhow::{Context, Result};
@@ -97,7 +97,7 @@ impl<'a> Authority<'a> {
     }
 
     /// Writes `NAME.crt` and `NAME.key` for a server with these names and addresses.
-    pub(crate) fn server(&self, name: &str, names: &[&str], addresses: &[Ipv4Addr]) -> Result<()> {
+    pub(crate) fn server(&self, name: &str, names: &[&str], addresses: &[IpAddr]) -> Result<()> {
         let key = Key::new();
         let mut params = parameters(name, &[], &key);
         params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
@@ -106,11 +106,9 @@ impl<'a> Authority<'a> {
                 .subject_alt_names
                 .push(SanType::DnsName((*name).try_into().context("name")?));
         }
-        params.subject_alt_names.extend(
-            addresses
-                .iter()
-                .map(|address| SanType::IpAddress(IpAddr::V4(*address))),
-        );
+        params
+            .subject_alt_names
+            .extend(addresses.iter().copied().map(SanType::IpAddress));
         self.sign(name, &params, &key)
     }
 
@@ -175,7 +173,11 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let authority = Authority::new(dir.path()).unwrap();
         authority
-            .server("server", &["localhost"], &[Ipv4Addr::LOCALHOST])
+            .server(
+                "server",
+                &["localhost"],
+                &["127.0.0.1", "::1"].map(|text| text.parse().unwrap()),
+            )
             .unwrap();
         authority
             .client("admin", "admin", &["system:masters"])

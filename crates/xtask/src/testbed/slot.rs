@@ -9,58 +9,13 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 
+use super::addresses::Slot;
 use super::process::Identity;
 use super::state::State;
 use crate::{checkout, shell};
 
 /// Maximum number of concurrent testbeds on one machine.
 const SLOTS: u8 = 16;
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Slot(pub(crate) u8);
-
-impl Slot {
-    /// An address in the pod network, which is `10.88.0.0/16` for slot 0.
-    pub(crate) fn pods(self, third: u8, fourth: u8) -> Ipv4Addr {
-        Ipv4Addr::new(10, 88 + self.0, third, fourth)
-    }
-
-    /// The address of the bridge, on which the API server, DNS and object stores listen.
-    pub(crate) fn gateway(self) -> Ipv4Addr {
-        self.pods(0, 1)
-    }
-
-    pub(crate) fn node(self, index: u8) -> Ipv4Addr {
-        self.pods(0, 10 + index)
-    }
-
-    /// An address in the Service network, which is `10.104.0.0/16` for slot 0.
-    pub(crate) fn services(self, fourth: u8) -> Ipv4Addr {
-        Ipv4Addr::new(10, 104 + self.0, 0, fourth)
-    }
-
-    /// The addresses of both ends of the link: on the machine, and in the testbed.
-    pub(crate) fn uplink(self) -> (Ipv4Addr, Ipv4Addr) {
-        (
-            Ipv4Addr::new(10, 120, self.0, 1),
-            Ipv4Addr::new(10, 120, self.0, 2),
-        )
-    }
-
-    /// The name of the network interface on the machine.
-    pub(crate) fn interface(self) -> String {
-        format!("etb{}", self.0)
-    }
-
-    /// The networks of this slot: for pods, for Services, and for the link.
-    pub(crate) fn networks(self) -> [(Ipv4Addr, u8); 3] {
-        [
-            (self.pods(0, 0), 16),
-            (self.services(0), 16),
-            (Ipv4Addr::new(10, 120, self.0, 0), 30),
-        ]
-    }
-}
 
 #[derive(Debug, Serialize, Deserialize)]
 struct Claim {

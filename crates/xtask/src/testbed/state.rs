@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
+use super::addresses::{Addresses, IpFamily, Slot};
 use super::process::Identity;
-use super::slot::Slot;
 
 #[derive(Debug, Clone, Serialize, Deserialize)]
 pub(crate) struct State {
@@ -20,6 +20,9 @@ pub(crate) struct State {
     /// True if the testbed has started completely.
     pub(crate) ready: bool,
     pub(crate) dns: super::Dns,
+    /// The minor version of Kubernetes, such as `1.36`.
+    pub(crate) kubernetes: String,
+    pub(crate) ip_family: IpFamily,
     pub(crate) nodes: u8,
     pub(crate) snapshotter: String,
     pub(crate) s3_access_key: String,
@@ -27,7 +30,15 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Reads the state of a testbed. `None` if the file does not exist.
+    /// The addresses of the testbed.
+    pub(crate) fn addresses(&self) -> Addresses {
+        Addresses {
+            slot: self.slot,
+            family: self.ip_family,
+        }
+    }
+
+    /// Reads the file; `None` if it does not exist.
     pub(crate) fn read(run_folder: &Path) -> Result<Option<Self>> {
         let file = file(run_folder);
         match fs::read_to_string(&file) {
@@ -80,16 +91,18 @@ fn file(run_folder: &Path) -> PathBuf {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use super::*;
 
-    fn state(init: Option<Identity>) -> State {
+    pub(crate) fn state(init: Option<Identity>) -> State {
         State {
             slot: Slot(3),
             boot: boot(),
             init,
             ready: true,
             dns: super::super::Dns::Cache30,
+            kubernetes: "1.36".into(),
+            ip_family: IpFamily::Ipv4,
             nodes: 3,
             snapshotter: "overlayfs".into(),
             s3_access_key: "a".into(),

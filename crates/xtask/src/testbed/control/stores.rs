@@ -1,7 +1,7 @@
 //! The object stores of the tests. They listen on the address of the bridge, which both pods and the machine can reach.
 
 use std::fs;
-use std::net::TcpStream;
+use std::net::{SocketAddr, TcpStream};
 use std::time::Duration;
 
 use anyhow::Result;
@@ -33,11 +33,9 @@ pub(super) fn start_s3(testbed: &Testbed) -> Result<()> {
         "versitygw",
         "versitygw",
         &format!(
-            "--port={}:{S3_PORT} --access={} --secret={} --region={S3_REGION}
+            "--port=${{GATEWAY_HOST}}:{S3_PORT} --access={} --secret={} --region={S3_REGION}
              posix --sidecar=${{RUN}}/s3/sidecar ${{RUN}}/s3/buckets",
-            state.slot.gateway(),
-            state.s3_access_key,
-            state.s3_secret_key
+            state.s3_access_key, state.s3_secret_key
         ),
     )
 }
@@ -50,7 +48,7 @@ pub(super) fn start_gcs(testbed: &Testbed) -> Result<()> {
         "fake-gcs-server",
         &format!(
             "-backend=filesystem -filesystem-root=${{RUN}}/gcs -scheme=http
-             -host=${{GATEWAY}} -port={GCS_PORT}"
+             -host=${{GATEWAY_HOST}} -port={GCS_PORT}"
         ),
     )
 }
@@ -90,9 +88,9 @@ pub(super) fn start_azurite(testbed: &Testbed) -> Result<()> {
 
 /// Waits until the running object stores answer.
 pub(super) fn wait(testbed: &Testbed) -> Result<()> {
-    let gateway = testbed.state.slot.gateway();
+    let gateway = testbed.state.addresses().gateway();
     let listens = |port: u16| {
-        TcpStream::connect_timeout(&(gateway, port).into(), Duration::from_secs(1)).is_ok()
+        TcpStream::connect_timeout(&SocketAddr::new(gateway, port), Duration::from_secs(1)).is_ok()
     };
     for (daemon, port) in [
         ("versitygw", S3_PORT),

@@ -1,0 +1,287 @@
+//! The addresses of a testbed: one network for pods, one for Services and one for the link to the machine, in the IP
+//! family of the testbed.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+use clap::ValueEnum;
+use serde::{Deserialize, Serialize};
+
+/// The number of a slot.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Slot(pub(crate) u8);
+
+impl Slot {
+    /// An address in the pod network, which is `10.88.0.0/16` for slot 0.
+    fn pods(self, third: u8, fourth: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, 88 + self.0, third, fourth)
+    }
+
+    /// An address in the Service network, which is `10.104.0.0/16` for slot 0.
+    fn services(self, fourth: u8) -> Ipv4Addr {
+        Ipv4Addr::new(10, 104 + self.0, 0, fourth)
+    }
+
+    /// Addresses of both ends of the link: machine, testbed.
+    fn uplink(self) -> (Ipv4Addr, Ipv4Addr) {
+        (
+            Ipv4Addr::new(10, 120, self.0, 1),
+            Ipv4Addr::new(10, 120, self.0, 2),
+        )
+    }
+
+    /// Name of the network interface on the machine.
+    pub(crate) fn interface(self) -> String {
+        format!("etb{}", self.0)
+    }
+
+    /// The networks of this slot: pods, Services, link.
+    pub(crate) fn networks(self) -> [(Ipv4Addr, u8); 3] {
+        [
+            (self.pods(0, 0), 16),
+            (self.services(0), 16),
+            (Ipv4Addr::new(10, 120, self.0, 0), 30),
+        ]
+    }
+}
+
+/// The IP family of a testbed. Pods and Services have addresses of this family only.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum IpFamily {
+    #[default]
+    Ipv4,
+    Ipv6,
+}
+
+impl IpFamily {
+    /// The name of the family in Kubernetes objects.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Ipv4 => "IPv4",
+            Self::Ipv6 => "IPv6",
+        }
+    }
+
+    /// The sysctl that passes packets between ports of a bridge to the packet filter. It exists only with the kernel
+    /// module `br_netfilter`.
+    pub(crate) fn bridge_filter(self) -> &'static str {
+        match self {
+            Self::Ipv4 => "/proc/sys/net/bridge/bridge-nf-call-iptables",
+            Self::Ipv6 => "/proc/sys/net/bridge/bridge-nf-call-ip6tables",
+        }
+    }
+}
+
+/// First groups of all IPv6 addresses, in the range of unique local addresses (RFC 4193). The third group is the slot.
+const PREFIX: [u16; 2] = [0xfd65, 0x7462];
+
+/// The addresses of one testbed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Addresses {
+    pub(crate) slot: Slot,
+    pub(crate) family: IpFamily,
+}
+
+/// The networks of a testbed. The value is the fourth group of their IPv6 addresses.
+#[derive(Clone, Copy)]
+enum Network {
+    Link = 0,
+    Pods = 1,
+    Services = 2,
+    /// With IPv4, nodes are in the pod network. The CNI plugin `bridge` rejects a bridge with a second IPv6 address of
+    /// the pod network.
+    Nodes = 3,
+}
+
+impl Addresses {
+    fn ipv6(self, network: Network, seventh: u8, last: u8) -> IpAddr {
+        let [first, second] = PREFIX;
+        let slot = u16::from(self.slot.0);
+        Ipv6Addr::new(
+            first,
+            second,
+            slot,
+            network as u16,
+            0,
+            0,
+            u16::from(seventh),
+            u16::from(last),
+        )
+        .into()
+    }
+
+    fn pods(self, seventh: u8, last: u8) -> IpAddr {
+        match self.family {
+            IpFamily::Ipv4 => self.slot.pods(seventh, last).into(),
+            IpFamily::Ipv6 => self.ipv6(Network::Pods, seventh, last),
+        }
+    }
+
+    /// Address of the bridge, on which API server, DNS and object stores listen.
+    pub(crate) fn gateway(self) -> IpAddr {
+        self.pods(0, 1)
+    }
+
+    /// The address of the bridge as the host of a URL.
+    pub(crate) fn gateway_host(self) -> String {
+        match self.gateway() {
+            IpAddr::V4(address) => address.to_string(),
+            IpAddr::V6(address) => format!("[{address}]"),
+        }
+    }
+
+    /// The address of a node.
+    pub(crate) fn node(self, index: u8) -> IpAddr {
+        match self.family {
+            IpFamily::Ipv4 => self.pods(0, 10 + index),
+            IpFamily::Ipv6 => self.ipv6(Network::Nodes, 0, 10 + index),
+        }
+    }
+
+    /// The first address that a pod can get.
+    pub(crate) fn first_pod(self) -> IpAddr {
+        self.pods(1, 0)
+    }
+
+    /// An address in the Service network.
+    pub(crate) fn service(self, last: u8) -> IpAddr {
+        match self.family {
+            IpFamily::Ipv4 => self.slot.services(last).into(),
+            IpFamily::Ipv6 => self.ipv6(Network::Services, 0, last),
+        }
+    }
+
+    /// Addresses of both ends of the link: machine, testbed.
+    pub(crate) fn uplink(self) -> (IpAddr, IpAddr) {
+        match self.family {
+            IpFamily::Ipv4 => {
+                let (near, far) = self.slot.uplink();
+                (near.into(), far.into())
+            }
+            IpFamily::Ipv6 => (
+                self.ipv6(Network::Link, 0, 1),
+                self.ipv6(Network::Link, 0, 2),
+            ),
+        }
+    }
+
+    /// The length of the prefix of the link's network.
+    pub(crate) fn uplink_length(self) -> u8 {
+        match self.family {
+            IpFamily::Ipv4 => 30,
+            IpFamily::Ipv6 => 64,
+        }
+    }
+
+    /// The length of the prefix of the pod network.
+    pub(crate) fn pods_length(self) -> u8 {
+        match self.family {
+            IpFamily::Ipv4 => 16,
+            IpFamily::Ipv6 => 64,
+        }
+    }
+
+    /// The length of the prefix that contains only one address.
+    pub(crate) fn full_length(self) -> u8 {
+        match self.family {
+            IpFamily::Ipv4 => 32,
+            IpFamily::Ipv6 => 128,
+        }
+    }
+
+    /// The pod network.
+    pub(crate) fn pods_network(self) -> String {
+        format!("{}/{}", self.pods(0, 0), self.pods_length())
+    }
+
+    /// The Service network. The API server accepts at most 2^20 IPv6 addresses.
+    pub(crate) fn services_network(self) -> String {
+        let length = match self.family {
+            IpFamily::Ipv4 => 16,
+            IpFamily::Ipv6 => 112,
+        };
+        format!("{}/{length}", self.service(0))
+    }
+
+    /// The networks that the machine reaches through the link.
+    pub(crate) fn routed(self) -> Vec<String> {
+        let mut all = vec![self.pods_network(), self.services_network()];
+        if self.family == IpFamily::Ipv6 {
+            all.push(format!("{}/64", self.ipv6(Network::Nodes, 0, 0)));
+        }
+        all
+    }
+
+    /// The network of all addresses.
+    pub(crate) fn everything(self) -> &'static str {
+        match self.family {
+            IpFamily::Ipv4 => "0.0.0.0/0",
+            IpFamily::Ipv6 => "::/0",
+        }
+    }
+
+    /// The address on which servers listen on all addresses of the family.
+    pub(crate) fn unspecified(self) -> IpAddr {
+        match self.family {
+            IpFamily::Ipv4 => Ipv4Addr::UNSPECIFIED.into(),
+            IpFamily::Ipv6 => Ipv6Addr::UNSPECIFIED.into(),
+        }
+    }
+
+    /// The URL of a server on the bridge.
+    pub(crate) fn url(self, scheme: &str, port: u16) -> String {
+        format!("{scheme}://{}", SocketAddr::new(self.gateway(), port))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const IPV4: Addresses = Addresses {
+        slot: Slot(2),
+        family: IpFamily::Ipv4,
+    };
+    const IPV6: Addresses = Addresses {
+        slot: Slot(2),
+        family: IpFamily::Ipv6,
+    };
+
+    #[test]
+    fn networks_contain_their_addresses() {
+        for (addresses, pods, services) in [
+            (IPV4, "10.90.0.0/16", "10.106.0.0/16"),
+            (IPV6, "fd65:7462:2:1::/64", "fd65:7462:2:2::/112"),
+        ] {
+            assert_eq!(addresses.pods_network(), pods);
+            assert_eq!(addresses.services_network(), services);
+        }
+        assert_eq!(IPV4.first_pod().to_string(), "10.90.1.0");
+        assert_eq!(IPV6.first_pod().to_string(), "fd65:7462:2:1::1:0");
+        assert_eq!(IPV6.service(10).to_string(), "fd65:7462:2:2::a");
+    }
+
+    #[test]
+    fn urls_have_brackets_around_ipv6_addresses() {
+        assert_eq!(IPV4.url("http", 1), "http://10.90.0.1:1");
+        assert_eq!(IPV6.url("http", 1), "http://[fd65:7462:2:1::1]:1");
+        assert_eq!(IPV6.gateway_host(), "[fd65:7462:2:1::1]");
+    }
+
+    #[test]
+    fn addresses_are_distinct() {
+        for addresses in [IPV4, IPV6] {
+            let mut all = vec![addresses.gateway(), addresses.first_pod()];
+            all.extend((0..9).map(|index| addresses.node(index)));
+            all.extend([
+                addresses.uplink().0,
+                addresses.uplink().1,
+                addresses.service(1),
+            ]);
+            let count = all.len();
+            all.sort();
+            all.dedup();
+            assert_eq!(all.len(), count);
+        }
+    }
+}
