@@ -53,6 +53,20 @@ async fn are_created(sandbox: &Sandbox, text: &str, objects: &[Value]) -> Result
     let quota: ResourceQuota = serde_json::from_value(quota)?;
     let quotas = sandbox.api::<ResourceQuota>();
     quotas.create(&PostParams::default(), &quota).await?;
+    // The API server enforces the quota only after it was counted.
+    until("the quota is used up", DEADLINE, async || {
+        let used = quotas
+            .get("no-members")
+            .await?
+            .status
+            .and_then(|status| status.used);
+        let used = used.and_then(|mut used| used.remove("pods"));
+        Ok(match used {
+            Some(used) if used.0 == "3" => Poll::Done(()),
+            used => Poll::NotYet(format!("{used:?}")),
+        })
+    })
+    .await?;
     let printed = kubectl_with(sandbox, &["apply", "--server-side", "-f", "-"], text).await?;
     let applied = printed.lines().count();
     let expected = objects.len();

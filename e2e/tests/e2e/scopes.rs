@@ -40,8 +40,10 @@ async fn is_managed(sandbox: &Sandbox, cluster: &str, reason: &str, by: &Sandbox
 async fn has_no_access(tenant: &Sandbox, operators: &Sandbox, name: &str) -> Result<()> {
     let foreign = format!("http://c-client.{}.svc:2379", operators.namespace);
     let manifest = format!(
-        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: {name}}}\nspec: \
-         {{etcdEndpoints: [\"{foreign}\"], storageType: PVC, pvc: {{claimName: none, path: etcd}}}}\n"
+        "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {{name: backups}}\nspec: {{accessModes: \
+         [ReadWriteOnce], resources: {{requests: {{storage: 64Mi}}}}}}\n---\napiVersion: \
+         etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: {name}}}\nspec: {{etcdEndpoints: \
+         [\"{foreign}\"], storageType: PVC, pvc: {{claimName: backups, path: etcd}}}}\n"
     );
     tenant.apply(&manifest).await?;
     let backups = tenant.objects(Kind::EtcdBackup);
