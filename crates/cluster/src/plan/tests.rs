@@ -10,6 +10,7 @@ mod found;
 mod identity;
 mod joining;
 mod kept_volumes;
+mod log;
 mod losses;
 mod recovered;
 mod recovery;

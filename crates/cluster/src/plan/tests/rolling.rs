@@ -8,7 +8,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Seen, Trouble};
 
 /// A cluster whose members run the version `from`, and whose spec requests the version `to`.
-fn towards(from: &str, to: &str) -> Scene {
+pub(super) fn towards(from: &str, to: &str) -> Scene {
     Scene::formed(&["a", "b", "c"]).all_run(from).wants(to)
 }
 
@@ -22,56 +22,6 @@ fn patched(scene: &Scene) -> Vec<(String, String)> {
             _ => None,
         })
         .collect()
-}
-
-/// The writes of the change of the first member, in order.
-fn first_change(scene: &Scene) -> Vec<Write> {
-    let writes = scene.drained().writes().into_iter();
-    let of_change = |write: &Write| {
-        matches!(
-            write,
-            Write::AppendEntries { .. } | Write::NoteVersion { .. } | Write::PatchImage { .. }
-        )
-    };
-    writes.filter(of_change).collect()
-}
-
-/// Invariant 32 (snapshot of the log before etcd 3.7).
-#[test]
-fn invariant_32_log_is_prepared_before_etcd_3_7() {
-    let counts = [(None, 10_000), (Some(0), 10_000), (Some(500), 500)];
-    for (snapshot_count, count) in counts {
-        let mut scene = towards("3.6.16", "3.7.3");
-        for pod in scene.observed.pods.values_mut() {
-            pod.snapshot_count = snapshot_count;
-        }
-        let scene = scene.lags("b");
-        let mut scene = scene.compared();
-        if let Some(Seen::Known(status)) = scene.observed.statuses.get_mut("b") {
-            status.raft_applied_index = 9_990;
-        }
-        let [
-            Write::AppendEntries { member, until },
-            ..,
-            Write::PatchImage { .. },
-        ] = &first_change(&scene)[..]
-        else {
-            panic!("{:?}", first_change(&scene));
-        };
-        assert_eq!((member.as_str(), *until), ("b", 10_000 + count + 1));
-    }
-    for (from, to) in [
-        ("3.5.35", "3.6.16"),
-        ("3.7.2", "3.7.3"),
-        ("3.6.15", "3.6.16"),
-    ] {
-        let changes = first_change(&towards(from, to).compared());
-        let appends = |write: &Write| matches!(write, Write::AppendEntries { .. });
-        assert!(
-            !changes.is_empty() && !changes.iter().any(appends),
-            "{from}"
-        );
-    }
 }
 
 fn one(member: &str, version: &str) -> Vec<(String, String)> {
@@ -152,7 +102,7 @@ impl Scene {
     }
 
     /// The log of this member is far behind the logs of the others.
-    fn lags(mut self, member: &str) -> Self {
+    pub(super) fn lags(mut self, member: &str) -> Self {
         for (name, seen) in &mut self.observed.statuses {
             if let Seen::Known(status) = seen {
                 let applied = if name == member { 50 } else { 10_000 };

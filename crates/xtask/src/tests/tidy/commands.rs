@@ -17,6 +17,8 @@ use crate::Cli;
 /// Flags of other programs that the prose names, in the order of their programs: kubectl, Helm, Docker, skopeo, cargo,
 /// etcd, etcdctl and etcdutl, and the benchmarks.
 const OTHER_FLAGS: &[&str] = &[
+    "delete-all",
+    "snapshot-count",
     "force",
     "previous",
     "raw",
@@ -109,18 +111,31 @@ fn faults_of_values(words: &[String]) -> Vec<String> {
         if pair[0] != "--set" && !is_text {
             continue;
         }
-        for setting in pair[1].split(',') {
+        for setting in settings(&pair[1]) {
             found.extend(fault_of_value(schema, setting, is_text));
         }
     }
     found
 }
 
+/// The settings in the argument of `--set`. A comma in braces belongs to a list.
+fn settings(argument: &str) -> Vec<&str> {
+    let mut depth = 0;
+    let separates = |c: char| {
+        depth += i32::from(c == '{') - i32::from(c == '}');
+        c == ',' && depth == 0
+    };
+    argument.split(separates).collect()
+}
+
 fn fault_of_value(schema: &Schema, setting: &str, is_text: bool) -> Vec<String> {
     let Some((path, value)) = setting.split_once('=') else {
         return vec![format!("{setting} has no value")];
     };
-    let parsed = serde_yaml_ng::from_str(value).ok().filter(|_| !is_text);
+    // Helm's lists have braces, those of YAML have brackets.
+    let list = value.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
+    let yaml = list.map_or_else(|| value.to_owned(), |list| format!("[{list}]"));
+    let parsed = serde_yaml_ng::from_str(&yaml).ok().filter(|_| !is_text);
     let value = parsed.unwrap_or_else(|| Value::String(value.to_owned()));
     schema.faults(&nested(path, value))
 }
@@ -207,7 +222,7 @@ fn faults_of_conditions(words: &[String]) -> Vec<String> {
         .filter_map(|word| word.strip_prefix("--for=condition="));
     let named = named.filter_map(|condition| condition.split('=').next());
     named
-        .filter(|name| !CONDITIONS.contains(&format!(" = \"{name}\",")))
+        .filter(|name| *name != "Managed" && !CONDITIONS.contains(&format!(" = \"{name}\",")))
         .map(|name| format!("{name} is no condition"))
         .collect()
 }
@@ -267,8 +282,12 @@ fn wrong_commands_are_found() {
             "status.completionTimes",
         ),
         (
-            "kubectl wait etcd/a --for=condition=Ready --timeout=5m",
-            "Ready is no condition",
+            "kubectl wait etcd/a --for=condition=Finished --timeout=5m",
+            "Finished is no condition",
+        ),
+        (
+            "helm install a charts/etcd-operator --set 'watchNamespaces={a,b},clusterWyde=true'",
+            "clusterWyde",
         ),
     ] {
         let faults = faults(command);

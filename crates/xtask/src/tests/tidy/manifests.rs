@@ -9,7 +9,7 @@ use super::schemas::{KINDS, Schema, nested};
 /// Kinds of other projects, whose schemas are not in this repository.
 const OTHER_KINDS: [&str; 4] = ["GitRepository", "Kustomization", "Pod", "Service"];
 /// Fields of other kinds that the prose names.
-const OTHER_FIELDS: [&str; 1] = ["spec.template.metadata.labels"];
+const OTHER_FIELDS: [&str; 2] = ["spec.config", "spec.template.metadata.labels"];
 /// Source files with names in the form of a field.
 const FILES: [&str; 1] = ["status.rs"];
 
