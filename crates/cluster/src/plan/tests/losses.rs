@@ -44,7 +44,7 @@ fn invariant_5_keeps_member_on_lost_node_until_timeout() {
     };
     assert!(
         wait.message
-            .contains("replaced if this lasts until 1970-01-01T00:16:41Z"),
+            .contains("replaces this member if this lasts until 1970-01-01T00:16:41Z"),
         "{}",
         wait.message
     );
