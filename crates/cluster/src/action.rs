@@ -343,7 +343,7 @@ pub enum EtcdCall {
         /// Names of the members to which the call is sent.
         via: Vec<String>,
     },
-    /// Appends entries without effect to the Raft log of a member (invariant 32).
+    /// Appends entries without effect to the Raft log of a member (invariant 29).
     AppendEntries {
         /// Name of the member, to which the call is sent.
         member: String,

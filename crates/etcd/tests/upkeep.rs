@@ -79,10 +79,10 @@ async fn repairs_full_database() {
     }
 }
 
-/// Invariant 32. If etcd 3.7 serves although the log was not prepared, it can read the log of 3.5, and the invariant and
+/// Invariant 29. If etcd 3.7 serves although the log was not prepared, it can read the log of 3.5, and the invariant and
 /// `append_entries` are unnecessary.
 #[tokio::test]
-async fn invariant_32_etcd_3_7_reads_only_prepared_log_of_3_5() {
+async fn invariant_29_etcd_3_7_reads_only_prepared_log_of_3_5() {
     const SNAPSHOT_COUNT: u64 = 500;
     let start = Start {
         flags: vec![format!("--snapshot-count={SNAPSHOT_COUNT}")],

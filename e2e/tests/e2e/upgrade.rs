@@ -194,7 +194,7 @@ async fn every_minor_is_upgraded_in_place_under_load() {
         step("upgrade to a missing image", stopped).await?;
         let upgraded = is_changed_in_place(sandbox, "c", &third);
         step("upgrade to 3.6", upgraded).await?;
-        // Invariant 32: no member restarts between the two upgrades, so its log still contains requests of the API v2.
+        // Invariant 29: no member restarts between the two upgrades, so its log still contains requests of the API v2.
         let upgraded = is_changed_in_place(sandbox, "c", &last);
         step("upgrade to 3.7", upgraded).await?;
         let after = sandbox.await_members("c", 3).await?;

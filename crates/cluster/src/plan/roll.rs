@@ -141,7 +141,7 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     }
 }
 
-/// Invariant 32: the call after which the member certainly has a snapshot of its log that contains every entry of
+/// Invariant 29: the call after which the member certainly has a snapshot of its log that contains every entry of
 /// before the upgrade; `None` if the new version needs none.
 ///
 /// Until etcd 3.5, members write requests of the API v2 to the log, for example at each start. etcd 3.6 reads them,
