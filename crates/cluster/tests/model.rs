@@ -164,7 +164,7 @@ fn failing_seed_has_short_deterministic_story() {
     for words in [
         "round 1: the operator means to",
         "ApplyClient { open: true }",
-        "again: MODEL_SEED=",
+        "repeat this run: MODEL_SEED=",
     ] {
         assert!(told.contains(words), "{told}");
     }
