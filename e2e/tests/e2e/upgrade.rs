@@ -171,7 +171,9 @@ async fn every_minor_is_upgraded_in_place_under_load() {
         ensure!(oldest.starts_with("3.4."), "the oldest version is {oldest}");
         let newest = |minor: &str| sandbox.env.newest_of(minor);
         let (second, third, last) = (newest("3.5")?, newest("3.6")?, newest("3.7")?);
-        sandbox.apply(&manifest("c", 3, oldest, "")).await?;
+        // Invariant 29: before 3.7, the operator appends that many entries to the log of each member.
+        let options = "  etcd: {snapshotCount: 1000}\n";
+        sandbox.apply(&manifest("c", 3, oldest, options)).await?;
         let formed = await_version(sandbox, "c", 3, oldest).await?;
         ensure!(field(&formed, "/status/currentVersion") == oldest.as_str());
         step(

@@ -16,8 +16,8 @@ const NO_MEMBER: u64 = 1;
 const CONCURRENT: usize = 32;
 /// Number of entries after which the applied index is read again.
 const BATCH: u64 = 1_000;
-/// Maximum duration of all requests.
-const DEADLINE: Duration = Duration::from_mins(5);
+/// Maximum duration of all requests. A busy machine needs minutes for the 10,000 entries of the default.
+const DEADLINE: Duration = Duration::from_mins(30);
 
 /// Appends entries until the member has applied the entry `until`.
 pub(super) async fn append_entries(
