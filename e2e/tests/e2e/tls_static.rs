@@ -76,7 +76,7 @@ async fn old_tls_example_runs_and_changes_members() {
             sandbox.apply(&secret).await?;
         }
         sandbox.apply(&old).await?;
-        await_tls_ready(sandbox, "example", "Pod form").await?;
+        await_tls_ready(sandbox, "example", "of the form Pod").await?;
         let formed = sandbox.await_members("example", 3).await?;
         ensure!(field(&formed, "/spec/memberAddress").is_null());
         urls_have_tls(sandbox, "example").await?;

@@ -53,10 +53,11 @@ const SETTINGS: &[&str] = &["before-patch-metadata", "before-resize-pod"];
 const NO_BUDGET: &[&str] = &["before-delete-budget"];
 /// The writes for a change to the next minor release and back.
 const VERSIONS: &[&str] = &[
+    "before-append-entries",
+    "before-downgrade",
     "before-note-version",
     "before-patch-image",
     "before-settle-image",
-    "before-downgrade",
 ];
 /// The writes when the database was full and most keys were deleted.
 const NO_SPACE: &[&str] = &[
@@ -209,8 +210,9 @@ async fn repairs_resume_after_crash_before_every_write() {
 #[tokio::test]
 async fn version_changes_resume_after_crash_before_every_write() {
     cluster_scenario("crash_versions", async |sandbox| {
-        let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
-        sandbox.apply(&manifest("c", 3, &old, DURABLE)).await?;
+        let (old, new) = (sandbox.env.newest_of("3.6")?, sandbox.env.newest_of("3.7")?);
+        let more = format!("{DURABLE}  etcd: {{snapshotCount: 1000}}\n");
+        sandbox.apply(&manifest("c", 3, &old, &more)).await?;
         let before = sandbox.await_members("c", 3).await?;
         let writer = Writer::start(sandbox, "c").await?;
         let mut operator = CrashingOperator {
