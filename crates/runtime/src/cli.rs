@@ -88,7 +88,7 @@ impl Common {
     /// The scope of an operator in the namespace `own`.
     ///
     /// # Errors
-    /// If the flags contradict each other. The text has the remedy.
+    /// Fails if the flags contradict each other. The text contains the remedy.
     pub fn scope(&self, own: &str) -> Result<Scope, &'static str> {
         let listed = &self.watch_namespace;
         match (self.cluster_wide, self.scope) {
@@ -123,8 +123,8 @@ pub fn parse<P: Parser>() -> P {
     P::parse_from(two_dashes(std::env::args_os()))
 }
 
-/// Adds a second dash to flags with one. Go's flag package accepts `-cluster-wide` for `--cluster-wide`, and existing
-/// Deployments use this form.
+/// Adds a second dash to flags that begin with one dash. Go's flag package accepts `-cluster-wide` for
+/// `--cluster-wide`, and existing Deployments use this form.
 fn two_dashes(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     args.into_iter()
         .map(|arg| match arg.to_str() {
@@ -197,7 +197,7 @@ mod tests {
         let listed = ["--watch-namespace=b", "--watch-namespace=a"];
         let names = ["a", "b"].map(str::to_owned);
         assert_eq!(scope(&listed), Ok(Scope::Namespaces(names.into())));
-        // The own namespace is managed only if it is in the list.
+        // If --watch-namespace is given, the operator's own namespace must also be listed.
         let other = ["--watch-namespace=a", "--cluster-wide=false"];
         assert_eq!(scope(&other), Ok(Scope::namespace("a")));
     }

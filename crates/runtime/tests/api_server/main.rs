@@ -91,7 +91,7 @@ async fn creates_and_updates_crd_but_keeps_newer_crd() {
         crd::ready(&client, &kind, Some(&make), &scope, &Readiness::default()).await;
         definitions.get(&name).await.unwrap()
     };
-    // This release has different printer columns from those of the installed CRD.
+    // The CRD of another release, with only one printer column.
     let mut newer = EtcdCluster::crd();
     newer.spec.versions[0]
         .additional_printer_columns
@@ -240,7 +240,7 @@ async fn only_released_lease_is_taken_over_at_once() {
     let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
         Api::namespaced(client.clone(), NAMESPACE);
     first.release().await;
-    // The standby does not wait until the lease expires. Either the Lease has no holder, or already the next holder.
+    // The standby does not wait until the lease expires. Either the Lease has no holder, or the standby already holds it.
     let released = leases.get("etcd-operator").await.unwrap().spec.unwrap();
     let holder = released.holder_identity.unwrap_or_default();
     assert!(holder.is_empty() || holder == "two", "{holder}");
@@ -418,10 +418,10 @@ fn start(operator: &Operator, counting: &Arc<Counting>) -> JoinHandle<()> {
     tokio::spawn(async move { controller::drive(&operator, controllers, counting).await })
 }
 
-/// Two releases can manage the same object if one of them has the scope `All`. Each reports itself once. The report of
-/// the operator that started last then stays.
+/// Two releases can manage the same object if one of them has the scope `All`. Each sets the condition `Managed` once.
+/// The condition of the operator that started last remains.
 #[tokio::test]
-async fn two_managers_do_not_overwrite_each_other_forever() {
+async fn two_operators_do_not_overwrite_managed_condition_forever() {
     let (_server, client) = with_crd().await;
     cluster(&client, "good").await;
     let scopes = [
@@ -451,7 +451,7 @@ async fn two_managers_do_not_overwrite_each_other_forever() {
         })
         .await;
     }
-    // A reconcile whose cached object is older than the last report must not replace that report.
+    // A reconcile whose cached object is older than the last condition must not replace that condition.
     let (version, report) = managed().await;
     for (_, _, counting) in &started {
         let before = counting.good.load(Ordering::SeqCst);
