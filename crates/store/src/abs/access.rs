@@ -88,7 +88,7 @@ impl AbsCloud {
         ("AzureGermanCloud", Self::German, "core.cloudapi.de"),
     ];
 
-    /// The cloud with this name. Upper and lower case are equal, as in Azure's own library.
+    /// The cloud with this name. Upper and lower case are not distinguished, as in Azure's own library.
     fn named(name: &str) -> Option<Self> {
         let found = Self::ALL
             .iter()
@@ -164,7 +164,7 @@ pub(crate) fn account_at(endpoint: &str) -> Option<&str> {
 }
 
 impl AbsConfig {
-    /// The endpoint as messages name it.
+    /// The endpoint as messages show it.
     pub(super) fn display_endpoint(&self) -> String {
         self.endpoint
             .clone()
