@@ -42,7 +42,8 @@ pub struct Common {
         default_value = "Annotated"
     )]
     pub scope: ClusterScope,
-    /// Manage the objects of this namespace instead of the operator's own namespace. Repeat the flag for more namespaces
+    /// Manage the objects of this namespace instead of the operator's own namespace. Repeat the flag for more
+    /// namespaces
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace)]
     pub watch_namespace: Vec<String>,
     /// Namespace of the operator's own pod

@@ -376,8 +376,8 @@ impl Store for LocalStore {
 }
 
 /// Lists objects below a directory. Enters only directories that can contain objects with `prefix`, because other
-/// directories, such as `lost+found`, may be inaccessible. Skips files that are deleted meanwhile. Ends as soon as there
-/// are more than `limit` objects.
+/// directories, such as `lost+found`, may be inaccessible. Skips files that are deleted meanwhile. Ends as soon as
+/// there are more than `limit` objects.
 fn walk(
     dir: &Path,
     below: &str,
@@ -512,8 +512,8 @@ mod tests {
         error.to_string()
     }
 
-    /// Invariant 13: each namespace has its own objects. The objects of the operator's own namespace are directly in the
-    /// root directory.
+    /// Invariant 13: each namespace has its own objects. The objects of the operator's own namespace are directly in
+    /// the root directory.
     #[tokio::test]
     async fn invariant_13_each_namespace_has_its_own_directory() {
         let dir = tempfile::tempdir().unwrap();

@@ -39,8 +39,8 @@ pub struct Unfinished {
 
 impl Unfinished {
     /// The reported start of an upload may be this number of seconds after the end of its process: times are whole
-    /// seconds, and clocks differ. Some stores (versitygw) report the time of the last part as the start, and may accept
-    /// a part after the process has ended.
+    /// seconds, and clocks differ. Some stores (versitygw) report the time of the last part as the start, and may
+    /// accept a part after the process has ended.
     const CLOCK_TOLERANCE: i64 = 5;
 
     /// Whether the upload started before a process that started at `unix_seconds`.

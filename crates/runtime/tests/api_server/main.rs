@@ -240,7 +240,8 @@ async fn only_released_lease_is_taken_over_at_once() {
     let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
         Api::namespaced(client.clone(), NAMESPACE);
     first.release().await;
-    // The standby does not wait until the lease expires. Either the Lease has no holder, or the standby already holds it.
+    // The standby does not wait until the lease expires. Either the Lease has no holder, or the standby already holds
+    // it.
     let released = leases.get("etcd-operator").await.unwrap().spec.unwrap();
     let holder = released.holder_identity.unwrap_or_default();
     assert!(holder.is_empty() || holder == "two", "{holder}");

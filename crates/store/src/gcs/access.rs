@@ -81,9 +81,9 @@ fn is_googles(endpoint: &Url) -> bool {
 }
 
 impl GcsAccess {
-    /// Checks that the credentials of the Secret may be sent to the endpoint of a spec. If the endpoint is not Google's,
-    /// the Secret must name the endpoint. Otherwise a user who may create EtcdBackups, but may not read the Secret,
-    /// could send its token to any server.
+    /// Checks that the credentials of the Secret may be sent to the endpoint of a spec. If the endpoint is not
+    /// Google's, the Secret must name the endpoint. Otherwise a user who may create EtcdBackups, but may not read the
+    /// Secret, could send its token to any server.
     ///
     /// # Errors
     /// Fails if the endpoint is not Google's and the Secret does not name it.

@@ -1,9 +1,9 @@
 //! File operations in a mounted directory. These operations may hang, because a hard-mounted network volume waits for
 //! its server forever.
 //!
-//! Each hung operation blocks a thread. The process has a limited number of threads, and needs some for DNS lookups. The
-//! number of concurrent operations in one directory is therefore limited. Each operation holds a permit until its thread
-//! is free, even if its caller has timed out (invariant 15).
+//! Each hung operation blocks a thread. The process has a limited number of threads, and needs some for DNS lookups.
+//! The number of concurrent operations in one directory is therefore limited. Each operation holds a permit until its
+//! thread is free, even if its caller has timed out (invariant 15).
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -68,8 +68,8 @@ impl Directory {
             .unwrap_or_else(|_| Err(Error::Other("a file operation was interrupted".to_owned())))
     }
 
-    /// Runs file operations in the background, as soon as a permit is free. Destructors call this function, because they
-    /// must not block a thread of the runtime.
+    /// Runs file operations in the background, as soon as a permit is free. Destructors call this function, because
+    /// they must not block a thread of the runtime.
     pub(super) fn run_detached(&self, operation: impl FnOnce() + Send + 'static) {
         let Ok(runtime) = Handle::try_current() else {
             return operation();

@@ -1,5 +1,5 @@
-//! Uploads to stores that report checksums of parts, report none, or report wrong ones. In all cases, only verified
-//! data is accepted, and no unfinished upload remains.
+//! Uploads to stores that report checksums of parts, no checksums, or wrong checksums. An upload must succeed only if
+//! the stored data was verified, and no unfinished upload may remain.
 
 use store::Error;
 use store::testing::{content, download};
@@ -33,7 +33,7 @@ fn head(request: &Request) -> bool {
     request.method == "HEAD"
 }
 
-/// How many parts were sent with a checksum, and how many with an MD5.
+/// Uploads an object. Returns the number of parts that were sent with a CRC32C, and the number with an MD5.
 async fn proofs(rig: &Rig, faults: &[Fault]) -> (usize, usize) {
     let content = content(SIZE);
     rig.proxy.harm(faults);
@@ -90,7 +90,7 @@ async fn invariant_12_falls_back_to_md5_if_checksums_are_not_reported() {
     // When the first response lacked a checksum, up to three parts were in flight.
     assert!((6..=8).contains(&checksums), "{checksums}");
     assert_eq!(md5s, 5);
-    // In this case, the tag also verifies the whole object.
+    // If the store also reports no checksum of the object, the entity tag verifies the object.
     let both = [no_part_checksum, fault(head, ALWAYS, NO_CHECKSUM)];
     proofs(&rig, &both).await;
 }
@@ -104,7 +104,7 @@ async fn invariant_12_rejects_wrong_checksums() {
     assert!(error.to_string().contains("part 3"), "{error}");
     assert_eq!(rig.direct.head(KEY).await.unwrap(), None);
     rig.clean("a part").await;
-    // Wrong data about the whole object: a wrong checksum; or no checksum, and a tag that does not match the parts.
+    // For the whole object, the store reports a wrong checksum, or only a tag that does not match the parts.
     let tagged = Harm::Headers(&[(CRC32C, None), ("etag", Some("\"0-5\""))]);
     for harm in [other, tagged] {
         let error = refused(&rig, &[fault(head, ALWAYS, harm)]).await;
@@ -113,8 +113,8 @@ async fn invariant_12_rejects_wrong_checksums() {
     }
 }
 
-/// Invariant 12: for a store that does not report the checksum of the whole object, the tag proves that the object
-/// consists of the verified parts.
+/// Invariant 12: if the store does not report the checksum of the whole object, the entity tag must show that the
+/// object consists of the verified parts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invariant_12_verifies_object_by_tag_of_parts() {
     let rig = Rig::s3().await;
