@@ -1,4 +1,4 @@
-//! The PersistentVolumeClaim (PVC) of a member. It has the name of the member, and exists as long as the member.
+//! The PersistentVolumeClaim (PVC) of a member. The PVC has the name of the member, and exists as long as the member.
 
 use api::names;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;

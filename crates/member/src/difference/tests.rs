@@ -67,7 +67,7 @@ fn new_pod_has_no_difference() {
 }
 
 #[test]
-fn flags_of_first_and_later_start_are_no_difference() {
+fn start_flags_do_not_count_as_difference() {
     let starts = [
         Start::Join {
             initial_cluster: "a=b".into(),
@@ -87,7 +87,7 @@ fn flags_of_first_and_later_start_are_no_difference() {
 
 /// The API server sets defaults, and a webhook adds a container and changes fields.
 #[test]
-fn defaults_and_webhook_changes_are_no_difference() {
+fn api_server_defaults_and_webhook_changes_are_ignored() {
     let mut pod = pod_for(MEMORY);
     let inside = pod.spec.as_mut().unwrap();
     inside.dns_policy = Some("ClusterFirst".into());
