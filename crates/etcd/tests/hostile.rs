@@ -246,7 +246,7 @@ async fn hostile_etcd_snapshot_of_empty_messages_times_out() {
 }
 
 #[tokio::test]
-async fn hostile_etcd_calls_try_limited_number_of_endpoints() {
+async fn hostile_etcd_call_is_sent_to_limited_number_of_members() {
     // No process listens at this port.
     let via: Vec<String> = (0..200)
         .map(|number| format!("http://127.0.0.1:1#{number}"))
