@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_transition_time_until_status_changes() {
+    fn transition_time_is_kept_until_condition_status_changes() {
         let mut conditions = Vec::new();
         assert!(set(
             &mut conditions,
@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_whether_condition_changed() {
+    fn setting_condition_returns_whether_it_changed() {
         let mut conditions = Vec::new();
         assert!(set(
             &mut conditions,
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn truncates_long_message_between_characters() {
+    fn long_condition_message_is_truncated_between_characters() {
         let mut conditions = Vec::new();
         set(
             &mut conditions,

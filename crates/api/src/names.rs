@@ -400,7 +400,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_invalid_member_names() {
+    fn invalid_member_names_contain_no_cluster_name() {
         for name in [
             "main",
             "main-0000",
@@ -424,7 +424,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_follow_member_address_and_domain() {
+    fn member_urls_depend_on_member_address_and_domain() {
         let service = addresses(MemberAddress::Service, "");
         assert_eq!(service.peer_url("main-x"), "http://main-x.prod.svc:2380");
         assert_eq!(service.client_url("main-x"), "https://main-x.prod.svc:2379");

@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn splits_bucket_and_key_at_the_first_slash() {
+    fn path_is_split_into_bucket_and_key_at_first_slash() {
         let parsed = ObjectPath::parse("bucket/a/b.db").unwrap();
         assert_eq!(
             (parsed.bucket.as_str(), parsed.key.as_str()),
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_and_reports_unknown_storage_type() {
+    fn unknown_storage_type_is_kept_and_reported() {
         let blocks = Blocks {
             s3: None,
             abs: None,
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn block_must_match_storage_type() {
+    fn storage_block_must_match_storage_type() {
         let s3 = S3Source {
             path: "b/k".into(),
             ..S3Source::default()

@@ -173,7 +173,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classifies_temporary_rejections_as_unavailable() {
+    fn temporary_rejections_are_classified_as_unavailable() {
         for (code, message) in [
             (14, "etcdserver: unhealthy cluster"),
             (14, "etcdserver: no leader"),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     #[test]
-    fn classifies_permanent_errors() {
+    fn permanent_errors_are_classified_by_cause() {
         assert!(matches!(
             answered("e", 5, "etcdserver: member not found"),
             Error::MemberNotFound

@@ -102,7 +102,7 @@ async fn bytes_of_snapshot(client: &EtcdClient, member: &str) -> usize {
 /// Invariant 21: while authentication is enabled, clients with the password have full access, and other clients have no
 /// access. Each step is idempotent.
 #[tokio::test]
-async fn invariant_21_enables_and_disables_auth_on_every_minor() {
+async fn invariant_21_auth_is_enabled_and_disabled_on_every_minor() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let programs = Programs::find(minor);
         let members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;

@@ -60,7 +60,7 @@ fn silent() -> (TcpListener, String) {
 }
 
 #[tokio::test]
-async fn lists_members_and_status_of_every_supported_minor() {
+async fn client_reads_members_and_status_on_every_minor() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
         let via = [etcd.client_url.clone()];
@@ -276,7 +276,7 @@ async fn dead_member_is_skipped_and_its_url_reported() {
 }
 
 #[tokio::test]
-async fn reports_tls_and_authentication_errors() {
+async fn tls_and_authentication_errors_are_reported() {
     let programs = Programs::find("3.6");
     let flags = Start {
         flags: vec!["--auto-tls".to_owned()],
@@ -338,7 +338,7 @@ async fn over_ipv6(url: &str) -> String {
 }
 
 #[tokio::test]
-async fn connects_to_ipv6_addresses() {
+async fn client_connects_to_ipv6_address() {
     let etcd = EtcdProcess::start(&Programs::find("3.7"), &Start::default()).await;
     let url = over_ipv6(&etcd.client_url).await;
     assert!(url.starts_with("http://[::1]:"), "{url}");

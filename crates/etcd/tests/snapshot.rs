@@ -263,7 +263,7 @@ async fn concurrent_writes_do_not_change_snapshot_revision() {
 }
 
 #[tokio::test]
-async fn reads_database_file_without_checksum() {
+async fn database_file_without_checksum_is_inspected() {
     let programs = Programs::find("3.6");
     let mut etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
@@ -285,7 +285,7 @@ async fn reads_database_file_without_checksum() {
 
 /// The inspection of a damaged file returns a result or an error, and never panics.
 #[tokio::test]
-async fn damaged_file_never_panics() {
+async fn inspection_of_damaged_file_never_panics() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
@@ -312,7 +312,7 @@ async fn damaged_file_never_panics() {
 
 /// Invariant 12: damage and truncation change the checksum.
 #[tokio::test]
-async fn invariant_12_detects_damage_and_truncation() {
+async fn invariant_12_damaged_or_truncated_snapshot_is_rejected() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let bytes = snapshot(&etcd).await;

@@ -66,7 +66,7 @@ async fn answer(ca: &str, endpoint: &str) -> Error {
 /// Invariant 20: at an IP address, the client verifies that the certificate contains the host name in the endpoint. It
 /// always verifies that the CA issued the certificate.
 #[tokio::test]
-async fn invariant_20_verifies_host_name_at_ip_address() {
+async fn invariant_20_client_verifies_host_name_at_ip_address() {
     let (one, two) = (authority(), authority());
     let port = member(&one, "db-a.prod.svc").await;
     let address = format!("https://127.0.0.1:{port}");

@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_follow_member_address_and_cluster_domain() {
+    fn advertised_url_depends_on_member_address_and_cluster_domain() {
         let pod = r#"{"memberAddress":"Pod","pod":{"ClusterDomain":".cluster.local"}}"#;
         let arguments = Fixture::with(pod).arguments();
         let url = "--advertise-client-urls=http://db-aaaaaaaaaa.db.prod.svc.cluster.local:2379";
@@ -184,7 +184,7 @@ mod tests {
     /// (`favoriteAddrFamily` in its package `net`). Members advertise host names instead of pod IP addresses. The same
     /// arguments therefore work with IPv4, IPv6 and dual stack.
     #[test]
-    fn arguments_work_with_both_ip_families() {
+    fn etcd_arguments_work_with_both_ip_families() {
         let arguments = Fixture::default().arguments();
         for flag in ["peer", "client", "metrics"] {
             let listens = format!("--listen-{flag}-urls=http://0.0.0.0:");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_depend_on_version() {
+    fn etcd_flags_depend_on_version() {
         // The columns are the version, pre-vote, and the metrics listener.
         for (version, pre_vote, metrics) in [
             ("3.2.13", false, false),

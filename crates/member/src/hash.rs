@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn hash_changes_if_new_pod_is_needed() {
+    fn spec_hash_changes_if_new_pod_is_needed() {
         let before = spec_hash(&spec("{}"));
         for changed in [
             r#"{"pod":{"resources":{"limits":{"ephemeral-storage":"1Gi"}}}}"#,
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn hash_ignores_in_place_changes() {
+    fn spec_hash_ignores_in_place_changes() {
         let before = spec_hash(&spec("{}"));
         for same in [
             r#"{"size":5}"#,

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn network_policy_restricts_metrics_to_collectors() {
+    fn network_policy_restricts_metrics_port_to_listed_peers() {
         let metrics = json!([{ "namespaceSelector": { "matchLabels": { "team": "watch" } } }]);
         let policy = built(&json!({ "metrics": metrics }));
         let from = policy["spec"]["ingress"][2]["from"].as_array().unwrap();

@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn second_peer_port_exists_during_tls_switch() {
+    fn services_have_second_peer_port_during_tls_switch() {
         let ports = |service: Service| -> Vec<i32> {
             let ports = service.spec.unwrap().ports.unwrap();
             ports.iter().map(|port| port.port).collect()
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn client_service_follows_spec() {
+    fn client_service_has_settings_of_spec() {
         let built = |json: &str| {
             let fixture = Fixture::with(json);
             client_service(&fixture.members())

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_manage_one_namespace_and_create_crd() {
+    fn operator_manages_own_namespace_and_creates_crd_by_default() {
         let common = common(&[]);
         assert!(common.create_crd && !common.cluster_wide);
         assert_eq!(common.listen_addr, "0.0.0.0:8080".parse().unwrap());
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_select_the_scope() {
+    fn flags_select_scope_of_operator() {
         let scope = |args: &[&str]| common(args).scope("own");
         assert_eq!(scope(&[]), Ok(Scope::namespace("own")));
         assert_eq!(scope(&["-cluster-wide"]), Ok(Scope::Annotated));
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_single_dash_flags_of_old_deployments() {
+    fn flags_with_single_dash_are_accepted() {
         let old = common(&["-cluster-wide", "-create-crd=false", "-listen-addr=:9090"]);
         assert!(old.cluster_wide && !old.create_crd);
         assert_eq!(old.listen_addr, "0.0.0.0:9090".parse().unwrap());
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_every_flag_of_v0_9_4() {
+    fn every_flag_of_v0_9_4_is_accepted() {
         for old in [
             "-listen-addr=0.0.0.0:8080",
             "-chaos-level=1",
@@ -255,7 +255,7 @@ mod tests {
 
     /// Go's flag package accepts these spellings of booleans.
     #[test]
-    fn accepts_go_boolean_spellings() {
+    fn boolean_flags_accept_all_spellings_of_go() {
         for (text, on) in [
             ("1", true),
             ("t", true),

@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_http_date_header() {
+    fn server_time_is_read_from_date_header() {
         let mut headers = HeaderMap::new();
         assert_eq!(server_time(&headers), None);
         headers.insert(DATE, "Sat, 21 Nov 2026 22:40:17 GMT".parse().unwrap());

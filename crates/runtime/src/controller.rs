@@ -274,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_back_off_only_their_object() {
+    fn repeated_failures_back_off_only_the_failing_object() {
         let backoff = Backoff::default();
         let (bad, good) = (object("bad"), object("good"));
         let delays: Vec<_> = (0..3).map(|_| backoff.next_action(&bad, &Failed)).collect();
@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_with_retry_time_skips_back_off() {
+    fn failure_with_retry_time_is_retried_without_back_off() {
         let (backoff, bad) = (Backoff::default(), object("bad"));
         let pause = Duration::from_secs(7);
         for _ in 0..3 {

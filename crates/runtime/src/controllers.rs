@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn controllers_share_the_concurrent_reconciles() {
+    fn controllers_share_the_concurrency_limit() {
         assert_eq!([1, 2, 10, 64].map(concurrency), [64, 32, 7, 1]);
         // A limit of 0 would mean no limit.
         assert_eq!(concurrency(1000), 1);

@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_crd_of_same_or_older_release() {
+    fn operator_updates_crd_of_same_or_older_release() {
         assert!(should_write(
             &crd(Some("0.0.9"), "v1beta2", true),
             &crd(None, "v1", true)
@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_crd_of_newer_release_and_of_chart() {
+    fn operator_keeps_crd_of_newer_release_or_chart() {
         assert!(!should_write(
             &crd(Some("99.0.0"), "v1beta2", true),
             &crd(None, "v1", true)
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_crd_of_old_operator() {
+    fn operator_updates_crd_of_coreos_operator() {
         assert!(should_write(
             &crd(None, "v1beta2", false),
             &crd(None, "v1", true)

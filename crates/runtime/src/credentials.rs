@@ -364,7 +364,7 @@ mod tests {
 
     /// Invariant 21: no password that etcd may have is dropped from the record.
     #[test]
-    fn invariant_21_record_keeps_every_possible_password() {
+    fn invariant_21_record_keeps_every_password_that_may_be_valid() {
         let changing = auth("c", &["b", "a"]);
         assert_eq!(changing.record(), Record::Others);
         let (_, passwords) = changing.to_record(true).unwrap();
@@ -379,7 +379,7 @@ mod tests {
 
     /// Invariant 21: the operators can log in with a recorded password while the user's Secret is missing.
     #[test]
-    fn invariant_21_recorded_password_works_without_secret() {
+    fn invariant_21_recorded_password_is_used_without_user_secret() {
         let mut missing = auth("c", &["b"]);
         missing.wanted = Some(Err("spec.auth.secret: Secret is missing".to_owned()));
         assert_eq!(missing.credentials().unwrap().password, "b");

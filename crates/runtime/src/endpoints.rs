@@ -303,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_28_other_namespaces_need_a_grant() {
+    fn invariant_28_tenant_namespaces_need_a_grant_for_endpoints() {
         let url = "http://main-client.team-a.svc:2379";
         let refused = rule(&[], "team-b").check(url).unwrap_err();
         for part in [
@@ -391,7 +391,7 @@ mod tests {
     ];
 
     #[test]
-    fn ambiguous_urls_are_never_covered() {
+    fn grant_for_all_hosts_does_not_cover_ambiguous_urls() {
         let all = rule(&["*=*", "*=*:80", "*=*.svc"], "b");
         for url in AMBIGUOUS {
             let refused = all.check(url).expect_err(url);

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn long_notes_are_cut_between_characters() {
+    fn long_event_note_is_truncated_between_characters() {
         let note = "\u{fc}".repeat(NOTE_LIMIT);
         let short = shorten(&note);
         assert!(short.len() <= NOTE_LIMIT && short.ends_with("..."));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_notice_is_counted_until_the_series_ends() {
+    fn repeated_notice_is_counted_in_same_event_for_limited_time() {
         let now = Instant::now();
         let first = Series::next(None, Some("db"), now);
         assert!(first.count == 1 && first.name.starts_with("db."));

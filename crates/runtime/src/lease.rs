@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_renewal_ends_outage() {
+    fn renewal_between_failures_ends_lease_outage() {
         let start = Instant::now();
         let mut outage = Outage::default();
         assert!(!outage.is_over_limit(start));

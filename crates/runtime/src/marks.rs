@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_conditions_in_any_object() {
+    fn condition_is_found_by_type_in_any_object() {
         let marked = json!({ "status": { "conditions": [{ "type": UNREADABLE }] } });
         assert!(condition_of(&marked, UNREADABLE).is_some());
         assert!(condition_of(&marked, MANAGED).is_none());

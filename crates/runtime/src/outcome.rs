@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn state_is_published_as_one_event_until_change() {
+    async fn unchanged_state_is_published_only_once() {
         let (report, object, now) = (report(), object("1"), Instant::now());
         let is_published = |notice: &Notice, at| {
             matches!(report.decide(&object, notice, at), Decision::Publish(_))
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn history_of_notices_expires() {
+    async fn published_notices_are_removed_from_memory_after_expiry() {
         let (report, now) = (report(), Instant::now());
         let publish =
             |uid: &str, notice: &Notice, at| drop(report.decide(&object(uid), notice, at));

@@ -469,7 +469,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exports_memory_and_threads_of_process() {
+    fn metrics_include_memory_and_threads_of_process() {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Memory));
         let mut text = String::new();

@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trips_with_any_chunk_size() {
+    fn compression_round_trips_with_any_chunk_size() {
         let zeros = Bytes::from(vec![0; 10 << 20]);
         for original in [Bytes::new(), content(1), content(3_000_001), zeros] {
             for chunk in [7_777, 1 << 20] {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn detects_truncation_and_damage() {
+    fn decompression_detects_truncation_and_damage() {
         let stored = compressed(&content(1 << 20), 1 << 16);
         for cut in [0, 3, 100, stored.len() - 5, stored.len() - 1] {
             assert!(expanded(&stored[..cut], 1 << 16).is_err(), "{cut}");

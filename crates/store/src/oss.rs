@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn converts_v1beta2_endpoints_to_s3_endpoints() {
+    fn oss_endpoint_is_converted_to_s3_endpoint() {
         let cases = [
             (
                 None,
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_missing_or_misspelled_key_of_kubernetes_secret() {
+    fn missing_or_misspelled_secret_key_is_reported() {
         let secret = |keys: &[&str]| -> SecretData {
             keys.iter()
                 .map(|key| ((*key).to_owned(), b"value".to_vec()))

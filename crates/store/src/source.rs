@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn error_contains_invalid_secret_and_key() {
+    async fn error_names_invalid_secret_and_its_key() {
         let s3 = S3Source {
             path: "bucket/key".to_owned(),
             aws_secret: Some("aws".to_owned()),
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn opens_every_storage_type() {
+    async fn store_opens_for_every_storage_type() {
         let local = LocalSource {
             path: "etcd/backup".to_owned(),
         };

@@ -258,7 +258,7 @@ async fn hostile_store_endless_list_response_is_limited() {
 
 /// Errors and the results of writes are short, so their limit is low.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_other_endless_responses_are_limited() {
+async fn hostile_store_endless_error_and_write_responses_are_limited() {
     let endless = || Reply::new("x", Then::Repeat(vec![b'x'; 64 << 10]));
     for status in ["200 OK", "400 Bad Request", "403 Forbidden"] {
         let server = HostileServer::start(move |_| endless().with_status(status));

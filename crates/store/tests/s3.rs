@@ -104,7 +104,7 @@ async fn pass(
 }
 
 #[tokio::test]
-async fn sends_no_checksum_trailers() {
+async fn s3_client_sends_no_checksum_trailers() {
     let server = S3Server::start(&["bucket"]);
     let proxy = Proxy::start(&server, NEVER).await;
     let store = reach(proxy.config(&server)).await;
@@ -219,7 +219,7 @@ async fn aborted_or_dropped_upload_leaves_no_data() {
 }
 
 #[tokio::test]
-async fn errors_contain_cause_and_remedy() {
+async fn s3_errors_contain_cause_and_remedy() {
     let server = S3Server::start(&["bucket"]);
     let with = |change: fn(&mut S3Config)| {
         let mut config = server.config("bucket");

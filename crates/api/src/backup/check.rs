@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_each_problem_of_stored_object() {
+    fn each_invalid_field_of_stored_object_is_reported() {
         let cases = [
             (
                 r#"{"etcdEndpoints":null,"storageType":"S3","s3":{"path":"b/k"}}"#,

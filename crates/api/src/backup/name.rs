@@ -79,7 +79,7 @@ mod tests {
 
     /// Invariant 13: a name that differs in one character does not belong to the path.
     #[test]
-    fn invariant_13_parses_only_exact_names() {
+    fn invariant_13_only_exact_backup_names_are_parsed() {
         let good = "etcd_v99_2018-12-31-23:59:59";
         assert!(parse("etcd", good).is_some());
         for other in [

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejects_operator_flags() {
+    fn arguments_with_operator_flags_are_rejected() {
         for argument in [
             "--name=x",
             "--data-dir=/tmp",
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn allows_flags_not_set_by_operator() {
+    fn arguments_with_other_flags_are_allowed() {
         for argument in [
             "--log-level=debug",
             "--enable-pprof",
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_variables_of_operator_flags() {
+    fn environment_variables_of_operator_flags_are_rejected() {
         for variable in [
             "ETCD_FORCE_NEW_CLUSTER",
             "ETCD_WAL_DIR",
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn allows_variables_not_set_by_operator() {
+    fn other_environment_variables_are_allowed() {
         for variable in [
             "ETCD_AUTO_COMPACTION_RETENTION",
             "ETCD_QUOTA_BACKEND_BYTES",
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn recognizes_flag_on_command_line() {
+    fn flag_is_found_on_command_line() {
         for argument in ["--wal-dir=/x", "--wal-dir"] {
             assert!(is_flag(argument, "wal-dir"), "{argument}");
         }

@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adjacent_stages_share_one_listener() {
+    fn adjacent_tls_stages_share_a_listener() {
         for (at, stage) in PeerStage::ALL.into_iter().enumerate() {
             for (there, other) in PeerStage::ALL.into_iter().enumerate() {
                 let shared = stage.shared_with(other);
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn new_member_is_reachable_at_adjacent_stages() {
+    fn new_member_is_reachable_in_adjacent_tls_stages() {
         for stage in PeerStage::ALL {
             assert!(stage.listeners().contains(&stage.usual()));
             // Members at the adjacent stage have certificates as well.
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn switch_passes_every_stage_in_both_directions() {
+    fn tls_switch_passes_every_stage_in_both_directions() {
         let on = [
             PeerStage::Plain,
             PeerStage::PlainAndTls,

@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_default_to_documented_values() {
+    fn certificate_durations_have_documented_defaults() {
         let generated = |json: &str| -> GeneratedTls { serde_json::from_str(json).unwrap() };
         let hours = Duration::from_hours;
         let default = generated("{}");

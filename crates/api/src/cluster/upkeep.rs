@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn full_database_is_compacted_only_per_spec() {
+    fn full_database_is_compacted_only_if_spec_sets_retention() {
         for (json, kept) in [
             ("{}", None),
             (r#"{"upkeep":{"noSpace":{"keepRevisions":10}}}"#, Some(10)),

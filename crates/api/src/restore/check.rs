@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_each_problem_of_stored_object() {
+    fn each_invalid_field_of_stored_object_is_reported() {
         let cases = [
             (
                 r#"{"etcdCluster":{"name":"main"}}"#,
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_template_fields_with_full_path() {
+    fn fields_of_restore_template_are_reported_with_full_path() {
         let restore = restore(
             r#"{"etcdCluster":{"name":"main","template":{"spec":{"pod":{"busyboxImage":"b"}}}},"backup":{"name":"a"}}"#,
         );

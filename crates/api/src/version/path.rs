@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn allows_patch_changes_in_both_directions() {
+    fn patch_release_can_change_in_both_directions() {
         for (from, to) in [
             ("3.5.1", "3.5.35"),
             ("3.5.35", "3.5.1"),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn allows_next_minor_from_minimum_patch() {
+    fn upgrade_to_next_minor_is_allowed_from_minimum_patch() {
         for (from, to) in [
             ("3.4.23", "3.5.35"),
             ("3.5.26", "3.6.0"),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn downgrades_by_one_minor_down_to_3_5() {
+    fn downgrade_is_allowed_by_one_minor_down_to_3_5() {
         assert_eq!(between("3.6.16", "3.5.35"), Ok(UpgradeDirection::Down));
         assert_eq!(between("3.7.3", "3.6.16"), Ok(UpgradeDirection::Down));
         for (from, to, expected) in [

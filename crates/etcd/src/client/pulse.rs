@@ -110,7 +110,7 @@ mod tests {
         etcd_server_proposals_pending 0\n";
 
     #[test]
-    fn parses_member_leader_and_applied_index() {
+    fn member_leader_and_applied_index_are_parsed_from_metrics() {
         let expected = Pulse {
             member_id: MemberId(0x8e9e_05c5_2164_694d),
             has_leader: true,

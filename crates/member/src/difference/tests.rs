@@ -52,7 +52,7 @@ fn set_condition(pod: &mut Pod, kind: &str, reason: &str) {
 }
 
 #[test]
-fn new_pod_has_no_difference() {
+fn new_pod_matches_its_spec() {
     for json in [
         "{}",
         MEMORY,
@@ -123,7 +123,7 @@ fn labels_and_annotations_change_in_place() {
 }
 
 #[test]
-fn user_cannot_change_reserved_keys() {
+fn changes_of_reserved_labels_and_annotations_are_ignored() {
     let pod = pod_for("{}");
     let desired =
         r#"{"pod":{"labels":{"app":"x","etcd_node":"x"},"annotations":{"etcd.version":"9"}}}"#;

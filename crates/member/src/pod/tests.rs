@@ -193,7 +193,7 @@ fn pod_has_labels_of_v1beta2_and_identity_annotations() {
 }
 
 #[test]
-fn user_labels_and_annotations_never_override_reserved_ones() {
+fn users_cannot_override_labels_and_annotations_of_operator() {
     let pod = built_with(&json!({
         "labels": { "team": "a", "app": "other", "etcd_cluster": "other" },
         "annotations": { "note": "b", "etcd.version": "9" },

@@ -231,7 +231,7 @@ fn other_side_of_connection_must_trust_certificate() {
 }
 
 #[test]
-fn reads_both_forms_of_key_names_and_reports_missing_keys() {
+fn secret_keys_are_read_in_both_forms_or_reported_missing() {
     let authority = Authority::new("one");
     let signed = authority.sign(&[SERVICE], &BOTH, GOOD);
     let usual = secret(Purpose::Server, KeyNames::Usual, signed, &authority.pem);

@@ -172,7 +172,7 @@ fn put(server: &ApiServer, key: &str, value: &Value) {
 }
 
 #[tokio::test]
-async fn crd_of_old_operator_is_updated_and_keeps_objects() {
+async fn crd_of_coreos_operator_is_updated_and_objects_are_kept() {
     let server = ApiServer::start().await;
     let client = server.client();
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());

@@ -73,7 +73,7 @@ async fn clock_difference_is_read_from_api_server() {
 }
 
 #[tokio::test]
-async fn creates_and_updates_crd_but_keeps_newer_crd() {
+async fn operator_creates_and_updates_crd_but_keeps_newer_crd() {
     let (_server, client) = with_crd().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let name = EtcdCluster::crd().name_any();
@@ -127,7 +127,7 @@ async fn creates_and_updates_crd_but_keeps_newer_crd() {
 
 /// Invariant 11: of two concurrent writes, only one has an effect.
 #[tokio::test]
-async fn invariant_11_later_of_two_writes_changes_nothing() {
+async fn invariant_11_second_of_two_concurrent_writes_has_no_effect() {
     let (_server, client) = with_crd().await;
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let map = |value: &str| ConfigMap {
@@ -175,7 +175,7 @@ async fn invariant_11_later_of_two_writes_changes_nothing() {
 
 /// Invariant 10: the record of one operator remains if another operator writes its own part of the status.
 #[tokio::test]
-async fn operators_write_separate_parts_of_status() {
+async fn operators_do_not_overwrite_each_others_status_fields() {
     let (_server, client) = with_crd().await;
     let (api, seen) = (clusters(&client), cluster(&client, "main").await);
     let formed = EtcdClusterStatus {
@@ -224,7 +224,7 @@ async fn operators_write_separate_parts_of_status() {
 }
 
 #[tokio::test]
-async fn only_released_lease_is_taken_over_at_once() {
+async fn standby_takes_over_released_lease_at_once() {
     let server = ApiServer::start().await;
     let client = lease::client(server.config()).unwrap();
     let candidate = |identity: &str| Candidate {

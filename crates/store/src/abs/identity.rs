@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn caches_tokens_and_reports_rejections() {
+    async fn azure_token_is_cached_and_rejection_is_reported() {
         let (url, asked) = once(
             "HTTP/1.1 200 OK\r\ncontent-length: 46\r\n\r\n{\"access_token\":\"secret\",\"expires_in\":\"86400\"} ",
         )

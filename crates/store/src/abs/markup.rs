@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hostile_store_page_has_limited_number_of_tags() {
+    fn hostile_store_xml_tags_of_a_page_are_limited() {
         let list = |count: usize| {
             let blobs = "<BlobPrefix><Name/></BlobPrefix>".repeat(count);
             check(format!("<EnumerationResults>{blobs}</EnumerationResults>").as_bytes())
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_lists_and_errors_of_the_service() {
+    fn azure_lists_and_errors_are_accepted() {
         let list = "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><EnumerationResults ServiceEndpoint=\"https://a/\" \
                     ContainerName=\"c\"><Blobs><Blob><Name>a > b 'c</Name></Blob></Blobs><NextMarker /></EnumerationResults>";
         assert_eq!(check(list.as_bytes()), Ok(()));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_tags_with_many_attributes() {
+    fn xml_tag_with_many_attributes_is_rejected() {
         let many = |separator: &str| {
             let names = (0..500).map(|number| format!(" xmlns:n{number}={separator}"));
             format!(

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reads_v1beta2_secret_keys() {
+    async fn secret_keys_of_v1beta2_are_read() {
         let account = r#"{"type":"service_account","client_email":"a@b","private_key_id":"i",
             "private_key":"hidden","project_id":"p"}"#;
         let access = GcsAccess::from_secret(&secret(&[(CREDENTIALS, account)])).unwrap();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_token_for_endpoint_that_secret_does_not_name() {
+    fn token_is_not_sent_to_endpoint_missing_in_secret() {
         let check = |named: Option<&str>, endpoint: &str| {
             let named = named.map(|url| (ENDPOINT.to_owned(), url.as_bytes().to_vec()));
             let mut data: SecretData = named.into_iter().collect();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reports_invalid_key_of_kubernetes_secret() {
+    async fn invalid_secret_key_is_reported_with_remedy() {
         let external = r#"{"type":"external_account","credential_source":{"file":"/etc/passwd"}}"#;
         let cases: [(&[(&str, &str)], &str); 5] = [
             (&[], "credentials.json: is missing (the Secret has no keys)"),

@@ -162,7 +162,7 @@ mod tests {
 
     /// Invariant 12: the CRC32C of the object is derived from the sent parts.
     #[test]
-    fn invariant_12_verifies_object_by_part_checksums() {
+    fn invariant_12_object_checksum_must_match_part_checksums() {
         let whole = Whole::of_parts(&parts(true, false));
         let of_parts: Vec<u8> = CONTENTS
             .iter()
@@ -189,7 +189,7 @@ mod tests {
 
     /// Invariant 12: without checksums, the tag of the object must match the parts.
     #[test]
-    fn invariant_12_verifies_object_by_tag() {
+    fn invariant_12_object_tag_must_match_parts() {
         let whole = Whole::of_parts(&parts(false, true));
         assert!(!whole.has_checksum());
         let tag = whole.tag.clone().unwrap();

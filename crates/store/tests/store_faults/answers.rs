@@ -24,7 +24,7 @@ fn later_part(request: &Request) -> bool {
 /// The client can read from stores that ignore versions or ranges, if it can recognize the received bytes. It never
 /// uses bytes outside of the requested range, or of another version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mismatched_range_responses_are_rejected() {
+async fn range_responses_with_wrong_bytes_are_rejected() {
     let rig = Rig::s3().await;
     let whole = content(20 * MIB);
     upload(rig.direct.as_ref(), KEY, &whole, MIB).await.unwrap();

@@ -59,13 +59,13 @@ async fn refused(rig: &Rig, faults: &[Fault]) -> Error {
 
 /// Invariant 12: each part is verified by its reported CRC32C.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_verifies_parts_by_reported_checksum() {
+async fn invariant_12_parts_are_verified_by_reported_checksum() {
     let rig = Rig::s3().await;
     assert_eq!(proofs(&rig, &[]).await, (5, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn falls_back_to_md5_without_checksum_support() {
+async fn parts_are_verified_by_md5_without_checksum_support() {
     for harm in [
         Harm::Answer(501, "<Error><Code>NotImplemented</Code></Error>"),
         Harm::Answer(400, "<Error><Code>InvalidArgument</Code></Error>"),
@@ -83,7 +83,7 @@ async fn falls_back_to_md5_without_checksum_support() {
 
 /// Invariant 12: a part without a reported checksum is verified by its MD5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_falls_back_to_md5_if_checksums_are_not_reported() {
+async fn invariant_12_parts_are_verified_by_md5_if_checksums_are_missing() {
     let rig = Rig::s3().await;
     let no_part_checksum = fault(part, ALWAYS, NO_CHECKSUM);
     let (checksums, md5s) = proofs(&rig, std::slice::from_ref(&no_part_checksum)).await;
@@ -97,7 +97,7 @@ async fn invariant_12_falls_back_to_md5_if_checksums_are_not_reported() {
 
 /// Invariant 12: a wrong checksum fails the upload.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_rejects_wrong_checksums() {
+async fn invariant_12_wrong_checksum_fails_upload() {
     let rig = Rig::s3().await;
     let other = Harm::Headers(&[(CRC32C, Some("AAAAAA=="))]);
     let error = refused(&rig, &[fault(third_part, ALWAYS, other.clone())]).await;
@@ -116,7 +116,7 @@ async fn invariant_12_rejects_wrong_checksums() {
 /// Invariant 12: if the store does not report the checksum of the whole object, the entity tag must show that the
 /// object consists of the verified parts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_verifies_object_by_tag_of_parts() {
+async fn invariant_12_object_tag_is_verified_without_object_checksum() {
     let rig = Rig::s3().await;
     let no_checksum = fault(head, ALWAYS, NO_CHECKSUM);
     assert_eq!(proofs(&rig, &[no_checksum]).await, (5, 0));
