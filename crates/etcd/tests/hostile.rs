@@ -199,7 +199,7 @@ async fn hostile_etcd_long_responses_are_limited() {
     for error in &errors {
         assert!(error.to_string().contains("more than 512 KiB"), "{error}");
     }
-    // The client library receives at most the limit plus the bytes that fit into its windows.
+    // The client library receives at most the limit, plus the bytes in its HTTP/2 flow-control windows.
     let calls = errors.len() as u64;
     assert!(member.sent() < calls * 6 * MIB, "{} bytes", member.sent());
     assert_little_memory();

@@ -135,9 +135,9 @@ impl Metrics {
 /// The notices that were published recently, and the rate limits.
 #[derive(Default)]
 struct History {
-    /// By UID and reason, and then by note.
+    /// The notices of each object: by UID of the object and reason, and then by note.
     notes: HashMap<(String, &'static str), HashMap<String, Published>>,
-    /// By UID and reason.
+    /// The rate limits, by UID of the object and reason.
     allowances: HashMap<(String, &'static str), Allowance>,
 }
 

@@ -41,7 +41,7 @@ pub(crate) trait Sink: Clone + Send + Sync + 'static {
 pub(crate) enum Written<P> {
     /// The content fits into one request and was not sent yet.
     Whole(Bytes),
-    /// All parts, sent and in order.
+    /// All parts, in order. They were already sent.
     Parts(Vec<P>),
 }
 

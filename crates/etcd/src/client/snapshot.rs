@@ -18,7 +18,7 @@ impl EtcdClient {
         let opened =
             match Box::pin(self.call_with_login(login, &NOT_HEDGED, self.open(member))).await {
                 Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
-                    // The member does not know the token, or does not accept the certificate as a user.
+                    // The member does not know the token, or no user has the name in the certificate.
                     let login = match self.session.restore_login() {
                         Some(former) => Some(former),
                         None => self.logged_in(member, login, self.deadlines.call).await?,
