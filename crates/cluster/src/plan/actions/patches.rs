@@ -13,7 +13,7 @@ use crate::plan::Explanation;
 use crate::reason::Reason;
 use crate::snapshot::{Changed, Disk, Removal, Role};
 
-/// Labels and annotations of a pod or PVC with values that etcd has reported.
+/// The role, token and cluster ID for the labels and annotations of a pod or PVC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
     /// The member whose pod and PVC are labeled.
