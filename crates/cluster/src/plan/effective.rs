@@ -98,7 +98,7 @@ mod tests {
     const PEERS: &str = r#"{"static":{"member":{"peerSecret":"p"}}}"#;
 
     #[test]
-    fn spec_in_effect_follows_rollout_and_keeps_object() {
+    fn spec_in_effect_has_recorded_tls_settings_during_rollout() {
         let (objects, effective) = effective(PEERS, Some("null"));
         assert_eq!(effective.cluster().spec.tls, None);
         assert_eq!(objects.cluster.spec.tls, policy(PEERS));

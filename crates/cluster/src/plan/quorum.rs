@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn quorum_guard_names_remaining_voters() {
+    fn quorum_guard_message_counts_remaining_voters() {
         let why = quorum(&[true, false, true])
             .unsafe_without(MemberId(0))
             .unwrap();
