@@ -1,7 +1,7 @@
 //! Actions: the requests that a plan consists of. [`crate::execute`] sends each request unchanged.
 //!
 //! Requests to the API server are generic: an object, a patch or a reference, with its precondition inside. Calls to
-//! etcd, records in the status, and Secrets with keys have types of their own. No plan contains keys or passwords
+//! etcd, records in the status, and Secrets with keys have separate types. No plan contains keys or passwords
 //! (invariant 14): the executor adds them to a Secret when it sends the Secret.
 
 use etcd::{Alarm, MemberId, Members};
@@ -109,8 +109,7 @@ pub enum StartPart {
     /// Renews the mark that another operator process has set on the Service of this member. This process never removes
     /// a renewed mark.
     MarkAgain(String),
-    /// Creates another object after the mark is set. The value decides whether a failure of this action removes the
-    /// mark.
+    /// Creates another object of this start. The value decides whether a failure of this action removes the mark.
     Follow(Undo),
     /// Creates the pod of this member again, on the volume with the member's data.
     Return(String),

@@ -119,10 +119,7 @@ mod tests {
         let gone = Arc::downgrade(&first);
         drop(first);
         clients.forget(now);
-        assert!(
-            gone.upgrade().is_some(),
-            "the second call uses the same client"
-        );
+        assert!(gone.upgrade().is_some(), "a recently used client is kept");
         clients.forget(now + FORGOTTEN);
         assert!(gone.upgrade().is_none());
     }
@@ -141,7 +138,7 @@ mod tests {
         ));
         assert!(
             Arc::ptr_eq(&first, &clients.of(("1", Some("t")), &access("a"))),
-            "calls to a survivor and to the seed alternate"
+            "the client of the former token is kept, because a recovery calls both clusters"
         );
     }
 }

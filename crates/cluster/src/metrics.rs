@@ -1,7 +1,7 @@
 //! The metrics of each cluster for `/metrics`. The operator computes them from the status that it has just written, so
 //! the metrics and the EtcdCluster agree.
 //!
-//! The labels are the namespace, the cluster's name, and fixed words from this file and from [`crate::outcome`]. The
+//! The labels are the namespace, the cluster's name, and fixed words from this file and from [`crate::reason`]. The
 //! number of series is proportional to the number of clusters. The series of a deleted cluster are removed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -214,7 +214,7 @@ impl Metrics {
 }
 
 impl Inner {
-    /// Removes deleted clusters, and counts the remaining clusters.
+    /// Removes deleted clusters, and counts each of them in the metric of deleted clusters.
     fn sweep(&mut self) {
         let Some(alive) = &self.alive else { return };
         let alive = alive();

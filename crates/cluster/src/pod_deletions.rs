@@ -93,7 +93,7 @@ mod tests {
         );
         assert!(
             begun.elapsed() >= PROMPT,
-            "etcd has its full time to answer"
+            "the observation was interrupted too early"
         );
     }
 

@@ -11,7 +11,7 @@ macro_rules! lists_of_reasons {
     ($($(#[$meta:meta])* $list:ident { $($name:ident,)+ })+) => {
         api::reasons! {
             /// The reason in a condition or an Event.
-            #[expect(missing_docs, reason = "each name is the reason itself, and the message with it explains it")]
+            #[expect(missing_docs, reason = "each name is the reason, and its message explains it")]
             pub enum Reason {
                 $($($name,)+)+
             }
@@ -121,7 +121,7 @@ lists_of_reasons! {
         VoterStarting,
         VotersConnecting,
     }
-    /// The reason of a condition that needs no action.
+    /// The reason of a condition that describes a state.
     STATES {
         AddingMembers,
         AllInEffect,

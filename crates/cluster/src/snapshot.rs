@@ -208,7 +208,7 @@ pub struct RecoveryRule {
 }
 
 /// The spec in effect, in the form that the planner uses.
-#[allow(clippy::struct_excessive_bools)] // Each flag is a setting of its own.
+#[allow(clippy::struct_excessive_bools)] // Each flag is a separate setting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
     /// `spec.size`: the number of voters.

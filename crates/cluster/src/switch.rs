@@ -324,13 +324,13 @@ mod tests {
         let mut at = None;
         for stage in [PeerStage::PlainAndTls, PeerStage::TlsTwice] {
             let Next::Step(step) = next(at.as_ref(), wanted.as_ref()).unwrap() else {
-                panic!("the first change is not complete");
+                panic!("the change to TLS has no next step");
             };
             at = step;
             assert_eq!(peers_of(at.as_ref()), stage);
             let back = next(at.as_ref(), None).unwrap();
             let Next::Step(back) = back else {
-                panic!("the reverted change is not complete")
+                panic!("the reverted change has no next step")
             };
             assert_eq!(peers_of(back.as_ref()), stage.towards(PeerStage::Plain));
         }

@@ -5,7 +5,7 @@
 //! deleted would seem overdue for a long time, and the operator would remove its member with its volume (invariant 5).
 //!
 //! Decisions about generated certificates use the same clock (invariant 20). In all other cases, the operator does not
-//! read the clock.
+//! read the API server's clock.
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;

@@ -11,7 +11,7 @@ use crate::snapshot::{Cause, Ending};
 
 /// Messages of etcd about a damaged data directory.
 const DAMAGED: [&str; 20] = [
-    // The write-ahead log (`server/storage/wal`).
+    // Messages about the write-ahead log (`server/storage/wal`).
     "walpb: crc mismatch",
     "wal: crc mismatch",
     "wal: file not found",
@@ -26,16 +26,16 @@ const DAMAGED: [&str; 20] = [
     // The snapshot and the database do not match, or either of them is missing (`etcdserver/bootstrap.go`).
     "failed to recover v3 backend from snapshot",
     "failed to find database snapshot file",
-    // The database (`bbolt/errors`, and bbolt's assertions about pages).
+    // Messages about the database (`bbolt/errors`, and bbolt's assertions about pages).
     "invalid database",
     "checksum error",
     "file size too small",
     "Page expected to be",
     "invalid freelist page",
     "unexpected page type",
-    // Raft: the log lacks entries that this member had acknowledged.
+    // Raft's message if the log lacks entries that this member had acknowledged.
     "Was the raft log corrupted, truncated, or lost?",
-    // At its start, the member compares its data with the other members (`etcdserver/corrupt.go`).
+    // Messages of the comparison with other members at the start (`etcdserver/corrupt.go`).
     "found data inconsistency with peers",
     "etcdserver: corrupt cluster",
 ];
@@ -241,7 +241,7 @@ mod tests {
             &log("panic", "failed to open database", "invalid database"),
             false,
         ) else {
-            panic!("not known")
+            panic!("the message was not recognized as damaged data")
         };
         assert_eq!(words, "failed to open database: invalid database");
     }

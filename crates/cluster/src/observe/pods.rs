@@ -320,7 +320,7 @@ fn last_words(last: &ContainerState) -> String {
     let Some(ended) = &last.terminated else {
         return String::new();
     };
-    // The containers of a seed write their report as JSON.
+    // Containers of a seed write their termination message as JSON.
     let said = ended
         .message
         .as_deref()
@@ -391,7 +391,7 @@ mod tests {
         assert_eq!(lost.lost_since, Some(at("2026-11-21T00:10:00Z")));
         assert!(
             !lost.ready && lost.running,
-            "the kubelet's last status is older"
+            "the container status of a lost node is outdated"
         );
         // Statuses that the kubelet of a live node writes.
         for (ready, reason, containers) in [
@@ -435,7 +435,7 @@ mod tests {
         assert_eq!(
             lost.lost_since,
             Some(at("2026-11-21T00:10:00Z")),
-            "the node was lost before"
+            "the node was lost before the deletion"
         );
     }
 

@@ -60,7 +60,7 @@ pub(super) fn blind<'a>(
     draft.join(ended::clear(build, &initial));
     draft.join(roll::in_the_dark(build, intent));
     draft.join(objects::troubles(build, &initial));
-    // Members that reject the operator's login are alive. Their answers do not show whether a quorum exists.
+    // No recovery starts if members reject the operator's login, or if the quorum may consist of external members.
     if let Some(end) = auth::refused(build).or_else(|| adoption::is_joining(build, why)) {
         draft.join(end);
         return draft;

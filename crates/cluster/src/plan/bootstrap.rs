@@ -40,8 +40,8 @@ pub(super) fn unrecorded<'a>(
         traces.retain(|(.., found)| found.is_some());
     }
     if recorded.is_none() {
-        // Invariant 6: the objects of a first member may be deleted after the bootstrap was abandoned, so a member
-        // without objects may have run. It has served no client, because no object carries a cluster ID.
+        // Invariant 6: without a cluster ID, a bootstrap continues only if all its first members have objects. A member
+        // without objects may have run and lost its data. No client was served, because no object has a cluster ID.
         traces.retain(|(_, members, found)| {
             found.is_some() || members.iter().all(|name| view::is_known(observed, name))
         });
@@ -225,9 +225,9 @@ fn first_data(observed: &Observed, name: &str) -> Data {
     }
 }
 
-/// True if the member cannot start: its data is damaged, its volume was lost before a pod mounted it, or the node of
-/// its pod or volume has been lost for the time that the user has set. No write is acknowledged during a bootstrap, so
-/// the operator does not wait longer.
+/// True if the member cannot start, for one of three reasons: its data is damaged; its volume was lost before a pod
+/// mounted it; the node of its pod or volume has been lost for `spec.memberReplacement.after`. If the bootstrap is
+/// abandoned, no data is lost, because no write was acknowledged.
 fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestamp) -> bool {
     let Some(pod) = observed.pods.get(name) else {
         return false;
@@ -256,7 +256,7 @@ fn given_up(
     }
     let running = first_pods(observed, intent).filter(|pod| pod.running);
     if running.count() >= quorum {
-        return None; // The first members form the cluster on their own. The operator applies changes of the spec afterwards.
+        return None; // The first members form the cluster now. The operator applies changes of the spec afterwards.
     }
     let outdated = |pod: &Pod| {
         pod.image != desired.image

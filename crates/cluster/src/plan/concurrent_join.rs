@@ -38,8 +38,8 @@ pub(super) fn may_be_reached(
     member: &MemberState,
 ) -> bool {
     let is_old = |pod: &Pod| age(pod.created, now) >= CLOSED;
-    // A voter always gets endpoints. Only learners and first members start behind Services without endpoints, and in a
-    // cluster with a voter, enough first members run.
+    // A voter always gets endpoints. Only learners and first members start behind Services without endpoints. In a
+    // formed cluster, the first members no longer need this.
     member.votes() || member.pod.is_none_or(is_old) || { view.members.iter() }
         .filter(|member| begins_apart(member) && !member.votes())
         .all(|member| has_asked((observed, now), member))

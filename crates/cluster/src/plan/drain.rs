@@ -1,5 +1,5 @@
-//! Drains a member from the client Service before the member stops or becomes busy. Clients then connect and reconnect
-//! to other members.
+//! Drains a member from the client Service before the member stops or is defragmented. Clients then connect to other
+//! members.
 //!
 //! No state records a drain. Each plan computes from the observed state which members must be drained ([`is_drained`],
 //! [`keep`]). All other members become endpoints again ([`settle`]), no matter which process drained them.
@@ -55,7 +55,7 @@ pub(super) fn keep(member: &MemberState, draft: &mut Draft) {
     }
 }
 
-/// Drains the members in `drained`, which other phases need, and makes all other members endpoints again.
+/// Drains the members in `drained`, which other phases have requested, and makes all other members endpoints again.
 pub(super) fn settle<'a>(
     build: Builder<'a>,
     view: &View,

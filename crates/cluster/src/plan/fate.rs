@@ -29,8 +29,8 @@ const RULES: [Rule; 8] = [
     corrupt,                  // Invariant 19.
 ];
 
-/// The rules for failed members. While a rule of this list applies to some member, no other member is replaced because
-/// of its pod.
+/// The rules for failed members. While one of them applies to a member, no other member is replaced because its pod
+/// must be recreated.
 const FAILURES: [Rule; 4] = [
     without_data_but_serving,
     without_data,
@@ -267,7 +267,7 @@ fn unusable(
     if pod.changed.as_ref().is_some_and(to_blame) {
         return (Fate::Stays, None);
     }
-    // A pod that was ready before its container ended had a healthy run. Such an end is no failure to start.
+    // If the pod was ready until its container ended, etcd had started successfully. The end is then no failed start.
     let Some(since) = pod.unready_since.filter(|since| since < at && pod.stays()) else {
         return (Fate::Stays, None);
     };
@@ -295,8 +295,8 @@ fn is_same_minor(pod: &Pod, from: &str) -> bool {
     runs.is_some() && runs == minor(from)
 }
 
-/// True if all other voters are healthy, and a voter among them runs with the same image and settings. For a learner
-/// with a changed image, its former version is compared, because the learner failed with that version.
+/// True if all other voters are healthy, and a voter among them runs with the same image and settings. A learner whose
+/// image was changed failed with its former version, so that version is compared.
 fn is_alone_in_it(member: &MemberState, pod: &Pod, members: &[MemberState]) -> bool {
     let others = || {
         members

@@ -53,7 +53,7 @@ pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
             .is_some_and(|service| !service.started && service.owned)
 }
 
-/// Creates or repairs the Service of an existing member. `open`: the new Service has endpoints.
+/// Creates or repairs the Service of an existing member. `open`: the Service may have endpoints.
 pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &mut Draft) {
     match service {
         None => {
@@ -95,7 +95,7 @@ pub(super) fn start_on_disk(
     draft.try_chain(pod.map(|pod| first.into_iter().chain([pod]).collect()));
 }
 
-/// Creates a pod on an existing volume. Before, sets the annotation `started` on the member's Service.
+/// Sets the annotation `started` on the member's Service, and then creates the pod on its existing volume.
 pub(super) fn pod_on_disk(service: Option<&Service>, start: &Start, draft: &mut Draft) {
     let mark = service
         .filter(|service| !service.started)

@@ -57,9 +57,9 @@ pub(super) fn reserve(
     reserved
 }
 
-/// True if the replacement joins before the old member is removed: in clusters of one or two members, or if a member
-/// has [`MemberState::followed`]. Otherwise the old member is removed first, because no node may be free for an
-/// additional member.
+/// True if the replacement joins before the old member is removed: in clusters of one or two members, or if a member to
+/// be replaced is marked [`MemberState::followed`]. Otherwise the old member is removed first, because no node may be
+/// free for an additional member.
 pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
     desired.size < 3
         || view

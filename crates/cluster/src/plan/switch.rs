@@ -120,7 +120,8 @@ fn serves(member: &MemberState) -> bool {
 
 /// Repairs a violation of invariant 23: if the peer URL of a serving member names a listener that the member does not
 /// have, sets the URL of the real listener. This can happen to the seed of a recovery: its pod is lost before its TLS
-/// settings are recorded, and the spec changes before the next pod. New members could not connect to such a seed.
+/// settings are recorded, and the spec changes before the next pod is created. New members could not connect to such a
+/// seed.
 fn cache(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
     let (mode, here) = (
         TlsMode::of(rollout.at.as_ref()),

@@ -27,7 +27,7 @@ use crate::upkeep::Call;
 pub(super) use alarms::corrupt_members;
 use alarms::{disarm, of_kind, report_corrupt_members};
 
-/// A scheduled defragmentation needs at least this number of free bytes.
+/// A scheduled run defragments only members with at least this number of free bytes.
 const SENSIBLE: i64 = 1 << 20;
 /// Minimum delay between two runs for a full database, if the first run freed no space.
 const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
@@ -39,9 +39,9 @@ const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
 /// would be defragmented most of the time, with little effect.
 const REST: i32 = 3;
 /// Within this time, a member's status normally shows the space that a compaction has freed. If it does not, the
-/// operator defragments one member as a test, and the others only if that frees space. The status can stay wrong,
-/// because etcd counts freed pages only at the next commit, and a full database accepts no writes that cause a commit
-/// (`begin` in etcd's `backend.go`, `scheduleCompaction` in etcd's `kvstore_compaction.go`).
+/// operator defragments one member as a test, and the others only if that frees space. The status can stay wrong: etcd
+/// counts freed pages only at the next commit, and a full database accepts no write that would cause a commit. See
+/// `begin` in etcd's `backend.go` and `scheduleCompaction` in `kvstore_compaction.go`.
 const SETTLES: SignedDuration = SignedDuration::from_secs(10);
 /// Maximum duration of a defragmentation call. The member may give no answer during this time.
 const SILENCE: SignedDuration = SignedDuration::from_mins(10);
@@ -326,7 +326,7 @@ impl Run<'_> {
                 return;
             }
             (None, Some(member)) if !drain::is_drained(self.view, member, draft) => return,
-            // This operator process has sent no call. Another call after that of an earlier process does no harm.
+            // This operator process has not sent the call. If an earlier process has, a second call does no harm.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));
                 draft.add(actions::defragment(&last.name, last.start_time.0));
@@ -343,7 +343,7 @@ impl Run<'_> {
         draft.add(draft.build.record_defragmentation(&record));
     }
 
-    /// True if every other voter serves, and the member is not the leader, except as the only voter.
+    /// True if every other voter serves, and the member is not the leader. A leader that is the only voter is allowed.
     fn may_defragment(&self, member: &MemberState) -> bool {
         let mut others = self.view.voters().filter(|other| other.id() != member.id());
         let leads = self.view.leader == Some(member.id()) && self.view.voters().count() > 1;

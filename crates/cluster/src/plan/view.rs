@@ -28,7 +28,7 @@ pub enum Data {
 /// The planned fate of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// No reason to replace the member exists.
+    /// The member is neither lost nor scheduled for replacement.
     Stays,
     /// The member serves. It is replaced, for this reason, as soon as the replacement is safe.
     Leaves(String),

@@ -31,7 +31,7 @@ pub enum State {
     FromSurvivor,
 }
 
-/// A member to start: the content of its PVC and its pod.
+/// A member to start, with the properties of its PVC and its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
     /// Name of the member, its pod, its PVC and its Service.
@@ -239,7 +239,7 @@ pub(super) fn role_of(role: Role) -> member::Role {
     }
 }
 
-/// The problem of a member without a valid etcd version: in its record, or in the spec.
+/// The problem of a member whose etcd version cannot be parsed.
 pub(super) fn no_version(member: &str, error: &VersionError) -> Explanation {
     let text = format!("cannot build the pod of {member}: {}", Chain(error));
     Explanation::new(Reason::InvalidSpec, text)
