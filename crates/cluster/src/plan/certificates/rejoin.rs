@@ -38,8 +38,8 @@ impl Keeper<'_> {
             if !self.is_on_volume(member, pod) {
                 let text = format!(
                     "the certificate authorities with which {member} was started have expired. {member} has no \
-                     volume, so a restart would lose its data: restore the cluster from a backup. For members that \
-                     can be restarted, set spec.pod.persistentVolumeClaimSpec in the restored cluster"
+                     volume, so a restart would lose its data: restore the cluster from a backup. Only members with \
+                     volumes (spec.pod.persistentVolumeClaimSpec) can restart with their data"
                 );
                 draft.problem(Reason::AuthorityExpired, text);
                 continue;
