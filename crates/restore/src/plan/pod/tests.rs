@@ -64,7 +64,7 @@ fn with_secret() -> StorageBlock {
     )
 }
 
-/// Defect 6 of coreos/etcd-operator: an untagged third-party image in the data path.
+/// Defect 6 of coreos/etcd-operator: its seed downloaded the backup with a third-party image without a tag.
 #[test]
 fn seed_containers_use_operator_and_member_images() {
     let pod = built(

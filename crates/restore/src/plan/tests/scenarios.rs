@@ -33,7 +33,7 @@ fn intended() -> EtcdRestore {
     })
 }
 
-/// The choice of the first backup (`number` is 1), or of a newer backup.
+/// The record of the first backup (`number` is 1), or of a newer backup.
 fn chosen(restore: &EtcdRestore, number: u32) -> ChosenBackup {
     let block = format!(r#"{{"s3":{{"path":"b/k_v{number}_2026-01-01-00:00:00"}}}}"#);
     choice::chosen_from(restore, serde_json::from_str(&block).unwrap())
@@ -109,9 +109,9 @@ fn reason(plan: &Plan) -> Reason {
     }
 }
 
-/// Invariant 10: the record is written before the objects.
+/// Invariant 10: the seed's name is recorded before objects are created.
 #[test]
-fn records_intent_before_creating_objects() {
+fn records_seed_name_before_creating_objects() {
     let restore = restore(|_| {});
     let record = Action::RecordIntent {
         seed: naming::seed(&restore),
@@ -165,7 +165,7 @@ fn rejects_existing_cluster_without_changes() {
 }
 
 #[test]
-fn rejection_remains_after_deletion_of_cluster() {
+fn rejected_restore_does_not_start_after_cluster_deletion() {
     let mut restore = intended();
     let refused = conditions::Finding::new(
         ConditionType::Failed,
@@ -216,7 +216,7 @@ fn records_backup_before_use() {
 
 /// While the restore holds the lock, a user removes the record of the backup.
 #[test]
-fn records_removed_backup_again() {
+fn records_backup_again_after_user_removes_record() {
     let mut restore = intended();
     restore.status.get_or_insert_default().backup = None;
     for pod in [Pod::Absent, restored_pod()] {
@@ -256,7 +256,7 @@ fn waits_for_deletion_of_objects_with_seed_name() {
 
 /// Invariant 9: an answer at the seed's address is ignored without a verified data directory.
 #[test]
-fn records_nothing_before_data_is_verified() {
+fn seed_is_recorded_only_after_data_is_verified() {
     let running = Pod::Present(PodFacts::default());
     check(
         &intended(),
@@ -309,7 +309,7 @@ fn reports_unreadable_snapshot() {
 fn releases_restore_lock_last() {
     let id = || Some(ID.to_owned());
     let snapshot = locked_with(restored_pod(), serves(100));
-    // From here on, the finalizer delays a deletion until the cluster is handed over.
+    // The finalizer delays a deletion of the EtcdRestore until the cluster is handed over.
     check(&seed_verified(), &snapshot, &Action::SetFinalizer(true));
     check(
         &with_finalizer(seed_verified()),
@@ -479,7 +479,7 @@ fn reports_cluster_deleted_after_handover() {
 }
 
 #[test]
-fn rejects_invalid_spec_before_reads() {
+fn rejects_invalid_spec_without_observation() {
     let tape = restore(|r| r.spec.backup_storage_type = Some("Tape".into()));
     let plan = check(&tape, &absent(Source::NotRead), &Action::Nothing);
     assert_eq!(reason(&plan), Reason::InvalidSpec);
@@ -564,7 +564,7 @@ fn deletion_before_handover_deletes_new_cluster() {
             &Action::SetFinalizer(false),
         );
     }
-    // After the cutover the cluster is complete. A deleted restore first hands it over.
+    // After the cutover, the cluster is handed over before the EtcdRestore is deleted.
     let formed = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
         ..locked()

@@ -98,7 +98,7 @@ fn deleted(mut restore: EtcdRestore) -> EtcdRestore {
     restore
 }
 
-/// Invariants 9 and 10: all problems that can be detected early are reported before the lock.
+/// Invariants 9 and 10: all problems that can be detected before the first change are reported before the lock is set.
 #[test]
 fn locks_only_after_backup_check_and_records() {
     let mut snapshot = present(existing(false));
@@ -127,7 +127,7 @@ fn locks_only_after_backup_check_and_records() {
 }
 
 #[test]
-fn records_recreated_cluster_again() {
+fn records_replaced_cluster_again_after_its_recreation() {
     let mut snapshot = present(ClusterFacts {
         uid: "another-uid".into(),
         ..existing(false)
@@ -194,7 +194,7 @@ fn cluster_of_another_restore_is_rejected() {
 }
 
 #[test]
-fn rejected_restore_has_no_finalizer() {
+fn finalizer_is_removed_from_rejected_restore() {
     let mut snapshot = present(existing(false));
     snapshot.source = Source::Ready(Box::default());
     // Before the lock, the user sets `overwrite` to false again.
@@ -237,7 +237,7 @@ fn rejected_restore_has_no_finalizer() {
 fn verifies_seed_while_old_cluster_serves() {
     let without_pod = preparing(Pod::Absent, Serving::NotRead);
     check(&recorded(), &without_pod, &Action::CreatePod);
-    // While the restore holds the lock, it always has the finalizer.
+    // If the finalizer is missing while the restore holds the lock, it is set again.
     check(
         &without_finalizer(recorded()),
         &without_pod,
@@ -277,7 +277,7 @@ fn verifies_seed_while_old_cluster_serves() {
 
 /// Invariant 9: a failure before the cutover leaves the old cluster unchanged.
 #[test]
-fn unreadable_backup_abandons_and_releases_lock() {
+fn unreadable_backup_abandons_restore_and_releases_lock() {
     let trouble = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
     let failed = Pod::Present(PodFacts {
         trouble: Some(trouble.clone()),
@@ -321,7 +321,7 @@ fn unknown_seed_keeps_lock() {
 }
 
 #[test]
-fn temporary_problems_do_not_abandon() {
+fn temporary_problems_do_not_abandon_restore() {
     for reason in [Reason::PodNotStarting, Reason::StoreUnreachable] {
         let pod = Pod::Present(PodFacts {
             trouble: Some(Trouble::new(reason, "for now")),
@@ -361,7 +361,7 @@ fn seed_joins_after_old_members_have_stopped() {
     check(&restore, &cut_over(&[], joined), &Action::ReleaseLock);
 }
 
-/// Invariant 1: unknown old members may still run.
+/// Invariant 1: old members that cannot be observed may still run.
 #[test]
 fn seed_does_not_join_while_old_members_are_unknown() {
     let mut snapshot = cut_over(&[], restored_pod());
@@ -438,7 +438,7 @@ fn lost_seed_after_cutover_fails_with_remedy() {
             );
             let ended = plan(&without_finalizer(failed), &present(existing(false)));
             assert!(matches!(ended.state, PlanState::Halted(_)));
-            // A user who deletes the failed restore accepts that the data is lost.
+            // A user who deletes the failed EtcdRestore accepts that the data is lost.
             check(&deleted(verified_seed()), &snapshot, &action);
         }
         let unknown = durable(&bare, Child::Unknown("timeout".into()));
@@ -490,7 +490,8 @@ fn old_members_stop_only_for_verified_seed() {
     }
 }
 
-/// Also after the cutover, the old members serve until they stop. No client can have written to the seed before that.
+/// After the cutover, the old members still serve until they are stopped. Before that, no client can have written to
+/// the seed.
 #[test]
 fn replaces_ended_pod_while_old_members_run() {
     let running = [old("a", false, true), old("b", true, true)];

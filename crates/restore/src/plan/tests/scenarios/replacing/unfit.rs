@@ -1,5 +1,5 @@
-//! Seeds with another backup, without a report, or on an existing volume. Also an EtcdCluster that was created again or
-//! recovered in the meantime.
+//! Tests of seeds with another backup, without a report, or on an existing volume. Also of an EtcdCluster that a user
+//! created again, or that was recovered.
 
 use super::*;
 use crate::snapshot::OtherBackup;
@@ -48,7 +48,7 @@ fn seed_pod_verifies_existing_volume_before_handover() {
     check(&restore, &snapshot, &replace_pod());
     snapshot.seed.pod = Pod::Present(ended(Life::EndedRecently));
     check(&restore, &snapshot, &Action::Nothing);
-    // A user who deletes the restore accepts the current data of the seed.
+    // A user who deletes the EtcdRestore accepts the current data of the seed.
     snapshot.seed.pod = Pod::Absent;
     check(&deleted(restore), &snapshot, &Action::ReleaseLock);
 }
@@ -205,8 +205,8 @@ fn seed_without_report_joins_only_with_checked_sha256() {
     check(&verified_seed(), &snapshot, &Action::Nothing);
 }
 
-/// An old member is found late and must stop, because the seed has joined. A seed that has joined has served the
-/// verified backup, so its lost report does not matter.
+/// The operator finds an old member after the seed has joined, and stops this member. The seed has served the verified
+/// backup before it joined, so its lost report does not matter.
 #[test]
 fn late_old_member_stops_for_joined_seed_without_report() {
     let Pod::Present(mut joined) = without_report() else {
@@ -222,7 +222,8 @@ fn late_old_member_stops_for_joined_seed_without_report() {
     );
 }
 
-/// Invariant 17: clients reach both clusters. The seed has joined and may already contain writes of clients.
+/// Invariant 17: the old member must stop, because clients can reach both clusters. The seed has joined and may already
+/// contain writes of clients.
 #[test]
 fn late_old_member_stops_for_joined_seed_with_problems() {
     let late = [old("late", false, true)];
@@ -271,7 +272,8 @@ fn late_old_member_stops_for_joined_seed_with_problems() {
     );
 }
 
-/// Another operator process may create the pod late, from a backup that it read before a different one was recorded.
+/// Another operator process may create the pod late, from a backup that it selected before a different backup was
+/// recorded.
 #[test]
 fn deletes_seed_with_other_backup_before_cutover() {
     let fetches = pod_with(|pod| {
@@ -299,7 +301,7 @@ fn deletes_seed_with_other_backup_before_cutover() {
         &locked,
         &Action::DiscardSeed,
     );
-    // After the cutover, the volume is kept: either only the pod is created again, or a user must act.
+    // After the cutover, the volume is kept. Either only the pod is created again, or a user must act.
     let running = [old("a", false, true)];
     check_pod_is_replaced(&verified_seed(), &cut_over(&running, fetches.clone()));
     let plan = check(
