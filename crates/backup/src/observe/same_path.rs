@@ -2,7 +2,7 @@
 //!
 //! Each EtcdBackup applies its retention rules to the backups whose manifest names it, and ignores the backups of the
 //! other EtcdBackups. A backup has no owner if it has no manifest, or if its EtcdBackup was deleted or moved to another
-//! path. To such a backup, every EtcdBackup with that path applies its rules.
+//! path. Every EtcdBackup with that path applies its rules to a backup without an owner.
 
 use std::collections::BTreeSet;
 

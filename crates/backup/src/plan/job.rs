@@ -29,13 +29,13 @@ pub enum Job {
     Transfer {
         /// Client URLs to which the transfer connects first.
         endpoints: Vec<String>,
-        /// Where the backup is written in the store.
+        /// The name of the backup's object in the store.
         name: ObjectName,
-        /// True if the object is compressed.
+        /// Whether the object is compressed.
         compress: bool,
         /// The record of the EtcdCluster for the manifest.
         cluster: Option<Box<ManifestCluster>>,
-        /// Which members the transfer may call.
+        /// The members to which the transfer may connect.
         limits: EndpointLimits,
     },
     /// A removal in this process, from the store that observe has opened.
