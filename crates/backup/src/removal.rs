@@ -35,7 +35,7 @@ pub enum RemovalScope {
         rules: Rules,
         /// The location of the newest backup, from the status.
         newest: String,
-        /// The UIDs of the other periodic EtcdBackups with the same path, because their backups are kept.
+        /// The UIDs of the other periodic EtcdBackups with the same path. Their backups are kept.
         others: BTreeSet<String>,
         /// The time with which the ages of backups are computed.
         now: Timestamp,
@@ -222,8 +222,8 @@ impl Removal {
         deleted.map_err(|error| in_store(&error))
     }
 
-    /// Deletes a manifest without a backup. The listing may be stale, so the store is first asked for the backup by its
-    /// name.
+    /// Deletes a manifest without a backup. The listing may be stale, so the operator first checks that the store does
+    /// not contain the backup.
     async fn delete_orphan(&self, manifest: &Found) -> Result<(), Trouble> {
         let held = self.store.head(&backup_of(&manifest.key)).await;
         if held.map_err(|error| in_store(&error))?.is_none() {

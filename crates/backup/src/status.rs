@@ -85,8 +85,8 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
     status
 }
 
-/// Whether the backups are made as the spec demands, from the other conditions. A periodic EtcdBackup is also ready
-/// before its first backup, and while a backup runs.
+/// Computes the condition `Ready` from the other conditions. A periodic EtcdBackup is also ready before its first
+/// backup, and while a backup runs.
 fn readiness(
     backup: &EtcdBackup,
     status: &EtcdBackupStatus,
@@ -102,7 +102,7 @@ fn readiness(
     };
     let periodic = backup.spec.is_periodic();
     if let Some((reason, message)) = holds(ConditionType::Failed, "True") {
-        // The next backup of a schedule can succeed, but not with a refused spec.
+        // The next backup of a schedule can succeed. A rejected spec needs a change by a user.
         let retries = periodic && !matches!(verdict, Verdict::Refused(_));
         let readiness = if retries {
             Readiness::Reconciling

@@ -75,8 +75,8 @@ pub(super) fn transfer(
     else {
         return Ok(None);
     };
-    // A pod with a volume runs in the namespace of the EtcdBackup. It reaches only what other pods of that namespace
-    // reach.
+    // A pod with a volume runs in the namespace of the EtcdBackup, and reaches the same endpoints as other pods of that
+    // namespace.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {
@@ -128,7 +128,7 @@ pub(super) fn transfer(
     }))
 }
 
-/// The URLs to call for the endpoints in a spec, and the ID of the only cluster that may answer.
+/// The URLs to which the transfer connects for the endpoints in a spec, and the ID of the only cluster that may answer.
 ///
 /// Invariant 28: an endpoint outside of the namespace needs a grant. If one endpoint has no grant, all are rejected.
 fn reachable(
@@ -166,8 +166,7 @@ fn reachable(
     Ok((urls, own))
 }
 
-/// The deletion of the pod for the recorded start. `None` unless the plan ends this start and this process has no
-/// worker for it.
+/// The job that deletes the pod of the recorded start, if the plan ends that start and the backup runs in a pod.
 pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
     let ends = plan.action == Action::RecordIntent
         || matches!(
@@ -428,7 +427,7 @@ mod tests {
             Ok((at("e0.prod.svc"), None))
         );
         assert_eq!(planned(&[pods(7), pods(8)]), Err(Reason::InvalidSpec));
-        // A pod with a volume runs in the namespace itself.
+        // A pod with a volume runs in the namespace, so it uses the URL of the spec.
         let inputs = of_endpoints(volume(), &[pods(7)]);
         let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
         let Some(Job::InPod { order, .. }) = planned else {
@@ -526,7 +525,7 @@ mod tests {
         };
         assert_eq!(newest, "s3://b/newest");
         assert!(others.contains("another"));
-        // Invariant 9: the order for the pod contains the earlier of the two clocks' times.
+        // Invariant 9: the order for the pod contains the earlier time of the two clocks.
         let planned = surplus(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
         let Some(Job::InPod { order, .. }) = planned else {
             panic!("{planned:?}")

@@ -39,7 +39,7 @@ pub async fn run(arguments: &Volume) -> bool {
     let meter = Meter::default();
     let report = tokio::select! {
         report = work(arguments, &meter) => report.unwrap_or_else(Report::failed),
-        // The process serves the progress until it ends.
+        // Serves the progress until the order is carried out.
         report = async { progress::serve(|| meter.read()).await; std::future::pending().await } => report,
     };
     let text = serde_json::to_string(&report).unwrap_or_default();
