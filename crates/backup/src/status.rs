@@ -140,8 +140,8 @@ fn readiness(
     }
 }
 
-/// Discards the start of an unfinished backup. The operator records a new start when the user has corrected or resumed
-/// the spec.
+/// Discards the start of an unfinished backup. When the user has corrected the spec or resumed the backups, the
+/// operator records a new start.
 fn discard_start(status: &mut EtcdBackupStatus) {
     if status.completion_time.is_none() {
         status.start_time = None;
@@ -176,8 +176,8 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
     if !backup.spec.is_periodic() {
         status.backups = vec![newest(status)];
     } else if rules(backup).is_none() {
-        // With retention rules, the list is written only after the rules were applied. As long as the newest backup is
-        // missing in the list, the plan knows that they were not.
+        // With retention rules, the list is written only after the rules were applied. If the list lacks the newest
+        // backup, the plan therefore applies the rules.
         let newest = newest(status);
         status
             .backups

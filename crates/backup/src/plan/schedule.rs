@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(next(HOURLY, last, "2026-01-01T11:00:30Z"), Next::Due);
     }
 
-    /// Behavior, backups 4.
+    /// Requirement "backups 4" of docs/conformance.md.
     #[test]
     fn jitter_is_deterministic_and_bounded() {
         let last = at("2026-01-15T12:00:00Z");

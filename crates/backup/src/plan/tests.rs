@@ -1,4 +1,4 @@
-//! Scenarios of the planner: an EtcdBackup, a snapshot, and the next step.
+//! Tests of the planner. Each test has an EtcdBackup, a snapshot, and the expected plan.
 
 use std::time::Duration;
 
@@ -387,7 +387,7 @@ fn time_limit_grows_with_database_up_to_48_hours() {
 }
 
 #[test]
-fn complete_backup_counts_after_deadline() {
+fn complete_backup_succeeds_even_after_deadline() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
     let plan = plan(
         &backup,
@@ -503,7 +503,7 @@ fn rejects_invalid_specs_with_field_and_remedy() {
                 failed.message
             );
         }
-        // After the spec is corrected, the operator backs up with the same EtcdBackup.
+        // After the spec is corrected, the same EtcdBackup starts a backup.
         let mut corrected = fresh();
         corrected.metadata.generation = Some(2);
         corrected.status = after.status;

@@ -1,4 +1,4 @@
-//! Selects the member that sends the snapshot: the healthiest follower or, without one, the leader. Performs no I/O.
+//! Selects the member that sends the snapshot: the healthiest follower, or else the leader. Performs no I/O.
 
 use std::collections::BTreeMap;
 
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn prefers_any_member_to_corrupt_or_leaderless_one() {
+    fn corrupt_and_leaderless_members_are_last_choice() {
         let mut corrupt = answer("corrupt", 2, 500);
         corrupt.status.errors.push("alarm:CORRUPT".to_owned());
         let mut alone = answer("alone", 3, 500);

@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::Limits;
 
-/// What a task uses, as far as limits apply to it.
+/// The properties of a task to which limits apply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) namespace: String,

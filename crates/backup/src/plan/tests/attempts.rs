@@ -1,4 +1,4 @@
-//! Attempts that end together with the operator process, without a report.
+//! Tests of attempts that end together with the operator process, without a report.
 
 use super::*;
 use crate::plan::attempts::MAX_UNFINISHED;

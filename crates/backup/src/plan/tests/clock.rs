@@ -1,4 +1,4 @@
-//! Removals while the clocks of the operator and of the API server differ.
+//! Tests of removals while the clocks of the operator and of the API server differ.
 
 use super::*;
 
@@ -22,7 +22,8 @@ fn expiring() -> EtcdBackup {
     after(backup, &plan, at(5))
 }
 
-/// Invariant 9: the stored backups are deleted together with the object.
+/// Invariant 9: the stored backups are deleted together with the expired EtcdBackup, so both clocks must show that it
+/// has expired.
 #[test]
 fn invariant_9_expiry_by_clock_ahead_deletes_no_stored_backup() {
     let backup = expiring();

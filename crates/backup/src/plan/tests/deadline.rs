@@ -1,4 +1,4 @@
-//! The time that counts for the deadline of a backup.
+//! Tests of the time that counts for the deadline of a backup.
 
 use member::OperatorImage;
 use runtime::endpoints::EndpointRule;

@@ -26,11 +26,11 @@ const PATH: &str = "key";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
-    /// The process crashes before the step.
+    /// The process crashes before it executes the action.
     CrashBeforeAct,
-    /// The process crashes between the step and the status.
+    /// The process crashes between the action and the write of the status.
     CrashBeforeStatus,
-    /// The process crashes after the status.
+    /// The process crashes after the write of the status.
     CrashAfterStatus,
     /// The API server rejects the status.
     StatusRejected,
@@ -52,7 +52,7 @@ struct Process {
     /// The key of an object without a manifest that an earlier attempt left.
     leftover: Option<String>,
     key: String,
-    /// The keys that the removal still has to delete. The last one is deleted next.
+    /// The keys that the removal still has to delete. The last key is deleted next.
     deletions: Vec<String>,
     /// The result of the removal, reported after its end.
     result: RemovalResult,
