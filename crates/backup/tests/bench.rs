@@ -6,8 +6,8 @@
 //! The benchmark measures the wall time, the processor time of all participants (etcd, the store, the commands), and
 //! the bytes that they read from the disk. It also measures the memory and the processor time of this process during
 //! the transfer. `BENCH_MIB` sets the sizes in MiB, `BENCH_ROUNDS` the number of rounds, and `BENCH_JSON` the file for
-//! the results. The benchmark is a binary of its own, so that nothing else in the process is measured. The manual
-//! upload runs in another process.
+//! the results. The benchmark has a separate binary, so that nothing else in the process is measured. The manual upload
+//! runs in another process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)]
 
 mod procfs;

@@ -194,7 +194,7 @@ async fn backs_up_with_dead_endpoint_and_without_quorum() {
         .unwrap();
     let dead = format!("http://127.0.0.1:{}", free_port());
     let endpoints = vec![dead, members[alive].client_url.clone()];
-    // On a busy machine, some of the runs may exceed the limit.
+    // At least one run must end within three seconds. On a busy machine, some runs may take longer.
     let mut times = Vec::new();
     while times
         .last()
@@ -366,7 +366,7 @@ async fn reports_failures_of_etcd_and_store() {
     );
 }
 
-/// Which members an operator may call for namespace `team-b`, with these grants.
+/// The limits of a transfer for namespace `team-b` with these grants.
 fn limited(grants: Vec<EndpointGrant>) -> EndpointLimits {
     let by = GrantedBy::default();
     EndpointLimits {
@@ -386,7 +386,7 @@ async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     };
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &start).await;
     let grant = format!("team-b={victim_url}").parse().unwrap();
-    // The case without a connection comes first. A pending connection of another case would be counted for it.
+    // The case that expects no connection is first: a pending connection of an earlier case would be counted.
     for (limits, connects) in [
         (limited(Vec::new()), false),
         (limited(vec![grant]), true),

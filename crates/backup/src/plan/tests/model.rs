@@ -401,7 +401,7 @@ impl World {
                 );
             }
             self.begun = begun;
-            // Each run results in one backup, no matter how many attempts it needs.
+            // Each run results in at most one backup, no matter how many attempts it needs.
             let complete = self.complete();
             let mut times: Vec<Timestamp> = complete.iter().map(|parts| parts.time).collect();
             let all = times.len();
@@ -447,8 +447,8 @@ fn faults() -> impl Strategy<Value = Fault> {
     ]
 }
 
-/// Without the limit, the operator would repeat such a backup forever, and each crash would interrupt all other
-/// transfers.
+/// Without the limit of attempts, the operator would repeat this backup forever, and each crash would interrupt all
+/// other transfers.
 #[test]
 fn gives_up_transfer_that_crashes_operator() {
     for interval in [0, 100_000] {
@@ -479,7 +479,7 @@ proptest! {
 
     /// Invariants 10 and 12 hold after each step. After the faults stop, the backup succeeds or fails.
     #[test]
-    fn converges_after_faults(
+    fn backup_succeeds_or_fails_after_faults(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..5), 0..40),
         timeout in prop::option::of(prop_oneof![Just(0_i64), 20_i64..100]),
     ) {
@@ -498,7 +498,7 @@ proptest! {
 
     /// A crash after the manifest is written does not cause a second transfer.
     #[test]
-    fn adopts_completed_transfer(crash_after in 2_usize..8, interval in prop_oneof![Just(0_i64), Just(500)]) {
+    fn complete_backup_is_adopted_after_crash(crash_after in 2_usize..8, interval in prop_oneof![Just(0_i64), Just(500)]) {
         let mut world = World::new(None, interval);
         for round in 0..20 {
             let fault = if round == crash_after { Fault::CrashBeforeAct } else { Fault::None };
@@ -536,7 +536,7 @@ proptest! {
             world.round(Fault::None, Fault::None, 1);
         }
         prop_assert!(world.begun.unwrap() > faults_end, "no run started after the faults");
-        // There may be one more backup than the rules keep: the newest backup, before the rules are applied after it.
+        // There may be one more backup than the rules keep, because the rules are applied only after the newest backup.
         let kept = world.complete().len();
         prop_assert!((2..=3).contains(&kept), "{kept} backups are kept: {:?}", world.data);
         let orphans = world.manifests.keys().filter(|key| !world.data.contains_key(*key)).count();

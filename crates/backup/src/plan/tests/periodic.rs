@@ -1,4 +1,4 @@
-//! Periodic backups and their retention.
+//! Tests of periodic backups and their retention.
 
 use api::backup::name;
 
@@ -306,7 +306,7 @@ fn failed_retention_is_reported_and_retried() {
 }
 
 #[test]
-fn without_rules_lists_newest_and_removes_nothing() {
+fn without_retention_rules_no_backup_is_removed() {
     let complete = first_complete(|object| object["spec"]["backupPolicy"]["maxBackups"] = json!(0));
     assert_eq!(need(&complete, &Snapshot::default(), at(6)), Need::Nothing);
     assert_eq!(complete.status.unwrap().backups.len(), 1);
@@ -424,7 +424,7 @@ fn repeats_removal_concurrent_with_newest_backup() {
 /// rules first.
 #[test]
 fn retention_runs_before_backup_that_is_due() {
-    // The backup started at 0 and was complete at 5. The next one was due at 7.
+    // The backup started at second 0 and was complete at second 5. The next backup was due at second 7.
     let backup = first_complete(|object| {
         object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2);
     });
@@ -473,7 +473,7 @@ fn slow_or_failed_retention_delays_no_backup() {
     assert_eq!(crate::plan::intent(&running), Some(at(65)));
 }
 
-/// After the clock was a year ahead for a moment, backups must not stop for a year.
+/// If the clock was a year ahead for a moment, backups must not stop for a year.
 #[test]
 fn start_in_future_does_not_stop_schedule() {
     const YEAR: i64 = 365 * 86_400;
