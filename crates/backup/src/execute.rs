@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn writes_status_without_attempts_to_older_crd() {
+    async fn status_without_attempt_count_is_written_to_older_crd() {
         for has_field in [true, false] {
             let (client, sent) = server(has_field);
             let api = Api::<EtcdBackup>::namespaced(client, "n");

@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_9_deletes_only_backups_older_than_verified() {
+    fn invariant_9_deletes_only_backups_older_than_verified_backup() {
         let backups = [found(9, 0), found(8, 60), found(7, 120), found(6, 180)];
         let gone = surplus(
             &backups,

@@ -275,7 +275,7 @@ async fn pair(store: &Shared, key: &str) -> (Bytes, BackupManifest) {
 }
 
 #[tokio::test]
-async fn invariant_12_replaced_object_or_manifest_is_no_success() {
+async fn invariant_12_backup_fails_if_object_or_manifest_is_replaced() {
     let snapshot = recorded().await;
     // In a store without tags, the operator reads the whole object.
     for (has_tags, compress) in [(true, false), (false, false), (false, true)] {
@@ -388,7 +388,7 @@ async fn invariant_12_store_without_tags_detects_replaced_object() {
 
 /// If a file in a directory is replaced during a read, the read continues with the old file.
 #[tokio::test]
-async fn invariant_12_replacement_during_read_is_no_success() {
+async fn invariant_12_backup_fails_if_object_is_replaced_during_read() {
     let snapshot = recorded().await;
     for interference in [
         Interference::BackupWhileRead,

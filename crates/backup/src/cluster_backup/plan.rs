@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn creates_owned_backup_for_cluster() {
+    fn cluster_spec_creates_etcdbackup_owned_by_cluster() {
         let cluster = cluster(|object| {
             object["metadata"]["annotations"] = json!({ ANNOTATION_SCOPE: "clusterwide" });
         });
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn deletes_only_backup_owned_by_cluster() {
+    fn only_etcdbackup_owned_by_cluster_is_deleted() {
         let backup = created(&cluster(|_| ()));
         let without = cluster(|object| object["spec"] = json!({}));
         assert!(matches!(plan(&without, Some(&backup)), Action::Delete(_)));

@@ -391,7 +391,7 @@ mod tests {
     /// Invariant 28: the restriction does not apply to the operator's own namespace, to an operator for one namespace,
     /// and to granted endpoints.
     #[tokio::test]
-    async fn invariant_28_granted_endpoint_is_called_directly() {
+    async fn invariant_28_operator_connects_directly_to_granted_endpoint() {
         let url = "http://main-client.team-a.svc:2379";
         for rule in [
             EndpointRule::default(),
@@ -410,7 +410,7 @@ mod tests {
 
     /// Invariant 28: the users of a namespace can change its Services, so the operator connects to the pods.
     #[tokio::test]
-    async fn invariant_28_cluster_of_other_namespace_is_called_at_its_pods() {
+    async fn invariant_28_operator_connects_to_pods_in_other_namespace() {
         let spec = json!({ "etcdCluster": { "name": "main" } });
         for (rule, expected) in [
             (EndpointRule::default(), None),

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn includes_suspended_but_not_moved_backups() {
+    fn same_path_includes_suspended_but_not_moved_etcdbackups() {
         let all = [
             backup("moved", |object| {
                 object["spec"]["s3"]["path"] = json!("bucket/elsewhere");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn includes_backup_that_cannot_be_parsed() {
+    fn same_path_includes_etcdbackup_that_cannot_be_parsed() {
         let later = json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
             "metadata": { "name": "later", "namespace": "n", "uid": "later" },

@@ -406,7 +406,7 @@ mod tests {
 
     /// Invariant 28: a DNS name in the namespace may resolve to any address. The address of a pod is reliable.
     #[test]
-    fn invariant_28_own_cluster_is_called_at_pods_with_recorded_id() {
+    fn invariant_28_operator_connects_to_pods_with_recorded_cluster_id() {
         let planned = |reaches: &[EndpointReach]| {
             let inputs = of_endpoints(store(), reaches);
             match transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH) {
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn transfer_gets_incomplete_object_of_earlier_attempt() {
+    fn transfer_replaces_incomplete_object_of_earlier_attempt() {
         let inputs = of_cluster(store(), false, false);
         let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
         let Some(Job::Transfer {

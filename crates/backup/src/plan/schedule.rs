@@ -527,7 +527,7 @@ mod tests {
         /// For every policy and every time, no run is due directly after a run, and the next run becomes due within the
         /// interval plus the jitter.
         #[test]
-        fn next_run_waits_and_becomes_due(
+        fn next_run_becomes_due_within_interval_and_jitter(
             interval in 1_i64..1_000_000,
             deadline in prop::option::of(0_i64..100_000),
             away in 0_i64..10_000_000,

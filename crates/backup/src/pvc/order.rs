@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_report_keeps_reason_and_fits() {
+    fn long_failure_report_is_shortened_and_keeps_reason() {
         let trouble = Trouble::new(Reason::StoreUnreachable, "é".repeat(5000));
         let text = serde_json::to_string(&Report::failed(trouble)).unwrap();
         assert!(text.len() < 4096);

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn takes_snapshot_of_leader_if_it_is_the_only_member() {
+    fn leader_sends_snapshot_if_it_is_the_only_member() {
         assert_eq!(order(vec![answer("leader", 1, 5)]), ["leader"]);
     }
 

@@ -38,7 +38,7 @@ impl Store for Gated {
     }
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
         let _open = self.gate.acquire().await;
-        assert!(key != PANICS, "on purpose");
+        assert!(key != PANICS, "the test requests this panic");
         self.inner.begin(key).await
     }
     async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
@@ -187,7 +187,7 @@ async fn limits_concurrent_transfers() {
 }
 
 #[tokio::test]
-async fn slow_store_delays_no_other_store() {
+async fn slow_store_does_not_delay_transfers_to_other_stores() {
     let case = Case::new();
     for index in 0..6 {
         case.enqueue_at("slow", &index.to_string(), || true);
@@ -217,7 +217,7 @@ async fn slow_store_delays_no_other_store() {
 
 /// The time limit of a backup excludes the time in the queue.
 #[tokio::test]
-async fn queue_time_accumulates_until_forgotten() {
+async fn queue_time_accumulates_over_attempts() {
     let mut case = Case::new();
     for index in 0..3 {
         case.enqueue_at("slow", &index.to_string(), || true);
@@ -277,7 +277,7 @@ impl Worker for PodTask {
 }
 
 #[tokio::test]
-async fn stuck_pods_delay_no_other_store() {
+async fn stuck_pods_do_not_delay_transfers_to_other_stores() {
     let case = Case::new();
     for index in 0..10 {
         let task = PodTask(format!("pvc://n/{}", index / 2));
@@ -335,7 +335,7 @@ async fn worker_backs_off_after_each_failure() {
 }
 
 #[tokio::test]
-async fn deletion_cancels_and_forgets_transfer() {
+async fn worker_cancels_transfer_of_deleted_etcdbackup() {
     let mut case = Case::new();
     let exists = Arc::new(AtomicBool::new(true));
     let observed = exists.clone();
@@ -496,7 +496,7 @@ async fn task_is_ended_at_its_time_limit() {
 }
 
 #[tokio::test]
-async fn slow_store_of_namespace_delays_no_other_namespace() {
+async fn slow_store_of_one_namespace_does_not_delay_other_namespaces() {
     let case = Case::with(Limits {
         per_namespace: 2,
         ..LIMITS
@@ -531,7 +531,7 @@ async fn slow_store_of_namespace_delays_no_other_namespace() {
 
 /// Two tenants use the same bucket name at different endpoints.
 #[test]
-fn endpoint_is_part_of_slot_key() {
+fn stores_at_different_endpoints_have_separate_limits() {
     struct At(LocalStore, &'static str);
 
     #[async_trait]

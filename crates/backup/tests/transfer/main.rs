@@ -132,7 +132,7 @@ async fn restored(programs: &Programs, file: &Path, key: &str) -> (i64, Vec<u8>)
     }
     etcd.kill().unwrap();
     etcd.wait().unwrap();
-    answer.expect("the restored etcd serves")
+    answer.expect("the restored etcd does not serve")
 }
 
 #[tokio::test]
@@ -475,7 +475,7 @@ async fn invariant_12_rejects_snapshot_with_wrong_checksum() {
 }
 
 #[tokio::test]
-async fn invariant_12_store_failure_is_no_success() {
+async fn invariant_12_backup_fails_if_store_fails() {
     let whole = recorded().await;
     let denied = || store::Error::AccessDenied("403".to_owned());
     for call in [

@@ -211,7 +211,7 @@ async fn removes_restore_lock_if_finalizer_is_missing() {
 /// When a restore is aborted, all objects of the seed are deleted by UID, even if the record or the pod has changed.
 /// Only a cutover by another operator process prevents the deletion (invariant 9).
 #[tokio::test]
-async fn aborted_restore_deletes_changed_seed() {
+async fn aborted_restore_deletes_seed_even_if_changed() {
     let mut aborted = fake::restore_in_place();
     aborted.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
     let all = [
@@ -370,7 +370,7 @@ async fn creates_cluster_only_for_unchanged_restore() {
 
 /// Invariants 9 and 11: the seed's pod was lost, or another operator process deleted it.
 #[tokio::test]
-async fn makes_no_cutover_to_changed_seed() {
+async fn no_cutover_is_made_if_seed_pod_has_changed() {
     let mut another = observed_pod();
     another.metadata.uid = Some("another".into());
     let mut terminating = observed_pod();

@@ -64,7 +64,7 @@ fn backup_without_manifest_requires_template() {
 }
 
 #[test]
-fn rejects_version_older_than_backup() {
+fn rejects_etcd_version_older_than_backup() {
     let recorded = manifest("3.6.16", json!({}));
     let trouble = refused(
         &restore(json!({ "spec": { "version": "3.5.35" } })),

@@ -196,7 +196,7 @@ mod tests {
 
     /// Writes to `/dev/full` fail as on a full volume.
     #[tokio::test]
-    async fn intake_reports_full_volume_with_remedy() {
+    async fn full_volume_is_reported_with_remedy() {
         let intake = Intake::begin(Path::new("/dev/full"), Arc::default());
         // `push` returns false after the failure.
         while intake.push(Bytes::from_static(&[0; 4096])).await {}

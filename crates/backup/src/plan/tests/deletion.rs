@@ -87,7 +87,7 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
 
 /// If the operator is uninstalled, no process removes the finalizers of its EtcdBackups.
 #[test]
-fn backup_object_without_stored_backup_has_no_finalizer() {
+fn etcdbackup_without_stored_backup_has_no_finalizer() {
     let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
     let idle = Snapshot::default();
     assert_eq!(
@@ -164,7 +164,7 @@ fn stuck_removal_is_reported() {
 /// With `deletionPolicy: Delete`, a removal by the retention rules may end just before the EtcdBackup is deleted. Its
 /// result must not count as the removal of all backups.
 #[test]
-fn retention_result_does_not_complete_deletion() {
+fn retention_result_does_not_count_as_removal_of_all_backups() {
     let mut backup = first_complete(|_| ());
     backup.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
     backup.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);

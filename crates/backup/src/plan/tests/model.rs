@@ -450,7 +450,7 @@ fn faults() -> impl Strategy<Value = Fault> {
 /// Without the limit of attempts, the operator would repeat this backup forever, and each crash would interrupt all
 /// other transfers.
 #[test]
-fn gives_up_transfer_that_crashes_operator() {
+fn backup_fails_after_transfer_repeatedly_crashes_operator() {
     for interval in [0, 100_000] {
         let mut world = World::new(None, interval);
         for _ in 0..200 {
@@ -547,7 +547,7 @@ proptest! {
     /// Invariant 9: if the interval is shorter than a backup takes, backups still continue, and the retention rules are
     /// applied.
     #[test]
-    fn retention_runs_if_backup_exceeds_interval(
+    fn retention_runs_if_backups_take_longer_than_interval(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..20), 0..60),
         seconds in 2_i64..90,
     ) {

@@ -340,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn bound_pvc_or_scheduled_pod_has_storage() {
+    fn bound_pvc_or_scheduled_pod_is_not_missing_storage() {
         let waits = pvc(Some("nowhere"), &json!({}));
         assert_eq!(reported(&pod("True", ""), &waits), None);
         for phase in ["Bound", "Lost"] {

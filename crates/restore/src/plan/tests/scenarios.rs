@@ -400,7 +400,7 @@ fn pauses_before_replacing_recently_ended_pod() {
 /// Invariant 9: after its cluster ID is recorded, the seed is a member. From then on, the cluster operator replaces its
 /// pod.
 #[test]
-fn hands_over_recorded_seed_with_ended_pod() {
+fn cluster_is_handed_over_even_if_seed_pod_has_ended() {
     for pod in ended_pods() {
         let mut snapshot = locked_with(Pod::Present(pod), Serving::NotRead);
         for lock in [Some(UID.to_owned()), None] {
@@ -445,7 +445,7 @@ fn seed_with_other_cluster_id_halts_restore() {
 
 /// Defect 1 of coreos/etcd-operator: its status always reported success.
 #[test]
-fn succeeds_only_if_cluster_serves_backup_revision() {
+fn restore_succeeds_only_if_cluster_serves_backup_revision() {
     let facts = |available| ClusterFacts {
         cluster_id: Some(ID.into()),
         available,
@@ -495,7 +495,7 @@ fn rejects_invalid_spec_without_observation() {
 
 /// Invariant 9: the hash of etcd's keys is compared before the seed is recorded.
 #[test]
-fn seed_with_other_keys_is_not_recorded() {
+fn seed_with_different_key_hash_is_not_recorded() {
     let differs = Serving::Differs {
         expected: 1,
         found: 2,

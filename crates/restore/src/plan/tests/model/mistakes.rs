@@ -218,7 +218,7 @@ proptest! {
 
     /// Invariant 11: a late action does no harm even long after the handover, when clients have written to the cluster.
     #[test]
-    fn invariant_11_action_long_after_plan_does_no_harm(
+    fn invariant_11_action_sent_long_after_planning_does_no_harm(
         durable: bool,
         in_place: bool,
         manifests: bool,

@@ -100,7 +100,7 @@ fn deleted(mut restore: EtcdRestore) -> EtcdRestore {
 
 /// Invariants 9 and 10: all problems that can be detected before the first change are reported before the lock is set.
 #[test]
-fn locks_only_after_backup_check_and_records() {
+fn cluster_is_locked_only_after_backup_check_and_records() {
     let mut snapshot = present(existing(false));
     let fresh = overwriting(|_| {});
     snapshot.source = Source::Unavailable(Trouble::new(Reason::BackupMissing, "no object"));
@@ -234,7 +234,7 @@ fn finalizer_is_removed_from_rejected_restore() {
 
 /// Invariant 9: a seed that answers but never becomes ready leaves the old cluster complete.
 #[test]
-fn verifies_seed_while_old_cluster_serves() {
+fn seed_is_verified_while_old_cluster_serves() {
     let without_pod = preparing(Pod::Absent, Serving::NotRead);
     check(&recorded(), &without_pod, &Action::CreatePod);
     // If the finalizer is missing while the restore holds the lock, it is set again.
@@ -315,7 +315,7 @@ fn unreadable_backup_abandons_restore_and_releases_lock() {
 
 /// Invariant 1: an unknown seed is not a missing seed.
 #[test]
-fn unknown_seed_keeps_lock() {
+fn lock_is_kept_while_seed_is_unknown() {
     let unknown = preparing(Pod::Unknown("timeout".into()), Serving::NotRead);
     check(&abandoned(), &unknown, &Action::Nothing);
 }
@@ -552,7 +552,7 @@ fn joined_seed_is_not_restored_again() {
 }
 
 #[test]
-fn deleted_restore_in_place_ends_with_old_or_new_cluster() {
+fn deleted_restore_is_undone_before_cutover_and_completed_after_it() {
     let before = preparing(restored_pod(), serves(100));
     check(&deleted(recorded()), &before, &Action::DiscardSeed);
     check(&deleted(verified_seed()), &before, &Action::DiscardSeed);

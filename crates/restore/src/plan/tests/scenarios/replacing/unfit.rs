@@ -208,7 +208,7 @@ fn seed_without_report_joins_only_with_checked_sha256() {
 /// The operator finds an old member after the seed has joined, and stops this member. The seed has served the verified
 /// backup before it joined, so its lost report does not matter.
 #[test]
-fn late_old_member_stops_for_joined_seed_without_report() {
+fn old_member_stops_after_seed_without_report_has_joined() {
     let Pod::Present(mut joined) = without_report() else {
         panic!("the pod is missing")
     };
@@ -225,7 +225,7 @@ fn late_old_member_stops_for_joined_seed_without_report() {
 /// Invariant 17: the old member must stop, because clients can reach both clusters. The seed has joined and may already
 /// contain writes of clients.
 #[test]
-fn late_old_member_stops_for_joined_seed_with_problems() {
+fn old_member_stops_after_seed_with_problems_has_joined() {
     let late = [old("late", false, true)];
     let other = |cluster_id: &str, revision| Serving::Serves {
         cluster_id: cluster_id.into(),
