@@ -1,9 +1,8 @@
-//! Plans the next step of one EtcdBackup. Pure: no client, clock, randomness or logging. The planner always returns a
-//! plan.
+//! Plans the next step of one EtcdBackup. A plan is a pure function: it uses no client, clock, randomness or log.
 //!
 //! Before the operator reads etcd or writes to the store, it records the start time of the backup in the status
 //! (invariant 10). All later steps can be repeated: an interrupted transfer starts again, unless the store already
-//! contains its complete backup. The start time of the last backup determines the time of the next one. The list of
+//! contains its complete backup. The start time of the last backup determines the time of the next backup. The list of
 //! backups in the status shows whether the retention rules were applied after the newest backup.
 
 use std::time::Duration;
@@ -194,7 +193,7 @@ fn is_open(status: &EtcdBackupStatus) -> bool {
     status.start_time.is_some() && status.completion_time.is_none()
 }
 
-/// What observe must read for the plan. Data that cannot change the plan is not read.
+/// The data that the plan needs. Data that cannot change the plan is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// No data.

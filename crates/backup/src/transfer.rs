@@ -107,7 +107,7 @@ impl Transfer {
         // Without a quorum there is no member list, but a single member can still send its snapshot.
         let listed = self.etcd.members(&self.endpoints).await.ok();
         let members = listed.iter().flat_map(|listed| &listed.members);
-        // Invariant 28: an answer may be hostile, and name members of other clusters.
+        // Invariant 28: an answer may be hostile and name members of other clusters, so a rule restricts the URLs.
         let advertised = members.flat_map(|member| &member.client_urls);
         let advertised = advertised.filter(|url| self.limits.advertised.allows(url));
         urls.extend(advertised.cloned());
@@ -257,7 +257,7 @@ impl Transfer {
             ObjectName::Numbered { path, .. } => (name::prefix(path), Some(path)),
         };
         for unfinished in self.store.unfinished(&prefix).await? {
-            // Invariant 13: names of uploads of other paths may start with the same prefix.
+            // Invariant 13: keeps uploads of other paths whose names start with the same prefix.
             let ours = unfinished.key == key
                 || path.is_some_and(|path| name::parse(path, &unfinished.key).is_some());
             if ours && unfinished.is_older_than(self.since.as_second()) {
@@ -340,7 +340,7 @@ impl Transfer {
         let answer = self.etcd.hash(&member.url, inspected.store_revision());
         match answer.await {
             Ok(found) => found
-                // If a compaction has changed the hash since the snapshot, the hash is useless.
+                // If a compaction since the snapshot has changed the hash, a restore cannot compare it.
                 .filter(|found| found.compacted == inspected.compacted)
                 .map(|found| found.hash),
             Err(error) => {

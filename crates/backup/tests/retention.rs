@@ -421,7 +421,7 @@ async fn invariant_9_retention_deletes_nothing_while_clocks_differ() {
             assert_eq!(Some(status(&reported, &again, later)), reported.status);
         }
     }
-    // If the two clocks differ by less than an hour, the earlier time is used.
+    // If the clocks differ by less than an hour, the rules use the earlier time.
     let (plan, _) = planned(&by_age, SignedDuration::from_mins(59));
     assert_eq!(removed(&store, &plan).await, Some(1));
     let left = with_manifests([0, 24, 47].map(key));

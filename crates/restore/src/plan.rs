@@ -91,7 +91,7 @@ fn remove_finalizer() -> Plan {
     )
 }
 
-/// Removes the finalizer of a halted restore before the rejection is reported. A rejected restore has nothing to clean
+/// Removes the finalizer of a rejected restore before the rejection is reported. Such a restore has nothing to clean
 /// up, so users must be able to delete it even when no operator runs.
 fn without_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     match plan.state {

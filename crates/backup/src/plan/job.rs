@@ -404,7 +404,7 @@ mod tests {
         }
     }
 
-    /// Invariant 28: a DNS name in the namespace may resolve to any address. The address of a pod is reliable.
+    /// Invariant 28: a DNS name in the namespace may resolve to any address. Only the address of a pod is reliable.
     #[test]
     fn invariant_28_operator_connects_to_pods_with_recorded_cluster_id() {
         let planned = |reaches: &[EndpointReach]| {

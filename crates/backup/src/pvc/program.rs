@@ -215,7 +215,7 @@ mod tests {
         assert!(upload.commit().await.is_err());
     }
 
-    /// Invariant 9: the clock of the node may be years ahead of the operator's clock.
+    /// Invariant 9: the clock of the node may be years ahead, so the pod uses the time in the order.
     #[tokio::test]
     async fn invariant_9_retention_in_pod_ignores_node_clock() {
         let dir = tempfile::tempdir().unwrap();

@@ -73,7 +73,7 @@ pub async fn earlier_attempt(
     };
     let mut leftover = None;
     for object in listed {
-        // Invariant 13: names of objects of other paths may start with the same prefix.
+        // Invariant 13: skips objects of other paths whose names start with the same prefix.
         if name::parse(&path, &object.key).is_none_or(|parts| parts.time != time) {
             continue;
         }

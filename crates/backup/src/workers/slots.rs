@@ -88,7 +88,8 @@ impl Slots {
                 slots: self.clone(),
                 place,
             };
-            // If the task no longer waits, the slot is dropped here, which admits another task. The lock is not held.
+            // If the task no longer waits, the slot is dropped here, which admits the next task. Dropping a slot needs
+            // the lock, so the lock is not held here.
             drop(admit.send(slot));
         }
     }

@@ -375,7 +375,8 @@ fn limited(grants: Vec<EndpointGrant>) -> EndpointLimits {
     }
 }
 
-/// Invariant 28: the answer of an etcd may name members of other clusters.
+/// Invariant 28: the answer of etcd may name members of other clusters. The operator connects to them only with a
+/// grant.
 #[tokio::test]
 async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     let victim = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -406,7 +407,7 @@ async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     }
 }
 
-/// Invariant 28: the address of a deleted pod may now belong to a member of another cluster.
+/// Invariant 28: the address of a deleted pod may now belong to another cluster, whose snapshot must not be stored.
 #[tokio::test]
 async fn invariant_28_backup_never_contains_another_cluster() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;

@@ -126,7 +126,7 @@ fn failed_backup_deletes_pod_of_earlier_operator_process() {
         ..known(Work::Idle, Destination::Free)
     };
     let Some(Job::InPod { pod, .. }) = plan(&backup, &started, at(1)).job else {
-        panic!("no pod")
+        panic!("the plan contains no pod")
     };
     let left = Some(Job::LeftPod {
         name: pod.metadata.name.unwrap(),

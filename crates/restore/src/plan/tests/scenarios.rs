@@ -138,7 +138,7 @@ fn creates_cluster_only_if_backup_was_found() {
     );
 }
 
-/// Invariant 1: an unknown cluster is not a missing cluster.
+/// Invariant 1: if the EtcdCluster cannot be read, the restore does not assume that it is missing.
 #[test]
 fn waits_while_cluster_is_unknown() {
     let mut snapshot = absent(Source::Ready(Box::default()));

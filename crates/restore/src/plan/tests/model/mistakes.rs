@@ -262,7 +262,7 @@ proptest! {
 /// The message of the check that detects the mistake. Empty if no check detects it.
 fn found(mistake: Mistake, steps: impl Strategy<Value = Vec<Step>>) -> String {
     let quiet = ProptestConfig {
-        // The rarest mistake needs about 500 cases, so this number has a large margin.
+        // About 500 cases are enough to detect the rarest mistake, so this number has a large margin.
         cases: 20_000,
         max_shrink_iters: 0,
         failure_persistence: None,

@@ -313,7 +313,7 @@ fn unreadable_backup_abandons_restore_and_releases_lock() {
     assert!(matches!(end.state, PlanState::Halted(_)));
 }
 
-/// Invariant 1: an unknown seed is not a missing seed.
+/// Invariant 1: if the seed cannot be read, the restore does not assume that it is missing.
 #[test]
 fn lock_is_kept_while_seed_is_unknown() {
     let unknown = preparing(Pod::Unknown("timeout".into()), Serving::NotRead);
@@ -446,7 +446,7 @@ fn lost_seed_after_cutover_fails_with_remedy() {
     }
 }
 
-/// Invariant 9: the seed was created again while a user stopped the last old members.
+/// Invariant 9: the seed was created again while a user stopped the last old members. It joins only with verified data.
 #[test]
 fn seed_with_unverified_data_does_not_join() {
     for restored in [None, Some(99), Some(101)] {
@@ -465,7 +465,8 @@ fn seed_with_unverified_data_does_not_join() {
     }
 }
 
-/// Invariant 9: another backup may now be at the location, and changed address settings may lead to another cluster ID.
+/// Invariant 9: a seed that was created again may differ from the verified seed. Its location may now have another
+/// backup, or changed address settings may have led to another cluster ID.
 #[test]
 fn old_members_stop_only_for_verified_seed() {
     let newer = Pod::Present(PodFacts {
@@ -516,8 +517,8 @@ fn replaces_ended_pod_while_old_members_run() {
     }
 }
 
-/// Invariant 9: clients may have written to a seed with the labels of the cluster. These writes are either on its
-/// volume or lost.
+/// Invariant 9: clients may have written to a seed with the labels of the cluster. The backup must not be restored over
+/// these writes.
 #[test]
 fn joined_seed_is_not_restored_again() {
     let late = [old("late", false, false)];

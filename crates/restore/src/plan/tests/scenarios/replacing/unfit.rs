@@ -132,8 +132,7 @@ fn reports_seed_problem_with_remedy_after_old_members_stopped() {
     assert!(!names_remedy(&[old("a", false, true)]));
 }
 
-/// Invariant 9: a PersistentVolumeClaim that is being deleted loses its data as soon as the pod that uses it is
-/// deleted.
+/// Invariant 9: the deletion of the pod would also delete its terminating PersistentVolumeClaim and the data on it.
 #[test]
 fn keeps_seed_pod_on_terminating_volume() {
     let bare = cut_over(&[], without_report());
@@ -161,8 +160,8 @@ fn keeps_seed_pod_on_terminating_volume() {
     assert!(matches!(plan.state, PlanState::Working(_)), "{plan:?}");
 }
 
-/// A kubelet may lose the report of a container. A container that has succeeded does not run again, so no second report
-/// follows.
+/// A kubelet may lose the report of a container that has succeeded. This container does not run again, so the operator
+/// replaces the pod as long as no client can have written to it.
 #[test]
 fn replaces_seed_without_report_before_client_writes() {
     let running = [old("a", false, true)];
@@ -318,8 +317,8 @@ fn deletes_seed_with_other_backup_before_cutover() {
     );
 }
 
-/// Invariant 9: the EtcdCluster changed after the handover. Either its lost quorum was recovered with a new cluster ID,
-/// and its data is newer than the backup. Or a user has created the EtcdCluster again.
+/// Invariant 9: the EtcdCluster changed after the handover, so its data may be newer than the backup. Either its lost
+/// quorum was recovered with a new cluster ID, or a user created the EtcdCluster again.
 #[test]
 fn cluster_changed_after_handover_is_not_replaced_again() {
     let source = |facts: ClusterFacts| {
