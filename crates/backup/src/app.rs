@@ -28,8 +28,8 @@ use crate::observe::ObserveContext;
 use crate::reconcile::ReconcileContext;
 use crate::workers::{Limits, Workers};
 
-/// Time limit for recording an attempt in the status. It is enough for a slow API server and a queue of hundreds of
-/// reconciles, each of which may wait 30 seconds for a store that does not answer.
+/// Time limit for recording an attempt in the status. The API server may be slow. Hundreds of reconciles may be queued,
+/// and each of them may wait 30 seconds for a store that does not answer.
 const RECORD_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Maximum back-off between two attempts of a transfer, in seconds.

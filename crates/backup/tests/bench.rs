@@ -58,9 +58,9 @@ async fn fill(url: &str, mebibytes: u64) {
     }
 }
 
-/// Brings the machine into the same state before each measurement: all writes are on disk, the store is empty, and the
-/// page cache contains only the programs and the database, as for a member in use. Otherwise the content of the page
-/// cache would change the number of bytes that are read.
+/// Brings the machine into the same state before each measurement, because the content of the page cache changes the
+/// number of bytes that are read. All writes are on disk, and the store is empty. The page cache contains only the
+/// programs and the database, as for a member in use.
 async fn reset(store: &dyn Store, etcd: &EtcdProcess, programs: &Programs) {
     for object in store.list("").await.unwrap() {
         store.delete(&object.key).await.unwrap();

@@ -241,7 +241,10 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
         return if in_place {
             in_place::replace(restore, snapshot, cluster.durable)
         } else {
-            Plan::act(Action::ReleaseLock, "handing the cluster over")
+            Plan::act(
+                Action::ReleaseLock,
+                "handing the cluster over to the cluster operator",
+            )
         };
     }
     if in_place::is_aborted(restore) {

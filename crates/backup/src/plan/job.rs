@@ -166,7 +166,7 @@ fn reachable(
     Ok((urls, own))
 }
 
-/// The job that deletes the pod of the recorded start, if the plan ends that start and the backup runs in a pod.
+/// The job that deletes the pod of the recorded backup, if the plan ends this backup and the backup runs in a pod.
 pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
     let ends = plan.action == Action::RecordIntent
         || matches!(

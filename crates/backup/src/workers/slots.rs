@@ -1,8 +1,8 @@
 //! Admits tasks within three limits: for all tasks, per namespace and per store.
 //!
-//! A waiting task occupies no slot, so the tasks of a busy store or namespace do not delay other tasks. Of the waiting
-//! tasks that the limits permit, the next one belongs to the namespace with the fewest running tasks. Of several such
-//! tasks, the oldest is next.
+//! A waiting task occupies no slot, so the tasks of a busy store or namespace do not delay other tasks. Among the
+//! waiting tasks that the limits permit, a task of the namespace with the fewest running tasks is next. If there are
+//! several, the oldest task is next.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

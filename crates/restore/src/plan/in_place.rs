@@ -164,7 +164,10 @@ pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
     if seed_exists {
         return Plan::act(Action::DiscardSeed, "deleting the seed member");
     }
-    Plan::act(Action::ReleaseLock, "releasing the unchanged cluster")
+    Plan::act(
+        Action::ReleaseLock,
+        "releasing the lock of the unchanged cluster",
+    )
 }
 
 /// Plans the steps after the cutover: the old members stop, the seed joins the cluster, the lock is released.

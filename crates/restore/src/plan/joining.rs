@@ -68,7 +68,10 @@ fn on_volume(seed: &Seed) -> Plan {
 }
 
 fn hand_over() -> Plan {
-    Plan::act(Action::ReleaseLock, "handing the cluster over")
+    Plan::act(
+        Action::ReleaseLock,
+        "handing the cluster over to the cluster operator",
+    )
 }
 
 /// Why the seed must not join yet, or `None` if it may join. A seed that was created again joins only when it serves

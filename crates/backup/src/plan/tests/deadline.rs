@@ -139,7 +139,7 @@ fn failed_backup_deletes_pod_of_earlier_operator_process() {
     // The worker of this process deletes its own pod.
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(plan(&backup, &running, at(60)).job, None);
-    // A changed or rejected spec also ends the recorded start.
+    // A changed or rejected spec also ends the recorded backup.
     let mut changed = backup.clone();
     changed.metadata.generation = Some(2);
     let restarted = plan(&changed, &Snapshot::default(), at(1));

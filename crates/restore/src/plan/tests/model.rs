@@ -56,7 +56,7 @@ enum Step {
     StoreUp,
     /// A newer backup is complete. From now on, the spec names the newer backup.
     NewerBackup,
-    /// Retention deletes all backups except the newest one.
+    /// Retention deletes all backups except the newest backup.
     Retention,
     /// A user changes `bumpRevision` in the spec.
     ChangeBump,
