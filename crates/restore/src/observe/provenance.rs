@@ -1,8 +1,8 @@
 //! Compares a seed's pod with the recorded backup. Performs no I/O.
 //!
-//! The backup of a pod may differ from the recorded backup. For example, a suspended operator process read an old record,
-//! and created the pod after the record had changed. The arguments of a pod name the backup that the pod downloads. The
-//! report of a pod describes the data on its volume, which an earlier pod may have downloaded.
+//! The backup of a pod may differ from the recorded backup. For example, a suspended operator process read an old
+//! record, and created the pod after the record had changed. The arguments of a pod name the backup that the pod
+//! downloads. The report of a pod describes the data on its volume, which an earlier pod may have downloaded.
 
 use api::EtcdRestore;
 use api::restore::ChosenBackup;
