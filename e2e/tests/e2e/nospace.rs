@@ -38,7 +38,7 @@ pub(crate) async fn await_writable(keys: &Keyspace) -> Result<()> {
 }
 
 #[tokio::test]
-async fn full_database_accepts_writes_after_deletion() {
+async fn full_database_accepts_writes_after_keys_are_deleted() {
     cluster_scenario("nospace", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, SMALL)?;
         sandbox.apply(&manifest).await?;

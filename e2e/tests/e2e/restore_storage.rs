@@ -1,6 +1,6 @@
 //! The seed of a restore gets no volume. The restore reports the problem with a remedy. A restore into a new cluster
-//! continues when a volume can be created. An in-place restore does not change the running cluster. The test of failed
-//! restores contains these steps.
+//! continues when a volume can be created. An in-place restore does not change the running cluster.
+//! `restore_failures.rs` runs these steps.
 
 use anyhow::{Context, Result, ensure};
 use e2e::manifests::restore_with;

@@ -184,7 +184,8 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
 async fn members_are_added_and_removed(sandbox: &Sandbox) -> Result<()> {
     change_members(sandbox, "c").await?;
     let of_cluster = ListParams::default().labels("etcd_cluster=c");
-    // Two authorities, a certificate for operators, a certificate for clients, and two certificates for each member.
+    // Expected: two authorities, a certificate for operators, a certificate for clients, and two certificates for each
+    // member.
     let secrets = until(
         "certificates of removed members are deleted",
         DEADLINE,
