@@ -117,7 +117,7 @@ fn summarize(answers: &[Answer], keys: usize) -> Result<ReadSummary> {
             |other: &&Answer| other.cluster_id != answer.cluster_id && other.ended < answer.begun;
         ensure!(
             !clusters.contains(&answer.cluster_id) || answers.iter().find(later).is_none(),
-            "cluster {:016x} answered after its successor had answered",
+            "the replaced cluster {:016x} answered after the new cluster had answered",
             answer.cluster_id
         );
         if !clusters.contains(&answer.cluster_id) {

@@ -237,7 +237,7 @@ mod tests {
         again(&mut seen, "b", true);
         assert_eq!(seen.overlapping, [("a".to_owned(), "b".to_owned())]);
 
-        // Two pods are terminated concurrently, and the first one is deleted without a grace period.
+        // Two pods are terminated concurrently, and the first pod is deleted without a grace period.
         let mut seen = three();
         seen.take(WatchEvent::Deleted(pod("a", "a", true, false)));
         seen.take(WatchEvent::Modified(pod("b", "b", true, true)));

@@ -221,7 +221,7 @@ impl Planner {
             6..=7 => Fault::LoseVolume { pick },
             8 => Fault::StopNode {
                 pick,
-                // If a node is down for much longer, the operator replaces its members.
+                // If a node is down for a longer time, the operator replaces its members.
                 seconds: 5 + self.dice.below(40),
             },
             9..=10 => Fault::KillOperator {

@@ -119,7 +119,7 @@ async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Res
 async fn backup_schedules_survive_restarts_and_apply_retention() {
     scenario("backup_schedule", async |sandbox| {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        // The backups of the second cluster are made during the other steps, so it is created first.
+        // The cluster with a schedule is created first, because its backups are made during the other steps.
         let own = bucket(sandbox, "own").await?;
         let scheduled = cluster_with_schedule(sandbox, &own)?;
         let plain = cluster(&sandbox.env, "c", 1)?;

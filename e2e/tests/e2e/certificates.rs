@@ -114,7 +114,7 @@ pub(crate) async fn until_with_reads<T>(
     .await
 }
 
-/// A cluster of three members loses one, grows to five, and shrinks to three.
+/// Deletes the pod of one of three members, scales the cluster to five members, and scales it back to three.
 pub(crate) async fn change_members(sandbox: &Sandbox, cluster: &str) -> Result<()> {
     let pods = sandbox.member_pods(cluster).await?;
     if let Some(pod) = pods.first() {

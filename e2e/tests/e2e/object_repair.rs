@@ -33,7 +33,7 @@ const ISSUED: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 /// The base64 encoding of `-----BEGIN`.
 const PEM: &str = "LS0tLS1CRUdJTi";
 /// Annotations that must exist, but may have any value: fingerprints, which change when a certificate is issued again,
-/// and the mark of a Service.
+/// and the mark `started` of a Service.
 const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/started",
     "etcd.database.coreos.com/authorities",

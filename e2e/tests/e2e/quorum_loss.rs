@@ -336,7 +336,7 @@ async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// A majority hangs with its data, and the user knows that it will not return. The cluster continues with the data of
-/// the survivor. The status names the other members, which are neither members nor endpoints any more.
+/// the survivor. The status names the hanging members, which are removed from the cluster and from the endpoints.
 async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
     let testbed = Testbed::of(sandbox)?;
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;

@@ -176,7 +176,7 @@ pub(crate) async fn await_no_seed(sandbox: &Sandbox, cluster: &str) -> Result<()
     .await
 }
 
-/// A quota of the namespace does not admit the volume of the seed. The restore fails after half a minute.
+/// A ResourceQuota of the namespace rejects the PVC of the seed. The restore fails after half a minute.
 pub(crate) async fn running_cluster_without_quota(
     sandbox: &Sandbox,
     running: &RunningCluster,

@@ -281,7 +281,7 @@ async fn are_rejected(
     sandbox
         .await_event(Kind::EtcdCluster, name, &["Warning", "VersionRefused"])
         .await?;
-    // The spec gets the running version again.
+    // Sets the spec back to the running version.
     change(sandbox, name, json!({ "version": runs })).await?;
     await_version(sandbox, name, 3, runs).await?;
     in_place(&before, &pods(sandbox, name).await?, 0)

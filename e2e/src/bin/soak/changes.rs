@@ -42,7 +42,7 @@ pub(crate) async fn begin(change: &Change, number: usize, sandbox: &Sandbox) -> 
         Change::Version(version) => json!({ "version": version }),
         Change::SnapshotCount(count) => json!({ "etcd": { "snapshotCount": count } }),
         Change::Tls(true) => json!({ "TLS": { "generated": {}, "acceptPlaintext": true } }),
-        // A cluster can switch TLS only if its members also accept plaintext, so it is created with this option.
+        // The operator switches TLS of a running cluster only with `acceptPlaintext`, so this option is always set.
         Change::Tls(false) => json!({ "TLS": Value::Null }),
         Change::Backup { .. } => return begin_backup(&backup_name(number), sandbox).await,
     };
