@@ -414,7 +414,7 @@ mod tests {
     }
 
     #[test]
-    fn cluster_name_is_dns_1035_label_up_to_52() {
+    fn cluster_name_is_dns_1035_label_of_at_most_52_characters() {
         for good in ["a", "a1", "a-b", &"x".repeat(52)] {
             assert!(is_cluster_name(good), "{good}");
         }
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn token_label_is_end_of_token() {
+    fn long_cluster_token_is_shortened_to_its_end_in_label() {
         assert_eq!(token_label("db-00ff"), "db-00ff");
         let long = format!("{}-0123456789abcdef", "x".repeat(52));
         assert_eq!(token_label(&long).len(), 63);

@@ -275,7 +275,7 @@ mod tests {
 
     /// The operators compare IDs in statuses as text, so IDs that start with a zero must always have the same format.
     #[test]
-    fn ids_have_no_leading_zeros() {
+    fn cluster_and_member_ids_have_no_leading_zeros() {
         assert_eq!(
             ClusterId(0x0d33_b92e_7a68_3be3).to_string(),
             "d33b92e7a683be3"

@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn renewal_between_failures_ends_lease_outage() {
+    fn lease_failures_with_long_gap_are_separate_outages() {
         let start = Instant::now();
         let mut outage = Outage::default();
         assert!(!outage.is_over_limit(start));

@@ -49,7 +49,7 @@ impl Scope {
         namespaces.iter().map(one).collect()
     }
 
-    /// Whether objects of several namespaces share the operator.
+    /// Whether the operator manages objects in more than one namespace.
     pub fn is_shared(&self) -> bool {
         self.namespaces().is_none_or(|names| names.len() > 1)
     }
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn scope_of_one_namespace_is_not_shared() {
+    fn only_scope_of_one_namespace_is_not_shared() {
         assert!(!Scope::namespace("a").is_shared());
         assert!(Scope::Namespaces(["a", "b"].map(str::to_owned).into()).is_shared());
         assert!(Scope::Annotated.is_shared() && Scope::All.is_shared());

@@ -15,7 +15,7 @@ pub struct Grant {
     place: String,
 }
 
-/// The error for the text of a grant that cannot be parsed.
+/// The error for a grant that cannot be parsed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not <namespace>=<s3|gs>://<bucket>[/<prefix>] or <namespace>=abs://<account>[/<container>[/<prefix>]], such \

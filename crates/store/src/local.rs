@@ -478,7 +478,7 @@ mod tests {
 
     /// Unfinished files can belong to running processes, or to processes that no longer exist.
     #[tokio::test]
-    async fn lists_only_abandoned_files_of_other_owners() {
+    async fn unfinished_files_of_other_owners_are_listed_only_if_abandoned() {
         let dir = tempfile::tempdir().unwrap();
         let owned = |owner: &str| LocalStore::new(dir.path()).owned_by(owner);
         let count = async |store: &LocalStore| store.unfinished("etcd/").await.unwrap().len();

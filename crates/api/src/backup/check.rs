@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn schedule_and_retention_are_in_effect() {
+    fn periodic_backup_uses_schedule_and_retention() {
         let backup = backup(
             r#"{"etcdCluster":{"name":"main"},"storageType":"S3","s3":{"path":"b/k"},"compression":"zstd","deletionPolicy":"Delete",
                 "ttlSecondsAfterFinished":1,"backupPolicy":{"schedule":"@daily","maxBackups":3,"retention":{"keepDaily":7}}}"#,

@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn operator_and_server_secret_require_each_other() {
+    fn operator_tls_secret_and_server_tls_secret_require_each_other() {
         let tls = |server: Option<&str>, operator: Option<&str>| EtcdClusterSpec {
             tls: Some(TlsPolicy {
                 static_: Some(StaticTls {

@@ -131,7 +131,7 @@ fn conditions_are_merged_by_type() {
 
 /// Two operators write `status.TLS`. After a write, no field of the other operator's record may remain.
 #[test]
-fn status_tls_is_replaced_atomically() {
+fn status_tls_field_is_replaced_as_a_whole() {
     let mut all = definitions().into_iter();
     let (_, crd) = all
         .find(|(name, _)| name.starts_with("etcdclusters."))

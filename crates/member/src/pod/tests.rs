@@ -24,7 +24,7 @@ fn default_pod_conforms_to_restricted_profile() {
 }
 
 #[test]
-fn profile_check_detects_root_container() {
+fn restricted_profile_check_detects_root_container() {
     let root = Fixture::with(
         r#"{"pod":{"securityContext":{"runAsUser":0},"containerSecurityContext":{}}}"#,
     );

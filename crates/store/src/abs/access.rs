@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn ambient_identity_requires_endpoint() {
+    fn pod_identity_requires_azure_endpoint() {
         let config = AbsConfig {
             container: "backups".to_owned(),
             endpoint: None,
