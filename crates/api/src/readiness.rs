@@ -10,7 +10,7 @@ use crate::conditions::{ConditionType, Finding, Reason, set};
 pub enum Readiness {
     /// The actual state matches the spec.
     Ready,
-    /// The operator changes the state, or waits without a need for an action of a user.
+    /// The operator changes the state, or waits. No user needs to act.
     Reconciling,
     /// The operator cannot continue until a user acts.
     Stalled,

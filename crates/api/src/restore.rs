@@ -274,7 +274,7 @@ pub struct EtcdRestoreStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// The seed member of a restore, recorded before anything is created.
+/// The member that restores the backup. The operator records it before it creates the member.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SeedStatus {

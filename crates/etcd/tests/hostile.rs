@@ -217,7 +217,7 @@ async fn hostile_etcd_endless_snapshot_fails() {
             .chunks
             .next()
             .await
-            .expect("no end without an error")
+            .expect("the stream must not end without an error")
         {
             Ok(chunk) => read += chunk.len() as u64,
             Err(error) => break error,

@@ -35,7 +35,7 @@ async fn is_quick<T>(limit: Duration, mut ask: impl AsyncFnMut() -> T) -> T {
         }
         times.push(took);
     }
-    panic!("never within {limit:?}: {times:?}");
+    panic!("no attempt took less than {limit:?}: {times:?}");
 }
 
 /// Repeats a call until it succeeds. Members do not respond during an election, or on a busy machine.

@@ -208,7 +208,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         queue.push("b", async {});
-        assert_eq!(queue.last.len(), 1, "completed tasks are removed");
+        assert_eq!(queue.last.len(), 1, "completed tasks must be removed");
     }
 
     #[test]

@@ -359,7 +359,7 @@ mod tests {
         assert!(!is_first_claim(&mut claimed, "1".into(), later));
         let much_later = now + REPEAT_AFTER;
         assert!(!is_first_claim(&mut claimed, "1".into(), much_later));
-        assert_eq!(claimed.len(), 1, "the entry of 2 has expired");
+        assert_eq!(claimed.len(), 1, "the entry of object 2 must have expired");
     }
 
     #[test]

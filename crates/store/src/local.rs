@@ -591,7 +591,7 @@ mod tests {
         assert!(linked.list("").await.is_err());
         assert!(tenant.unfinished("etcd/").await.is_err());
         let keys = tenant.list("etcd/").await.unwrap();
-        assert_eq!(keys, [], "a listing does not enter links");
+        assert_eq!(keys, [], "a listing must not follow symbolic links");
         assert_eq!(victim.head("etcd/main").await.unwrap().unwrap().size, 6);
         // The operator's own namespace belongs to the administrator, who may use links.
         let through = "namespaces/team-a/etcd/main";
@@ -621,7 +621,10 @@ mod tests {
         assert!(matches!(error, Error::Full(_)), "{error}");
         upload.abort().await.unwrap();
         store.put("two", vec![0; 400].into()).await.unwrap();
-        assert!(store.begin("three").await.is_err(), "the quota is used up");
+        assert!(
+            store.begin("three").await.is_err(),
+            "the quota must be used up"
+        );
         other.put("one", vec![0; 1000].into()).await.unwrap();
         own.put("one", vec![0; 5000].into()).await.unwrap();
         store.delete("one").await.unwrap();

@@ -66,9 +66,9 @@ pub async fn download(store: &dyn Store, key: &str) -> Result<Bytes, Error> {
 /// What a store does with the unfinished uploads of a process that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
-    /// The store lists them, and the operator removes them.
+    /// The store lists unfinished uploads, and the operator removes them.
     Removable,
-    /// The store does not list them, but removes them itself.
+    /// The store does not list unfinished uploads, but removes them after a time.
     Expiring,
 }
 

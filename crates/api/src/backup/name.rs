@@ -125,6 +125,6 @@ mod tests {
             time: at(10),
             revision: 1000,
         };
-        assert!(later > old, "revisions compare as numbers");
+        assert!(later > old, "revisions must compare as numbers");
     }
 }

@@ -37,7 +37,7 @@ fn bind_old_self(schema: &mut Value) {
             let text = rule["rule"].as_str().unwrap();
             let reduced = text
                 .strip_prefix("oldSelf.hasValue() || ")
-                .expect("a rule for creations");
+                .expect("the rule must apply to creations");
             *rule = serde_json::json!({ "rule": reduced, "message": rule["message"] });
         }
     }

@@ -236,7 +236,7 @@ async fn standby_takes_over_released_lease_at_once() {
     let second = lease::acquire(&client, candidate("two"));
     tokio::pin!(second);
     let waited = tokio::time::timeout(Duration::from_secs(5), &mut second).await;
-    assert!(waited.is_err(), "two processes lead");
+    assert!(waited.is_err(), "two processes hold the lease");
     let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
         Api::namespaced(client.clone(), NAMESPACE);
     first.release().await;
@@ -259,7 +259,7 @@ async fn standby_takes_over_released_lease_at_once() {
         .await
         .unwrap();
     let lost = tokio::time::timeout(Duration::from_mins(1), second.hold()).await;
-    assert!(lost.is_ok(), "a leader continues without its lease");
+    assert!(lost.is_ok(), "the leader must stop without its lease");
 }
 
 #[tokio::test]
@@ -388,7 +388,7 @@ async fn store_unreadable(client: &Client) -> Api<DynamicObject> {
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    panic!("the schema is still enforced: {last:?}");
+    panic!("the API server still rejects the object: {last:?}");
 }
 
 async fn unreadable_condition(raw: &Api<DynamicObject>) -> Option<String> {
@@ -520,6 +520,6 @@ async fn invariant_15_unparseable_object_does_not_block_others() {
     operator.shutdown.cancel();
     tokio::time::timeout(Duration::from_mins(1), running)
         .await
-        .expect("the controller ends")
+        .expect("the controller must end")
         .unwrap();
 }

@@ -160,7 +160,7 @@ impl Upload for LocalUpload {
 
     async fn abort(mut self: Box<Self>) -> Result<(), Error> {
         if self.unfinished.is_none() {
-            // A canceled operation deletes the file when the operation ends.
+            // A canceled call has left its file operation running. That operation deletes the file at its end.
             return Ok(());
         }
         self.run(|unfinished| {
