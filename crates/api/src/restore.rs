@@ -241,7 +241,7 @@ pub struct EtcdRestoreStatus {
     /// Cluster ID of the restored cluster, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
-    /// The seed member, recorded before the operator creates it.
+    /// The member that restores the backup. The operator records it before it creates the member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<SeedStatus>,
     /// The backup that is restored. The operator records the backup before it creates anything from it, and

@@ -114,7 +114,7 @@ pub struct EtcdClusterStatus {
     /// Name of the leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader: Option<String>,
-    /// The bootstrap, recorded before anything is created.
+    /// The first members and the cluster token. The operator records them before it creates anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap: Option<BootstrapStatus>,
     /// The last recovery from quorum loss: the decision, recorded before the recovery began, and the result.
