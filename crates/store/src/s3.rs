@@ -77,8 +77,8 @@ impl S3Store {
         })
     }
 
-    /// Writes an object in one request and returns the expected checksums. The request always contains an MD5. It is
-    /// not known whether the store supports other checksums, and the MD5 of a small object is cheap.
+    /// Writes an object in one request and returns the expected checksums. The request always contains an MD5, because
+    /// the store may support no other checksum, and the MD5 of a small object is cheap.
     async fn put_whole(&self, key: &str, content: Bytes) -> Result<Whole, Error> {
         let md5 = md5_of(&content);
         let written = self
