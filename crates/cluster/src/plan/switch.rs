@@ -200,7 +200,7 @@ mod tests {
 
     /// Members that another operator started can have addresses in their peer URLs.
     #[test]
-    fn changed_peer_url_keeps_host_of_both_ip_families() {
+    fn new_peer_url_keeps_name_ipv4_or_ipv6_host() {
         for (url, expected) in [
             ("http://db-a.ns.svc:2380", Some("https://db-a.ns.svc:2382")),
             ("http://10.0.0.7:2380/", Some("https://10.0.0.7:2382")),
