@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn only_changed_secret_replaces_client() {
+    fn etcd_client_is_reused_until_access_changes() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
         let clients = Clients::new(Arc::clone(&plain), Deadlines::default());
         assert!(Arc::ptr_eq(
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn deleted_cluster_leaves_no_client() {
+    fn etcd_client_of_deleted_cluster_is_dropped() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
         let clients = Clients::new(plain, Deadlines::default());
         let (first, now) = (clients.of(("1", Some("t")), &access("a")), Instant::now());
@@ -129,7 +129,7 @@ mod tests {
 
     /// If the seed received a login token of the previous cluster, it would delay every call.
     #[test]
-    fn restored_or_recovered_cluster_gets_new_login() {
+    fn restored_or_recovered_cluster_gets_new_etcd_client() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
         let clients = Clients::new(plain, Deadlines::default());
         let first = clients.of(("1", Some("t")), &access("a"));

@@ -86,7 +86,7 @@ mod tests {
 
     /// An older CustomResourceDefinition does not have the rule and accepts the variable.
     #[test]
-    fn stored_variable_of_operator_flag_is_invalid() {
+    fn etcd_env_variable_reserved_for_operator_is_invalid() {
         let spec = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"}]}}"#;
         let cluster = EtcdCluster::new("db", serde_json::from_str(spec).unwrap());
         let invalid = desired(&Effective::as_written(cluster), &Operators::default())

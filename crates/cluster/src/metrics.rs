@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn deleted_cluster_is_dropped_without_scrape() {
+    fn metrics_of_deleted_cluster_are_dropped_without_scrape() {
         let metrics = Metrics::default();
         metrics.alive_with(|| HashSet::from(["1".to_owned()]));
         metrics.see(&cluster("1", 1), &status(), &[]);

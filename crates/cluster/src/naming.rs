@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn same_seed_gives_same_names() {
+    fn same_random_seed_gives_same_member_names() {
         let of = |seed| Seed::new("db", [seed; 32]);
         assert_eq!(of(1).member(0), of(1).member(0));
         assert_eq!(of(1).token(0), of(1).token(0));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn derived_name_belongs_to_its_cluster() {
+    fn generated_member_name_contains_cluster_name() {
         let name = Seed::new("main-db", [7; 32]).member(3);
         assert_eq!(names::cluster_of_member(&name), Some("main-db"));
     }

@@ -249,7 +249,7 @@ mod tests {
     /// A start in back-off does not delay the next reconcile: other members need work, and changes in etcd trigger no
     /// reconcile.
     #[test]
-    fn backed_off_start_keeps_reconcile_interval() {
+    fn member_start_in_backoff_keeps_reconcile_interval() {
         let again = |left: Duration| {
             let source = execute::Error::Held {
                 reason: Reason::Forbidden,
@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn member_failure_and_return_become_events() {
+    fn member_failure_and_recovery_become_events() {
         let status = |degraded: bool, reason: &str| {
             let mut conditions = Vec::new();
             let finding = Finding::new(ConditionType::Degraded, degraded, reason.into(), "why");
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn cluster_state_changes_are_events() {
+    fn cluster_state_changes_become_events() {
         let status = |available: bool, paused: bool| {
             let mut conditions = Vec::new();
             let kind = ConditionType::Available;

@@ -83,7 +83,7 @@ mod tests {
     const UID: &str = "uid";
 
     #[tokio::test]
-    async fn unanswered_observation_is_dropped_when_pod_ends() {
+    async fn observation_is_dropped_if_pod_ends_before_etcd_answers() {
         let deletions = PodDeletions::default();
         let mut subscription = deletions.subscribe(UID);
         deletions.notify(UID);
@@ -100,7 +100,7 @@ mod tests {
 
     /// Invariant 1: an election is no outage, so it does not shorten the observation.
     #[tokio::test]
-    async fn invariant_1_observation_has_full_time_without_pod_end() {
+    async fn invariant_1_observation_is_not_shortened_unless_pod_ends() {
         let deletions = PodDeletions::default();
         deletions.notify(UID);
         let mut subscription = deletions.subscribe(UID);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn available_answer_is_used_despite_pod_end() {
+    async fn answer_of_etcd_is_used_although_pod_ended() {
         let deletions = PodDeletions::default();
         let mut subscription = deletions.subscribe(UID);
         deletions.notify(UID);
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pod_end_interrupts_wait_at_once() {
+    async fn pod_that_ends_during_observation_interrupts_it() {
         let deletions = PodDeletions::default();
         let mut subscription = deletions.subscribe(UID);
         let late = async {
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn urgent_write_waits_for_no_event() {
+    async fn urgent_write_does_not_wait_for_observation() {
         let mut subscription = PodDeletions::default().subscribe(UID);
         assert_eq!(
             subscription.or_interrupted(pending::<()>(), true).await,
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn finished_observations_are_forgotten() {
+    fn subscriptions_of_finished_observations_are_dropped() {
         let deletions = PodDeletions::default();
         drop(deletions.subscribe(UID));
         drop(deletions.subscribe("another"));

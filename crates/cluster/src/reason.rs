@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_and_camel_case() {
+    fn reason_names_are_unique_and_camel_case() {
         let names = all();
         let unique: BTreeSet<_> = names.iter().collect();
         assert_eq!(unique.len(), names.len());
@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_is_used_and_every_problem_is_listed() {
+    fn every_reason_is_used_and_problem_reasons_are_listed() {
         let mut text = String::new();
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         sources(&root.join("src"), &mut text);
@@ -380,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_the_api_server_keep_their_names() {
+    fn api_server_errors_map_to_reasons_of_same_name() {
         for code in [400, 401, 403, 404, 409, 422, 429, 500] {
             let status = kube::core::Status::failure("no", "Reason").with_code(code);
             let error = kube::Error::Api(Box::new(status));

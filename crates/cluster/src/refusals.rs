@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn new_spec_and_lost_race_retry_at_once() {
+    fn spec_change_or_lost_race_retries_at_once() {
         let (refusals, mut cluster, now) =
             (Refusals::default(), snapshot().cluster, Instant::now());
         refusals.refused(&cluster, "a", &Error::TooOld, now);

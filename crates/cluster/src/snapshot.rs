@@ -260,7 +260,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn removal_annotation_round_trips_and_damaged_one_keeps_volume() {
+    fn removal_annotation_round_trips_and_unreadable_value_keeps_volume() {
         let since: Timestamp = "2026-11-23T08:00:00Z".parse().unwrap();
         for (note, removal) in [
             ("operator", Removal::ByOperator),

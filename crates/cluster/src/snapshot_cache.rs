@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn cached_read_is_valid_until_event() {
+    fn cached_snapshot_is_valid_until_event() {
         let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
         assert!(cache.get(UID, version(&snapshot), now).is_none());
         cache.begin(UID);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn new_version_or_stale_read_is_read_again() {
+    fn new_object_version_or_expired_snapshot_is_read_again() {
         let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
         cache.begin(UID);
         cache.keep(UID, snapshot.clone(), now);
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn deleted_cluster_leaves_no_cached_read() {
+    fn deleted_cluster_leaves_no_cached_snapshot() {
         let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
         cache.begin(UID);
         cache.keep(UID, snapshot.clone(), now);

@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn defragmentation_runs_once_and_its_answer_is_kept_until_recorded() {
+    async fn defragmentation_runs_once_and_keeps_result_until_recorded() {
         let (calls, open) = (Calls::default(), record(1, false));
         let what = || ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
         assert_eq!(calls.of("uid", Some(&open)), None);
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(
             calls.of("uid", Some(&record(2, false))),
             None,
-            "another one"
+            "another defragmentation"
         );
         assert_eq!(calls.of("uid", Some(&record(1, true))), None);
         assert!(calls.calls().is_empty());

@@ -79,7 +79,7 @@ mod tests {
     use crate::plan::tests::scene::Scene;
 
     #[test]
-    fn annotation_contains_endpoints_of_cluster_to_join() {
+    fn join_annotation_lists_endpoints() {
         let mut cluster = EtcdCluster::new("db", api::cluster::EtcdClusterSpec::default());
         assert!(endpoints(&cluster).is_empty());
         let urls = "http://x:2379, http://y:2379,".to_owned();
@@ -90,7 +90,7 @@ mod tests {
 
     /// Invariant 7: the annotation has no effect on a cluster that started here.
     #[test]
-    fn local_cluster_never_calls_external_endpoints() {
+    fn bootstrapped_cluster_ignores_join_annotation() {
         let url = "http://x:2379".to_owned();
         let mut new = Scene::nothing(3).observed;
         new.join = vec![url.clone()];

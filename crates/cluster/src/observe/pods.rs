@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn image_pull_error_has_stable_message() {
+    fn image_pull_error_message_omits_addresses() {
         let waiting = |reason: &str, message: &str| {
             let status = json!({ "phase": "Pending", "containerStatuses": [{ "name": "etcd", "image": "", "imageID": "",
                 "ready": false, "restartCount": 0, "state": { "waiting": { "reason": reason, "message": message } } }] });
@@ -383,7 +383,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_shows_lost_node() {
+    fn pod_conditions_show_lost_node() {
         let none = json!({});
         let lost = seen(&none, &conditions("False", None, "True"));
         assert_eq!(lost.lost_since, Some(at("2026-11-21T00:10:00Z")));
@@ -405,7 +405,7 @@ mod tests {
 
     /// Neither the kubelet's last status nor an eviction proves that a node is lost.
     #[test]
-    fn unready_pod_is_lost_from_end_of_eviction() {
+    fn unready_pod_counts_as_lost_after_eviction_grace_period() {
         let mut unready = conditions("False", Some("ContainersNotReady"), "False");
         let none = json!({});
         assert_eq!(seen(&none, &unready).lost_since, None);
@@ -421,7 +421,7 @@ mod tests {
     }
 
     #[test]
-    fn deleted_pod_is_lost_from_end_of_grace_period() {
+    fn deleted_pod_counts_as_lost_after_grace_period() {
         // `deletionTimestamp` is the end of the grace period, not the time of the deletion.
         let ends = json!({ "deletionTimestamp": "2026-11-21T00:20:30Z", "deletionGracePeriodSeconds": 30 });
         let pod = seen(&ends, &conditions("True", None, "True"));
@@ -438,7 +438,7 @@ mod tests {
     }
 
     #[test]
-    fn unreachable_volume_means_lost_node() {
+    fn unschedulable_pod_with_unreachable_volume_counts_as_lost() {
         let pending = |message: &str| {
             let status = json!({ "phase": "Pending", "conditions": [{ "type": "PodScheduled", "status": "False",
                 "reason": "Unschedulable", "message": message, "lastTransitionTime": "2026-11-21T00:10:00Z" }] });

@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn invariant_24_only_members_that_do_not_serve_get_health_calls() {
+    async fn invariant_24_only_learners_and_drained_members_get_health_calls() {
         let busy = Role::Busy {
             since: scene::at(0),
         };
@@ -157,7 +157,7 @@ mod tests {
     /// If the short deadline applied to all members, a slow serving member would count as not serving yet and would
     /// never become an endpoint.
     #[tokio::test]
-    async fn joining_member_gets_shorter_client_deadline() {
+    async fn only_new_or_unready_member_gets_shorter_client_deadline() {
         let busy = |seconds: i64| {
             pod(Role::Busy {
                 since: scene::at(seconds),
@@ -177,8 +177,8 @@ mod tests {
         }
     }
 
-    /// Without this rule, each observation of a joining member would take the full deadline. The answer of the health
-    /// listener is enough for a promotion.
+    /// The answer of the health listener is enough for a promotion. If the operator then waited for the client listener,
+    /// each observation of a joining member would take the full deadline.
     #[tokio::test]
     async fn health_answer_shortens_client_deadline() {
         let asked = async |tells: bool| {
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn health_is_read_at_pod_address() {
+    fn health_listener_is_called_at_pod_ip() {
         let at = |address: &str| {
             let status = serde_json::json!({ "podIP": address });
             let pod = serde_json::json!({ "metadata": { "name": "a" }, "status": status });

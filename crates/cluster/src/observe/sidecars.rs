@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_sidecar_is_no_failed_start() {
+    fn unready_sidecar_is_not_reported_as_failed_start() {
         let etcd = json!({ "name": "etcd", "image": "", "imageID": "", "ready": true, "restartCount": 0,
             "state": { "running": { "startedAt": "2026-11-21T00:00:00Z" } } });
         let pod = seen(&sidecar(), &etcd);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_after_long_run_is_no_failed_start() {
+    fn etcd_exit_after_long_run_resets_unready_time() {
         let long = restarted("2026-11-21T01:00:00Z", "2026-11-21T09:00:00Z");
         let short = restarted("2026-11-21T08:59:50Z", "2026-11-21T09:00:00Z");
         let native = json!({ "containers": [{ "name": "etcd" }],

@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_20_running_cluster_changes_tls_in_stages() {
+    fn invariant_20_unsafe_tls_change_of_running_cluster_is_refused() {
         for (wanted, said, scheme) in [
             (CLIENTS_TOO, None, "http"),
             (r#"{"generated":{}}"#, Some("null"), "http"),
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_changes_without_stages_take_effect() {
+    fn tls_change_that_needs_no_stages_takes_effect_at_once() {
         for (wanted, said, scheme) in [
             ("null", None, "http"),
             (
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_23_cluster_without_pods_keeps_tls_settings() {
+    fn invariant_23_recorded_tls_settings_are_kept_without_pods() {
         for (wanted, was) in [(BETWEEN, "null"), ("null", BETWEEN), (CLIENTS_TOO, "null")] {
             let cluster = recorded(wanted, policy(was).as_ref(), "token");
             let rollout = rollout(&cluster, &[]);
@@ -237,7 +237,7 @@ mod tests {
     /// A person deleted the EtcdCluster without its children, and created it again without its status and with another
     /// `spec.TLS`.
     #[test]
-    fn invariant_23_orphaned_members_change_tls_in_stages() {
+    fn invariant_23_members_of_recreated_cluster_change_tls_in_stages() {
         for (wanted, was) in [(BETWEEN, "null"), ("null", BETWEEN)] {
             let scheme = if was == "null" { "http" } else { "https" };
             let mut orphan = pod(Some(was), scheme);
@@ -277,7 +277,7 @@ mod tests {
 
     /// Members that another operator started can listen on IPv6 addresses.
     #[test]
-    fn reads_listeners_of_both_ip_families() {
+    fn listeners_of_both_ip_families_are_read() {
         for (url, expected) in [
             ("http://0.0.0.0:2380", Some((false, 2380))),
             ("https://[::]:2382", Some((true, 2382))),

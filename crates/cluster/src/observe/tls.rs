@@ -90,7 +90,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn running_member_shows_form_of_address() {
+    fn form_of_member_address_is_read_from_running_pod() {
         let addresses = Addresses {
             namespace: "prod".to_owned(),
             cluster: "db".to_owned(),

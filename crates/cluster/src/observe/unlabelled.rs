@@ -115,7 +115,7 @@ mod tests {
     use crate::observe::tests::made_durable;
 
     #[test]
-    fn unlisted_members_in_status_are_read_by_name() {
+    fn members_missing_in_list_are_read_by_name() {
         let asked = |mend: &dyn Fn(&mut crate::objects::Objects)| {
             let mut objects = made_durable();
             mend(&mut objects);
