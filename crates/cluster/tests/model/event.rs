@@ -354,7 +354,7 @@ impl fmt::Display for Setup {
             (true, true) => "on local volumes",
         };
         let begins = match (self.begun, self.seed) {
-            (Begun::Old, _) => "by the old operator",
+            (Begun::Old, _) => "by coreos/etcd-operator",
             (Begun::Elsewhere, _) => "by another party, on external machines",
             (Begun::Here, true) => "from a seed",
             (Begun::Here, false) => "all at once",
@@ -376,8 +376,8 @@ impl fmt::Display for Setup {
         };
         write!(
             f,
-            "etcd {version} of {size}, {volumes}, begun {begins}, on {nodes} nodes, {operators}{tls}; pods are evicted \
-             after {evicts} ticks and members replaced after {patience}{joins}, recovery is {recovers}"
+            "etcd {version}, {size} members, {volumes}, started {begins}, on {nodes} nodes, {operators}{tls}; pods are \
+             evicted after {evicts} ticks, members replaced after {patience} ticks{joins}, recovery is {recovers}"
         )
     }
 }

@@ -194,7 +194,7 @@ impl World {
         demand!(
             self,
             seen,
-            "invariant 11: a later object with the name {member} is deleted instead of the observed one"
+            "invariant 11: a later object with the name {member} is deleted instead of the observed object"
         );
     }
 
@@ -385,8 +385,8 @@ impl World {
         );
     }
 
-    /// Invariant 6: a mark may be removed only if its member never started. Afterwards, the name of the member may be
-    /// used again.
+    /// Invariant 6: a start mark may be removed only if its member never started. Afterwards, the operator may use the
+    /// member's name again.
     pub(crate) fn judge_taken_back(&mut self, name: &str) {
         let started = self.pods.contains_key(name) || self.memory.ran.contains(name);
         demand!(
@@ -505,7 +505,7 @@ impl World {
     }
 }
 
-/// The member's data is lost or will be lost with its pod.
+/// True if the member's data is lost, or will be lost with its pod.
 pub(crate) fn is_lost(world: &World, name: &str) -> bool {
     let stays = |disk: &WorldDisk| !disk.terminating && !disk.lost;
     let on_claim = world.disks.get(name).is_some_and(stays);

@@ -270,7 +270,7 @@ impl World {
         }
         self.by_hand(|cluster, config, (group, now, _)| {
             let Some(id) = foreign(config) else {
-                return Some("nobody's");
+                return Some("not found");
             };
             let refused = cluster.refuses_removal(config, (id, 0), group, now);
             config.remove(&id);

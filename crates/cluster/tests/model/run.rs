@@ -52,7 +52,7 @@ pub(crate) struct Fault {
     slow_look: u8,
     /// Number of ticks between the plan and its first write.
     slow_act: Option<u8>,
-    /// The number of writes after which the observation is too old, and the number of ticks until the marks are
+    /// The number of writes after which the observation is too old, and the number of ticks until the start marks are
     /// removed.
     too_old: Option<(usize, u8)>,
 }
@@ -290,8 +290,8 @@ impl Run {
         sent
     }
 
-    /// Removes a mark as `execute` does, after a rejection or when the observation becomes too old. In the second case,
-    /// `ticks` pass before the removal, and another process may hold the lease by then.
+    /// Removes a start mark as `execute` does, after a rejection or when the observation becomes too old. In the second
+    /// case, `ticks` pass before the removal, and another process may hold the lease by then.
     fn take_back(&mut self, write: &Write, marked: &BTreeMap<String, u64>, ticks: u8) {
         let version = |member: &str| marked.get(member).map(u64::to_string);
         let undo = match self.mutation {
@@ -504,7 +504,7 @@ impl Run {
     }
 }
 
-/// The write that removes a mark after a write that certainly had no effect.
+/// The write that removes a start mark after a write that certainly had no effect.
 pub(crate) fn taken_back(
     write: &Write,
     marked: impl FnOnce(&str) -> Option<String>,

@@ -216,7 +216,7 @@ impl World {
         observed.upkeep.call = done.then_some(Call::Done);
     }
 
-    /// The operator process that sent the call to defragment has ended.
+    /// Forgets the defragmentation, because the operator process that requested it has ended.
     pub(crate) fn forget_call(&mut self) {
         self.wishes.call = None;
     }
@@ -344,7 +344,7 @@ impl World {
         let Some(id) = cluster.by_name(member).filter(|id| cluster.is_up(*id)) else {
             return;
         };
-        // A member without a common CA with the others may be restarted in any state.
+        // Members that do not accept each other's certificates may be restarted in any state.
         if self.wishes.hibernate
             || !self.memory.fresh
             || self.is_torn()
