@@ -62,9 +62,9 @@ enum Command {
     /// `bench --dns cache30 cluster --rounds 10 --json FILE`.
     /// `bench backup --sizes 100,1024 --rounds 3` needs no testbed.
     Bench(drive::Program),
-    /// Break a cluster at random while clients use it, and check what the clients saw; see docs/contributing/testing.md.
+    /// Inject random faults while clients use a cluster, and check the clients' history; see docs/contributing/testing.md.
     ///
-    /// The same seed draws the same faults. A failure prints the seed, and keeps the story and the history.
+    /// The same seed gives the same faults. A failed soak prints the seed, and keeps its steps and the clients' history.
     Soak(drive::Soak),
     /// Build the image of the operators as a docker-archive, and print its path, its sizes and its reference.
     ///

@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_only_lines_with_a_state() {
+    fn only_table_rows_with_a_state_are_parsed() {
         let page = "| line | state | tests in | note |\n|---|---|---|---|\n\
                     | clusters 1: start | done | `a.rs`, `b/c.rs` | with `code` |\n\
                     | done | the whole requirement |\n";
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_number_matches_as_a_whole() {
+    fn invariant_number_is_matched_as_a_whole() {
         let found = lines("| invariant 10 | done | | |\n");
         let [line] = &found[..] else {
             panic!("{found:?}")

@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn init_is_pid_1_of_inner_namespace() {
+    fn init_process_is_recognized_as_pid_1_of_inner_namespace() {
         assert!(is_first("Name:\tx\nNSpid:\t25448\t1\n"));
         assert!(is_first("NSpid:\t99\t25448\t1\n"));
         assert!(!is_first("NSpid:\t1\n"));

@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_image_names_from_manifest() {
+    fn image_names_are_read_from_archive_manifest() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("f"), "").unwrap();
         let image = Image {

@@ -111,7 +111,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn reads_written_state() {
+    fn written_state_is_read() {
         let dir = tempfile::tempdir().unwrap();
         assert!(State::read(dir.path()).unwrap().is_none());
         state(None).write(dir.path()).unwrap();

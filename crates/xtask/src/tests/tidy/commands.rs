@@ -228,7 +228,7 @@ fn faults_of_conditions(words: &[String]) -> Vec<String> {
 }
 
 #[test]
-fn commands_in_documents_can_work() {
+fn commands_in_documents_use_existing_flags_and_fields() {
     let commands = all_commands();
     let faults = commands.iter().flat_map(|(file, command)| {
         let faults = faults(command).into_iter();
@@ -248,7 +248,7 @@ fn commands_in_documents_can_work() {
 }
 
 #[test]
-fn wrong_commands_are_found() {
+fn wrong_commands_in_documents_are_detected() {
     for (command, expected) in [
         ("cargo xtask image --profile slow", "slow"),
         ("eval \"$(cargo xtask testbed envs)\"", "envs"),
