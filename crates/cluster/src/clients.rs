@@ -127,7 +127,7 @@ mod tests {
         assert!(gone.upgrade().is_none());
     }
 
-    /// If the seed received a login token of the previous cluster, it would delay every call.
+    /// With a login token of the previous cluster, every call to the seed of the new cluster would be delayed.
     #[test]
     fn restored_or_recovered_cluster_gets_new_etcd_client() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));

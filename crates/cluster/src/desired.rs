@@ -84,7 +84,7 @@ mod tests {
 
     use super::*;
 
-    /// An older CustomResourceDefinition does not have the rule and accepts the variable.
+    /// An older CRD has no rule against this variable and accepts it.
     #[test]
     fn etcd_env_variable_reserved_for_operator_is_invalid() {
         let spec = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"}]}}"#;

@@ -8,8 +8,8 @@
 //! every tick. The main check is that no acknowledged write is lost. After the faults stop, the cluster must converge.
 //!
 //! A seed determines all events of a run, with the same result on every machine. If a run fails, the model leaves out
-//! the events that the failure does not need, and prints the others as a story. docs/contributing/testing.md describes
-//! the variables `MODEL_SEED`, `MODEL_ROUNDS` and `MODEL_FROM`.
+//! the events that the failure does not need, and prints the others in order (the story). docs/contributing/testing.md
+//! describes the variables `MODEL_SEED`, `MODEL_ROUNDS` and `MODEL_FROM`.
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 

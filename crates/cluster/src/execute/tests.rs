@@ -202,7 +202,7 @@ async fn invariant_11_start_mark_is_removed_if_observation_expires() {
     // Without a volume, the operator creates the pod directly after the Service.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
-    // If the PVC exists, the next reconcile creates the pod. Another process may have created the pod by then.
+    // If the PVC exists, the start mark stays: the next reconcile or another process creates the pod.
     let (asked, acted) = started((CLAIMS, Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, CLAIMS]);
     assert!(
@@ -265,15 +265,15 @@ async fn creation_after_start_mark_is_retried_while_observation_is_fresh() {
             "{code}: {asked:?}"
         );
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
-        // Before the mark is set, the operator does not retry, because the next reconcile repeats the step without
-        // harm.
+        // Before the start mark is set, the operator does not retry, because the next reconcile repeats the step
+        // without harm.
         let (asked, _) = started(("services", does), (true, LONG)).await;
         assert_eq!(asked.len(), 1, "{code}: {asked:?}");
     }
 }
 
-/// Invariant 6: no other process removes the mark. If the mark remained, the operator would never use the member's name
-/// again.
+/// Invariant 6: no other process removes the start mark. If the mark remained, the operator would never use the member's
+/// name again.
 #[tokio::test]
 async fn failed_removal_of_start_mark_is_retried() {
     for codes in [&[200, 403, 429, 200], &[200, 403, 503, 200]] {
@@ -288,8 +288,8 @@ async fn failed_removal_of_start_mark_is_retried() {
     assert_eq!(acted.failed.len(), 2, "{:?}", acted.failed);
 }
 
-/// Setting and removing the mark changes the cluster's own Service. Each change triggers a reconcile at once, so that
-/// only the back-off limits the rate.
+/// Setting and removing the start mark changes a Service, which triggers a reconcile at once. Only the back-off limits
+/// the rate.
 #[tokio::test]
 async fn rejected_member_start_backs_off() {
     let refused = Does::Answers(403, "Forbidden");
@@ -319,7 +319,7 @@ async fn rejected_member_start_backs_off() {
     assert_eq!(asked, [MARKED, CLAIMS, MARKED, CLAIMS]);
 }
 
-/// Invariants 6 and 11: a renewed mark must have a new value. With the same value, the resourceVersion would not
+/// Invariants 6 and 11: a renewed start mark must have a new value. With the same value, the resourceVersion would not
 /// change, and the process that set the first mark could remove the renewed mark.
 #[tokio::test]
 async fn renewed_start_mark_is_never_removed() {

@@ -76,7 +76,7 @@ mod tests {
         too_few(&scene.observed, &asked, &own)
     }
 
-    /// Invariant 1: an election is no outage.
+    /// Invariant 1: during an election, the operator waits for the member list.
     #[test]
     fn invariant_1_member_list_is_awaited_unless_quorum_is_impossible() {
         let three = || Scene::formed(&["a", "b", "c"]).durable();

@@ -88,7 +88,7 @@ mod tests {
         assert_eq!(endpoints(&cluster), ["http://x:2379", "http://y:2379"]);
     }
 
-    /// Invariant 7: the annotation has no effect on a cluster that started here.
+    /// Invariant 7: the annotation has no effect on a cluster that the operator bootstrapped.
     #[test]
     fn bootstrapped_cluster_ignores_join_annotation() {
         let url = "http://x:2379".to_owned();
@@ -98,7 +98,7 @@ mod tests {
         let mut began_here = Scene::formed(&["a", "b", "c"]).observed;
         began_here.join = vec![url.clone()];
         assert!(via(&began_here).is_empty());
-        // A joined cluster has no recorded first members.
+        // A joined cluster has no recorded bootstrap members.
         began_here.intent.as_mut().unwrap().members.clear();
         assert_eq!(via(&began_here), [url]);
     }

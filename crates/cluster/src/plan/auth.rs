@@ -168,7 +168,7 @@ mod tests {
         assert_eq!(former(Record::WantedFirst), [ChangePassword]);
     }
 
-    /// Invariant 21: the operator drops the former password only after etcd has accepted the new one.
+    /// Invariant 21: the operator drops the old password only after etcd has accepted the new password.
     #[test]
     fn invariant_21_old_password_is_kept_until_etcd_accepts_new_one() {
         let accepted = |record| writes(&planned(Some(true), Login::Accepted, record));

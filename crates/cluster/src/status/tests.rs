@@ -299,7 +299,7 @@ fn pause_is_visible_in_status() {
     );
 }
 
-/// The condition `Ready` and its companions by the conventions of kstatus, and `status.state`.
+/// Checks the conditions of kstatus (`Ready`, `Reconciling`, `Stalled`) and `status.state`.
 #[test]
 fn condition_ready_is_true_only_if_cluster_matches_spec() {
     let three = || Scene::formed(&["a", "b", "c"]);

@@ -17,7 +17,7 @@ use crate::removed::AllVanished;
 use crate::world::{Power, World, WorldDisk, WorldPod, tell};
 use crate::write::is_for_etcd;
 
-/// What the checks remember between events.
+/// The state of the checks between events.
 #[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
@@ -42,7 +42,7 @@ pub(crate) struct Memory {
     /// True if a second operator is active, or if a write was late. Objects may then exist that no plan expected, and
     /// they must do no harm.
     pub(crate) second: bool,
-    /// The highest object number that existed when the step was planned.
+    /// The highest UID that existed when the step was planned.
     pub(crate) seen: u64,
     /// True if the world has not changed since the observation for the current step.
     pub(crate) fresh: bool,
@@ -301,7 +301,7 @@ impl World {
             found || beside.is_none(),
             "invariant 7: a second cluster is bootstrapped next to {beside:?}"
         );
-        // The status and all data were deleted. The previous cluster no longer exists.
+        // If the status and all data were deleted, the previous cluster no longer exists.
         let before = self.memory.writes_to.clone().unwrap_or_default();
         let nothing_left = self.all_data(&before).all(|(name, _)| is_lost(self, name));
         if self.memory.status_lost && nothing_left {
@@ -396,8 +396,7 @@ impl World {
         );
     }
 
-    /// Invariant 6 for the first member of a recovered cluster: it may start repeatedly until the new cluster is
-    /// recorded.
+    /// Invariant 6: the seed of a recovery may start repeatedly until the new cluster is recorded.
     pub(crate) fn starts_from_survivor(&mut self, start: &Start) {
         self.memory.ran.insert(start.member.clone());
         let formed = self.memory.recorded.contains(&start.token);

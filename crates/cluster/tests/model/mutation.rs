@@ -24,7 +24,7 @@ pub(crate) enum Mutation {
     DeletesBlindly,
     /// A learner is promoted as soon as the list contains it.
     PromotesTooEarly,
-    /// Members join with a vote.
+    /// Members join as voters.
     AddsVoters,
     /// A second learner is promoted together with the first.
     ChangesTwoVotersAtOnce,
@@ -52,7 +52,7 @@ pub(crate) enum Mutation {
     TakesMarksBackBlindly,
     /// A membership change is sent even if the member list has changed since the plan.
     ActsOnAChangedList,
-    /// The local list of any member counts as the list of the cluster.
+    /// The local list of any member, which may be stale, counts as the list of the cluster.
     ReadsALocalList,
     /// Objects of another cluster are deleted.
     DeletesForeignObjects,
@@ -124,14 +124,14 @@ pub(crate) enum Mutation {
     /// The seed of an abandoned recovery continues to run while another seed exists.
     ForgetsGivenUpSeeds,
     /// Volumes of members that other software removed are deleted at once. The runs of `removed` must detect this
-    /// mistake and the next two in this list.
+    /// mistake and the next two mistakes in this list.
     TakesEvidenceForLeftovers,
     /// The operator ignores the record that a majority of the voters vanished.
     ForgetsTheMajority,
     /// Members that other software removed are started again while no quorum answers.
     StartsEvidence,
     /// A learner that does not serve yet is promoted only because its container has started. The runs of `joining` must
-    /// detect this mistake and the following ones about members that do not serve yet.
+    /// detect this mistake and the following mistakes about members that do not serve yet.
     PromotesByThePast,
     /// A learner that does not serve yet is promoted although it has not caught up.
     PromotesBehind,
@@ -139,7 +139,7 @@ pub(crate) enum Mutation {
     PromotesTheCutOff,
     /// Any answer at the health address of a learner counts as an answer of that learner.
     TakesAnothersPulse,
-    /// Requests for changes are sent to a voter that does not serve yet.
+    /// Membership changes are requested from a voter that does not serve yet.
     AsksJoining,
     /// Leadership moves to a voter that does not serve yet.
     LeadsByJoining,
@@ -148,7 +148,7 @@ pub(crate) enum Mutation {
     /// A new voter becomes an endpoint of the client Service as soon as it is promoted.
     LetsJoiningIn,
     /// Members start with TLS only, although they should also accept plain text. The runs of `switch` must detect this
-    /// mistake and the following ones about TLS.
+    /// mistake and the following mistakes about TLS.
     SkipsAStage,
     /// A reverted TLS change skips a stage.
     TurnsBackByAJump,
@@ -164,8 +164,8 @@ pub(crate) enum Mutation {
     LeadsClientsByALeap,
     /// Peer URLs use the second port before the members' Services have it.
     RedirectsBeforeThePort,
-    /// Members get certificates of a CA that the others do not trust yet. The runs of `authorities` must detect this
-    /// mistake and the following ones about CAs.
+    /// Members get certificates of a CA that the other members do not trust yet. The runs of `authorities` must detect
+    /// this mistake and the following mistakes about CAs.
     IssuesUntrusted,
     /// The operator gets a certificate that the members do not accept yet.
     LocksItselfOut,
@@ -452,7 +452,7 @@ impl Mutation {
 
     // ---- sent requests ----
 
-    /// The chains in the order that the mistake causes.
+    /// The chains as the mistake changes them.
     pub(crate) fn chains(self, mut chains: Vec<Vec<Write>>) -> Vec<Vec<Write>> {
         match self {
             Self::MarksLate => {

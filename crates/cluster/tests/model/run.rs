@@ -26,7 +26,7 @@ pub(crate) struct Second {
     planned: Option<(Observed, Plan)>,
     chains: Vec<Vec<Write>>,
     marked: BTreeMap<String, u64>,
-    /// The highest object number that existed when the second operator read the world.
+    /// The highest UID that existed when the second operator read the world.
     seen: u64,
     /// How often the EtcdCluster had been deleted when the second operator read the world. If the number has changed,
     /// the second operator drops its reads.
@@ -152,8 +152,8 @@ impl Run {
             Event::SecondLooks => self.second_looks(),
             Event::SecondWrites(which) => self.second_writes(usize::from(which)),
             Event::ForgetStatus => {
-                // No cluster forms and loses its status during one observation, so the second operator starts its reads
-                // again.
+                // A real cluster does not form and lose its status during one observation. The second operator
+                // therefore starts its reads again.
                 if let Some(second) = &mut self.second {
                     (second.services, second.pods) = (None, None);
                 }
@@ -438,7 +438,8 @@ impl Run {
         }
     }
 
-    /// Takes the second operator for one event. If the EtcdCluster was deleted, the operator drops its earlier reads.
+    /// Takes the second operator out of the run for one event. If the EtcdCluster was deleted, this operator drops its
+    /// earlier reads.
     fn take_second(&mut self) -> Option<Second> {
         let second = self.second.take()?;
         let lives = self.world.lives;

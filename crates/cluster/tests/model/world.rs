@@ -60,7 +60,7 @@ pub(crate) struct WorldPod {
     pub(crate) starts_in: u8,
     /// The settings from which the pod was built.
     pub(crate) settings: u8,
-    /// True if the pod has failed for good and never restarts.
+    /// True if the pod has the phase `Failed`, so that it never restarts.
     pub(crate) ended: bool,
     /// True if another operator created the pod, or if the pod represents an external machine.
     pub(crate) old: bool,
@@ -154,7 +154,7 @@ pub(crate) struct Late {
     pub(crate) arrives: u64,
     pub(crate) write: Write,
     pub(crate) via: Vec<String>,
-    /// The highest object number that existed when the write was planned.
+    /// The highest UID that existed when the write was planned.
     pub(crate) seen: u64,
     pub(crate) sender: Sender,
 }

@@ -171,7 +171,7 @@ fn members_in_pods_of_previous_build_are_not_restarted() {
     }
 }
 
-/// Proves that the test above detects a restart.
+/// Checks that `disturbs` detects a restart.
 #[test]
 fn members_in_pods_of_previous_build_restart_after_spec_change() {
     let mut case = golden().swap_remove(3);
@@ -184,7 +184,7 @@ fn members_in_pods_of_previous_build_restart_after_spec_change() {
 }
 
 /// If this test fails, new members get other pods than the running members have. If the change is intended, first make
-/// the tests above pass with the old file. Then update the file.
+/// the other tests of this module pass with the old file. Then update the file.
 #[test]
 fn built_pods_match_golden_file() {
     let all = cases()

@@ -338,7 +338,7 @@ fn rejected_certificate_removes_start_mark() {
     assert!(part.is_undone(true) && part.is_undone(false));
 }
 
-/// Invariant 20: with a clock that is far ahead, every CA would appear to have expired.
+/// Invariant 20: if the operator's clock is far ahead, every CA seems to have expired.
 #[test]
 fn invariant_20_no_certificate_is_renewed_while_clocks_differ() {
     let year = 365 * 86_400;

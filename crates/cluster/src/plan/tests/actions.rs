@@ -1,4 +1,4 @@
-//! Tests of the requests in actions.
+//! Tests that the planner's actions contain the right requests.
 
 use kube::ResourceExt;
 use member::{OperatorImage, ResourcesPatch};
@@ -69,8 +69,8 @@ fn invariant_2_plan_keeps_only_first_of_two_member_changes() {
     assert_eq!((plan.problems.len(), plan.requeue), (1, SHORTLY));
 }
 
-/// Without the operator's image, the seed of a recovery cannot start. The plan therefore marks no Service for it
-/// (invariant 6).
+/// Without the operator's image, the seed of a recovery cannot start. The plan therefore sets no start mark on its
+/// Service (invariant 6).
 #[test]
 fn recovery_seed_needs_known_operator_image() {
     let mut scene = under_way();

@@ -12,8 +12,8 @@ fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()
 }
 
-/// Marks the pods of these members as failed for good. Kubernetes does this after an eviction or a node shutdown, or if
-/// a kubelet rejects the pod. The pod object stays, and its containers never restart.
+/// Sets the pods of these members to the phase `Failed`, as after an eviction, a node shutdown, or a rejection by the
+/// kubelet. The pod object remains, and its containers never restart.
 fn ended(mut scene: Scene, members: &[&str]) -> Scene {
     for member in members {
         scene = scene.not_running(member);
@@ -216,7 +216,7 @@ fn objects_of_other_owners_are_reported_and_unchanged() {
         .iter()
         .filter(|problem| problem.reason == Reason::NameTaken);
     assert_eq!(taken.count(), 3);
-    // If the spec turns off the operator's PodDisruptionBudget, a user may create one with this name.
+    // If the spec turns off the operator's PodDisruptionBudget, a user may create another budget with this name.
     scene.desired.budget = false;
     assert_eq!(scene.writes(), []);
     let mut begins = Scene::begun(&["a", "b", "c"]);
@@ -230,7 +230,7 @@ fn objects_of_other_owners_are_reported_and_unchanged() {
     assert!(!begins.writes().iter().any(applies));
 }
 
-/// Invariant 7: only objects with the token of the bootstrap belong to it.
+/// Invariant 7: only objects with a token belong to a bootstrap.
 #[test]
 fn bootstrap_keeps_pods_without_token() {
     let mut scene = Scene::begun(&["a"]).starts("z");

@@ -163,14 +163,14 @@ fn invariant_24_joining_voter_counts_for_next_promotion() {
         .joining("b")
         .pulse("b", |pulse| pulse.raft_applied_index = 50);
     assert_eq!(promoted(&behind), [] as [&str; 0]);
-    // A voter that does not serve for a long time after its promotion counts no longer.
+    // If a voter does not serve for a long time after its promotion, it no longer counts as healthy.
     let late = Role::Busy {
         since: scene::at(970),
     };
     let late = scene().joining("b").role("b", late).follows("d");
     assert_eq!(promoted(&late), [] as [&str; 0]);
     assert!(late.waits().contains(&Reason::MemberUnhealthy));
-    // Invariant 19: a voter that is silent because of its defragmentation does not count either.
+    // Invariant 19: a voter that does not answer because of its defragmentation does not count as healthy.
     let defragmenting = scene().joining("b").defragmented("b").follows("d");
     assert_eq!(promoted(&defragmenting), [] as [&str; 0]);
     // A voter that served before and does not serve now is down, whatever its health listener reports.

@@ -154,7 +154,7 @@ fn bootstrap_mode_seed_adds_learners_up_to_desired_size() {
     assert_eq!(scene::reserved(&alone.plan().step.chains), [true, true]);
     let grows = seed(Scene::formed(&["a"]).young("a").reserved("d").reserved("e"));
     assert_eq!(grows.changes().len(), 2);
-    // If the bootstrap with one seed fails, the operator starts it again with one seed.
+    // If the bootstrap with one member fails, the next bootstrap has one member too.
     let lost = seed(Scene::starting(&["a"]).without_pod("a"));
     let chains = lost.plan().step.chains;
     assert_eq!(scene::begun(&chains), Some((1, "1")));
