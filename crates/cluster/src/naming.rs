@@ -1,17 +1,17 @@
 //! Names of new members and tokens of new clusters.
 //!
-//! The planner does not generate names: they are an input of the plan. For each observation, the reconcile generates a
-//! random seed, and derives all names from it. Two plans for the same observation therefore use the same names. No two
-//! observations use the same seed, so no name is used twice (invariant 6).
+//! The planner does not generate names: they are an input of the plan. For each observation, the operator draws a
+//! random number and derives all names from it. Two plans for the same observation therefore use the same names, and no
+//! name is used twice (invariant 6).
 
 use api::names;
 use sha2::{Digest, Sha256};
 
-/// A sequence of unused names. The same index always gives the same name.
+/// Generates unused names. The same index always gives the same name.
 pub trait Names {
-    /// A member name that no other index and no earlier sequence has.
+    /// A member name that was never used before, and that no other index gives.
     fn member(&self, index: u64) -> String;
-    /// A cluster token that no other index and no earlier sequence has.
+    /// A cluster token that was never used before, and that no other index gives.
     fn token(&self, index: u64) -> String;
 }
 

@@ -20,7 +20,7 @@ pub fn bytes(quantity: &Quantity) -> Option<u64> {
     u64::try_from(product.div_ceil(divisor)).ok()
 }
 
-/// The factor of a quantity's suffix, as a multiplier and a divisor.
+/// The factor for a quantity's suffix, as a multiplier and a divisor.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
     let binary = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     let decimal = ["k", "M", "G", "T", "P", "E"];

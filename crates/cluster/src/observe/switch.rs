@@ -1,5 +1,4 @@
-//! Determines the TLS settings with which members were started. The sources are the record in the status and the pods.
-//! Performs no I/O.
+//! Determines the TLS settings with which members were started, from `status.TLS` and the pods. Performs no I/O.
 
 use std::collections::BTreeSet;
 
@@ -77,13 +76,13 @@ fn listener(url: &str) -> Option<PeerListener> {
     Some((scheme == "https", port.parse().ok()?))
 }
 
-/// True if a member accepts only clients with TLS, according to its flags. `None` if the flags do not say so.
+/// True if a member accepts only clients with TLS, according to its flags. `None` if the pod has no such flags.
 pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
     let urls = pods::argument(pod, CLIENTS)?;
     Some(!urls.contains("http://"))
 }
 
-/// The TLS settings with which members were started, according to the record in the status and to the pods.
+/// The TLS settings with which members were started, according to `status.TLS` and the pods.
 pub(super) fn started(cluster: &EtcdCluster, pods: &[Pod]) -> Started {
     let uid = cluster.uid().unwrap_or_default();
     let status = cluster.status.as_ref();
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_change_that_needs_no_stages_takes_effect_at_once() {
+    fn equivalent_or_unknown_tls_settings_follow_spec() {
         for (wanted, said, scheme) in [
             ("null", None, "http"),
             (
@@ -224,7 +223,7 @@ mod tests {
             assert!(rollout.recorded);
             assert_eq!(rollout.at, policy(was), "{wanted}");
         }
-        // A record of a former cluster, from before a restore or a recovery, is ignored.
+        // A record with the token of a former cluster, from before a restore or a recovery, is ignored.
         let restored = recorded(BETWEEN, None, "before");
         let mut old = pod(Some("null"), "http");
         old.annotations_mut()
@@ -277,7 +276,7 @@ mod tests {
 
     /// Members that another operator started can listen on IPv6 addresses.
     #[test]
-    fn listeners_of_both_ip_families_are_read() {
+    fn listeners_with_ipv4_and_ipv6_addresses_are_read() {
         for (url, expected) in [
             ("http://0.0.0.0:2380", Some((false, 2380))),
             ("https://[::]:2382", Some((true, 2382))),

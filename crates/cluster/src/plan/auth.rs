@@ -1,8 +1,8 @@
-//! Enables and disables etcd authentication, and changes the password. The operators never lose their access.
+//! Enables and disables etcd authentication, and changes the password, without a loss of the operators' access to etcd.
 //!
-//! Invariant 21: the operator records a password in its own Secret before it sets the password in etcd. It drops a
-//! recorded password only after etcd has accepted the desired one. At any time, the user's Secret or the operator's
-//! Secret therefore contains the valid password.
+//! Invariant 21: the operator records a password in its own Secret before it sets the password in etcd. It deletes a
+//! recorded password only after etcd has accepted the desired password. At any time, the user's Secret or the
+//! operator's Secret therefore contains the valid password.
 
 use api::names::auth_secret;
 use etcd::Login;
@@ -14,8 +14,8 @@ use crate::plan::{Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Seen};
 
-/// Reports members that rejected the operator's credentials; `None` if no member did. Such an answer proves that the
-/// cluster is alive, so no data is lost.
+/// Reports that members rejected the operator's credentials; `None` if no member did. A member that rejects credentials
+/// runs, so its data is not lost.
 pub(super) fn refused(build: Builder<'_>) -> Option<Draft<'_>> {
     let (desired, observed, _) = build.inputs();
     let why = observed.access.refused.as_ref()?;
@@ -150,8 +150,6 @@ mod tests {
         access.collect()
     }
 
-    /// Invariant 21: no matter how far an earlier attempt came, the operator records the password before it sets the
-    /// password in etcd.
     #[test]
     fn invariant_21_password_is_recorded_before_it_is_set_in_etcd() {
         use AccessWrite::{ChangePassword, Enable, Record as Note};
@@ -168,7 +166,6 @@ mod tests {
         assert_eq!(former(Record::WantedFirst), [ChangePassword]);
     }
 
-    /// Invariant 21: the operator drops the old password only after etcd has accepted the new password.
     #[test]
     fn invariant_21_old_password_is_kept_until_etcd_accepts_new_one() {
         let accepted = |record| writes(&planned(Some(true), Login::Accepted, record));

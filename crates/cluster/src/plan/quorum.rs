@@ -1,4 +1,5 @@
-//! The quorum guard. The planner builds it from the member list. Every step that could cost a voter asks the guard.
+//! The quorum guard: before a step that could cost a voter, the planner checks here whether the other voters form a
+//! quorum.
 //!
 //! Invariant 3: no step reduces the number of healthy voters below a quorum. No step removes a member if the remaining
 //! voters might have no quorum.
@@ -14,7 +15,7 @@ pub struct Quorum {
     healthy: BTreeMap<MemberId, bool>,
 }
 
-/// The reason why a step is unsafe.
+/// The voters after an unsafe step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsafe {
     /// Number of healthy voters after the step.
