@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_of_deleted_cluster_are_removed() {
+    fn scrape_removes_metrics_of_deleted_cluster() {
         let metrics = Metrics::default();
         metrics.see(&cluster("1", 1), &status(), &[]);
         metrics.alive_with(HashSet::new);

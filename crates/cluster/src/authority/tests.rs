@@ -107,7 +107,7 @@ fn member_cert_has_all_addresses_and_no_wildcard() {
 }
 
 #[test]
-fn certificate_expires_with_issuer_and_renews_at_two_thirds() {
+fn certificate_expires_with_issuer_and_is_renewed_at_two_thirds() {
     let short = Duration::from_hours(1);
     let clients = authority(CaScope::Clients, short, now()).unwrap();
     let server = made(CertificateUse::Server, &clients);

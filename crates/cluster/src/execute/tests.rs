@@ -291,7 +291,7 @@ async fn failed_removal_of_start_mark_is_retried() {
 /// Setting and removing the start mark changes a Service, which triggers a reconcile at once. Only the back-off limits
 /// the rate.
 #[tokio::test]
-async fn rejected_member_start_backs_off() {
+async fn rejected_member_start_is_retried_with_backoff() {
     let refused = Does::Answers(403, "Forbidden");
     for (kind, mark, requests) in [
         (CLAIMS, Mark::First, 3),

@@ -384,7 +384,7 @@ fn recovery_approval_and_unavailable_time_are_read_from_object() {
 
 /// A member's object without its labels still belongs to the cluster. The operator restores the labels.
 #[test]
-fn member_objects_without_labels_are_found_but_unowned() {
+fn member_objects_without_labels_are_found_for_label_repair() {
     let owned = |label: &'static str| {
         let observed = seen(|objects| {
             let pod = objects.pods[0].metadata.labels.as_mut().unwrap();

@@ -284,7 +284,7 @@ fn new_size_sets_scaling_not_recovering() {
 }
 
 #[test]
-fn pause_is_visible_in_status() {
+fn pause_sets_progressing_to_false() {
     let mut scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     scene.desired.paused = true;
     let status = report(&scene, None, None);

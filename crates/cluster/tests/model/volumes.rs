@@ -139,7 +139,7 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
 const ROUNDS: usize = 40_000;
 
 #[test]
-fn losing_mounted_volumes_keeps_invariants() {
+fn loss_of_mounted_volumes_keeps_invariants() {
     play_drawn(drawn, ROUNDS);
 }
 

@@ -1,5 +1,5 @@
-//! Requests of users at any time (other settings of the pods, hibernation), and etcd's alarms (full databases, members
-//! with different data).
+//! Spec changes by users at any time (pod settings, hibernation), and etcd's alarms (full databases, members with
+//! different data).
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ const QUOTA: i64 = 1000;
 /// The size of a database without a fault.
 const SMALL: i64 = 100;
 
-/// What the user has requested, the active alarms, and the records about them.
+/// The settings that the user has changed, the active alarms, and the records about alarms.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wishes {
     /// The settings of the pods in the spec. Pods with other settings must be recreated.

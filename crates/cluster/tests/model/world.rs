@@ -35,7 +35,7 @@ macro_rules! tell {
 }
 pub(crate) use tell;
 
-/// A pod, with the state that its kubelet knows.
+/// A pod: its object in the API server, and its state on the node.
 #[expect(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldPod {
@@ -444,7 +444,7 @@ impl World {
         }
     }
 
-    /// True if the operators get an answer from a member of this group.
+    /// True if the operators can connect to this member.
     pub(crate) fn operator_reaches(&self, name: &str) -> bool {
         let heard = !self.faults.deaf && !self.faults.operator_secret;
         let heard = heard && self.lets_operator_in(name);

@@ -195,7 +195,7 @@ fn added_member_gets_peer_url_of_its_service() {
 }
 
 #[test]
-fn closed_member_service_has_start_mark_and_no_endpoints() {
+fn member_service_is_created_with_start_mark_and_without_endpoints() {
     let action = three().build().create_service("n", true, true);
     let Request::Create(Object::Service(service)) = &action.request else {
         panic!("{action:?}");

@@ -1,4 +1,5 @@
-//! Lost quorums: reports, waiting times, and the approval of a new cluster with the data of a survivor.
+//! Recovery from a lost quorum: the reports, the waiting times, and the approval of a new cluster with the data of a
+//! surviving member.
 
 use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
 use etcd::{ClusterId, Member, MemberId, Members};

@@ -96,7 +96,7 @@ fn replacement_joins_before_only_member_is_removed() {
 }
 
 #[test]
-fn both_members_of_two_are_replaced_after_replacements_join() {
+fn two_members_are_replaced_after_both_replacements_vote() {
     let both = Scene::formed(&["a", "b"])
         .durable()
         .claim_deleted("a")
@@ -225,7 +225,7 @@ fn unstarted_external_voter_is_reported_with_etcdctl_command() {
 }
 
 #[test]
-fn unstarted_member_starts_with_service_and_is_removed_without() {
+fn unstarted_member_without_service_is_removed_instead_of_started() {
     // A member with a Service is started. A member without a Service is removed, whether it is a voter or a learner.
     let started = three().size(4).reserved("d").added("d");
     assert!(

@@ -226,7 +226,7 @@ fn corrected_version_is_applied_to_broken_member_first() {
     let scene = towards("3.5.35", "3.5.35").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.5.35"));
-    // If the user corrects the version, the broken member is the first to get it.
+    // If the user corrects the version, the operator updates the broken member first.
     let scene = towards("3.5.35", "3.6.16").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.6.16"));
@@ -427,7 +427,7 @@ fn learners_join_one_by_one_without_max_learners_flag() {
 /// Regression: the user rolled back after the old container had ended and before the new container started. The kubelet
 /// counted no restart, so the operator never completed the rollback.
 #[test]
-fn rollback_before_first_start_expects_no_restart() {
+fn rollback_before_new_container_starts_needs_no_restart() {
     let scene = towards("3.6.16", "3.6.16").changed("b", "3.6.16", "3.7.3");
     let writes = scene.writes();
     let back = writes.iter().find_map(|write| match write {

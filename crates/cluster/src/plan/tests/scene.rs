@@ -108,7 +108,7 @@ impl Scene {
         Self { desired, observed }
     }
 
-    /// The names of the first members are recorded, and no object exists.
+    /// The names of the bootstrap members are recorded, and no object exists.
     pub(crate) fn begun(members: &[&str]) -> Self {
         let mut scene = Self::nothing(members.len());
         let members = members.iter().map(|&member| member.to_owned()).collect();
