@@ -3,9 +3,10 @@
 //! seconds.
 //!
 //! Faults are crashes between any two writes; lost, late and rejected writes; stale reads; an unavailable API server;
-//! lost pods, disks and nodes; damaged data; and partitions. Users change the size, delete and edit objects, and approve
-//! recoveries. A second operator may act concurrently. The model checks the invariants at every plan, every write and
-//! every tick. The main check is that no acknowledged write is lost. After the faults stop, the cluster must converge.
+//! lost pods, disks and nodes; damaged data; and partitions. Users change the size, delete and edit objects, and
+//! approve recoveries. A second operator may act concurrently. The model checks the invariants at every plan, every
+//! write and every tick. The main check is that no acknowledged write is lost. After the faults stop, the cluster must
+//! converge.
 //!
 //! A seed determines all events of a run, with the same result on every machine. If a run fails, the model leaves out
 //! the events that the failure does not need, and prints the others in order (the story). docs/contributing/testing.md

@@ -1,6 +1,6 @@
-//! Tests the restore programs in the pod of a seed (the first member of a restored cluster). The tests use real servers:
-//! backups in an S3 server, data directories that etcd's own tools create, and an etcd that is started as in a member's
-//! pod. If a required program is missing, the tests fail with the command that installs it.
+//! Tests the restore programs in the pod of a seed (the first member of a restored cluster). The tests use real
+//! servers: backups in an S3 server, data directories that etcd's own tools create, and an etcd that is started as in a
+//! member's pod. If a required program is missing, the tests fail with the command that installs it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::path::PathBuf;

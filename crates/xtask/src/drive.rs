@@ -248,7 +248,7 @@ fn program_among<'a>(built: &'a [PathBuf], name: &str) -> Result<&'a PathBuf> {
 #[derive(Clone)]
 pub(crate) struct Early {
     vars: Vec<(String, String)>,
-    /// Whether this command takes the testbed down at its end.
+    /// True if this command takes the testbed down at its end.
     end: bool,
     steps: Vec<(&'static str, Duration)>,
 }

@@ -77,7 +77,7 @@ impl Origin {
     }
 }
 
-/// Whether files of the checkout differ from the commit or are not part of it.
+/// True if files of the checkout differ from the commit or are not part of it.
 pub(crate) fn is_modified() -> Result<bool> {
     Ok(!git(&["status", "--porcelain"])?.is_empty())
 }

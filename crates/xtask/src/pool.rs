@@ -36,7 +36,7 @@ pub(crate) struct Job {
     pub(crate) vars: Vec<(String, String)>,
     /// Number of tests in the program.
     pub(crate) tests: usize,
-    /// Whether the job must not run concurrently with another serial job.
+    /// True if the job must not run concurrently with another serial job.
     pub(crate) serial: bool,
 }
 

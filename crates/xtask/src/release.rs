@@ -34,7 +34,8 @@ pub(crate) fn compile() -> Result<Vec<PathBuf>> {
 }
 
 /// Rejects a program that contains the path of a directory of this machine. The same commit would give another program
-/// where the directory has another path. Paths of one component, like /src, also occur in other paths and are not checked.
+/// where the directory has another path. Paths of one component, like /src, also occur in other paths and are not
+/// checked.
 fn check_folders(program: &Path, folders: &[(PathBuf, &str)]) -> Result<()> {
     let bytes = fs::read(program).with_context(|| program.display().to_string())?;
     let text = String::from_utf8_lossy(&bytes);

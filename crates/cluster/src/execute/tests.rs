@@ -31,8 +31,8 @@ enum Does {
     InTurn(&'static [u16]),
 }
 
-/// Answers requests for objects of `kind` as `does` says, and accepts all other requests at once. It records the kind of
-/// each request. For a Service, it also records the start mark and the resourceVersion precondition.
+/// Answers requests for objects of `kind` as `does` says, and accepts all other requests at once. It records the kind
+/// of each request. For a Service, it also records the start mark and the resourceVersion precondition.
 struct Server {
     kind: &'static str,
     does: Does,
@@ -272,8 +272,8 @@ async fn creation_after_start_mark_is_retried_while_observation_is_fresh() {
     }
 }
 
-/// Invariant 6: no other process removes the start mark. If the mark remained, the operator would never use the member's
-/// name again.
+/// Invariant 6: no other process removes the start mark. If the mark remained, the operator would never use the
+/// member's name again.
 #[tokio::test]
 async fn failed_removal_of_start_mark_is_retried() {
     for codes in [&[200, 403, 429, 200], &[200, 403, 503, 200]] {

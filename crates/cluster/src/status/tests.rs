@@ -112,8 +112,8 @@ fn invariant_24_new_voter_is_not_reported_as_down() {
     }
 }
 
-/// The operator's report must equal the status that it reads back from the object. If the operator did not recognize one
-/// of its conditions, it would drop the condition and write it again in each reconcile.
+/// The operator's report must equal the status that it reads back from the object. If the operator did not recognize
+/// one of its conditions, it would drop the condition and write it again in each reconcile.
 #[test]
 fn status_report_contains_only_conditions_of_operator() {
     let mut status = report(&Scene::formed(&["a", "b", "c"]), None, None);

@@ -18,7 +18,7 @@ impl Line {
         self.name.strip_prefix("invariant ")?.parse().ok()
     }
 
-    /// Whether the name of the line contains a text, in upper or lower case. "invariant 1" is not part of "invariant
+    /// True if the name of the line contains a text, in upper or lower case. "invariant 1" is not part of "invariant
     /// 10".
     pub(super) fn contains(&self, text: &str) -> bool {
         let (name, text) = (self.name.to_lowercase(), text.to_lowercase());

@@ -31,12 +31,12 @@ impl Source {
         &self.text
     }
 
-    /// Whether the path ends with these components.
+    /// True if the path ends with these components.
     pub(crate) fn is_named(&self, end: &str) -> bool {
         Path::new(&self.path).ends_with(end)
     }
 
-    /// Whether the whole source contains only tests.
+    /// True if the whole source contains only tests.
     pub(crate) fn is_test(&self) -> bool {
         let mut parts = Path::new(&self.path).iter();
         self.path.starts_with("e2e/") || parts.any(|part| part == "tests" || part == "tests.rs")
@@ -100,7 +100,7 @@ impl Source {
     }
 }
 
-/// Whether a text names the invariant `number`, as in `invariant_5_` or "invariants 3 and 5".
+/// True if a text names the invariant `number`, as in `invariant_5_` or "invariants 3 and 5".
 pub(crate) fn names_invariant(text: &str, number: usize) -> bool {
     let text = text.to_lowercase();
     let is_named = |rest: &str| numbers(rest).contains(&number);

@@ -59,7 +59,7 @@ fn comments(tokens: &[Token]) -> Vec<Passage> {
     found
 }
 
-/// Whether a line continues the paragraph above. It does not if it starts a list item, a heading or a table row.
+/// True if a line continues the paragraph above. A list item, a heading or a table row starts a new paragraph.
 fn starts_no_item(text: &str) -> bool {
     !text.starts_with(['-', '*', '|', '#'])
 }
@@ -83,7 +83,7 @@ fn message(token: &Token) -> Option<Passage> {
     is_message.then(|| Passage::new(Kind::Message, *line, &text))
 }
 
-/// Whether a text contains a YAML mapping on one line, such as `{name: main}`. The colon in a placeholder of `format!`
+/// True if a text contains a YAML mapping on one line, such as `{name: main}`. The colon in a placeholder of `format!`
 /// is not followed by a space.
 fn has_flow_mapping(text: &str) -> bool {
     let mut keys = text

@@ -165,7 +165,7 @@ fn kill_member(group: &str, pid: i32) {
     }
 }
 
-/// Whether the content of `/proc/PID/cgroup` contains `group` or a group below it, in any tree.
+/// True if the content of `/proc/PID/cgroup` contains `group` or a group below it, in any tree.
 fn is_member(groups: &str, group: &str) -> bool {
     let wanted = format!("/{group}");
     groups

@@ -191,7 +191,7 @@ pub(crate) fn stop_kubelet(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether all daemons of a node are running.
+/// True if all daemons of a node are running.
 pub(crate) fn runs(testbed: &Testbed, name: &str) -> bool {
     DAEMONS
         .iter()

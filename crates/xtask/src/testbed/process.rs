@@ -28,7 +28,7 @@ impl Identity {
         Self::of(i32::try_from(std::process::id()).context("PID")?)
     }
 
-    /// Whether the same process is still running.
+    /// True if the same process is still running.
     pub(crate) fn is_alive(self) -> bool {
         Self::of(self.pid).is_ok_and(|now| now == self)
     }

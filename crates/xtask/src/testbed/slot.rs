@@ -24,7 +24,7 @@ struct Claim {
 }
 
 impl Claim {
-    /// Whether the testbed of this claim is up or starting.
+    /// True if the testbed of this claim is up or starting.
     fn is_held(&self) -> bool {
         self.by.is_alive()
             || State::read(&self.run_folder)

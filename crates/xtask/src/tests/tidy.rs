@@ -181,7 +181,7 @@ fn doc_comments_contain_no_rust_code() {
     assert!(found.is_empty(), "Rust code in doc comments: {found:#?}");
 }
 
-/// Whether a doc comment contains a block of Rust code. A block without a language is also Rust.
+/// True if a doc comment contains a block of Rust code. A block without a language is also Rust.
 fn has_rust_code(text: &str) -> bool {
     let marks = text.lines().filter_map(|line| {
         let line = line.trim_start();

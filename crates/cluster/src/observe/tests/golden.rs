@@ -1,5 +1,5 @@
-//! The file `crates/cluster/tests/golden/pods.json` contains the pods that the operator builds for fixed specs. If a new
-//! build would restart members in these pods, it would also restart the members of every user.
+//! The file `crates/cluster/tests/golden/pods.json` contains the pods that the operator builds for fixed specs. If a
+//! new build would restart members in these pods, it would also restart the members of every user.
 //!
 //! After an intended change of the content of pods, update the file (CONTRIBUTING.md):
 //!

@@ -324,8 +324,8 @@ fn invariant_20_certificates_are_created_before_pod() {
     }
 }
 
-/// The operator creates the Service, with the start mark, before the certificates of the member. Without the Service, it
-/// would delete these certificates as remains of a removed member.
+/// The operator creates the Service, with the start mark, before the certificates of the member. Without the Service,
+/// it would delete these certificates as remains of a removed member.
 #[test]
 fn rejected_certificate_removes_start_mark() {
     let issue = actions::certificate(CertificateWrite::Issue {

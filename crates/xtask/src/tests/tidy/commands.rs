@@ -338,7 +338,7 @@ fn flags_named_in_documents_exist() {
     assert_eq!(unknown_flags(text), ["cluster-wode"]);
 }
 
-/// Whether a piece of inline code sets a chart value, such as `crds.install=false`.
+/// True if a piece of inline code sets a chart value, such as `crds.install=false`.
 fn sets_value(code: &str) -> bool {
     code.split_once('=').is_some_and(|(path, value)| {
         let is_path = path.starts_with(|c: char| c.is_ascii_lowercase())

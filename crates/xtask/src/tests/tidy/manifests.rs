@@ -99,7 +99,7 @@ fn field(code: &str) -> Option<(&str, Option<&str>)> {
     is_named.then_some((path, value))
 }
 
-/// Whether a field of a kind of this project has the path, and accepts the value.
+/// True if a field of a kind of this project has the path, and accepts the value.
 fn exists(path: &str, value: Option<&str>) -> bool {
     KINDS.iter().any(|kind| {
         let schema = Schema::of_kind(kind);

@@ -58,7 +58,7 @@ impl Schema {
         found
     }
 
-    /// Whether a value can have the field `path`. Items of lists are written as `[]`.
+    /// True if a value can have the field `path`. Items of lists are written as `[]`.
     pub(super) fn has(&self, path: &str) -> bool {
         let mut node = &self.0;
         for part in path.replace("[]", ".[]").split('.') {
