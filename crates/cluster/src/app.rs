@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn child_event_reconciles_only_its_cluster() {
+    fn event_of_child_object_reconciles_its_cluster() {
         let (uid, cluster) =
             owner(&child("EtcdCluster", "etcd.database.coreos.com/v1beta2")).unwrap();
         assert_eq!((uid.as_str(), cluster.name.as_str()), ("uid", "db"));

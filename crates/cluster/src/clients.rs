@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn etcd_client_is_replaced_only_if_secret_changes() {
+    fn etcd_client_is_reused_until_access_changes() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
         let clients = Clients::new(Arc::clone(&plain), Deadlines::default());
         assert!(Arc::ptr_eq(
@@ -124,9 +124,9 @@ mod tests {
         assert!(gone.upgrade().is_none());
     }
 
-    /// With a login token from the previous cluster, the new cluster would delay every call.
+    /// With a login token of the previous cluster, every call to the seed of the new cluster would be delayed.
     #[test]
-    fn new_cluster_token_gets_new_etcd_client() {
+    fn restored_or_recovered_cluster_gets_new_etcd_client() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
         let clients = Clients::new(plain, Deadlines::default());
         let first = clients.of(("1", Some("t")), &access("a"));

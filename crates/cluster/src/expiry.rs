@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_expiry_month_week_and_day_before() {
+    fn certificate_expiry_is_reported_month_week_and_day_before() {
         let year = expiry(365, false);
         for (day, stage) in [
             (300.0, None),

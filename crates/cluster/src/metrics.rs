@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn forget_removes_metrics_of_deleted_cluster() {
+    fn metrics_of_deleted_cluster_are_dropped_without_scrape() {
         let metrics = Metrics::default();
         metrics.alive_with(|| HashSet::from(["1".to_owned()]));
         metrics.see(&cluster("1", 1), &status(), &[]);
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_of_deleted_cluster_are_removed() {
+    fn scrape_removes_metrics_of_deleted_cluster() {
         let metrics = Metrics::default();
         metrics.see(&cluster("1", 1), &status(), &[]);
         metrics.alive_with(HashSet::new);

@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn same_random_seed_gives_same_names() {
+    fn same_random_seed_gives_same_member_names() {
         let of = |seed| Seed::new("db", [seed; 32]);
         assert_eq!(of(1).member(0), of(1).member(0));
         assert_eq!(of(1).token(0), of(1).token(0));

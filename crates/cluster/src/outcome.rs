@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn member_failure_and_return_become_events() {
+    fn member_failure_and_recovery_become_events() {
         let status = |degraded: bool, reason: &str| {
             let mut conditions = Vec::new();
             let finding = Finding::new(ConditionType::Degraded, degraded, reason.into(), "why");
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn cluster_state_changes_are_events() {
+    fn cluster_state_changes_become_events() {
         let status = |available: bool, paused: bool| {
             let mut conditions = Vec::new();
             let kind = ConditionType::Available;

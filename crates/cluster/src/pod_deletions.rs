@@ -99,7 +99,7 @@ mod tests {
 
     /// Invariant 1: an election is no outage, so it does not shorten the observation.
     #[tokio::test]
-    async fn invariant_1_observation_has_full_time_without_pod_end() {
+    async fn invariant_1_observation_is_not_shortened_unless_pod_ends() {
         let deletions = PodDeletions::default();
         deletions.notify(UID);
         let mut subscription = deletions.subscribe(UID);
@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn available_answer_is_used_despite_pod_end() {
+    async fn answer_of_etcd_is_used_although_pod_ended() {
         let deletions = PodDeletions::default();
         let mut subscription = deletions.subscribe(UID);
         deletions.notify(UID);
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pod_end_during_wait_interrupts_observation() {
+    async fn pod_that_ends_during_observation_interrupts_it() {
         let deletions = PodDeletions::default();
         let mut subscription = deletions.subscribe(UID);
         let late = async {
@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn urgent_write_interrupts_observation_without_pod_end() {
+    async fn urgent_write_interrupts_observation() {
         let mut subscription = PodDeletions::default().subscribe(UID);
         assert_eq!(
             subscription.or_interrupted(pending::<()>(), true).await,
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn subscriptions_of_finished_observations_are_removed() {
+    fn subscriptions_of_finished_observations_are_dropped() {
         let deletions = PodDeletions::default();
         drop(deletions.subscribe(UID));
         drop(deletions.subscribe("another"));

@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_drops_snapshot_of_deleted_cluster() {
+    fn deleted_cluster_leaves_no_cached_snapshot() {
         let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
         cache.begin(UID);
         cache.keep(UID, snapshot.clone(), now);

@@ -299,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn enables_and_disables_tls_in_stages() {
+    fn tls_is_enabled_and_disabled_in_stages() {
         use PeerStage::{Plain, PlainAndTls, Tls, TlsTwice};
         for tls in [PEERS, BOTH, GENERATED] {
             assert_eq!(mode("null", tls), [PlainAndTls, TlsTwice, Tls], "{tls}");
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn reverted_tls_change_rolls_back() {
+    fn reverted_tls_change_returns_stage_by_stage() {
         let wanted = policy(BOTH);
         let mut at = None;
         for stage in [PeerStage::PlainAndTls, PeerStage::TlsTwice] {
@@ -337,7 +337,7 @@ mod tests {
     }
 
     #[test]
-    fn refuses_client_tls_change_in_one_step() {
+    fn client_tls_change_in_one_step_is_refused() {
         for (from, to) in [("null", ALL), (ALL, "null"), (PEERS, ALL), (ALL, PEERS)] {
             let why = next(policy(from).as_ref(), policy(to).as_ref()).unwrap_err();
             assert!(why.contains("acceptPlaintext"), "{why}");

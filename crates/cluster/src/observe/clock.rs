@@ -70,7 +70,7 @@ mod tests {
 
     /// Invariants 5 and 20 (dead members; certificates).
     #[tokio::test]
-    async fn reads_api_server_time_for_lost_pods_and_generated_certificates() {
+    async fn api_server_time_is_read_for_lost_pods_and_generated_certificates() {
         let plain = json!({ "name": "db-a" });
         let deleted = json!({ "name": "db-a", "deletionTimestamp": "2020-11-21T00:00:30Z" });
         for (pod, generates, asks) in [
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn invariant_5_reads_api_server_time_for_lost_pod_without_labels() {
+    async fn invariant_5_api_server_time_is_read_for_unlabeled_lost_pod() {
         let client = server_without_labels();
         let read = crate::observe::objects(&client, "prod", "db").await;
         let objects = read.unwrap().unwrap();

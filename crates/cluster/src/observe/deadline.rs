@@ -77,9 +77,9 @@ mod tests {
         too_few(&scene.observed, &asked, &own)
     }
 
-    /// Invariant 1: an election is no outage.
+    /// Invariant 1: during an election, the operator waits for the member list.
     #[test]
-    fn invariant_1_waits_for_member_list_unless_quorum_is_impossible() {
+    fn invariant_1_member_list_is_awaited_unless_quorum_is_impossible() {
         let three = || Scene::formed(&["a", "b", "c"]).durable();
         let unready = |mut scene: Scene, member: &str| {
             scene.observed.pods.get_mut(member).unwrap().ready = false;
@@ -109,7 +109,7 @@ mod tests {
         ] {
             assert!(few(&scene()), "{:?}", scene().observed.pods);
         }
-        // The status report still names the members before the restore. A seed that serves is the whole quorum.
+        // The status still lists the members before the restore. A seed that serves is the whole quorum.
         let mut seed = Scene::formed(&["s"]);
         seed.observed.reported_voters = ["a", "b", "c"].map(String::from).into();
         assert!(!few(&seed));

@@ -78,7 +78,7 @@ mod tests {
     use crate::plan::tests::scene::Scene;
 
     #[test]
-    fn reads_endpoints_from_join_annotation() {
+    fn endpoints_are_read_from_join_annotation() {
         let mut cluster = EtcdCluster::new("db", api::cluster::EtcdClusterSpec::default());
         assert!(endpoints(&cluster).is_empty());
         let urls = "http://x:2379, http://y:2379,".to_owned();
@@ -97,7 +97,7 @@ mod tests {
         let mut began_here = Scene::formed(&["a", "b", "c"]).observed;
         began_here.join = vec![url.clone()];
         assert!(via(&began_here).is_empty());
-        // A joined cluster has no recorded first members.
+        // A joined cluster has no recorded bootstrap members.
         began_here.intent.as_mut().unwrap().members.clear();
         assert_eq!(via(&began_here), [url]);
     }

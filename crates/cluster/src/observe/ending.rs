@@ -175,7 +175,7 @@ mod tests {
 
     /// Messages of etcd 3.5.35, 3.6.16 and 3.7.3 for data directories that were damaged on purpose.
     #[test]
-    fn recognizes_damaged_data_by_etcd_messages() {
+    fn damaged_data_is_recognized_by_etcd_messages() {
         let assertion = "panic: assertion failed: Page expected to be: 38, but self identifies as 5916057363541774340\n\ngoroutine 1";
         let trace = "goroutine 140 [running]:\ngo.etcd.io/bbolt._assert(...)\n\tgo.etcd.io/bbolt@v1.3.12/db.go:1395";
         let cut_off = "etcd/server/v3/storage/backend.New(...)\n\tgo.etcd.io/etcd/server/v3@v3.7.3/storage/backend/backend.go:170";
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn recognizes_empty_disk_if_initial_cluster_names_only_the_member() {
+    fn empty_disk_is_recognized_if_initial_cluster_names_only_the_member() {
         let text = log(
             "fatal",
             "discovery failed",
@@ -260,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_errors_bad_flags_and_signals_are_no_damaged_data() {
+    fn out_of_memory_bad_flags_and_signals_are_no_data_damage() {
         assert_eq!(after(137, "OOMKilled", "", false), Cause::Memory);
         assert_eq!(after(137, "Error", "", false), Cause::Ended);
         assert_eq!(after(0, "Completed", "", false), Cause::Ended);

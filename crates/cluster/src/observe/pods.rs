@@ -365,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn image_pull_error_has_stable_message() {
+    fn image_pull_error_message_omits_addresses() {
         let waiting = |reason: &str, message: &str| {
             let status = json!({ "phase": "Pending", "containerStatuses": [{ "name": "etcd", "image": "", "imageID": "",
                 "ready": false, "restartCount": 0, "state": { "waiting": { "reason": reason, "message": message } } }] });

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn invariant_24_calls_health_listener_only_of_members_not_serving_yet() {
+    async fn invariant_24_only_learners_and_drained_members_get_health_calls() {
         let busy = Role::Busy {
             since: scene::at(0),
         };
@@ -156,7 +156,7 @@ mod tests {
     /// If the short deadline applied to all members, a slow member would never count as serving, and would never become
     /// an endpoint.
     #[tokio::test]
-    async fn joining_member_gets_shorter_client_deadline() {
+    async fn only_new_or_unready_member_gets_shorter_client_deadline() {
         let busy = |seconds: i64| {
             pod(Role::Busy {
                 since: scene::at(seconds),
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn health_is_read_at_pod_address() {
+    fn health_listener_is_called_at_pod_ip() {
         let at = |address: &str| {
             let status = serde_json::json!({ "podIP": address });
             let pod = serde_json::json!({ "metadata": { "name": "a" }, "status": status });

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn unready_sidecar_is_no_failed_start_of_etcd() {
+    fn unready_sidecar_is_not_reported_as_failed_start() {
         let etcd = json!({ "name": "etcd", "image": "", "imageID": "", "ready": true, "restartCount": 0,
             "state": { "running": { "startedAt": "2026-11-21T00:00:00Z" } } });
         let pod = seen(&sidecar(), &etcd);

@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_20_refuses_tls_change_that_needs_stages() {
+    fn invariant_20_unsafe_tls_change_of_running_cluster_is_refused() {
         for (wanted, said, scheme) in [
             (CLIENTS_TOO, None, "http"),
             (r#"{"generated":{}}"#, Some("null"), "http"),
@@ -216,7 +216,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_23_cluster_without_pods_keeps_tls_settings() {
+    fn invariant_23_recorded_tls_settings_are_kept_without_pods() {
         for (wanted, was) in [(BETWEEN, "null"), ("null", BETWEEN), (CLIENTS_TOO, "null")] {
             let cluster = recorded(wanted, policy(was).as_ref(), "token");
             let rollout = rollout(&cluster, &[]);
@@ -236,7 +236,7 @@ mod tests {
     /// A person deleted the EtcdCluster without its children, and created it again without its status and with another
     /// `spec.TLS`.
     #[test]
-    fn invariant_23_orphaned_members_change_tls_in_stages() {
+    fn invariant_23_members_of_recreated_cluster_change_tls_in_stages() {
         for (wanted, was) in [(BETWEEN, "null"), ("null", BETWEEN)] {
             let scheme = if was == "null" { "http" } else { "https" };
             let mut orphan = pod(Some(was), scheme);
@@ -276,7 +276,7 @@ mod tests {
 
     /// Members that another operator started can listen on IPv6 addresses.
     #[test]
-    fn reads_listeners_with_ipv4_and_ipv6_addresses() {
+    fn listeners_with_ipv4_and_ipv6_addresses_are_read() {
         for (url, expected) in [
             ("http://0.0.0.0:2380", Some((false, 2380))),
             ("https://[::]:2382", Some((true, 2382))),

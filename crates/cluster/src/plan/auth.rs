@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_21_records_password_before_etcd_gets_it() {
+    fn invariant_21_password_is_recorded_before_it_is_set_in_etcd() {
         use AccessWrite::{ChangePassword, Enable, Record as Note};
         let off = |record| writes(&planned(Some(true), Login::Off, record));
         assert_eq!(off(Record::None), [Note { others: true }, Enable]);
@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_21_keeps_former_password_until_etcd_accepts_new_one() {
+    fn invariant_21_old_password_is_kept_until_etcd_accepts_new_one() {
         let accepted = |record| writes(&planned(Some(true), Login::Accepted, record));
         for record in [Record::None, Record::Others, Record::WantedFirst] {
             assert_eq!(accepted(record), [AccessWrite::Record { others: false }]);
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn disables_auth_only_if_operator_enabled_it() {
+    fn auth_is_disabled_only_if_operator_enabled_it() {
         let by_user = planned(Some(false), Login::Accepted, Record::None);
         assert_eq!(writes(&by_user), []);
         assert!(
@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_no_etcd_user_without_spec_auth_enabled() {
+    fn etcd_auth_is_unchanged_without_spec_auth_enabled() {
         for login in [Login::Off, Login::Accepted, Login::Former] {
             for record in [Record::None, Record::Others, Record::Wanted] {
                 assert_eq!(writes(&planned(None, login.clone(), record)), []);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn enables_auth_for_root_only() {
+    fn auth_is_not_enabled_for_user_other_than_root() {
         let mut scene = Scene::formed(&["a", "b", "c"]);
         scene.desired.access.auth = Some(true);
         scene.desired.access.secret = Some("admin".to_owned());
@@ -217,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn network_policy_follows_spec() {
+    fn network_policy_is_applied_or_deleted_as_spec_says() {
         let with = |wanted: bool, network| {
             let mut scene = Scene::formed(&["a", "b", "c"]);
             scene.desired.access.network = wanted;

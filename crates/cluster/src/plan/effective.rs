@@ -107,14 +107,14 @@ mod tests {
     }
 
     #[test]
-    fn new_cluster_uses_spec_as_written() {
+    fn new_cluster_uses_tls_settings_of_spec() {
         let (objects, effective) = effective(PEERS, None);
         assert_eq!(effective.cluster().spec, objects.cluster.spec);
         assert_eq!(effective.tls_rollout().next, None);
     }
 
     #[test]
-    fn ignores_tls_stage_in_user_spec() {
+    fn tls_stage_in_user_spec_is_ignored() {
         let (mut objects, _) = effective(PEERS, None);
         if let Some(tls) = &mut objects.cluster.spec.tls {
             tls.peer_stage = Some(PeerStage::TlsTwice);

@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_3_removes_voter_only_if_rest_is_quorum() {
+    fn invariant_3_voter_is_removed_only_if_others_are_quorum() {
         let cases: [(&[bool], bool); 8] = [
             (&[true, true, true], true),
             (&[false, true, true], true),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn quorum_guard_message_counts_remaining_voters() {
+    fn refused_removal_reports_healthy_voters_and_quorum() {
         let why = quorum(&[true, false, true])
             .unsafe_without(MemberId(0))
             .unwrap();
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_3_adds_voter_only_if_quorum_remains() {
+    fn invariant_3_voter_is_added_only_if_quorum_remains() {
         assert_eq!(quorum(&[true]).unsafe_with_one_more(), None);
         assert_eq!(quorum(&[true, true, false]).unsafe_with_one_more(), None);
         assert!(

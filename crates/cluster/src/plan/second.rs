@@ -140,7 +140,7 @@ mod tests {
     use crate::plan::tests::writes::Write;
     use crate::snapshot::Seen;
 
-    /// The second member was added to `a`. Only `a` answers, and it has no leader.
+    /// Member `d` was added to the single member `a`. Only `a` answers, and it reports no leader.
     fn added(durable: bool) -> Scene {
         let mut scene = Scene::formed(&["a"]);
         if durable {
@@ -178,10 +178,10 @@ mod tests {
         }
     }
 
-    /// Another operator process has set the annotation `started` on the Service. That process was suspended for longer
-    /// than its lease, and may still remove the annotation.
+    /// Another operator process has set the start mark. That process was suspended for longer than its lease, and may
+    /// still remove the mark.
     #[test]
-    fn invariant_6_renews_started_annotation_before_pod_of_second_member() {
+    fn invariant_6_start_mark_is_renewed_before_pod_of_second_voter() {
         let again =
             |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "d");
         for durable in [false, true] {
@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn second_member_with_lost_volume_starts_after_remedy() {
+    fn second_voter_with_lost_volume_starts_after_pvc_is_deleted() {
         for scene in [added(true), added(true).marked("d")] {
             let lost = scene.clone().with_disk("d").volume_lost("d");
             assert_eq!(starts(&lost), []);

@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reported_size_changes_only_after_large_difference() {
+    fn reported_database_size_ignores_small_changes() {
         assert_eq!(steady(Some(20_480), None, SIZE_STEP), Some(20_480));
         assert_eq!(steady(Some(900_000), Some(20_480), SIZE_STEP), Some(20_480));
         assert_eq!(
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn lag_is_rounded_and_small_lag_is_zero() {
+    fn reported_revision_lag_is_rounded_down() {
         let cases = [
             (-3, 0),
             (0, 0),

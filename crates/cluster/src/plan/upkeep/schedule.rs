@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_invalid_schedule_and_time_zone() {
+    fn invalid_schedule_or_time_zone_is_reported() {
         let now = at("2026-07-01T01:10:00Z");
         assert!(due(&rule("99 * * * *", None), now).is_err_and(|text| text.contains("99")));
         // `due` rejects empty list entries, because the cron library would search for seconds.
