@@ -48,6 +48,5 @@ fn reported(backup: &EtcdBackup) -> Option<String> {
 /// compared or do not agree.
 pub(super) fn agreed_time(snapshot: &Snapshot, now: Timestamp) -> Option<Timestamp> {
     let difference = snapshot.clock_difference?;
-    let theirs = now.checked_add(difference).ok()?;
-    (difference.abs() <= MAX_DIFFERENCE).then(|| now.min(theirs))
+    (difference.abs() <= MAX_DIFFERENCE).then(|| runtime::clock::earlier(now, Some(difference)))
 }
