@@ -3,13 +3,13 @@
 use api::EtcdCluster;
 use api::EtcdRestore;
 use api::names::{self, Addresses};
+use api::problem::Chain;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Service};
 use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt};
 use member::Members;
 use runtime::clock;
-use runtime::outcome::Chain;
 use store::progress;
 use tokio::time::timeout;
 
