@@ -2,16 +2,18 @@
 
 use std::time::Duration;
 
-use etcd_client::{AlarmAction, AlarmOptions, AlarmType};
 use futures::{StreamExt, TryStreamExt};
 use tokio::time::Instant;
 
 use super::EtcdClient;
-use crate::port::{Error, Etcd};
+use crate::port::{Alarm, AlarmKind, Error, Etcd, MemberId};
 
 /// Each entry disarms an alarm of this member, which does not exist. etcd makes an entry of each such request, and the
 /// entry changes nothing (`Alarm` in etcd's `server/etcdserver/apply`).
-const NO_MEMBER: u64 = 1;
+const NO_ALARM: Alarm = Alarm {
+    member: MemberId(1),
+    kind: AlarmKind::NoSpace,
+};
 /// Number of requests at a time. etcd writes the entries of concurrent requests to the disk together.
 const CONCURRENT: usize = 32;
 /// Number of entries after which the applied index is read again.
@@ -26,6 +28,7 @@ pub(super) async fn append_entries(
     until: u64,
 ) -> Result<(), Error> {
     let end = Instant::now() + DEADLINE;
+    let via = [member.to_owned()];
     loop {
         let applied = client.status(member).await?.raft_applied_index;
         let missing = until.saturating_sub(applied);
@@ -38,20 +41,9 @@ pub(super) async fn append_entries(
             )));
         }
         let entries = 0..missing.min(BATCH);
-        futures::stream::iter(entries.map(|_| append(client, member)))
+        futures::stream::iter(entries.map(|_| client.disarm(&via, NO_ALARM)))
             .buffer_unordered(CONCURRENT)
             .try_collect::<()>()
             .await?;
     }
-}
-
-async fn append(client: &EtcdClient, member: &str) -> Result<(), Error> {
-    let deadline = client.deadlines.call;
-    let call = |mut client: etcd_client::Client| async move {
-        let mut options = AlarmOptions::new();
-        options.with_member(NO_MEMBER);
-        let answer = client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options));
-        answer.await.map(|_| ())
-    };
-    client.ask(member, deadline, call).await
 }
