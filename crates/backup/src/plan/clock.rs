@@ -13,12 +13,18 @@ use crate::snapshot::Snapshot;
 /// Up to this difference between the clocks of the operator and of the API server, backups are removed.
 const MAX_DIFFERENCE: SignedDuration = SignedDuration::from_hours(1);
 
-/// Why no backup may be removed. `None` if the clocks agree, or if they were not compared.
-pub(super) fn disagreement(
+/// Why a removal cannot start; `None` if it can.
+pub(super) fn obstacle(
     backup: &EtcdBackup,
     snapshot: &Snapshot,
     now: Timestamp,
 ) -> Option<Trouble> {
+    let unread = snapshot.obstacle.clone();
+    unread.or_else(|| disagreement(backup, snapshot, now))
+}
+
+/// Why no backup may be removed. `None` if the clocks agree, or if they were not compared.
+fn disagreement(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Trouble> {
     let difference = snapshot.clock_difference?;
     if difference.abs() <= MAX_DIFFERENCE {
         return None;

@@ -13,7 +13,9 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use member::OperatorImage;
 
-use super::{Action, Plan, Verdict, clock, is_open, pod, rules};
+use super::due::rules;
+use super::recorded::is_open;
+use super::{Action, Plan, Verdict, clock, pod};
 use crate::pvc::{Order, Reach, SnapshotTask, Task};
 use crate::reason::{Reason, Trouble};
 use crate::removal::RemovalScope;
