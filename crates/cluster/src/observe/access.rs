@@ -8,7 +8,7 @@ use kube::{Api, Client, ResourceExt};
 use member::{Members, Operators, network_policy};
 use runtime::credentials::ClusterAuth;
 
-use super::{DEADLINE, Error, KubeSnapshot, children, seen};
+use super::{DEADLINE, Error, KubeSnapshot, seen};
 use crate::diff;
 use crate::snapshot::Observed;
 
@@ -39,8 +39,6 @@ pub async fn complete(
     let namespace = cluster.namespace().unwrap_or_default();
     let auth = ClusterAuth::read(client, cluster).await;
     let uid = cluster.uid().unwrap_or_default();
-    // The operator does not change a NetworkPolicy of this name that has another owner.
-    let policy = policy.filter(|policy| children::belongs(&policy.metadata, &uid) == Some(true));
     let members = Members::of(cluster, &namespace, "", None);
     let wanted = cluster.spec.network_policy.clone().unwrap_or_default();
     let made = network_policy(&members, &wanted, operators);
