@@ -106,7 +106,7 @@ impl Objects {
     /// Reduces the objects to the parts that are needed. `effective` contains the spec in effect.
     pub fn snapshot(self, effective: Effective) -> KubeSnapshot {
         KubeSnapshot {
-            urls: client_urls(&self.pods, effective.cluster()),
+            urls: pods::client_urls(&self.pods, effective.cluster()),
             health: pulse::addresses(&self.pods),
             without_etcd: without_etcd(&self, &effective),
             effective,
@@ -337,28 +337,6 @@ async fn alarms(etcd: &dyn Etcd, via: &[String], observed: &Observed) -> Seen<Ve
 async fn timed<T>(call: impl Future<Output = T>) -> (T, Duration) {
     let since = Instant::now();
     (call.await, since.elapsed())
-}
-
-/// The client URL of each pod's etcd. It contains the pod's IP address, so the operator depends neither on DNS nor on
-/// Service routing. The operator identifies a member by its ID, never by its address.
-fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> {
-    let namespace = cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(cluster, &namespace, "", None).addresses();
-    let url = |pod: &Pod| {
-        let text = pod.status.as_ref()?.pod_ip.as_ref()?;
-        let name = pod.name_any();
-        let mut addresses = addresses.clone();
-        if let Some(insists) = switch::insists_on_tls(pod) {
-            addresses.client_tls = insists;
-        }
-        Some(match text.parse() {
-            Ok(address) => addresses.client_url_at(address, &name),
-            Err(_) => addresses.client_url(&name),
-        })
-    };
-    let pods = pods.iter();
-    pods.filter_map(|pod| Some((pod.name_any(), url(pod)?)))
-        .collect()
 }
 
 /// Reads the status of one member. If the member's pod is not ready, the deadline is short, because etcd may not listen
