@@ -106,7 +106,7 @@ impl Objects {
     /// Reduces the objects to the parts that are needed. `effective` contains the spec in effect.
     pub fn snapshot(self, effective: Effective) -> KubeSnapshot {
         KubeSnapshot {
-            urls: pods::client_urls(&self.pods, effective.cluster()),
+            urls: switch::client_urls(&self.pods, effective.cluster()),
             health: pulse::addresses(&self.pods),
             without_etcd: without_etcd(&self, &effective),
             effective,

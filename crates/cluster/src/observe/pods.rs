@@ -1,8 +1,7 @@
 //! Converts a member's pod to the planner's type. Performs no I/O.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 
-use api::EtcdCluster;
 use api::cluster::EtcdClusterSpec;
 use api::names;
 use jiff::Timestamp;
@@ -10,33 +9,11 @@ use k8s_openapi::api::core::v1::{
     Container, ContainerState, ContainerStatus, Pod as KubePod, PodCondition,
 };
 use kube::ResourceExt;
-use member::{Members, Notes, Report, difference, is_image_failure, recorded_hash};
+use member::{Notes, Report, difference, is_image_failure, recorded_hash};
 
 use crate::observe::children::annotation;
-use crate::observe::{ending, sidecars, switch};
+use crate::observe::{ending, sidecars};
 use crate::snapshot::{Changed, Pod, Role, Trouble};
-
-/// The client URL of each pod's etcd. It contains the pod's IP address, so the operator depends neither on DNS nor on
-/// Service routing. The operator identifies a member by its ID, never by its address.
-pub(super) fn client_urls(pods: &[KubePod], cluster: &EtcdCluster) -> BTreeMap<String, String> {
-    let namespace = cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(cluster, &namespace, "", None).addresses();
-    let url = |pod: &KubePod| {
-        let text = pod.status.as_ref()?.pod_ip.as_ref()?;
-        let name = pod.name_any();
-        let mut addresses = addresses.clone();
-        if let Some(insists) = switch::insists_on_tls(pod) {
-            addresses.client_tls = insists;
-        }
-        Some(match text.parse() {
-            Ok(address) => addresses.client_url_at(address, &name),
-            Err(_) => addresses.client_url(&name),
-        })
-    };
-    let pods = pods.iter();
-    pods.filter_map(|pod| Some((pod.name_any(), url(pod)?)))
-        .collect()
-}
 
 /// Converts a member's pod. `owned`: the EtcdCluster owns the pod, and the pod has its labels.
 pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {

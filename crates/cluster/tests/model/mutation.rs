@@ -12,10 +12,12 @@ use crate::sent;
 use crate::world::World;
 use crate::writes::Plan;
 
+#[path = "mutation/plans.rs"]
 mod plans;
 
 use plans::{
-    delete_blindly, delete_disk_first, first_pod, is_out, planned_removal, promote_all, restart_first,
+    delete_blindly, delete_disk_first, first_pod, is_out, planned_removal, promote_all,
+    restart_first,
 };
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

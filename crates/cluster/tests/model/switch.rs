@@ -22,6 +22,7 @@ use crate::others::{Begun, is_elsewhere};
 use crate::world::{World, WorldPod, tell};
 use crate::write::Answer;
 
+#[path = "switch/judged.rs"]
 mod judged;
 
 /// The TLS policies that users set.
