@@ -95,8 +95,6 @@ impl ExecuteContext<'_> {
                 by,
             } => self.write_trust(rule, (owner, *used), over, by).await,
             CertificateWrite::Mark { secret, over } => self.mark_secret(rule, secret, over).await,
-            // The planner builds generic actions for these two writes (`plan::actions`).
-            CertificateWrite::Notify { .. } | CertificateWrite::Discard { .. } => Ok(None),
         }
     }
 

@@ -24,6 +24,18 @@ pub(crate) struct RecoveryRecord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Write {
     Certificate(CertificateWrite),
+    /// The notification of a pod about its certificates.
+    NotifyPod {
+        member: String,
+        uid: String,
+        trust: Option<String>,
+        authorities: Option<String>,
+        certificates: String,
+    },
+    DeleteSecret {
+        secret: String,
+        uid: String,
+    },
     RecordIntent {
         intent: Intent,
         cluster_id: Option<ClusterId>,

@@ -20,7 +20,7 @@ use crate::plan::tests::sent;
 use crate::plan::tests::writes::{Plan, Write};
 use crate::plan::{actions, plan};
 use crate::reason::Reason;
-use story::{MEMBERS, Story, anchor, held, issues, trusts};
+use story::{MEMBERS, Story, held, is_of_certificates, issues, notifies, trusts};
 
 #[test]
 fn invariant_20_creates_certificates_before_pod() {
@@ -86,7 +86,12 @@ fn invariant_20_renews_nothing_if_clock_is_far_ahead() {
     let year = 365 * 86_400;
     let mut story = Story::formed(true);
     story.later(20 * year);
-    let replaces = |write: &CertificateWrite| matches!(write, CertificateWrite::Authority { .. });
+    let replaces = |write: &Write| {
+        matches!(
+            write,
+            Write::Certificate(CertificateWrite::Authority { .. })
+        )
+    };
     assert!(story.of_certificates().iter().any(replaces));
     let clock = |seconds: u64| jiff::SignedDuration::from_secs(i64::try_from(seconds).unwrap());
     story.scene.observed.clock = ApiServerClock(Some(-clock(20 * year)));
@@ -134,8 +139,7 @@ fn renews_certificates_at_two_thirds_and_notifies_pods() {
         8,
         "two certificates per member, one for the operators, one for clients"
     );
-    let tells = |write: &CertificateWrite| matches!(write, CertificateWrite::Notify { .. });
-    assert_eq!(story.count(tells), 3);
+    assert_eq!(story.count(notifies), 3);
     assert_eq!(
         (story.outdated(), story.deleted()),
         (0, 0),
@@ -157,8 +161,7 @@ fn renews_certificates_despite_invalid_spec() {
             .step
             .is_empty()
     );
-    let of_certificates = |write: &Write| matches!(write, Write::Certificate(_));
-    assert!(story.writes().iter().all(of_certificates));
+    assert!(story.writes().iter().all(is_of_certificates));
     story.settle();
     assert_eq!(story.count(issues), 8);
     assert_eq!(story.writes(), []);
@@ -180,13 +183,13 @@ fn new_server_name_reissues_only_server_certificates() {
     let rule = story.certificates().rule.as_mut().unwrap();
     rule.server_names.push("etcd.example.net".into());
     let writes = story.of_certificates();
-    let servers = |write: &CertificateWrite| {
+    let servers = |write: &Write| {
         matches!(
             write,
-            CertificateWrite::Issue {
+            Write::Certificate(CertificateWrite::Issue {
                 used: CertificateUse::Server,
                 ..
-            }
+            })
         )
     };
     assert_eq!(writes.len(), 3);
@@ -198,9 +201,12 @@ fn invariant_20_rotates_authority_in_steps_across_all_members() {
     let mut story = Story::formed(true);
     story.certificates().rule.as_mut().unwrap().rotate = Some("now".into());
     story.settle();
-    let switches = |write: &CertificateWrite| matches!(write, CertificateWrite::Switch { .. });
-    let prepares = |write: &CertificateWrite| matches!(write, CertificateWrite::Prepare { .. });
-    let retires = |write: &CertificateWrite| matches!(write, CertificateWrite::Retire { .. });
+    let switches =
+        |write: &Write| matches!(write, Write::Certificate(CertificateWrite::Switch { .. }));
+    let prepares =
+        |write: &Write| matches!(write, Write::Certificate(CertificateWrite::Prepare { .. }));
+    let retires =
+        |write: &Write| matches!(write, Write::Certificate(CertificateWrite::Retire { .. }));
     assert_eq!(story.count(prepares), 2);
     assert_eq!(
         story.count(issues),
@@ -261,11 +267,11 @@ fn lost_authority_is_trusted_alongside_its_successor() {
     story.certificates().secrets.remove("db-peer-ca");
     let writes = story.of_certificates();
     let [
-        CertificateWrite::Authority {
+        Write::Certificate(CertificateWrite::Authority {
             scope: CaScope::Peers,
             beside,
             over: None,
-        },
+        }),
     ] = &*writes
     else {
         panic!("{writes:?}");
@@ -356,10 +362,10 @@ fn leaves_foreign_certificate_secret_unchanged() {
     let writes = story.of_certificates();
     assert!(writes.iter().all(|write| matches!(
         write,
-        CertificateWrite::Authority {
+        Write::Certificate(CertificateWrite::Authority {
             scope: CaScope::Clients,
             ..
-        }
+        })
     )));
     assert!(
         story
@@ -376,7 +382,7 @@ fn restore_seed_gets_certificates_before_it_is_listed() {
     story.scene.observed.claimed_by = Some("restore".into());
     story.certificates().seed = Some("db-ssssssssss".into());
     let writes = story.of_certificates();
-    let is = |write: &CertificateWrite| matches!(write, CertificateWrite::Issue { owner, .. } if owner == "db-ssssssssss");
+    let is = |write: &Write| matches!(write, Write::Certificate(CertificateWrite::Issue { owner, .. }) if owner == "db-ssssssssss");
     assert_eq!(writes.len(), 2);
     assert!(writes.iter().all(is), "{writes:?}");
 }

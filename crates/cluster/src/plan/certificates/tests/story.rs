@@ -9,7 +9,7 @@ pub(super) struct Story {
     pub(super) scene: Scene,
     now: Timestamp,
     drawn: u32,
-    pub(super) told: Vec<CertificateWrite>,
+    pub(super) told: Vec<Write>,
 }
 
 pub(super) fn held(member: Option<&str>) -> Held {
@@ -82,12 +82,10 @@ impl Story {
         self.plan().step.chains.concat()
     }
 
-    pub(super) fn of_certificates(&self) -> Vec<CertificateWrite> {
-        let is = |write| match write {
-            Write::Certificate(write) => Some(write),
-            _ => None,
-        };
-        self.writes().into_iter().filter_map(is).collect()
+    pub(super) fn of_certificates(&self) -> Vec<Write> {
+        let mut writes = self.writes();
+        writes.retain(is_of_certificates);
+        writes
     }
 
     pub(super) fn deleted(&self) -> usize {
@@ -149,7 +147,28 @@ impl Story {
         }
     }
 
-    pub(super) fn carry_out(&mut self, write: &CertificateWrite) {
+    pub(super) fn carry_out(&mut self, write: &Write) {
+        match write {
+            Write::Certificate(write) => self.write_secret(write),
+            Write::NotifyPod {
+                member,
+                certificates,
+                authorities,
+                ..
+            } => {
+                let noted = self.certificates().pods.entry(member.clone()).or_default();
+                noted.certificates = Some(certificates.clone());
+                let authorities = authorities.as_deref().map(Authorities::read);
+                noted.authorities = authorities.or(noted.authorities.take());
+            }
+            Write::DeleteSecret { secret, .. } => {
+                self.certificates().secrets.remove(secret);
+            }
+            other => panic!("not a write of certificates: {other}"),
+        }
+    }
+
+    fn write_secret(&mut self, write: &CertificateWrite) {
         let long = rule().authority_validity;
         let version = format!("{}", self.drawn + 2);
         match write {
@@ -215,20 +234,6 @@ impl Story {
                 let held = self.certificates().secrets.get_mut(secret).unwrap();
                 (held.owned, held.marked) = (true, true);
             }
-            CertificateWrite::Notify {
-                member,
-                certificates,
-                authorities,
-                ..
-            } => {
-                let noted = self.certificates().pods.entry(member.clone()).or_default();
-                noted.certificates = Some(certificates.clone());
-                let authorities = authorities.as_deref().map(Authorities::read);
-                noted.authorities = authorities.or(noted.authorities.take());
-            }
-            CertificateWrite::Discard { secret, .. } => {
-                self.certificates().secrets.remove(secret);
-            }
         }
     }
 
@@ -245,15 +250,26 @@ impl Story {
         MEMBERS.iter().filter(outdated).count()
     }
 
-    pub(super) fn count(&self, kind: fn(&CertificateWrite) -> bool) -> usize {
+    pub(super) fn count(&self, kind: fn(&Write) -> bool) -> usize {
         self.told.iter().filter(|write| kind(write)).count()
     }
 }
 
-pub(super) fn issues(write: &CertificateWrite) -> bool {
-    matches!(write, CertificateWrite::Issue { .. })
+pub(super) fn issues(write: &Write) -> bool {
+    matches!(write, Write::Certificate(CertificateWrite::Issue { .. }))
 }
 
-pub(super) fn trusts(write: &CertificateWrite) -> bool {
-    matches!(write, CertificateWrite::Trust { .. })
+pub(super) fn trusts(write: &Write) -> bool {
+    matches!(write, Write::Certificate(CertificateWrite::Trust { .. }))
+}
+
+pub(super) fn notifies(write: &Write) -> bool {
+    matches!(write, Write::NotifyPod { .. })
+}
+
+pub(super) fn is_of_certificates(write: &Write) -> bool {
+    matches!(
+        write,
+        Write::Certificate(_) | Write::NotifyPod { .. } | Write::DeleteSecret { .. }
+    )
 }
