@@ -47,8 +47,8 @@ use runtime::image::OwnImage;
 
 use crate::certificates::Certificates;
 use crate::clock::ApiServerClock;
-use crate::diff;
 use crate::objects::Objects;
+use crate::plan::diff;
 use crate::plan::effective::Effective;
 use crate::snapshot::{Intent, Observed, Role, Seen};
 use crate::switch::TlsRollout;
@@ -443,6 +443,7 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         recovery,
         upkeep: Upkeep {
             record: status.defragmentation,
+            raft_log: status.raft_log,
             ..Upkeep::default()
         },
         tls: Tls::default(),

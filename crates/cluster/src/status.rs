@@ -1,8 +1,8 @@
 //! The status, computed from the observation, the plan and the executed step. Pure and deterministic: the same input
 //! gives the same bytes. An unchanged status is not written, so status writes do not trigger reconciles in a loop.
 //!
-//! The report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation` and `TLS`: actions of
-//! the plan write these fields as records. If a person deletes the report, the operator computes it again.
+//! The report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation`, `raftLog` and `TLS`:
+//! actions of the plan write these fields as records. If a person deletes the report, the operator computes it again.
 
 mod conditions;
 mod members;
@@ -77,6 +77,7 @@ impl Report<'_> {
             stale_approval: None,
             replaced: None,
             defragmentation: None,
+            raft_log: None,
             tls: None,
             last_backup: None,
             ..current

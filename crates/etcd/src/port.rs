@@ -222,8 +222,9 @@ pub trait Etcd: Send + Sync {
     /// Compacts all revisions before `revision`. Returns after one member has removed them from its database. Succeeds
     /// if this revision is already compacted.
     async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error>;
-    /// Appends entries without effect to the Raft log until this member has applied the entry `until`. Keys, revisions,
-    /// leases and alarms stay as they are.
+    /// Appends entries without effect to the Raft log until this member has applied the entry `until`, but for about ten
+    /// seconds at most: the caller repeats the call until `raft_applied_index` shows that the entry is applied. Keys,
+    /// revisions, leases and alarms stay as they are.
     async fn append_entries(&self, member: &str, until: u64) -> Result<(), Error>;
     /// Defragments the database file of one member. The member answers no other call meanwhile. If the caller stops
     /// waiting, the defragmentation continues, and a second call waits for its end.

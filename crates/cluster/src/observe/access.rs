@@ -9,7 +9,7 @@ use member::{Members, Operators, network_policy};
 use runtime::credentials::ClusterAuth;
 
 use super::{DEADLINE, Error, KubeSnapshot, seen};
-use crate::diff;
+use crate::plan::diff;
 use crate::snapshot::Observed;
 
 /// Reads the NetworkPolicy of this name, with any owner. The read runs concurrently with the reads of the other

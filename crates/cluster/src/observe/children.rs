@@ -6,7 +6,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use member::{self, Members};
 
-use crate::diff;
+use crate::ownership::owner;
+use crate::plan::diff;
 use crate::quantity::bytes;
 use crate::snapshot::{self, Claim, Disk, Removal};
 
@@ -14,7 +15,7 @@ use crate::snapshot::{self, Claim, Disk, Removal};
 /// `Some(false)`: the object has no owner, but a cluster token by which the cluster can adopt it. `None`: any other
 /// object.
 pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
-    match diff::owner(metadata) {
+    match owner(metadata) {
         Some(owner) => (owner == uid).then_some(true),
         None => annotation(metadata, names::ANNOTATION_CLUSTER_TOKEN).map(|_| false),
     }
@@ -99,7 +100,7 @@ pub fn member_service(
     // A person may have changed the label. The name still identifies the Service.
     let is_named = names::cluster_of_member(&name) == Some(members.cluster);
     let is_labelled = service.labels().get(names::LABEL_MEMBER) == Some(&name);
-    let owner = diff::owner(&service.metadata);
+    let owner = owner(&service.metadata);
     if !(is_named || is_labelled) || owner.is_some_and(|owner| owner != uid) {
         return None;
     }

@@ -445,7 +445,7 @@ fn network_policy_of_another_owner_is_distinguished() {
     let compared = |mend: &dyn Fn(&mut ObjectMeta)| {
         let mut there = made.clone();
         mend(&mut there.metadata);
-        crate::diff::network(&members, Some(&there), made.clone(), "uid")
+        crate::plan::diff::network(&members, Some(&there), made.clone(), "uid")
     };
     assert_eq!(compared(&|_| ()), Kept::AsMade(()));
     let other = compared(&|metadata| {

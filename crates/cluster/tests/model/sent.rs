@@ -148,6 +148,10 @@ impl Reader<'_> {
             let record = Box::new(value(&status["TLS"]));
             return Write::RecordTls { record, over };
         }
+        if point == "before-record-raft-log" {
+            let record = serde_json::from_value(status["raftLog"].clone()).unwrap();
+            return Write::RecordRaftLog { record, over };
+        }
         if point == "before-record-defragmentation" {
             let record = Box::new(value(&status["defragmentation"]));
             return Write::RecordDefragmentation { record, over };

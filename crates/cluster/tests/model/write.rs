@@ -96,6 +96,7 @@ impl World {
             }
             Write::RecordTls { record, over } => self.record_tls(record, over),
             Write::RecordDefragmentation { .. }
+            | Write::RecordRaftLog { .. }
             | Write::Compact { .. }
             | Write::AppendEntries { .. }
             | Write::Disarm { .. }

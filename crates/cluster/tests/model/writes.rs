@@ -4,7 +4,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use api::cluster::{DefragmentationStatus, RecoveryPhase, RecoveryStatus, TlsStatus};
+use api::cluster::{
+    DefragmentationStatus, RaftLogStatus, RecoveryPhase, RecoveryStatus, TlsStatus,
+};
 use cluster::action::{StartPart, Undo};
 use cluster::certificates::CertificateWrite;
 use cluster::plan::{Explanation, Label, Start, State};
@@ -154,6 +156,11 @@ pub(crate) enum Write {
     },
     RecordDefragmentation {
         record: Box<DefragmentationStatus>,
+        over: String,
+    },
+    /// `None` removes the record.
+    RecordRaftLog {
+        record: Option<RaftLogStatus>,
         over: String,
     },
     Defragment {
