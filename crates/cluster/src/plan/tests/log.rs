@@ -63,7 +63,7 @@ fn invariant_29_log_is_recorded_before_entries_are_appended() {
     let missing = towards("3.6.16", "3.7.3");
     let of_other_cluster = recorded(towards("3.6.16", "3.7.3"), "1", 10_000_000);
     for scene in [missing, of_other_cluster] {
-        let writes = change(&scene.compared());
+        let writes = change(&applied(scene, NEWEST).compared());
         let [
             Write::RecordRaftLog {
                 record: Some(record),
