@@ -5,8 +5,8 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::options::AutoCompactionMode;
 use super::EtcdClusterSpec;
+use super::options::AutoCompactionMode;
 use crate::schema::null_as_empty;
 use crate::text::text_enum;
 

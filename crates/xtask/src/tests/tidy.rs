@@ -24,6 +24,9 @@ const FILE_BUDGET: usize = 500;
 /// The same for a file that contains only tests.
 const TEST_FILE_BUDGET: usize = 600;
 
+/// The maximum number of lines of `crates/cluster` without tests (ADR 25).
+const CLUSTER_BUDGET: usize = 18_500;
+
 /// Adds the files with this extension below `directory`. Hidden directories and `target` are left out.
 fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
@@ -51,16 +54,20 @@ fn sources() -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// The maximum number of lines in this file. A file contains only tests if it is a module `tests`, or below such a module
-/// or a directory `tests`.
+/// The maximum number of lines in this file.
 fn budget(path: &Path) -> usize {
-    let is_tests = |part: &std::ffi::OsStr| part == "tests" || part == "tests.rs";
-    let mut below_root = path.strip_prefix(root()).unwrap().iter();
-    if below_root.any(is_tests) {
+    if is_test_file(path) {
         TEST_FILE_BUDGET
     } else {
         FILE_BUDGET
     }
+}
+
+/// True for a module `tests`, and for files below such a module or a directory `tests`.
+fn is_test_file(path: &Path) -> bool {
+    let is_tests = |part: &std::ffi::OsStr| part == "tests" || part == "tests.rs";
+    let mut below_root = path.strip_prefix(root()).unwrap().iter();
+    below_root.any(is_tests)
 }
 
 /// The names in backticks that look like test names: lower case with underscores.
@@ -154,6 +161,25 @@ fn test_files_have_a_larger_budget() {
     ] {
         assert_eq!(budget(&root().join(path)), expected, "{path}");
     }
+}
+
+#[test]
+fn cluster_operator_is_within_budget() {
+    let root = root().join("crates/cluster/src");
+    let sources = sources();
+    let own = sources
+        .iter()
+        .filter(|(path, _)| path.starts_with(&root) && !is_test_file(path));
+    let without_tests = own.map(|(_, text)| {
+        let code = text.split("\n#[cfg(test)]\nmod tests {").next();
+        code.unwrap_or(text).lines().count()
+    });
+    let lines: usize = without_tests.sum();
+    assert!(lines > CLUSTER_BUDGET / 2, "only {lines} lines are found");
+    assert!(
+        lines <= CLUSTER_BUDGET,
+        "crates/cluster has {lines} lines without tests, and its limit is {CLUSTER_BUDGET} (ADR 25)"
+    );
 }
 
 #[test]
