@@ -38,8 +38,8 @@ fn recorded(observed: &Observed) -> Option<u64> {
 }
 
 /// True if each of these members can change to its version. Otherwise, plans the next step of the preparation.
-pub(super) fn is_prepared<'m, 'v: 'm>(
-    changes: impl Iterator<Item = (&'m MemberState<'v>, &'m EtcdVersion)>,
+pub(super) fn is_prepared<'a>(
+    changes: impl Iterator<Item = (&'a MemberState<'a>, &'a EtcdVersion)>,
     draft: &mut Draft,
 ) -> bool {
     let observed = draft.build.observed;
