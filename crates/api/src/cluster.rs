@@ -80,13 +80,13 @@ pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
         name = "Ready",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].status",
-        description = "Whether the cluster is as its spec demands"
+        description = "Whether the actual state of the cluster matches the spec"
     ),
     printcolumn(
         name = "State",
         type_ = "string",
         json_path = ".status.state",
-        description = "Ready, or what is going on: the reason of the condition Ready"
+        description = "Ready, or the reason why the condition Ready is false"
     ),
     printcolumn(
         name = "Available",
@@ -139,7 +139,7 @@ pub struct EtcdClusterSpec {
     /// Stop all changes to the cluster. The operator still updates the status.
     #[serde(default, skip_serializing_if = "is_false")]
     pub paused: bool,
-    /// Start of the first members: all together (`Parallel`), or one first and then the others one by one
+    /// Start of the first members: all together (`Parallel`), or first one member and then the others one by one
     /// (`Seed`).
     #[serde(default)]
     pub bootstrap: BootstrapMode,
@@ -177,7 +177,7 @@ pub struct EtcdClusterSpec {
     /// Credentials for a cluster with authentication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth: Option<Auth>,
-    /// NetworkPolicy of the members. If not set, the operator creates none.
+    /// NetworkPolicy of the members. If not set, the operator creates no NetworkPolicy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<NetworkAccess>,
     /// Periodic backups of the cluster to one location.

@@ -1,9 +1,8 @@
-//! Plans the next step of one EtcdBackup. Pure: no client, clock, randomness or logging. The planner always returns a
-//! plan.
+//! Plans the next step of one EtcdBackup. A plan is a pure function: it uses no client, clock, randomness or log.
 //!
 //! Before the operator reads etcd or writes to the store, it records the start time of the backup in the status
 //! (invariant 10). All later steps can be repeated: an interrupted transfer starts again, unless the store already
-//! contains its complete backup. The start time of the last backup determines the time of the next one. The list of
+//! contains its complete backup. The start time of the last backup determines the time of the next backup. The list of
 //! backups in the status shows whether the retention rules were applied after the newest backup.
 
 use std::time::Duration;
@@ -83,7 +82,7 @@ pub enum Verdict {
     Starting,
     /// The transfer waits for other transfers to end.
     Queued,
-    /// The transfer is running, and has copied this much.
+    /// The transfer is running. Contains its progress.
     Running(Moved),
     /// An input is missing, or an attempt has failed. The operator retries.
     Waiting(Trouble),
@@ -91,7 +90,7 @@ pub enum Verdict {
     Succeeded(Stored),
     /// The backup has failed and is not retried.
     Failed(Trouble),
-    /// No backup is due now. The next one is due at this time; `None` if the schedule has no further time.
+    /// No backup is due now. Contains the time of the next backup, or `None` if the schedule has no further time.
     Scheduled(Option<Timestamp>),
     /// `spec.backupPolicy.suspend` is true.
     Suspended,
@@ -174,7 +173,8 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if active || next.job.is_some() {
         return next;
     }
-    // The pod must be deleted. Otherwise it could make its backup after the status has reported the end of the attempt.
+    // A pod that an earlier process left must be deleted. Otherwise it could make its backup after the status has
+    // reported the end of the attempt.
     let left = job::left_pod(backup, &next);
     next.with(left)
 }
@@ -233,7 +233,7 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     Plan { requeue, ..next }
 }
 
-/// Cancels a transfer that is no longer needed, before any other step.
+/// Reports `verdict`, and cancels the transfer if it is active.
 fn abandon(active: bool, verdict: Verdict) -> Plan {
     let action = if active {
         Action::AbandonTransfer

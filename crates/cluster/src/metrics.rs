@@ -1,7 +1,7 @@
 //! The metrics of each cluster for `/metrics`. The operator computes them from the status that it has just written, so
 //! the metrics and the EtcdCluster agree.
 //!
-//! The labels are the namespace, the cluster's name, and fixed words from this file and from [`crate::outcome`]. The
+//! The labels are the namespace, the cluster's name, and fixed words from this file and from [`crate::reason`]. The
 //! number of series is proportional to the number of clusters. The series of a deleted cluster are removed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -55,7 +55,7 @@ struct Gauge {
 
 const PREFIX: &str = "etcd_operator_cluster_";
 
-/// The gauges. Each has one series per cluster.
+/// The gauges, each with one series per cluster.
 static GAUGES: [Gauge; 12] = [
     Gauge {
         name: "certificate_expiry_timestamp_seconds",
@@ -162,7 +162,7 @@ impl Metrics {
         self.inner().alive = Some(Box::new(alive));
     }
 
-    /// Removes the metrics of deleted clusters, even if no scraper reads the metrics.
+    /// Removes the metrics of deleted clusters. Called periodically, so that memory is freed even without a scraper.
     pub fn forget(&self) {
         self.inner().sweep();
     }
@@ -214,7 +214,7 @@ impl Metrics {
 }
 
 impl Inner {
-    /// Removes deleted clusters, and counts the remaining clusters.
+    /// Removes deleted clusters, and counts each of them in the metric of deleted clusters.
     fn sweep(&mut self) {
         let Some(alive) = &self.alive else { return };
         let alive = alive();
@@ -375,7 +375,7 @@ mod tests {
     }
 
     #[test]
-    fn deleted_cluster_is_dropped_without_scrape() {
+    fn metrics_of_deleted_cluster_are_dropped_without_scrape() {
         let metrics = Metrics::default();
         metrics.alive_with(|| HashSet::from(["1".to_owned()]));
         metrics.see(&cluster("1", 1), &status(), &[]);
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_of_deleted_cluster_are_removed() {
+    fn scrape_removes_metrics_of_deleted_cluster() {
         let metrics = Metrics::default();
         metrics.see(&cluster("1", 1), &status(), &[]);
         metrics.alive_with(HashSet::new);
@@ -421,7 +421,6 @@ mod tests {
         assert!(page.contains(deleted), "{page}");
     }
 
-    /// Dashboards and alerts depend on these names: a renamed metric needs a change of the documentation.
     #[test]
     fn every_metric_is_documented() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");

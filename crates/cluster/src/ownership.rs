@@ -3,8 +3,8 @@
 use api::names;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 
-/// True if an object whose name belongs to this cluster has another owner: its controller reference names another
-/// object, or it has neither an owner nor the cluster's label.
+/// True if the object is not an object of this cluster: its owner is another object, or it has neither an owner nor the
+/// cluster's label.
 pub(crate) fn is_of_others(metadata: &ObjectMeta, cluster: &str, uid: &str) -> bool {
     let labels = metadata.labels.as_ref();
     let label = labels.and_then(|labels| labels.get(names::LABEL_CLUSTER));
@@ -14,7 +14,7 @@ pub(crate) fn is_of_others(metadata: &ObjectMeta, cluster: &str, uid: &str) -> b
     }
 }
 
-/// The UID of the controller owner.
+/// The UID of the controller or, without a controller, of the first owner.
 pub(crate) fn owner(metadata: &ObjectMeta) -> Option<&str> {
     let owners = metadata.owner_references.as_deref().unwrap_or_default();
     owners

@@ -1,8 +1,8 @@
 //! The status, computed from the observation, the plan and the executed step. Pure and deterministic: the same input
 //! gives the same bytes. An unchanged status is not written, so status writes do not trigger reconciles in a loop.
 //!
-//! The report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation`, `raftLog` and `TLS`:
-//! actions of the plan write these fields as records. If a person deletes the report, the operator computes it again.
+//! This report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation`, `raftLog` and `TLS`:
+//! actions of the plan write these fields. If a person deletes the other fields, the operator computes them again.
 
 mod conditions;
 mod members;
@@ -26,9 +26,9 @@ use crate::snapshot::{Desired, Observed};
 
 /// The input of a status.
 pub struct Report<'a> {
-    /// The EtcdCluster of the observation.
+    /// The observed EtcdCluster.
     pub cluster: &'a EtcdCluster,
-    /// The part of the spec that the planner uses.
+    /// The spec in effect.
     pub desired: &'a Desired,
     /// The observation.
     pub observed: &'a Observed,
@@ -66,7 +66,7 @@ impl Report<'_> {
         self.hibernation().is_some()
     }
 
-    /// The report that the object contains now, without the records.
+    /// The current status of the object, without the fields that actions of the plan write.
     pub fn current(&self) -> EtcdClusterStatus {
         let mut current = self.cluster.status.clone().unwrap_or_default();
         current.conditions.retain(conditions::is_ours);
@@ -84,7 +84,7 @@ impl Report<'_> {
         }
     }
 
-    /// Computes the new report.
+    /// Computes the new status, without the fields that actions of the plan write.
     pub fn status(&self, now: &Time) -> EtcdClusterStatus {
         let Self {
             cluster,
@@ -153,8 +153,7 @@ impl Report<'_> {
     }
 }
 
-/// The reasons for waiting, as one text. If the operator waits for nothing but a problem remains, the text refers to
-/// the condition.
+/// The reasons for waiting, as one text. If only problems remain, the text refers to the condition `Degraded`.
 fn waits(plan: &Plan, waiting: &[&str]) -> Option<String> {
     match waiting {
         [] if readiness::needs_user(plan) => {

@@ -61,7 +61,7 @@ impl EtcdClient {
         }
     }
 
-    /// The same client with another maximum size of a snapshot in bytes.
+    /// Sets the maximum size of a snapshot in bytes.
     #[must_use]
     pub fn with_max_snapshot(mut self, bytes: u64) -> Self {
         self.max_snapshot = bytes;
@@ -132,8 +132,8 @@ impl EtcdClient {
         self.ask_hedged(endpoint, deadline, &NOT_HEDGED, call).await
     }
 
-    /// Like [`Self::ask`], for a call that other members get as well. `overtaken` is set when another member has
-    /// responded first.
+    /// Like [`Self::ask`], for a call that is sent to several members. `overtaken` is true as soon as another member
+    /// has responded.
     async fn ask_hedged<T, C, F>(
         &self,
         endpoint: &str,
@@ -149,8 +149,8 @@ impl EtcdClient {
         let call = |client: &Client| Box::pin(call(client.clone()));
         let answer = timeout(deadline, async {
             let client = self.connection(endpoint).await?;
-            // For a short call to one member, the client certificate is enough. The call does not wait for a login,
-            // because without a quorum no member issues a token.
+            // A short call to one member does not wait for a login, because no member issues a token without a quorum.
+            // The client certificate authenticates the call.
             let brief = self.session.has_certificate() && deadline <= self.deadlines.status;
             let mut login = if brief {
                 self.session.login_number()
@@ -175,13 +175,13 @@ impl EtcdClient {
                 answer = call(&client).await;
             }
             if self.session.has_credentials() && asks(&answer) {
-                // The member requires a new token. Either it restarted and lost the token, or the token has expired, or
-                // the member does not accept the certificate as a user.
+                // The member requires a new token: the member was restarted and lost the token, the token has expired,
+                // or no user has the name in the certificate.
                 login = Box::pin(self.logged_in(endpoint, login, deadline)).await?;
                 answer = self.call_with_login(login, overtaken, call(&client)).await;
             }
             if self.session.has_credentials() && login.is_none() && denied(&answer) {
-                // The call may also be denied because the user of the certificate has fewer permissions.
+                // The user of the certificate may lack permissions. A token would have all permissions.
                 let text = format!("{endpoint}: no member has issued a token yet");
                 return Err(Error::Unavailable(text));
             }
@@ -208,7 +208,7 @@ impl EtcdClient {
         answer
     }
 
-    /// Repeats a read that an election interrupts. A new leader is usually elected within a second.
+    /// Repeats a read if a leader election interrupts it. The members usually elect a leader within a second.
     async fn ask_through_election<T, C, F>(
         &self,
         endpoint: &str,
@@ -250,8 +250,8 @@ impl EtcdClient {
         ordered
     }
 
-    /// Sends a read that any member may answer. If a member does not respond in time, the next member also gets the
-    /// read, and the first response is used.
+    /// Sends a read that any member can answer. If a member does not respond in time, the read is also sent to the next
+    /// member. The first response counts.
     async fn read<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
     where
         C: Fn(Client) -> F + Send + Sync,
@@ -291,9 +291,9 @@ impl EtcdClient {
         }
     }
 
-    /// Sends a change. The next member gets the change only if the previous member certainly did not apply it, or if a
-    /// second application is harmless. A member that does not respond may have applied the change, so a timeout ends
-    /// the call. Changes contain a member's ID or URL, so etcd rejects duplicates.
+    /// Sends a change to one member after the other. The change is sent to the next member only if it certainly did not
+    /// reach the previous member, or a learner rejected it. A timeout ends the call, because a member that does not
+    /// respond may have applied the change.
     async fn change<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
     where
         C: Fn(Client) -> F + Send + Sync,
@@ -319,8 +319,8 @@ impl EtcdClient {
     }
 }
 
-/// Whether the client has a certificate. The common name of the certificate may be a user (`AuthInfoFromTLS` in etcd's
-/// `server/auth/store.go`).
+/// Whether the client has a certificate. If etcd has a user with the common name of the certificate, the certificate
+/// authenticates the client as this user (`AuthInfoFromTLS` in etcd's `server/auth/store.go`).
 fn has_certificate(access: &Access) -> bool {
     let tls = access.tls.as_ref();
     tls.is_some_and(|tls| tls.identity.is_some())

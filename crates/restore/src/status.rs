@@ -13,7 +13,7 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Pod, PodFacts};
 
 /// The status after a reconcile. If a step has failed, the status reports the failure instead of the state of the plan,
-/// and contains no new record.
+/// and records nothing.
 pub fn compute(
     restore: &EtcdRestore,
     plan: &Plan,
@@ -46,8 +46,8 @@ pub fn compute(
     status
 }
 
-/// The status if the CustomResourceDefinition lacks a field that must be recorded: the current status, plus this
-/// problem. The restore does not continue without the record (invariant 10).
+/// The status if the CustomResourceDefinition lacks a field that must be recorded. The status reports this problem and
+/// otherwise stays unchanged. The restore does not continue without the record (invariant 10).
 pub fn outdated_definition(
     restore: &EtcdRestore,
     error: &dyn std::error::Error,

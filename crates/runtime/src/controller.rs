@@ -1,7 +1,7 @@
 //! The controller of all three operators. It selects objects by scope, isolates objects that cannot be parsed, backs
 //! off for each object separately, limits the concurrency, and shuts down gracefully.
 //!
-//! The `Reconcile` implementation makes all decisions about an object.
+//! Each operator implements [`Reconcile`], which makes all decisions about an object.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
@@ -85,7 +85,7 @@ pub async fn drive<R: Reconcile>(
     });
     let all = controllers.into_iter();
     let running = all.map(|controller| Box::pin(run(controller, Arc::clone(&driver))));
-    // A controller ends only at the shutdown. After a defect, the process ends and starts again.
+    // Controllers end only at the shutdown. If a defect ends one earlier, the process ends, and Kubernetes restarts it.
     let ((), _, others) = select_all(running).await;
     if operator.shutdown.is_cancelled() {
         join_all(others).await;
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_back_off_only_their_object() {
+    fn repeated_failures_back_off_only_the_failing_object() {
         let backoff = Backoff::default();
         let (bad, good) = (object("bad"), object("good"));
         let delays: Vec<_> = (0..3).map(|_| backoff.next_action(&bad, &Failed)).collect();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_with_retry_time_skips_back_off() {
+    fn failure_with_retry_time_is_retried_without_back_off() {
         let (backoff, bad) = (Backoff::default(), object("bad"));
         let pause = Duration::from_secs(7);
         for _ in 0..3 {

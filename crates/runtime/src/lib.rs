@@ -2,7 +2,7 @@
 //! API server, the access to the members of a cluster, schedules and clocks. It also turns each outcome of a reconcile into a log line,
 //! an Event and a metric.
 //!
-//! This crate does not know the operators. It makes no decision about clusters, backups or restores.
+//! This crate does not depend on the crates of the operators. It makes no decision about clusters, backups or restores.
 
 pub mod admin;
 mod answer;

@@ -1,7 +1,7 @@
 //! The parts of an operator process: logs, clients, admin server, CRD, lease, controller, shutdown.
 //!
-//! At the shutdown, the running reconciles finish before the lease is released. The next process therefore starts at
-//! once, and never runs concurrently with this one.
+//! At the shutdown, the process finishes its running reconciles, and then releases the lease. The next leader therefore
+//! starts at once, and its reconciles do not overlap with those of this process.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -140,8 +140,8 @@ impl Operator {
     }
 }
 
-/// Runs an operator until its end. `work` is called when this process becomes the leader, and must return after
-/// `Operator::shutdown`.
+/// Runs an operator until the process ends. `work` is called when this process becomes the leader, and must return
+/// after `Operator::shutdown` was canceled.
 ///
 /// # Errors
 /// Fails if a part of the process cannot start, if the lease is lost, or if the controller or the admin server ends
@@ -469,7 +469,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exports_memory_and_threads_of_process() {
+    fn metrics_include_memory_and_threads_of_process() {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(Memory));
         let mut text = String::new();

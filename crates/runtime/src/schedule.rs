@@ -108,8 +108,8 @@ fn zone(name: &str) -> Result<TimeZone, Problem> {
     TimeZone::tzif(name, data).map_err(|_| unknown())
 }
 
-/// True if the schedule matches any day. For February 30, the search for a time would examine three thousand years and
-/// delay the objects of other users.
+/// True if the schedule matches any day. For a day that never occurs, such as February 30, the search for a time would
+/// examine three thousand years and delay the objects of other users.
 fn has_day(cron: &Cron) -> bool {
     let days = std::iter::successors(Some(FIRST_DAY), |day| day.tomorrow().ok());
     days.take(DAYS).any(|date| {
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_rare_days_and_searches_no_impossible_ones() {
+    fn finds_rare_days_and_skips_search_for_impossible_days() {
         for (expression, expected) in [
             ("0 0 29 2 *", Some("2028-02-29T00:00:00Z")),
             ("0 0 31 1,4 *", Some("2026-01-31T00:00:00Z")),

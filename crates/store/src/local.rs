@@ -27,8 +27,8 @@ use upload::{LocalUpload, UnfinishedFile};
 /// Prefix of the names of unfinished files. These files are not objects.
 const UNFINISHED: &str = ".unfinished-";
 
-/// An unfinished file of another process counts as abandoned if it was not written for this time, which is longer than
-/// any pause of an upload.
+/// An unfinished file of another process counts as abandoned if it was not written for this time. No upload pauses for
+/// so long.
 const ABANDONED_AFTER: Duration = Duration::from_mins(10);
 
 /// Number of hexadecimal digits that identify the owner in the name of an unfinished file.
@@ -62,7 +62,7 @@ impl LocalStore {
         }
     }
 
-    /// Like [`LocalStore::new`], with the location that messages name.
+    /// Like [`LocalStore::new`], with the location that messages show.
     pub fn named(root: impl Into<PathBuf>, location: String) -> Self {
         Self {
             location,
@@ -80,8 +80,8 @@ impl LocalStore {
         self
     }
 
-    /// The part of the directory that belongs to a namespace: `namespaces/NAMESPACE`. Symbolic links are not followed
-    /// there. `quota` is the maximum size of its files in bytes.
+    /// A store in the part of the directory that belongs to a namespace: `namespaces/NAMESPACE`. This store follows no
+    /// symbolic links. `quota` is the maximum size of its files in bytes.
     #[must_use]
     pub fn for_namespace(&self, namespace: &str, quota: Option<u64>) -> Self {
         let tenant = Tenant {
@@ -161,7 +161,7 @@ impl LocalStore {
 
     fn begin_at(&self, key: &str, target: PathBuf) -> Result<LocalUpload, Error> {
         let explain = |error: std::io::Error| self.directory.explain(key, &error);
-        // The root directory is not created here: a volume that is not mounted is an error.
+        // The root directory must exist. If it is missing, the volume is not mounted.
         fs::metadata(self.directory.root()).map_err(explain)?;
         self.check_links(&target)?;
         let base = self.base();
@@ -188,7 +188,7 @@ impl LocalStore {
         self.check_links(&base)?;
         let mut objects = Vec::new();
         match walk(&base, "", prefix, MAX_ENTRIES, &mut objects) {
-            // The directory of a namespace is created with the first backup of the namespace.
+            // The first backup of a namespace creates the directory of the namespace.
             Err(error) if error.kind() == ErrorKind::NotFound && self.tenant.is_some() => {
                 fs::metadata(self.directory.root())
                     .map_err(|error| self.directory.explain("", &error))?;
@@ -280,7 +280,7 @@ fn target_of(unfinished: &str) -> Option<&str> {
     Some(target)
 }
 
-/// The file and its size; `None` if the path is no regular file.
+/// Opens a file. Returns the file and its size; `None` if the path is not a regular file.
 fn open_file(path: &Path) -> std::io::Result<Option<(File, u64)>> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_file() {
@@ -375,8 +375,9 @@ impl Store for LocalStore {
     }
 }
 
-/// Lists objects below a directory. Enters only directories that can contain matches, because other directories, such
-/// as `lost+found`, may be inaccessible. Skips files that are deleted meanwhile. Ends after more than `limit` objects.
+/// Lists objects below a directory. Enters only directories that can contain objects with `prefix`, because other
+/// directories, such as `lost+found`, may be inaccessible. Skips files that are deleted meanwhile. Ends as soon as
+/// there are more than `limit` objects.
 fn walk(
     dir: &Path,
     below: &str,

@@ -30,7 +30,7 @@ struct Build {
     /// The path of the program in the module's cache folder, if the program is not named like its package.
     output: &'static str,
     packages: &'static [&'static str],
-    /// Whether the program is linked with the C library. Only for programs that need it and are in no image.
+    /// True if the program needs the C library. Such a program must not be in an image.
     cgo: bool,
     tags: &'static str,
     /// Linker flags with the version of the program. Those of Kubernetes come from [`Kubernetes::linker_flags`].

@@ -67,7 +67,7 @@ const E2E_PROGRAM: &str = "e2e/e2e";
 #[derive(Debug, Clone, clap::Args)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each one is a flag of the command"
+    reason = "each field is a flag of the command"
 )]
 pub(crate) struct Tests {
     #[command(flatten)]
@@ -280,7 +280,7 @@ impl Run {
         }
     }
 
-    /// The expected duration of the stages after this one.
+    /// The expected duration of all later stages.
     fn later(&self, stage: &str) -> Option<Duration> {
         let after = self.stages.iter().skip_while(|one| **one != stage).skip(1);
         after.map(|one| self.expected(one)).sum()

@@ -18,8 +18,8 @@ use crate::version::EtcdVersion;
 /// and needs time to deliver it to the members.
 const SHORTEST_CERTIFICATE: std::time::Duration = std::time::Duration::from_mins(3);
 
-/// The problems of the object. The schema rejects the same problems, but an object that is older than the schema may
-/// have them.
+/// The problems of the object. The schema rejects objects with such problems, but an object may be older than the
+/// schema.
 pub fn validate(cluster: &EtcdCluster) -> Vec<Problem> {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
     let mut problems = Vec::new();
@@ -268,10 +268,10 @@ pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
     ])
 }
 
-/// The fields of a spec that have no effect in this release and must not be ignored. While such a field is set, the
+/// The problems of fields that this release does not support and cannot safely ignore. While such a field is set, the
 /// operator starts no member.
 pub fn unsafe_to_ignore(spec: &EtcdClusterSpec) -> Vec<Problem> {
-    // This release has no field of this kind.
+    // This release supports all such fields.
     let _ = spec;
     Vec::new()
 }

@@ -19,7 +19,7 @@ fn storage_block_round_trips_as_json() {
 }
 
 #[test]
-fn splits_bucket_and_key_at_the_first_slash() {
+fn path_is_split_into_bucket_and_key_at_first_slash() {
     let parsed = ObjectPath::parse("bucket/a/b.db").unwrap();
     assert_eq!(
         (parsed.bucket.as_str(), parsed.key.as_str()),
@@ -42,7 +42,7 @@ fn path_error_reports_missing_part() {
 }
 
 #[test]
-fn keeps_and_reports_unknown_storage_type() {
+fn unknown_storage_type_is_kept_and_reported() {
     let blocks = Blocks {
         s3: None,
         abs: None,
@@ -61,7 +61,7 @@ fn keeps_and_reports_unknown_storage_type() {
 }
 
 #[test]
-fn block_must_match_storage_type() {
+fn storage_block_must_match_storage_type() {
     let s3 = S3Source {
         path: "b/k".into(),
         ..S3Source::default()

@@ -31,13 +31,13 @@ pub enum Job {
     Transfer {
         /// Client URLs to which the transfer connects first.
         endpoints: Vec<String>,
-        /// Where the backup is written in the store.
+        /// The name of the backup's object in the store.
         name: ObjectName,
-        /// True if the object is compressed.
+        /// Whether the object is compressed.
         compress: bool,
         /// The record of the EtcdCluster for the manifest.
         cluster: Option<Box<ManifestCluster>>,
-        /// Which members the transfer may call.
+        /// The members to which the transfer may connect.
         limits: EndpointLimits,
     },
     /// A removal in this process, from the store that observe has opened.
@@ -77,8 +77,8 @@ pub(super) fn transfer(
     else {
         return Ok(None);
     };
-    // A pod with a volume runs in the namespace of the EtcdBackup. It reaches only what other pods of that namespace
-    // reach.
+    // A pod with a volume runs in the namespace of the EtcdBackup, and reaches the same endpoints as other pods of that
+    // namespace.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {
@@ -130,7 +130,7 @@ pub(super) fn transfer(
     }))
 }
 
-/// The URLs to call for the endpoints in a spec, and the ID of the only cluster that may answer.
+/// The URLs to which the transfer connects for the endpoints in a spec, and the ID of the only cluster that may answer.
 ///
 /// Invariant 28: an endpoint outside of the namespace needs a grant. If one endpoint has no grant, all are rejected.
 fn reachable(
@@ -168,8 +168,7 @@ fn reachable(
     Ok((urls, own))
 }
 
-/// The deletion of the pod for the recorded start. `None` unless the plan ends this start and this process has no
-/// worker for it.
+/// The job that deletes the pod of the recorded backup, if the plan ends this backup and the backup runs in a pod.
 pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
     let ends = plan.action == Action::RecordIntent
         || matches!(

@@ -10,7 +10,7 @@ use super::recorded::{has_finalizer, intent, is_finished, wants_finalizer};
 use super::refusal::refusal;
 use crate::snapshot::{Snapshot, Work};
 
-/// What observe must read for the plan. Data that cannot change the plan is not read.
+/// The data that the plan needs. Data that cannot change the plan is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// No data.

@@ -7,11 +7,11 @@ use jiff::Timestamp;
 /// While a transfer runs, its progress is reported at this interval.
 pub(super) const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
 
-/// Missing input, such as a Secret or a cluster, is checked at this interval at first, because no watch reports its
-/// creation.
+/// First interval between checks for missing input, such as a Secret or a cluster. No watch reports the creation of the
+/// input.
 pub(super) const INPUT_RETRY: Duration = Duration::from_secs(3);
 
-/// Missing input is checked at least this often.
+/// Longest interval between checks for missing input.
 const MAX_INPUT_RETRY: Duration = Duration::from_secs(30);
 
 /// Maximum time between two reconciles, because a change of the clock may make a backup due.
@@ -23,8 +23,8 @@ pub(super) fn until(time: Timestamp, now: Timestamp) -> Duration {
         .min(MAX_REQUEUE)
 }
 
-/// The interval of checks for missing input: a tenth of the time that the operator has waited so far. The additional
-/// delay after the input appears is therefore small in comparison.
+/// The interval between checks for missing input: a tenth of the time that the operator has waited so far. New input is
+/// therefore found after a delay that is small compared with the waiting time.
 pub(super) fn input_retry(waits_since: Timestamp, now: Timestamp) -> Duration {
     let waited = Duration::try_from(now.duration_since(waits_since)).unwrap_or_default();
     (waited / 10).clamp(INPUT_RETRY, MAX_INPUT_RETRY)

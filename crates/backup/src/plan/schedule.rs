@@ -58,7 +58,7 @@ impl Schedule {
     }
 
     /// The next run after the run that started at `last`. `created` is the creation time of the EtcdBackup. If several
-    /// runs were missed, one run is due. EtcdBackups with different `seed` get a different jitter.
+    /// runs were missed, one run is due. The jitter depends on `seed`.
     pub fn next(
         &self,
         last: Option<Timestamp>,
@@ -80,7 +80,7 @@ impl Schedule {
         if let Some(deadline) = self.deadline
             && now.duration_since(planned) > deadline
         {
-            // The latest missed run or, if its starting deadline has passed too, the next run.
+            // The latest missed run. If its starting deadline has passed too: the next run.
             let missed = now.duration_since(planned).as_secs() / interval.as_secs().max(1);
             let intervals =
                 |count: i64| SignedDuration::from_secs(interval.as_secs().saturating_mul(count));
@@ -93,7 +93,7 @@ impl Schedule {
     }
 
     fn at(&self, cron: &Cron, last: Timestamp, seed: &str, now: Timestamp) -> Next {
-        // Runs with a starting deadline in the past are skipped without a search. The operator may have been down for a
+        // Skips the runs whose starting deadline has passed. There may be many such runs if the operator was down for a
         // long time.
         let from = match self.deadline {
             // A starting deadline before the first representable time skips no run.
@@ -165,7 +165,7 @@ mod tests {
         Schedule::of(&policy(json)).unwrap().unwrap()
     }
 
-    /// The planned time, without the jitter.
+    /// The next run, rounded down to a full minute. The rounding removes the jitter.
     fn next(json: &str, last: Option<&str>, now: &str) -> Next {
         let found = schedule(json).next(last.map(at), at("2026-01-01T00:00:00Z"), "seed", at(now));
         match found {
@@ -198,7 +198,7 @@ mod tests {
         assert_eq!(next(HOURLY, last, "2026-01-01T11:00:30Z"), Next::Due);
     }
 
-    /// Behavior, backups 4.
+    /// Requirement "backups 4" of docs/conformance.md.
     #[test]
     fn jitter_is_deterministic_and_bounded() {
         let last = at("2026-01-15T12:00:00Z");
@@ -275,7 +275,7 @@ mod tests {
     }
 
     #[test]
-    fn schedule_waits_for_first_run() {
+    fn cron_schedule_without_backup_waits_for_first_run() {
         let daily = r#"{"schedule":"@daily"}"#;
         let tomorrow = Next::At(at("2026-01-02T00:00:00Z"));
         assert_eq!(next(daily, None, "2026-01-01T08:00:00Z"), tomorrow);
@@ -395,7 +395,7 @@ mod tests {
         /// For every policy and every time, no run is due directly after a run, and the next run becomes due within the
         /// interval plus the jitter.
         #[test]
-        fn next_run_waits_and_becomes_due(
+        fn next_run_becomes_due_within_interval_and_jitter(
             interval in 1_i64..1_000_000,
             deadline in prop::option::of(0_i64..100_000),
             away in 0_i64..10_000_000,

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// True if a transfer is ended early that copies `step` bytes ten times in each window.
+/// Whether the check ends a transfer that copies `step` bytes ten times in each window.
 async fn is_ended(step: u64) -> bool {
     const STEP: Duration = Duration::from_millis(50);
     let meter = Meter::default();

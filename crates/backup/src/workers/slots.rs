@@ -1,8 +1,8 @@
 //! Admits tasks within three limits: for all tasks, per namespace and per store.
 //!
-//! A waiting task occupies no slot, so the tasks of a busy store or namespace do not delay other tasks. Of the waiting
-//! tasks that the limits permit, the next one belongs to the namespace with the fewest running tasks. Of several such
-//! tasks, the oldest is next.
+//! A waiting task occupies no slot, so the tasks of a busy store or namespace do not delay other tasks. Among the
+//! waiting tasks that the limits permit, a task of the namespace with the fewest running tasks is next. If there are
+//! several, the oldest task is next.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -11,7 +11,7 @@ use tokio::sync::oneshot;
 
 use super::Limits;
 
-/// What a task uses, as far as limits apply to it.
+/// The properties of a task to which limits apply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Place {
     pub(super) namespace: String,
@@ -88,7 +88,8 @@ impl Slots {
                 slots: self.clone(),
                 place,
             };
-            // If the task no longer waits, the slot is dropped here, which admits another task. The lock is not held.
+            // If the task no longer waits, the slot is dropped here, which admits the next task. Dropping a slot needs
+            // the lock, so the lock is not held here.
             drop(admit.send(slot));
         }
     }

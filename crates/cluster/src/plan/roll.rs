@@ -31,7 +31,7 @@ use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Intent, Observed, P
 const CAUGHT_UP: u64 = 500;
 /// Time for which a comparison of the members' data is valid.
 const COMPARED: Duration = Duration::from_secs(5);
-/// After this time, etcd's leader has certainly detected that all members run a later release.
+/// After this time, etcd's leader has certainly raised the cluster version, if all members run a later release.
 const GOES_OVER: Duration = Duration::from_secs(10);
 /// After this time, the operator reports that the rolling update waits for a member to recover.
 const SLOW: Duration = Duration::from_mins(1);
@@ -151,7 +151,7 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     }
 }
 
-/// True if the change is made to the member's own pod, and not by a replacement.
+/// True if the member stays and its pod is changed or recreated. False if a new member replaces it.
 fn touches(member: &MemberState, need: &Need) -> bool {
     matches!(need, Need::Image(_)) || member.pod.is_some_and(|pod| pod.durable)
 }
@@ -389,7 +389,7 @@ fn change_image(
 }
 
 /// True if the version for which the pod was built could not read the data. Failures of versions that were patched into
-/// the pod later do not count, because their image may be the cause. A pod that was ready has read its data.
+/// the pod later do not count, because their image may be the cause. A ready pod has read its data.
 fn is_unreadable(pod: &Pod) -> bool {
     let says_so = |ending: &Ending| matches!(ending.cause, Cause::Data(_));
     let noted = match &pod.changed {
@@ -399,8 +399,8 @@ fn is_unreadable(pod: &Pod) -> bool {
     noted && !pod.ready
 }
 
-/// A member whose data is only in its pod, if that pod must be recreated, and the reason. The replacement of this
-/// member joins first. The choice depends only on the members, so it stays the same until the replacement is complete.
+/// The next member to replace because its pod must be recreated and contains its only data, with the reason. The result
+/// stays the same until the replacement is complete, because it depends only on the members.
 pub(super) fn outdated(
     (desired, observed): (&Desired, &Observed),
     members: &[MemberState],

@@ -1,5 +1,5 @@
-//! Computes the conditions: those of v1beta2 and the usual ones of Kubernetes. Each condition is reported both when it
-//! is true and when it is false.
+//! Computes the conditions of an EtcdCluster: the conditions of coreos/etcd-operator's API, and the usual conditions of
+//! Kubernetes. Each condition is reported both when it is true and when it is false.
 
 use api::cluster::{EtcdClusterStatus, not_in_effect};
 use api::conditions::{ConditionType, Finding, is_true, set};
@@ -33,8 +33,7 @@ pub(super) fn conditions(
     ];
     let mut conditions = before.conditions.clone();
     if !report.hibernates() {
-        // The old condition is dropped, because the unavailable time of a hibernated cluster starts only when the
-        // cluster should serve again.
+        // After a hibernation, the condition starts again, so that the hibernation does not count as unavailable time.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }
     let certificates = tls_ready(report);
@@ -51,8 +50,7 @@ pub(super) fn conditions(
     (conditions, state)
 }
 
-/// True if this module writes the condition. Other modules write, for example, whether the object can be parsed and
-/// which operator manages it.
+/// True if this module writes the condition.
 pub(super) fn is_ours(condition: &Condition) -> bool {
     let ours = [
         ConditionType::Ready,
@@ -132,8 +130,8 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
     }
 }
 
-/// Why clients cannot connect through the client Service although a quorum serves; `None` if they can. A client that
-/// waits for the condition Available connects to this Service next.
+/// Why clients cannot connect through the client Service although a quorum serves; `None` if they can. Clients may
+/// connect to this Service as soon as the condition Available is true.
 fn shut(observed: &Observed) -> Option<&'static str> {
     match observed.shared.client {
         Kept::Missing => return Some("the client Service does not exist yet"),

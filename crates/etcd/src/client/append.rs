@@ -1,4 +1,5 @@
-//! Appends entries without effect to the Raft log, so that etcd saves a snapshot of the log.
+//! Appends entries to the Raft log that change nothing. After `--snapshot-count` entries, etcd saves a snapshot. When
+//! it starts, it reads only the entries after the snapshot.
 
 use std::time::Duration;
 
@@ -14,11 +15,11 @@ const NO_ALARM: Alarm = Alarm {
     member: MemberId(1),
     kind: AlarmKind::NoSpace,
 };
-/// Number of requests at a time. etcd writes the entries of concurrent requests to the disk together.
+/// Number of concurrent requests. etcd writes the entries of concurrent requests to the disk together.
 const CONCURRENT: usize = 32;
-/// Number of entries after which the applied index is read again.
+/// The applied index of the member is read again after this number of entries.
 const BATCH: u64 = 1_000;
-/// No request starts later. A busy machine needs minutes for the 10,000 entries of the default.
+/// No request starts later. A busy machine needs minutes for 10,000 entries, the default `--snapshot-count`.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Appends entries until the member has applied the entry `until`, or until the deadline.

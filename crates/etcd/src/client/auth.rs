@@ -14,24 +14,24 @@ use crate::login::{Answer, log_in};
 use crate::port::{Error, Login};
 
 impl EtcdClient {
-    /// Logs the client in if it has credentials and etcd requires them. Returns the number of the login, or `None` if
-    /// etcd requires none. `stale` is the number of a login that etcd no longer accepts. `deadline` is that of the call
-    /// that needs the login.
+    /// Logs the client in if it has credentials. Returns the number of the login. Returns `None` if the client has no
+    /// credentials or no member issues a token. `stale` is the number of a login that etcd no longer accepts.
+    /// `deadline` is the deadline of the call that needs the login.
     pub(super) async fn logged_in(
         &self,
         endpoint: &str,
         stale: Option<u64>,
         deadline: Duration,
     ) -> Result<Option<u64>, Error> {
-        // If no member issues a new token in time, a suspect login remains in use.
+        // If no member issues a new token in time, the client continues to use the suspect login.
         let suspect = if stale.is_none() && deadline > self.deadlines.status {
             self.session.take_suspect()
         } else {
             None
         };
-        // First the called member gets the login, then all others concurrently. A client with a certificate or a
-        // suspect login can authenticate without a new token. It therefore waits for the login only as long as enough
-        // time remains for the call itself.
+        // The login is sent first to the called member, and then to all others concurrently. A client with a
+        // certificate or a suspect login can authenticate without a new token. For such a client, most of the time
+        // remains for the call.
         let longest = self.deadlines.call / 2;
         let login_timeout = if self.session.has_certificate() || suspect.is_some() {
             longest.min(deadline / 4)
@@ -53,8 +53,8 @@ impl EtcdClient {
         Ok(found.map(|(_, number)| number).or(suspect))
     }
 
-    /// Sends a call that presents this login. If the call gets no response, the login becomes suspect, unless another
-    /// member has responded first.
+    /// Sends a call with the token of this login. If the member does not respond, the login becomes suspect, unless
+    /// another member has responded first.
     pub(super) async fn call_with_login<F: Future>(
         &self,
         login: Option<u64>,
@@ -95,7 +95,7 @@ impl EtcdClient {
             ));
         };
         self.session.forget();
-        // If authentication is already enabled, its users are not changed, because a new password would invalidate the
+        // If authentication is already enabled, the users are not changed, because a new password would invalidate the
         // current login.
         match self.login_state(via).await? {
             Some(Login::Off) => {}
@@ -148,8 +148,9 @@ impl EtcdClient {
     }
 }
 
-/// Creates the user and the role, and then enables authentication. etcd requires this order. Existing users and roles
-/// are kept, and grants are repeated (`AuthEnable` and `UserGrantRole` in etcd's `server/auth/store.go`).
+/// Creates the user and the role, and then enables authentication. etcd requires this order. The function can be
+/// repeated: existing users and roles are kept, and a second grant changes nothing (`AuthEnable` and `UserGrantRole` in
+/// etcd's `server/auth/store.go`).
 ///
 /// Invariant 21: authentication is enabled only after the operator's own password was set for its user.
 async fn enable_with_root(
@@ -166,8 +167,8 @@ async fn enable_with_root(
         Err(error) => return Err(error),
         Ok(_) => {}
     }
-    // Before etcd 3.6 the role must exist before it is granted. The permissions come from the name `root`, not from the
-    // content of the role.
+    // Before etcd 3.6, the role must exist before it is granted. The role may be empty, because etcd grants all
+    // permissions to the name `root`.
     match client.role_add("root").await {
         Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(ROLE_EXISTS) => {}
         Err(error) => return Err(error),
@@ -180,8 +181,8 @@ async fn enable_with_root(
     client.auth_enable().await.map(|_| ())
 }
 
-/// Creates the user that the client's certificate names, without a password. While no quorum exists to issue tokens,
-/// the certificate then authenticates the client.
+/// Creates the user that the client's certificate names, without a password. The certificate can then authenticate the
+/// client while there is no quorum to issue tokens.
 async fn add_certificate_user(client: &mut Client, user: &str) -> Result<(), etcd_client::Error> {
     let options = UserAddOptions::new().with_no_pwd();
     match client.user_add(user, "", Some(options)).await {

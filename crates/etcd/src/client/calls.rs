@@ -19,9 +19,9 @@ use crate::port::{
 impl Etcd for EtcdClient {
     async fn members(&self, via: &[String]) -> Result<Members, Error> {
         self.read(via, |mut client| async move {
-            // etcd before 3.5 always returns its local list, and the library never requests a linearizable list. A
-            // linearizable read of an empty range on the same member therefore comes first. When it returns, the member
-            // has applied everything that was committed before.
+            // etcd before 3.5 always returns the local list of the member, and the library never requests a
+            // linearizable list. A linearizable read of an empty range on the same member therefore comes first. When
+            // it returns, the member has applied all entries that were committed before.
             let barrier = client
                 .get(
                     [0_u8],
@@ -54,7 +54,7 @@ impl Etcd for EtcdClient {
     }
 
     async fn local_members(&self, member: &str) -> Result<Members, Error> {
-        // Not linearizable on purpose: the caller wants the member's own list.
+        // This read must not be linearizable, because the caller needs the member's local list.
         self.ask(member, self.deadlines.status, |mut client| async move {
             let list = client.member_list().await?;
             members_from(list.header(), list.members())

@@ -16,7 +16,7 @@ fn peer(name: &str) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn fake_etcd_rejects_second_learner_and_early_promotion() {
+async fn fake_etcd_rejects_second_learner_and_premature_promotion() {
     let (etcd, via) = three();
     let added = etcd.add_member(&via, &peer("d"), true).await.unwrap();
     assert_eq!(added.members.members.len(), 4);

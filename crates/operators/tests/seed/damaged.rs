@@ -32,7 +32,7 @@ async fn seed_rejects_damaged_backup() {
 }
 
 #[tokio::test]
-async fn rejects_snapshot_damaged_on_volume() {
+async fn seed_rejects_snapshot_damaged_on_volume() {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let snapshot = world.volume.path().join("restore/snapshot.db");
@@ -45,7 +45,7 @@ async fn rejects_snapshot_damaged_on_volume() {
 }
 
 #[tokio::test]
-async fn rejects_backup_with_wrong_manifest() {
+async fn seed_rejects_backup_that_contradicts_its_manifest() {
     let world = World::new("3.6").await;
     for (field, value, says) in [
         ("sha256", json!("ab".repeat(32)), "SHA-256"),
@@ -76,7 +76,7 @@ async fn rejects_backup_with_wrong_manifest() {
 
 /// Invariant 9: a complete backup is rejected if it is not the chosen backup, with or without a manifest.
 #[tokio::test]
-async fn rejects_backup_that_overwrote_chosen_backup() {
+async fn seed_rejects_backup_that_overwrote_chosen_backup() {
     let world = World::new("3.6").await;
     world.put_manifest(&world.manifest()).await;
     let right = world.manifest()["sha256"].as_str().map(str::to_owned);

@@ -141,8 +141,8 @@ fn is_file_flag(flag: &str) -> bool {
     flag.ends_with("-file") || FILE_FLAGS.contains(&flag)
 }
 
-/// Whether the volume contains only data of its own pod or of a ConfigMap. Volumes of other types give access to a
-/// node, a Secret, a token or another volume.
+/// Whether the volume contains only data of this pod or of a ConfigMap. Volumes of other types give access to a node, a
+/// Secret, a token or another volume.
 fn is_harmless_volume(volume: &Volume) -> bool {
     let harmless = Volume {
         name: volume.name.clone(),

@@ -59,7 +59,7 @@ fn failed_restore_step_records_nothing() {
 }
 
 #[test]
-fn restore_rejection_sets_conditions_reason_and_phase() {
+fn rejected_restore_sets_conditions_reason_and_phase() {
     let status = compute(
         &restore(),
         &planned(Action::Nothing, halted()),
@@ -78,7 +78,7 @@ fn restore_rejection_sets_conditions_reason_and_phase() {
 }
 
 #[test]
-fn repeated_outcome_keeps_restore_status() {
+fn restore_status_is_unchanged_after_same_outcome() {
     let mut restore = restore();
     let plan = planned(Action::Nothing, halted());
     restore.status = Some(compute(&restore, &plan, None, &at(1)));
@@ -101,7 +101,7 @@ fn restore_succeeds_only_when_complete() {
 }
 
 #[test]
-fn reports_outdated_restore_definition_in_known_fields() {
+fn outdated_restore_crd_is_reported_in_existing_fields() {
     let mut restore = restore();
     let seed = api::restore::SeedStatus::default();
     restore.status.get_or_insert_default().seed = Some(seed);
@@ -126,7 +126,7 @@ fn reports_outdated_restore_definition_in_known_fields() {
 }
 
 #[test]
-fn progress_remains_after_fetch() {
+fn progress_stays_in_status_after_download() {
     let mut status = EtcdRestoreStatus::default();
     let seed = |progress| {
         Pod::Present(PodFacts {

@@ -53,9 +53,9 @@ async fn listing_finds_exactly_objects_with_prefix() {
     assert_eq!(store.list("nothing/there").await.unwrap(), []);
 }
 
-/// Some unfinished files belong to running processes, and some to processes that no longer exist.
+/// Unfinished files can belong to running processes, or to processes that no longer exist.
 #[tokio::test]
-async fn lists_only_abandoned_files_of_other_owners() {
+async fn unfinished_files_of_other_owners_are_listed_only_if_abandoned() {
     let dir = tempfile::tempdir().unwrap();
     let owned = |owner: &str| LocalStore::new(dir.path()).owned_by(owner);
     let count = async |store: &LocalStore| store.unfinished("etcd/").await.unwrap().len();
@@ -89,7 +89,8 @@ fn text(error: &Error) -> String {
     error.to_string()
 }
 
-/// Invariant 13: each namespace has its own objects, and the operator's namespace keeps its paths.
+/// Invariant 13: each namespace has its own objects. The objects of the operator's own namespace are directly in
+/// the root directory.
 #[tokio::test]
 async fn invariant_13_each_namespace_has_its_own_directory() {
     let dir = tempfile::tempdir().unwrap();
@@ -128,7 +129,7 @@ async fn invariant_13_each_namespace_has_its_own_directory() {
 
 /// Invariant 13: other software with access to the volume may have created links.
 #[tokio::test]
-async fn invariant_13_symlinks_in_directory_of_namespace_are_not_followed() {
+async fn invariant_13_namespace_cannot_use_symlinks() {
     let dir = tempfile::tempdir().unwrap();
     let own = LocalStore::new(dir.path());
     let victim = own.for_namespace("victim", None);
@@ -167,7 +168,7 @@ async fn invariant_13_symlinks_in_directory_of_namespace_are_not_followed() {
     assert!(linked.list("").await.is_err());
     assert!(tenant.unfinished("etcd/").await.is_err());
     let keys = tenant.list("etcd/").await.unwrap();
-    assert_eq!(keys, [], "a listing does not enter links");
+    assert_eq!(keys, [], "a listing must not follow symbolic links");
     assert_eq!(victim.head("etcd/main").await.unwrap().unwrap().size, 6);
     // The operator's own namespace belongs to the administrator, who may use links.
     let through = "namespaces/team-a/etcd/main";
@@ -197,7 +198,10 @@ async fn quota_of_namespace_limits_uploads() {
     assert!(matches!(error, Error::Full(_)), "{error}");
     upload.abort().await.unwrap();
     store.put("two", vec![0; 400].into()).await.unwrap();
-    assert!(store.begin("three").await.is_err(), "the quota is used up");
+    assert!(
+        store.begin("three").await.is_err(),
+        "the quota must be used up"
+    );
     other.put("one", vec![0; 1000].into()).await.unwrap();
     own.put("one", vec![0; 5000].into()).await.unwrap();
     store.delete("one").await.unwrap();

@@ -5,7 +5,7 @@ use anyhow::bail;
 use super::*;
 
 #[test]
-fn versions_come_from_go_mod() {
+fn etcd_versions_are_read_from_go_mod() {
     let versions = etcd_versions().unwrap();
     assert_eq!(versions.len(), 5);
     for (version, minor) in versions
@@ -17,7 +17,7 @@ fn versions_come_from_go_mod() {
 }
 
 #[test]
-fn older_patch_release_comes_first() {
+fn older_etcd_patch_release_is_listed_first() {
     let versions = etcd_versions().unwrap();
     let patches: Vec<u64> = versions
         .iter()
@@ -36,7 +36,7 @@ fn linker_flags_of_helm_have_version_of_go_mod() {
 }
 
 #[test]
-fn finds_required_version_in_both_forms() {
+fn required_version_is_found_in_both_go_mod_forms() {
     assert_eq!(required("require a/b v1.2.3\n", "a/b").unwrap(), "1.2.3");
     assert_eq!(
         required(
@@ -64,7 +64,7 @@ fn failed_build_leaves_no_cache_entry() {
 }
 
 #[test]
-fn key_depends_on_sources_and_go_version() {
+fn cache_key_depends_on_sources_and_go_version() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("go.mod"), "a").unwrap();
     let first = key(dir.path(), "go1").unwrap();

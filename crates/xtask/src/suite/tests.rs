@@ -12,7 +12,7 @@ fn options(args: &[&str]) -> Tests {
 }
 
 #[test]
-fn stages_depend_on_options() {
+fn test_stages_depend_on_options() {
     assert_eq!(options(&["--unit"]).stages(), [COMPILE, UNITS]);
     let e2e = [COMPILE, TESTBED, IMAGE, E2E, BREAKING, DOWN];
     assert_eq!(options(&["--e2e"]).stages(), e2e);
@@ -29,7 +29,7 @@ fn modules_of_long_tests_exist() {
 }
 
 #[test]
-fn tests_in_marked_modules_are_recognized() {
+fn tests_in_modules_alone_and_serial_are_recognized() {
     assert!(is_in(ALONE, "replace_member::alone::node_lost"));
     assert!(!is_in(ALONE, "scale::grows_alone"));
     assert!(!is_in(ALONE, "scale::alone"));
@@ -64,7 +64,7 @@ fn finds_test_programs_in_messages_of_cargo() {
 }
 
 #[test]
-fn rejects_filter_without_tests() {
+fn filter_that_selects_no_test_is_rejected() {
     let mut compiled = Compiled::default();
     let says = |compiled: &Compiled| compiled.ensure_tests("drain").unwrap_err().to_string();
     assert!(says(&compiled).contains("no test of this run has \"drain\""));

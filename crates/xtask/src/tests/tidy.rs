@@ -139,7 +139,7 @@ fn is_code(line: &str) -> bool {
 }
 
 #[test]
-fn files_are_within_budget() {
+fn source_files_are_within_line_limit() {
     let mut over = Vec::new();
     for (path, text) in &sources() {
         let (lines, budget) = (text.lines().count(), budget(path));
@@ -151,7 +151,7 @@ fn files_are_within_budget() {
 }
 
 #[test]
-fn test_files_have_a_larger_budget() {
+fn test_files_have_larger_line_limit() {
     for (path, expected) in [
         ("crates/cluster/src/plan.rs", FILE_BUDGET),
         ("crates/cluster/src/contests.rs", FILE_BUDGET),
@@ -164,7 +164,7 @@ fn test_files_have_a_larger_budget() {
 }
 
 #[test]
-fn cluster_operator_is_within_budget() {
+fn cluster_operator_is_within_line_limit() {
     let root = root().join("crates/cluster/src");
     let sources = sources();
     let own = sources
@@ -183,7 +183,7 @@ fn cluster_operator_is_within_budget() {
 }
 
 #[test]
-fn functions_are_within_budget() {
+fn functions_are_within_line_limit() {
     let mut over = Vec::new();
     for (path, text) in &sources() {
         for (name, lines) in lengths(text) {
@@ -227,7 +227,7 @@ fn doc_comments_contain_no_rust_code() {
     assert!(found.is_empty(), "Rust code in doc comments: {found:#?}");
 }
 
-/// Whether a doc comment contains a block of Rust code. A block without a language is also Rust.
+/// True if a doc comment contains a block of Rust code. A block without a language is also Rust.
 fn has_rust_code(text: &str) -> bool {
     let marks = text.lines().filter_map(|line| {
         let line = line.trim_start();
@@ -285,7 +285,7 @@ fn tests_named_in_contributor_pages_exist() {
 }
 
 #[test]
-fn misleading_names_of_old_operator_are_not_used() {
+fn banned_names_of_coreos_operator_are_not_used() {
     // `docs/contributing/language.md` lists these names. Comments may quote them, so they are not checked.
     let banned = [
         "fn get_",

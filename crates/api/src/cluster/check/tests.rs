@@ -18,7 +18,7 @@ fn default_spec_is_valid() {
 }
 
 #[test]
-fn reports_each_problem_of_stored_object() {
+fn each_invalid_field_of_stored_object_is_reported() {
     let spec = EtcdClusterSpec {
         size: 9,
         version: "latest".into(),
@@ -62,7 +62,7 @@ fn with_variables(names: &[&str], etcd: &str) -> EtcdCluster {
 }
 
 #[test]
-fn reports_operator_variables_once_without_values() {
+fn operator_variable_is_reported_once_without_its_value() {
     let stored = with_variables(
         &[
             "ETCD_LOG_LEVEL",
@@ -85,7 +85,7 @@ fn reports_operator_variables_once_without_values() {
 }
 
 #[test]
-fn rejects_operator_variable_with_any_source() {
+fn operator_variable_is_rejected_with_any_value_source() {
     let text = r#"{"pod":{"etcdEnv":[
             {"name":"ETCD_DATA_DIR"},
             {"name":"ETCD_NAME","valueFrom":{"fieldRef":{"fieldPath":"metadata.name"}}},
@@ -96,7 +96,7 @@ fn rejects_operator_variable_with_any_source() {
 
 /// Manifests of coreos/etcd-operator can set these options only with variables.
 #[test]
-fn rejects_variable_if_its_field_is_set() {
+fn environment_variable_is_rejected_if_its_field_is_set() {
     for (flag, (name, etcd)) in super::super::TYPED_FLAGS.iter().zip([
         (
             "ETCD_QUOTA_BACKEND_BYTES",
@@ -129,7 +129,7 @@ fn rejects_variable_if_its_field_is_set() {
 }
 
 #[test]
-fn allows_any_variable_in_other_containers() {
+fn sidecars_may_set_any_environment_variable() {
     let text = r#"{"pod":{
             "sidecars":[{"name":"a","env":[{"name":"ETCD_NAME","value":"x"}]}],
             "initContainers":[{"name":"b","env":[{"name":"ETCD_DATA_DIR","value":"x"}]}]}}"#;
@@ -138,7 +138,7 @@ fn allows_any_variable_in_other_containers() {
 }
 
 #[test]
-fn reports_exactly_the_fields_without_effect() {
+fn only_fields_without_effect_are_reported() {
     let spec = |text: &str| -> EtcdClusterSpec { serde_json::from_str(text).unwrap() };
     for text in [
         r#"{"bootstrap":"Seed"}"#,
@@ -160,7 +160,7 @@ fn reports_exactly_the_fields_without_effect() {
 }
 
 #[test]
-fn operator_and_server_secret_require_each_other() {
+fn operator_tls_secret_and_server_tls_secret_require_each_other() {
     let tls = |server: Option<&str>, operator: Option<&str>| EtcdClusterSpec {
         tls: Some(TlsPolicy {
             static_: Some(StaticTls {
@@ -188,7 +188,7 @@ fn operator_and_server_secret_require_each_other() {
 }
 
 #[test]
-fn rejects_two_certificate_sources_and_short_validity() {
+fn two_certificate_sources_or_short_validity_are_rejected() {
     let generated = |text: &str| EtcdClusterSpec {
         tls: serde_json::from_str(text).unwrap(),
         ..EtcdClusterSpec::default()
@@ -216,7 +216,7 @@ fn rejects_two_certificate_sources_and_short_validity() {
 }
 
 #[test]
-fn ignores_empty_values_of_v1beta2() {
+fn empty_v1beta2_fields_are_ignored() {
     let pod: PodPolicy = serde_json::from_str(
         r#"{"ClusterDomain":"","DNSTimeoutInSecond":0,"busyboxImage":"","labels":null}"#,
     )

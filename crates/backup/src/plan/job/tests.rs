@@ -104,9 +104,9 @@ fn invariant_28_endpoint_without_grant_starts_no_transfer() {
     }
 }
 
-/// Invariant 28: a DNS name in the namespace may resolve to any address. The address of a pod is reliable.
+/// Invariant 28: a DNS name in the namespace may resolve to any address. Only the address of a pod is reliable.
 #[test]
-fn invariant_28_own_cluster_is_called_at_pods_with_recorded_id() {
+fn invariant_28_operator_connects_to_pods_with_recorded_cluster_id() {
     let planned = |reaches: &[EndpointReach]| {
         let inputs = of_endpoints(store(), reaches);
         match transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH) {
@@ -127,7 +127,7 @@ fn invariant_28_own_cluster_is_called_at_pods_with_recorded_id() {
         Ok((at("e0.prod.svc"), None))
     );
     assert_eq!(planned(&[pods(7), pods(8)]), Err(Reason::InvalidSpec));
-    // A pod with a volume runs in the namespace itself.
+    // A pod with a volume runs in the namespace, so it uses the URL of the spec.
     let inputs = of_endpoints(volume(), &[pods(7)]);
     let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
     let Some(Job::InPod { order, .. }) = planned else {
@@ -157,7 +157,7 @@ fn hibernation_is_reported_before_missing_pods() {
 }
 
 #[test]
-fn transfer_gets_incomplete_object_of_earlier_attempt() {
+fn transfer_replaces_incomplete_object_of_earlier_attempt() {
     let inputs = of_cluster(store(), false, false);
     let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
     let Some(Job::Transfer {
@@ -225,7 +225,7 @@ fn removal_task_contains_newest_backup_and_other_owners() {
     };
     assert_eq!(newest, "s3://b/newest");
     assert!(others.contains("another"));
-    // Invariant 9: the order for the pod contains the earlier of the two clocks' times.
+    // Invariant 9: the order for the pod contains the earlier time of the two clocks.
     let planned = surplus(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
     let Some(Job::InPod { order, .. }) = planned else {
         panic!("{planned:?}")

@@ -7,7 +7,7 @@ use crate::plan::replaced;
 use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Desired, Observed};
 
-/// How the operator treats an object of a former cluster or of an abandoned recovery.
+/// What the operator does with the objects of a former cluster or of an abandoned recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leftover {
     /// The object is unrelated to a recovery: the ordinary rules apply.
@@ -45,8 +45,8 @@ pub(crate) fn leftover(
     if !former && !replaced {
         return Leftover::Ordinary;
     }
-    // The operator deletes nothing until the pods and PVCs of all members carry the ID of the new cluster. Even if the
-    // status is lost later, this ID identifies the new cluster.
+    // The operator deletes nothing until the pods and PVCs of all members have the ID of the new cluster. If the status
+    // is lost later, these objects identify the new cluster.
     let unlabelled = |member: &MemberState| {
         let pod = member.pod.filter(|pod| pod.stays());
         pod.is_some_and(|pod| pod.cluster_id != observed.cluster_id)

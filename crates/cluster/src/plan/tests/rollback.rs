@@ -8,7 +8,7 @@ use crate::snapshot::{Cause, Changed, Seen, Trouble};
 /// Regression: the user rolled back after the old container had ended and before the new container started. The kubelet
 /// counted no restart, so the operator never completed the rollback.
 #[test]
-fn rollback_before_first_start_completes() {
+fn rollback_before_new_container_starts_needs_no_restart() {
     let scene = towards("3.6.16", "3.6.16").changed("b", "3.6.16", "3.7.3");
     let writes = scene.writes();
     let back = writes.iter().find_map(|write| match write {
@@ -20,7 +20,7 @@ fn rollback_before_first_start_completes() {
 
 /// Regression: the broken member blocks all other steps, so the operator must roll it back first.
 #[test]
-fn rolls_back_broken_member_while_another_is_missing() {
+fn broken_member_is_rolled_back_before_scale_up() {
     let scene = Scene::formed(&["a", "b", "c"])
         .all_run("3.5.35")
         .wants("3.5.35");
@@ -37,7 +37,7 @@ fn rolls_back_broken_member_while_another_is_missing() {
 /// Regression: the spec required the replacement of a member that was down, but the operator replaces no member while a
 /// member is down. The rollback of the image ends this deadlock.
 #[test]
-fn rolls_back_broken_member_before_replacing_it() {
+fn broken_member_is_rolled_back_before_volume_replacement() {
     let scene = towards("3.5.35", "3.5.35").compared().durable();
     let mut scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     let slow = crate::snapshot::Claim {
@@ -61,7 +61,7 @@ fn rolls_back_broken_member_before_replacing_it() {
 
 /// Regression: the operator waited forever for a member with data that no image of its minor release can read.
 #[test]
-fn replaces_rolled_back_member_with_unreadable_data() {
+fn member_with_data_unreadable_by_its_minor_is_replaced() {
     let broken = |from: &str| {
         let scene = towards("3.6.16", "3.6.16").changed("b", from, "3.6.16");
         scene.crashes("b", Cause::Data("walpb: crc mismatch".into()), 2, 20)
@@ -71,14 +71,14 @@ fn replaces_rolled_back_member_with_unreadable_data() {
         [],
         "the previous minor release may read the data"
     );
-    // All releases of one minor release read the same data.
+    // All patch releases of one minor release can read the same data.
     assert_eq!(broken("3.6.9").changes(), [scene::remove("b")]);
     assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
 }
 
 /// Regression: the data was damaged before the rollback to the minor release of the other members.
 #[test]
-fn replaces_member_unreadable_by_both_minor_releases() {
+fn member_unreadable_by_both_minor_releases_is_replaced() {
     let damaged = || Cause::Data("walpb: crc mismatch".into());
     let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
     let scene = scene.crashes("b", damaged(), 1, 20);
@@ -119,7 +119,7 @@ fn replaces_member_unreadable_by_both_minor_releases() {
 
 /// Kubernetes reports the last exit of the old container until the new container has exited.
 #[test]
-fn error_of_former_image_replaces_no_member() {
+fn exit_of_previous_image_does_not_replace_member() {
     let damaged = || Cause::Data("its database cannot be read".into());
     let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
     let scene = scene.crashes("b", damaged(), 1, 20);
@@ -147,7 +147,7 @@ fn error_of_former_image_replaces_no_member() {
 /// The operator would send both writes to the same annotation concurrently. The result could be either record: the next
 /// change would be lost, or the last change would remain.
 #[test]
-fn clears_change_record_before_next_change() {
+fn image_change_record_is_cleared_before_next_change() {
     let noted = |changed: Option<Changed>| {
         let mut scene = towards("3.5.35", "3.5.30").compared().drained();
         let pod = scene.observed.pods.get_mut("b").unwrap();
@@ -169,7 +169,7 @@ fn clears_change_record_before_next_change() {
 
 /// If only the new image cannot read the data, the old image may still read it.
 #[test]
-fn failing_new_image_is_rolled_back_without_replacement() {
+fn data_unreadable_only_by_new_image_is_not_recorded_as_unreadable() {
     let damaged = Cause::Data("walpb: crc mismatch".into());
     let scene = towards("3.5.35", "3.6.17").changed("b", "3.5.35", "3.6.16");
     let scene = scene.crashes("b", damaged, 2, 20);
@@ -186,7 +186,7 @@ fn failing_new_image_is_rolled_back_without_replacement() {
 /// Regression: the operator changes the image of a learner only after the learner has failed. If the learner fails
 /// again, the operator must replace it instead of waiting for another image.
 #[test]
-fn replaces_learner_that_fails_with_both_images() {
+fn learner_that_fails_with_both_images_is_replaced() {
     let failed = |scene: Scene, member: &str, seconds: i64| {
         let cause = Cause::Failed("exit code 1".into());
         scene.crashes(member, cause, 5, seconds).changes()

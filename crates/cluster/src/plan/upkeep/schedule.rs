@@ -47,7 +47,7 @@ mod tests {
     }
 
     #[test]
-    fn scheduled_time_is_due_for_an_hour() {
+    fn scheduled_defragmentation_may_start_up_to_an_hour_late() {
         let rule = rule("0 3 * * *", None);
         for (now, expected) in [
             ("2026-07-01T02:59:59Z", None),
@@ -67,7 +67,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_invalid_schedule_and_time_zone() {
+    fn invalid_schedule_or_time_zone_is_reported() {
         let now = at("2026-07-01T01:10:00Z");
         assert!(due(&rule("99 * * * *", None), now).is_err_and(|text| text.contains("99")));
         let empty = due(&rule(", 3 * * 6", None), now);

@@ -12,7 +12,7 @@ fn secret(entries: &[(&str, &str)]) -> BTreeMap<String, Vec<u8>> {
 const CREDENTIALS: &str = "# a comment\n[other]\naws_access_key_id = WRONG\n\n[default]\r\naws_access_key_id = AKIA\r\naws_secret_access_key=s3cr3t=with=signs\n";
 
 #[test]
-fn reads_v1beta2_secret_files() {
+fn secret_files_of_v1beta2_are_read() {
     let config = "[default]\nregion = eu-central-1\ns3 =\n  addressing_style = path\n";
     let keys =
         S3Keys::from_secret(&secret(&[("credentials", CREDENTIALS), ("config", config)])).unwrap();
@@ -27,7 +27,7 @@ fn reads_v1beta2_secret_files() {
 }
 
 #[test]
-fn reports_invalid_key_of_kubernetes_secret() {
+fn invalid_secret_key_is_reported_with_remedy() {
     let cases: [(&[(&str, &str)], &str); 4] = [
         (&[], "credentials: is missing"),
         (
