@@ -56,7 +56,7 @@ pub fn etcd_option<'a>(container: &'a Container, name: &str) -> Option<&'a str> 
             rest => rest.strip_prefix('='),
         }
     };
-    let flag = words.iter().enumerate().filter_map(value).last();
+    let flag = words.iter().enumerate().filter_map(value).next_back();
     let variable = || {
         let variable = format!("ETCD_{}", name.to_uppercase().replace('-', "_"));
         let mut variables = container.env.iter().flatten();

@@ -339,14 +339,6 @@ impl Report {
 mod tests {
     use super::*;
 
-    #[derive(Debug, thiserror::Error)]
-    #[error("outer")]
-    struct Outer(#[source] Inner);
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("inner")]
-    struct Inner;
-
     fn report() -> Report {
         let client = unreachable_client();
         Report::new(

@@ -24,7 +24,11 @@ pub(super) fn obstacle(
 }
 
 /// Why no backup may be removed. `None` if the clocks agree, or if they were not compared.
-fn disagreement(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Trouble> {
+pub(super) fn disagreement(
+    backup: &EtcdBackup,
+    snapshot: &Snapshot,
+    now: Timestamp,
+) -> Option<Trouble> {
     let difference = snapshot.clock_difference?;
     if difference.abs() <= MAX_DIFFERENCE {
         return None;

@@ -40,7 +40,7 @@ pub(super) fn plan_expiry(backup: &EtcdBackup, snapshot: &Snapshot, now: Timesta
     if !wants_finalizer(backup) || by_both_clocks() == Some(true) {
         return Plan::new(Action::DeleteBackup, Verdict::Unchanged, retry);
     }
-    let verdict = obstacle(backup, snapshot, now);
+    let verdict = clock::obstacle(backup, snapshot, now);
     let verdict = verdict.map_or(Verdict::Unchanged, Verdict::RetentionFailed);
     Plan::new(Action::Nothing, verdict, retry)
 }

@@ -247,7 +247,7 @@ mod tests {
             let taken = all.filter(|one| one.reason == Reason::NameTaken);
             let taken: Vec<_> = taken.collect();
             assert_eq!(taken.len(), reported, "{taken:?}");
-            let named = taken.iter().all(|one| one.text.contains("db-members"));
+            let named = taken.iter().all(|one| one.message.contains("db-members"));
             assert!(named, "{taken:?}");
         }
     }

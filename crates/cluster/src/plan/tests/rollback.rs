@@ -3,7 +3,8 @@
 use super::rolling::{one, patched, towards};
 use super::scene::{self, Scene};
 use crate::plan::tests::writes::Write;
-use crate::snapshot::{Cause, Changed, Seen, Trouble};
+use crate::reason::Reason;
+use crate::snapshot::{Cause, Changed};
 
 /// Regression: the user rolled back after the old container had ended and before the new container started. The kubelet
 /// counted no restart, so the operator never completed the rollback.

@@ -5,7 +5,7 @@ use etcd::KeyHash;
 use super::scene::{self, Scene};
 use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
-use crate::snapshot::{Cause, Changed, Seen, Trouble};
+use crate::snapshot::{Changed, Seen, Trouble};
 
 /// A cluster whose members run the version `from`, and whose spec requests the version `to`.
 pub(super) fn towards(from: &str, to: &str) -> Scene {

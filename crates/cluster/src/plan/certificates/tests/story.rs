@@ -7,7 +7,7 @@ pub(super) const MEMBERS: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-ccc
 /// A cluster with valid certificates, and how it changes with each plan.
 pub(super) struct Story {
     pub(super) scene: Scene,
-    now: Timestamp,
+    pub(super) now: Timestamp,
     drawn: u32,
     pub(super) told: Vec<Write>,
 }
