@@ -46,6 +46,11 @@ fn applied(mut scene: Scene, index: u64) -> Scene {
     scene
 }
 
+/// All members have prepared their logs.
+pub(super) fn prepared(scene: Scene) -> Scene {
+    applied(recorded(scene, &CLUSTER.to_string(), 10_000), 25_000)
+}
+
 fn patches_first(writes: &[Write]) -> bool {
     let patches = matches!(writes.last(), Some(Write::PatchImage { .. }));
     let prepares = |write: &Write| {

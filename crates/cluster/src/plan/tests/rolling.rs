@@ -2,6 +2,7 @@
 
 use etcd::KeyHash;
 
+use super::log;
 use super::scene::{self, Scene};
 use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
@@ -438,7 +439,7 @@ fn version_of_removed_member_does_not_allow_downgrade() {
 /// Regression: 3.7 does not start in a cluster whose cluster version is still 3.5, even if all members run 3.6.
 #[test]
 fn invariant_18_next_minor_waits_for_cluster_version() {
-    let mut scene = towards("3.6.16", "3.7.3").compared();
+    let mut scene = log::prepared(towards("3.6.16", "3.7.3")).compared();
     let stored = |scene: &mut Scene, version: &str| {
         for seen in scene.observed.statuses.values_mut() {
             if let Seen::Known(status) = seen {
