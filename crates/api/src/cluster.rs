@@ -32,8 +32,8 @@ pub use peers::{PeerListener, PeerStage};
 pub use pod::{ImagePullPolicy, PodPolicy};
 pub use status::{
     BootstrapStatus, CertificatesStatus, ClusterPhase, EtcdClusterStatus, LastBackup, LastError,
-    MemberRole, MemberStatus, MembersStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus,
-    ReplacedStatus, TlsStatus,
+    MemberRole, MemberStatus, MembersStatus, RaftLogStatus, RecoveryApproval, RecoveryPhase,
+    RecoveryStatus, ReplacedStatus, TlsStatus,
 };
 pub use tls::{GeneratedTls, KeyNames, MemberTls, StaticTls, TlsPolicy, peers_of};
 pub use upkeep::{

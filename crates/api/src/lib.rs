@@ -26,7 +26,6 @@ pub mod names;
 pub mod problem;
 pub mod readiness;
 pub mod restore;
-pub mod schedule;
 pub mod storage;
 pub mod version;
 

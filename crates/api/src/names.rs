@@ -313,11 +313,6 @@ impl Addresses {
         )
     }
 
-    /// The peer URL of a member at a listener. The pair contains whether the listener uses TLS, and its port.
-    pub fn peer_url_on(&self, member: &str, (tls, port): (bool, u16)) -> String {
-        format!("{}://{}:{port}", scheme(tls), self.host(member))
-    }
-
     /// The client URL of a member.
     pub fn client_url(&self, member: &str) -> String {
         format!(

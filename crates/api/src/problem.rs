@@ -1,5 +1,6 @@
-//! A problem of an object as a message for users, with the field, the problem and the remedy.
+//! Problems as messages for users: a problem of a field with its remedy, and an error with its causes.
 
+use std::error::Error;
 use std::fmt;
 
 use crate::duration::DurationText;
@@ -74,6 +75,26 @@ impl fmt::Display for Problem {
     }
 }
 
+/// Displays an error with its causes. A cause whose text is already part of the message is left out.
+pub struct Chain<'a>(pub &'a dyn Error);
+
+impl fmt::Display for Chain<'_> {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut text = self.0.to_string();
+        let mut cause = self.0.source();
+        while let Some(error) = cause {
+            // The text of an error may already include the text of its cause, as in some libraries.
+            let next = error.to_string();
+            if !text.contains(&next) {
+                text.push_str(": ");
+                text.push_str(&next);
+            }
+            cause = error.source();
+        }
+        formatter.write_str(&text)
+    }
+}
+
 /// All problems in one line, as the message of a condition.
 pub fn summary(problems: &[Problem]) -> String {
     let lines: Vec<String> = problems.iter().map(Problem::to_string).collect();
@@ -104,5 +125,28 @@ mod tests {
             summary(&[problem.clone(), problem]),
             "spec.size is 9: use 1 to 7; spec.size is 9: use 1 to 7"
         );
+    }
+
+    #[derive(Debug)]
+    struct Failed(&'static str, Option<Box<Failed>>);
+
+    impl fmt::Display for Failed {
+        fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+            formatter.write_str(self.0)
+        }
+    }
+
+    impl Error for Failed {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            let cause = self.1.as_deref()?;
+            Some(cause)
+        }
+    }
+
+    #[test]
+    fn error_text_contains_each_cause_once() {
+        let cause = Failed("outer: repeated", Some(Box::new(Failed("inner", None))));
+        let error = Failed("outer: repeated", Some(Box::new(cause)));
+        assert_eq!(Chain(&error).to_string(), "outer: repeated: inner");
     }
 }

@@ -5,7 +5,7 @@ use api::conditions::{self, ConditionStatus, ConditionType, Finding, find, set};
 use api::readiness::{Readiness, set_readiness};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::Timestamp;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use runtime::Notice;
 
 use crate::plan::{Action, Plan, Verdict, rules};
@@ -78,7 +78,7 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
             &now,
         );
     }
-    let (readiness, reason, message) = readiness(backup, &status, &plan.verdict);
+    let (readiness, reason, message) = readiness(backup, &status.conditions, &plan.verdict);
     let generation = backup.metadata.generation;
     let text = (reason, message.as_str());
     set_readiness(&mut status.conditions, readiness, text, generation, &now);
@@ -89,11 +89,11 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
 /// backup, and while a backup runs.
 fn readiness(
     backup: &EtcdBackup,
-    status: &EtcdBackupStatus,
+    conditions: &[Condition],
     verdict: &Verdict,
 ) -> (Readiness, conditions::Reason, String) {
     let holds = |kind: ConditionType, status_text: &str| {
-        let found = find(&status.conditions, &kind);
+        let found = find(conditions, &kind);
         let found = found.filter(|condition| condition.status == status_text);
         found.map(|condition| {
             let reason = conditions::Reason::from(condition.reason.as_str());

@@ -10,7 +10,7 @@ use std::time::Duration;
 use api::backup::name;
 use api::manifest::{BackupManifest, ManifestCluster, manifest_key};
 use bytes::Bytes;
-use etcd::{Etcd, InspectError, Inspected, Inspector};
+use etcd::{Etcd, Inspected, Inspector};
 use futures::FutureExt;
 use futures::StreamExt;
 use futures::future::{BoxFuture, join_all};
@@ -29,12 +29,15 @@ mod adoption;
 mod candidates;
 mod confirm;
 mod content;
+mod failure;
 mod object_name;
 
 pub use adoption::{EarlierAttempt, Owner, earlier_attempt};
 pub(crate) use adoption::{complete_backup, manifest_of};
 use candidates::{Candidate, of_cluster, ranked, usable};
 use confirm::{Written, confirm, current_manifest};
+pub use failure::in_store;
+use failure::{canceled, in_compression, in_etcd, unreadable};
 pub use object_name::ObjectName;
 
 /// The inputs of a transfer: the source, the store, and the object to write.
@@ -440,10 +443,6 @@ async fn cancelable<T>(
     }
 }
 
-fn canceled() -> Trouble {
-    Trouble::new(Reason::StepFailed, "the backup was canceled")
-}
-
 /// Returns when less than [`MIN_PROGRESS`] bytes were copied within `window`. Without this check, a slow transfer would
 /// occupy a slot until its deadline.
 async fn stalled(meter: &Meter, window: Duration) {
@@ -469,78 +468,5 @@ fn too_slow(member: &str) -> Trouble {
     )
 }
 
-fn in_compression(error: &std::io::Error) -> Trouble {
-    Trouble::new(
-        Reason::StepFailed,
-        format!("the snapshot cannot be compressed: {error}"),
-    )
-}
-
-fn in_etcd(error: &etcd::Error) -> Trouble {
-    let (reason, remedy) = match error {
-        etcd::Error::AccessDenied(_) => (
-            Reason::AccessDenied,
-            "; name the Secret of a user with the role root in spec.authSecret (with spec.etcdEndpoints) or in \
-             spec.auth.secret of the EtcdCluster (with spec.etcdCluster)",
-        ),
-        _ => (Reason::EtcdUnreachable, ""),
-    };
-    Trouble::new(reason, format!("no snapshot from etcd: {error}{remedy}"))
-}
-
-/// Converts an error of the store.
-pub fn in_store(error: &store::Error) -> Trouble {
-    let reason = match error {
-        store::Error::NoSuchBucket { .. } => Reason::BucketMissing,
-        store::Error::AccessDenied(_)
-        | store::Error::NoIdentity(_)
-        | store::Error::ClockSkew(_) => Reason::AccessDenied,
-        store::Error::Invalid { .. } => Reason::InvalidSpec,
-        store::Error::Secret { .. } => Reason::SecretMissing,
-        _ => Reason::StoreUnreachable,
-    };
-    Trouble::new(reason, error.to_string())
-}
-
-fn unreadable(member: &str, error: InspectError) -> Trouble {
-    let reason = match error {
-        InspectError::ChecksumMismatch | InspectError::Truncated { .. } => Reason::ChecksumMismatch,
-        InspectError::NotADatabase | InspectError::Broken { .. } => Reason::SnapshotUnreadable,
-    };
-    Trouble::new(reason, format!("the snapshot of {member}: {error}"))
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// Whether the check ends a transfer that copies `step` bytes ten times in each window.
-    async fn is_ended(step: u64) -> bool {
-        const STEP: Duration = Duration::from_millis(50);
-        let meter = Meter::default();
-        let moved = async {
-            for number in 1..=40 {
-                tokio::time::sleep(STEP).await;
-                meter.advance_to(number * step);
-            }
-        };
-        tokio::select! {
-            () = stalled(&meter, 10 * STEP) => true,
-            () = moved => false,
-        }
-    }
-
-    #[tokio::test]
-    async fn transfer_without_progress_is_ended() {
-        let mebibyte = 1 << 20;
-        // A single byte in each step is too little as well.
-        for (step, expected) in [(0, true), (1, true), (4 * mebibyte, false)] {
-            assert_eq!(is_ended(step).await, expected, "{step}");
-        }
-        let trouble = too_slow("http://a:2379");
-        assert_eq!(trouble.reason, Reason::TooSlow);
-        for part in ["8 MiB", "5 minutes", "http://a:2379", "check"] {
-            assert!(trouble.message.contains(part), "{trouble:?}");
-        }
-    }
-}
+mod tests;

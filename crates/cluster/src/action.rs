@@ -169,7 +169,7 @@ pub enum Request {
     Record(StatusRecord),
     /// A call to etcd's members.
     Etcd(EtcdCall),
-    /// Writes a Secret of generated certificates, or notifies a pod of its certificates.
+    /// Writes a Secret of generated certificates.
     Certificate(CertificateWrite),
     /// Writes the Secret with the operator's record of passwords.
     Passwords(Passwords),

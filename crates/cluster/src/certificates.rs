@@ -1,4 +1,4 @@
-//! The planner's view of generated certificates, and the writes that change them. Plain data without keys.
+//! The planner's view of generated certificates, and the writes that change their Secrets. Plain data without keys.
 
 mod trust;
 
@@ -175,8 +175,7 @@ pub fn seed(cluster: &EtcdCluster) -> Option<String> {
     Some(seed_name(&cluster.name_any(), restore))
 }
 
-/// A write to a Secret of generated certificates, or a notification to a pod. Each write has a precondition from the
-/// observation (invariant 11).
+/// A write to a Secret of generated certificates. Each write has a precondition from the observation (invariant 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateWrite {
     /// Creates a CA. Its trust bundle also contains the CAs that the existing certificates trusted.
@@ -247,27 +246,6 @@ pub enum CertificateWrite {
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// Annotates a pod with a digest of its certificates. The change of the pod makes the kubelet update the mounted
-    /// Secrets at once instead of within a minute.
-    Notify {
-        /// The member whose pod is annotated.
-        member: String,
-        /// The UID precondition of the pod.
-        uid: String,
-        /// The digest of the CAs that the pod's etcd trusts; `None` if the pod already has this annotation.
-        trust: Option<String>,
-        /// The CAs with which the pod was started; `None` if the pod already has this annotation.
-        authorities: Option<String>,
-        /// The digest of the certificates that the member's Secrets contain now.
-        certificates: String,
-    },
-    /// Deletes the Secret of a removed member.
-    Discard {
-        /// The Secret to delete.
-        secret: String,
-        /// The UID precondition of the Secret.
-        uid: String,
-    },
 }
 
 impl fmt::Display for CertificateWrite {
@@ -318,10 +296,6 @@ impl fmt::Display for CertificateWrite {
                     "update the trust bundle in the Secret of the {word} certificate of {owner}"
                 )
             }
-            Self::Notify { member, .. } => {
-                write!(f, "annotate the pod of {member} with its certificates")
-            }
-            Self::Discard { secret, .. } => write!(f, "delete Secret {secret}"),
         }
     }
 }

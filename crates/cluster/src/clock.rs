@@ -13,9 +13,7 @@ impl ApiServerClock {
     /// The time for decisions about timestamps from Kubernetes: the earlier of the operator's and the API server's
     /// time.
     pub fn earlier(self, now: Timestamp) -> Timestamp {
-        let behind = self.0.filter(SignedDuration::is_negative);
-        let theirs = behind.and_then(|clock| now.checked_add(clock).ok());
-        theirs.unwrap_or(now)
+        runtime::clock::earlier(now, self.0)
     }
 
     /// The time for issuing and checking certificates: the operator's time or, if the clocks differ by more than the

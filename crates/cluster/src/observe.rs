@@ -47,8 +47,8 @@ use runtime::image::OwnImage;
 
 use crate::certificates::Certificates;
 use crate::clock::ApiServerClock;
-use crate::diff;
 use crate::objects::Objects;
+use crate::plan::diff;
 use crate::plan::effective::Effective;
 use crate::snapshot::{Intent, Observed, Role, Seen};
 use crate::switch::TlsRollout;
@@ -107,7 +107,7 @@ impl Objects {
     /// Extracts the parts that the operator needs. `effective` contains the spec in effect.
     pub fn snapshot(self, effective: Effective) -> KubeSnapshot {
         KubeSnapshot {
-            urls: client_urls(&self.pods, effective.cluster()),
+            urls: switch::client_urls(&self.pods, effective.cluster()),
             health: pulse::addresses(&self.pods),
             without_etcd: without_etcd(&self, &effective),
             effective,
@@ -339,28 +339,6 @@ async fn timed<T>(call: impl Future<Output = T>) -> (T, Duration) {
     (call.await, since.elapsed())
 }
 
-/// The client URL of each pod's etcd. It contains the pod's IP address, so the operator depends neither on DNS nor on
-/// Service routing. The operator identifies a member by its ID, never by its address.
-fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> {
-    let namespace = cluster.namespace().unwrap_or_default();
-    let addresses = Members::of(cluster, &namespace, "", None).addresses();
-    let url = |pod: &Pod| {
-        let text = pod.status.as_ref()?.pod_ip.as_ref()?;
-        let name = pod.name_any();
-        let mut addresses = addresses.clone();
-        if let Some(insists) = switch::insists_on_tls(pod) {
-            addresses.client_tls = insists;
-        }
-        Some(match text.parse() {
-            Ok(address) => addresses.client_url_at(address, &name),
-            Err(_) => addresses.client_url(&name),
-        })
-    };
-    let pods = pods.iter();
-    pods.filter_map(|pod| Some((pod.name_any(), url(pod)?)))
-        .collect()
-}
-
 /// Reads the status of one member. If the member's pod is not ready, the deadline is short, because etcd may not listen
 /// at this address yet.
 async fn status(etcd: &dyn Etcd, url: &str, ready: bool) -> Result<Status, etcd::Error> {
@@ -464,6 +442,7 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         recovery,
         upkeep: Upkeep {
             record: status.defragmentation,
+            raft_log: status.raft_log,
             ..Upkeep::default()
         },
         tls: Tls::default(),

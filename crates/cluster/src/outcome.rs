@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use api::cluster::EtcdClusterStatus;
 use api::conditions::{ConditionType, find};
+use api::problem::Chain;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
-use runtime::outcome::{Chain, Failure, Notice};
+use runtime::outcome::{Failure, Notice};
 
 use crate::execute::{self, Acted};
 use crate::observe;

@@ -10,9 +10,9 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
+use api::problem::Chain;
 use kube::ResourceExt;
 use runtime::controller::{MAX_BACKOFF, delay};
-use runtime::outcome::Chain;
 
 use crate::execute::error::Error;
 use crate::reason::Reason;

@@ -1,8 +1,8 @@
 //! The status, computed from the observation, the plan and the executed step. Pure and deterministic: the same input
 //! gives the same bytes. An unchanged status is not written, so status writes do not trigger reconciles in a loop.
 //!
-//! This report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation` and `TLS`: actions of
-//! the plan write these fields. If a person deletes the other fields, the operator computes them again.
+//! This report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation`, `raftLog` and `TLS`:
+//! actions of the plan write these fields. If a person deletes the other fields, the operator computes them again.
 
 mod advice;
 mod conditions;
@@ -79,6 +79,7 @@ impl Report<'_> {
             stale_approval: None,
             replaced: None,
             defragmentation: None,
+            raft_log: None,
             tls: None,
             last_backup: None,
             ..current

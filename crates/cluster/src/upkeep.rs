@@ -1,4 +1,4 @@
-//! The planner's view of the members' databases: the alarms, the defragmentation in the status, and the call in
+//! The planner's view of the members' databases and logs: the alarms, the records in the status, and the call in
 //! progress.
 //!
 //! A defragmentation may take minutes. Its call runs outside the reconciles, so that the operator continues to manage
@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-use api::cluster::{DEFAULT_QUOTA_BYTES, Defragmentation, DefragmentationStatus};
+use api::cluster::{DEFAULT_QUOTA_BYTES, Defragmentation, DefragmentationStatus, RaftLogStatus};
 use etcd::Alarm;
 use futures::FutureExt;
 use futures::future::BoxFuture;
@@ -28,6 +28,8 @@ pub struct Upkeep {
     pub alarms: Seen<Vec<Alarm>>,
     /// `status.defragmentation`. `None` if no defragmentation was recorded.
     pub record: Option<DefragmentationStatus>,
+    /// `status.raftLog`. `None` if no log was recorded.
+    pub raft_log: Option<RaftLogStatus>,
     /// The result of the call to the recorded member; `None` if this process has sent no such call.
     pub call: Option<Call>,
     /// True if a linearizable read was slow: the operator then starts no work that loads the members.
@@ -53,6 +55,7 @@ impl Default for Upkeep {
         Self {
             alarms: Seen::Known(Vec::new()),
             record: None,
+            raft_log: None,
             call: None,
             slow: false,
         }

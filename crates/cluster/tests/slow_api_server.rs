@@ -261,7 +261,7 @@ impl Story {
             let pause = match snapshot.await {
                 Ok(done) => done.requeue.unwrap_or_default(),
                 Err(error) => {
-                    eprintln!("{}: {}", self.name, runtime::outcome::Chain(&error));
+                    eprintln!("{}: {}", self.name, api::problem::Chain(&error));
                     Duration::from_secs(1)
                 }
             };

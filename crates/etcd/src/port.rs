@@ -222,7 +222,8 @@ pub trait Etcd: Send + Sync {
     /// Compacts all revisions before `revision`. Returns after one member has removed them from its database. Succeeds
     /// if this revision is already compacted.
     async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error>;
-    /// Appends entries to the Raft log until this member has applied the entry `until`. The entries do not change keys,
+    /// Appends entries to the Raft log until this member has applied the entry `until`, for about ten seconds at most: the
+    /// caller repeats the call until `raft_applied_index` shows that the entry is applied. The entries do not change keys,
     /// revisions, leases or alarms.
     async fn append_entries(&self, member: &str, until: u64) -> Result<(), Error>;
     /// Defragments the database file of one member. The member answers no other call meanwhile. After a timeout, the

@@ -122,11 +122,6 @@ impl Certificate {
         hasher.update(&self.public_key);
         hex::encode(hasher.finalize()).chars().take(16).collect()
     }
-
-    /// Whether the certificate is valid at the time `now`.
-    pub fn is_valid_at(&self, now: Timestamp) -> bool {
-        self.not_before <= now && now <= self.not_after
-    }
 }
 
 fn to_be_signed(reader: &mut BERReaderSeq<'_, '_>) -> ASN1Result<Certificate> {

@@ -1,10 +1,11 @@
-//! The command line of etcd for each version.
+//! The command line of etcd for each version, and the reader of the command line of an existing pod.
 //!
 //! The flag names come from etcd 3.5.35, 3.6.16 and 3.7.3.
 
 use api::cluster::{EtcdOptions, TlsPolicy};
 use api::names::{CLIENT_PORT, DATA_DIR, METRICS_PORT};
 use api::version::EtcdVersion;
+use k8s_openapi::api::core::v1::Container;
 
 use super::{Member, Members, Start, initial_cluster_of_names};
 
@@ -36,6 +37,32 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     }
     arguments.extend(extra_arguments(members));
     arguments
+}
+
+/// The value of `--snapshot-count` with which a container starts etcd; `None` if it is not set or not a number.
+pub fn snapshot_count(container: &Container) -> Option<u64> {
+    etcd_option(container, "snapshot-count")?.parse().ok()
+}
+
+/// The value of an etcd option, from the flag or from the variable. The value of a flag may be a separate word. In etcd,
+/// the last flag has priority, and a flag has priority over its variable.
+pub fn etcd_option<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
+    let command = container.command.iter().chain(&container.args).flatten();
+    let words: Vec<&str> = command.map(String::as_str).collect();
+    let value = |(index, word): (usize, &&'a str)| {
+        let word = word.strip_prefix("--").or_else(|| word.strip_prefix('-'))?;
+        match word.strip_prefix(name)? {
+            "" => words.get(index + 1).copied(),
+            rest => rest.strip_prefix('='),
+        }
+    };
+    let flag = words.iter().enumerate().filter_map(value).next_back();
+    let variable = || {
+        let variable = format!("ETCD_{}", name.to_uppercase().replace('-', "_"));
+        let mut variables = container.env.iter().flatten();
+        variables.find(|one| one.name == variable)?.value.as_deref()
+    };
+    flag.or_else(variable)
 }
 
 fn scheme(tls: bool) -> &'static str {
@@ -159,6 +186,32 @@ mod tests {
             .arguments();
         assert!(has(&arguments, "--initial-cluster=a=b,c=d"));
         assert!(has(&arguments, "--initial-cluster-state=existing"));
+    }
+
+    #[test]
+    fn reads_option_from_flag_or_variable() {
+        for (words, variable, expected) in [
+            (vec!["--snapshot-count=500"], None, Some(500)),
+            (vec!["--snapshot-count", "500"], None, Some(500)),
+            (vec!["-snapshot-count=500"], Some("7"), Some(500)),
+            (
+                vec!["--snapshot-count=5", "--snapshot-count=500"],
+                None,
+                Some(500),
+            ),
+            (vec!["--snapshot-counts=500"], Some("7"), Some(7)),
+            (vec!["--snapshot-count=many"], None, None),
+            (vec!["--name=db"], None, None),
+        ] {
+            let container: Container = serde_json::from_value(serde_json::json!({
+                "name": "etcd",
+                "command": ["/usr/local/bin/etcd"],
+                "args": words,
+                "env": [{ "name": "ETCD_SNAPSHOT_COUNT", "value": variable }],
+            }))
+            .unwrap();
+            assert_eq!(snapshot_count(&container), expected, "{words:?}");
+        }
     }
 
     /// Invariant 6: if its data is lost, a member that lists only itself finds no cluster to join, and does not start.

@@ -32,7 +32,7 @@ pub use budget::{disruption_budget, quorum};
 pub use difference::{
     Difference, MetadataPatch, Notes, Resizing, ResourcesPatch, difference, recorded_hash,
 };
-pub use flags::{MAX_LEARNERS, VARIABLE_MAX_LEARNERS, etcd_arguments};
+pub use flags::{MAX_LEARNERS, VARIABLE_MAX_LEARNERS, etcd_arguments, etcd_option, snapshot_count};
 pub use hash::spec_hash;
 pub use network::{BACKUP_POD_LABELS, Operators, network_policy};
 pub use pod::{USER, container_security, data_mount, is_image_failure, pod, pod_security};

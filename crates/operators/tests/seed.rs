@@ -26,6 +26,8 @@ mod on_disk;
 
 #[path = "seed/coreos.rs"]
 mod coreos;
+#[path = "seed/damaged.rs"]
+mod damaged;
 #[path = "seed/minors.rs"]
 mod minors;
 #[path = "seed/start.rs"]
@@ -381,100 +383,6 @@ async fn seed_restores_backup_without_manifest() {
         world.revision
     );
     prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
-}
-
-/// Invariant 9: no data directory is created from a backup that differs from what etcd sent.
-#[tokio::test]
-async fn seed_rejects_damaged_backup() {
-    let world = World::new("3.6").await;
-    let mut damaged = world.snapshot.to_vec();
-    damaged[20_000] ^= 1;
-    world.put("a/backup", &damaged.into()).await;
-    world
-        .refuses(&world.fetch(), Reason::SnapshotUnreadable, "SHA-256")
-        .await;
-    let cut = world.snapshot.slice(..world.snapshot.len() - 4096);
-    world.put("a/backup", &cut).await;
-    world
-        .refuses(&world.fetch(), Reason::SnapshotUnreadable, "another backup")
-        .await;
-    // A database that was copied from a disk has no checksum at the end.
-    let bare = world.snapshot.slice(..world.snapshot.len() - 32);
-    world.put("a/backup", &bare).await;
-    world
-        .refuses(&world.fetch(), Reason::SnapshotUnreadable, "checksum")
-        .await;
-    world
-        .put("a/backup", &Bytes::from_static(b"not a database"))
-        .await;
-    world
-        .refuses(&world.fetch(), Reason::SnapshotUnreadable, "another backup")
-        .await;
-}
-
-#[tokio::test]
-async fn seed_rejects_snapshot_damaged_on_volume() {
-    let world = World::new("3.6").await;
-    fetch(&world.fetch()).await.unwrap();
-    let snapshot = world.volume.path().join("restore/snapshot.db");
-    let mut bytes = std::fs::read(&snapshot).unwrap();
-    bytes[20_000] ^= 1;
-    std::fs::write(&snapshot, bytes).unwrap();
-    let trouble = prepare(&world.prepare("http://127.0.0.1:1")).unwrap_err();
-    assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
-    assert!(!world.data().exists());
-}
-
-#[tokio::test]
-async fn seed_rejects_backup_that_contradicts_its_manifest() {
-    let world = World::new("3.6").await;
-    for (field, value, says) in [
-        ("sha256", json!("ab".repeat(32)), "SHA-256"),
-        ("revision", json!(world.revision + 1), "revision"),
-        ("revision", json!(world.revision - 1), "revision"),
-        ("size", json!(1), "bytes"),
-    ] {
-        let mut manifest = world.manifest();
-        manifest[field] = value;
-        world.put_manifest(&manifest).await;
-        world
-            .refuses(&world.fetch(), Reason::SnapshotUnreadable, says)
-            .await;
-    }
-    let mut compressed = world.manifest();
-    compressed["compression"] = json!("lz4");
-    world.put_manifest(&compressed).await;
-    world
-        .refuses(&world.fetch(), Reason::NotSupported, "lz4")
-        .await;
-    world
-        .put(&manifest_key("a/backup"), &Bytes::from_static(b"{garbage"))
-        .await;
-    world
-        .refuses(&world.fetch(), Reason::SnapshotUnreadable, "manifest")
-        .await;
-}
-
-/// Invariant 9: a complete backup is rejected if it is not the chosen backup, with or without a manifest.
-#[tokio::test]
-async fn seed_rejects_backup_that_overwrote_chosen_backup() {
-    let world = World::new("3.6").await;
-    world.put_manifest(&world.manifest()).await;
-    let right = world.manifest()["sha256"].as_str().map(str::to_owned);
-    let chosen = |sha256: Option<String>| Fetch {
-        sha256,
-        ..world.fetch()
-    };
-    let (right, another) = (chosen(right), chosen(Some("ab".repeat(32))));
-    let (unreadable, why) = (Reason::SnapshotUnreadable, "overwritten");
-    world.refuses(&another, unreadable, why).await;
-    let manifest = manifest_key("a/backup");
-    world.store().await.delete(&manifest).await.unwrap();
-    world.refuses(&another, unreadable, why).await;
-    // A snapshot that an earlier start fetched is checked as well.
-    let fetched = fetch(&right).await.unwrap();
-    assert_eq!(fetch(&another).await.unwrap_err().reason, unreadable);
-    assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
 }
 
 /// Invariant 12: after decompression, the restored data equals what etcd sent.

@@ -1,9 +1,10 @@
 //! Converts the outcome of the requests into a status and a time for the next reconcile. Performs no I/O.
 
 use api::EtcdRestore;
+use api::problem::Chain;
 use k8s_openapi::jiff::Timestamp;
 use runtime::apply;
-use runtime::outcome::{Chain, Failure};
+use runtime::outcome::Failure;
 
 use crate::plan::Plan;
 use crate::plan::missing_storage::pvc_rejected;

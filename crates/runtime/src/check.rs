@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use api::problem::Chain;
 use clap::Args;
 use http::Uri;
 use kube::Config;
@@ -10,7 +11,6 @@ use tokio::time::{Instant, sleep, timeout_at};
 use tracing::{error, info};
 
 use crate::client::sending_once;
-use crate::outcome::Chain;
 
 /// Time limit of the command. A new Service has no endpoints until the kube-proxies have seen its pods.
 const PATIENCE: Duration = Duration::from_mins(1);

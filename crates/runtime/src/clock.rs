@@ -24,6 +24,14 @@ pub async fn difference(client: &Client) -> Result<Option<SignedDuration>, kube:
     Ok(theirs.map(|theirs| theirs.duration_since(Timestamp::now())))
 }
 
+/// The earlier of the operator's time `now` and the API server's time. `difference` is the API server's time minus the
+/// operator's time; if it is unknown, the operator's time counts.
+pub fn earlier(now: Timestamp, difference: Option<SignedDuration>) -> Timestamp {
+    let behind = difference.filter(SignedDuration::is_negative);
+    let theirs = behind.and_then(|difference| now.checked_add(difference).ok());
+    theirs.unwrap_or(now)
+}
+
 fn server_time(headers: &HeaderMap) -> Option<Timestamp> {
     let date = headers.get(DATE)?.to_str().ok()?;
     let date = jiff::fmt::rfc2822::parse(date).ok()?;
@@ -39,6 +47,16 @@ mod tests {
         let closed_port = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let client = Client::try_from(closed_port).unwrap();
         assert!(difference(&client).await.is_err());
+    }
+
+    #[test]
+    fn earlier_of_two_clocks_counts() {
+        let now: Timestamp = "2026-11-21T22:40:17Z".parse().unwrap();
+        let hour = SignedDuration::from_hours(1);
+        assert_eq!(earlier(now, None), now);
+        assert_eq!(earlier(now, Some(hour)), now);
+        assert_eq!(earlier(now, Some(-hour)), now - hour);
+        assert_eq!(earlier(now, Some(SignedDuration::MIN)), now);
     }
 
     #[test]

@@ -11,6 +11,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use api::problem::Chain;
 use futures::future::{join_all, select_all};
 use futures::{FutureExt, StreamExt};
 use k8s_openapi::NamespaceResourceScope;
@@ -24,7 +25,7 @@ use tracing::{debug, warn};
 pub use crate::controllers::{Cache, Controllers};
 pub use crate::guarded::Guarded;
 use crate::marks::Marks;
-use crate::outcome::{Chain, Done, Failure, Notice, Report};
+use crate::outcome::{Done, Failure, Notice, Report};
 use crate::process::Operator;
 pub use crate::scope::{SCOPE_ANNOTATION, SCOPE_CLUSTER_WIDE, Scope};
 

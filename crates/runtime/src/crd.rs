@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use api::problem::Chain;
 use k8s_openapi::apiextensions_apiserver::pkg::apis::apiextensions::v1::CustomResourceDefinition;
 use kube::api::{ApiResource, DynamicObject, ListParams, Patch, PatchParams};
 use kube::{Api, Client, ResourceExt};
@@ -13,7 +14,6 @@ use tracing::{info, warn};
 
 use crate::admin::Readiness;
 use crate::answer::is_not_found;
-use crate::outcome::Chain;
 use crate::scope::Scope;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);

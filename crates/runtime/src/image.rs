@@ -5,9 +5,10 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};
 use tokio::sync::OnceCell;
 
-use crate::Operator;
-use crate::outcome::Chain;
+use api::problem::Chain;
 use member::OperatorImage;
+
+use crate::Operator;
 
 /// The operator's own image. It is read from the operator's pod at the first use.
 pub struct OwnImage {

@@ -94,7 +94,7 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
             }
             Ok(None) => {}
             Err(error) => {
-                let cause = crate::outcome::Chain(&error).to_string();
+                let cause = api::problem::Chain(&error).to_string();
                 warn!(
                     lease = candidate.name,
                     error = cause,
@@ -147,7 +147,7 @@ impl Lease {
                     };
                 }
                 Err(error) => {
-                    let cause = crate::outcome::Chain(&error).to_string();
+                    let cause = api::problem::Chain(&error).to_string();
                     warn!(
                         lease = self.candidate.name,
                         error = cause,
@@ -164,7 +164,7 @@ impl Lease {
         match timeout(GRACE, self.lock.release()).await {
             Ok(Ok(())) => info!(lease = self.candidate.name, "lease released"),
             Ok(Err(error)) => {
-                let cause = crate::outcome::Chain(&error).to_string();
+                let cause = api::problem::Chain(&error).to_string();
                 warn!(
                     lease = self.candidate.name,
                     error = cause,

@@ -1,5 +1,5 @@
 //! The code that the three operators share: the start of a process, the leader lease, the controller, the writes to the
-//! API server, and the access to the members of a cluster. It also turns each outcome of a reconcile into a log line,
+//! API server, the access to the members of a cluster, schedules and clocks. It also turns each outcome of a reconcile into a log line,
 //! an Event and a metric.
 //!
 //! This crate does not depend on the crates of the operators. It makes no decision about clusters, backups or restores.
@@ -27,6 +27,7 @@ pub mod process;
 mod process_metrics;
 pub mod reach;
 mod reason;
+pub mod schedule;
 pub mod scope;
 
 pub use controller::{Reconcile, Scope};

@@ -8,6 +8,7 @@ use std::marker::PhantomData;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use api::problem::Chain;
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::api::{Patch, PatchParams};
@@ -18,7 +19,7 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tracing::warn;
 
-use crate::outcome::{Chain, Notice, Report};
+use crate::outcome::{Notice, Report};
 use crate::process::Operator;
 use crate::scope::{SCOPE_ANNOTATION, SCOPE_CLUSTER_WIDE, Scope};
 

@@ -7,10 +7,10 @@
 
 use std::collections::HashMap;
 use std::error::Error as StdError;
-use std::fmt;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use api::problem::Chain;
 use k8s_openapi::api::core::v1::ObjectReference;
 use kube::Client;
 use prometheus_client::encoding::EncodeLabelSet;
@@ -52,27 +52,6 @@ pub trait Failure: StdError + Send + Sync + 'static {
     /// Time until the retry; `None` applies the back-off. A failure with a time does not increase the back-off.
     fn retry_after(&self) -> Option<Duration> {
         None
-    }
-}
-
-/// Displays an error with its causes. A cause whose text is already part of the message is left out.
-pub struct Chain<'a>(pub &'a dyn StdError);
-
-impl fmt::Display for Chain<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let mut shown = self.0.to_string();
-        f.write_str(&shown)?;
-        let mut cause = self.0.source();
-        while let Some(error) = cause {
-            // The text of an error may already include the text of its cause, as in some libraries.
-            let text = error.to_string();
-            if !shown.contains(&text) {
-                write!(f, ": {text}")?;
-                shown = text;
-            }
-            cause = error.source();
-        }
-        Ok(())
     }
 }
 
@@ -360,14 +339,6 @@ impl Report {
 mod tests {
     use super::*;
 
-    #[derive(Debug, thiserror::Error)]
-    #[error("outer")]
-    struct Outer(#[source] Inner);
-
-    #[derive(Debug, thiserror::Error)]
-    #[error("inner")]
-    struct Inner;
-
     fn report() -> Report {
         let client = unreachable_client();
         Report::new(
@@ -381,11 +352,6 @@ mod tests {
     fn unreachable_client() -> Client {
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         Client::try_from(config).unwrap()
-    }
-
-    #[test]
-    fn error_text_contains_each_cause_once() {
-        assert_eq!(Chain(&Outer(Inner)).to_string(), "outer: inner");
     }
 
     fn object(uid: &str) -> ObjectReference {

@@ -6,8 +6,8 @@
 
 use std::num::NonZeroU32;
 use std::ops::Range;
-use std::time::Duration;
 
+use api::problem::Chain;
 use async_trait::async_trait;
 use azure_core::Context;
 use azure_core::CustomHeaders;
@@ -21,8 +21,8 @@ use bytes::Bytes;
 use futures::{Stream, StreamExt, TryStreamExt};
 use md5::{Digest as _, Md5};
 
-use crate::failure::{Place, chain};
-use crate::limits::{LISTING_TIMEOUT, Listing, MAX_PAGE, too_long, within};
+use crate::failure::Place;
+use crate::limits::{Listing, MAX_PAGE, too_long, within};
 use crate::parts::{PART, Parts, Sink, Written};
 use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 use crate::resume::{Body, Version, read};
@@ -47,7 +47,6 @@ pub struct AbsStore {
     bulk: ContainerClient,
     place: Place,
     part: usize,
-    listing_timeout: Duration,
 }
 
 impl AbsStore {
@@ -66,16 +65,7 @@ impl AbsStore {
             bulk,
             place,
             part: PART,
-            listing_timeout: LISTING_TIMEOUT,
         })
-    }
-
-    /// Changes the maximum duration of a listing, for tests.
-    #[cfg(any(test, feature = "testing"))]
-    #[must_use]
-    pub fn with_listing_timeout(mut self, timeout: Duration) -> Self {
-        self.listing_timeout = timeout;
-        self
     }
 
     async fn all_objects(&self, prefix: &str) -> Result<Vec<Object>, Error> {
@@ -151,7 +141,7 @@ impl AbsStore {
                 .place
                 .answered(key, code, message, Some(u16::from(status)));
         }
-        let text = chain(error);
+        let text = Chain(error).to_string();
         if text.contains(transport::TOO_LONG) {
             too_long(&self.place, MAX_PAGE)
         } else if text.contains(markup::FAULT) {
@@ -379,7 +369,7 @@ impl Store for AbsStore {
 
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
         let listing = self.all_objects(prefix);
-        within(self.listing_timeout, &self.place, prefix, listing).await
+        within(&self.place, prefix, listing).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Error> {

@@ -2,6 +2,8 @@
 
 use std::error::Error as StdError;
 
+use api::problem::Chain;
+
 use crate::port::Error;
 
 /// Maximum number of characters of the store's text in a message.
@@ -17,7 +19,7 @@ pub(crate) struct Place {
 impl Place {
     /// The error for a response body that could not be read.
     pub(crate) fn broken(&self, error: &dyn StdError) -> Error {
-        self.unreachable(&chain(error))
+        self.unreachable(&Chain(error).to_string())
     }
 
     /// The error for a store that exceeds a limit. `problem` continues the text "the store at <endpoint>".
@@ -168,21 +170,6 @@ impl Place {
             _ => Error::Other(text()),
         }
     }
-}
-
-/// The text of an error and its causes, without repetitions.
-pub(crate) fn chain(error: &dyn StdError) -> String {
-    let mut text = error.to_string();
-    let mut cause = error.source();
-    while let Some(error) = cause {
-        let next = error.to_string();
-        if !text.contains(&next) {
-            text.push_str(": ");
-            text.push_str(&next);
-        }
-        cause = error.source();
-    }
-    text
 }
 
 #[cfg(test)]

@@ -8,7 +8,6 @@
 //! Google removes it after a week (<https://cloud.google.com/storage/docs/resumable-uploads>).
 
 use std::ops::Range;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use base64::Engine as _;
@@ -17,7 +16,7 @@ use bytes::Bytes;
 use futures::stream::{self, StreamExt, TryStreamExt};
 
 use crate::failure::Place;
-use crate::limits::{LISTING_TIMEOUT, within};
+use crate::limits::within;
 use crate::port::{Error, Object, ObjectStream, Store, Unfinished, Upload};
 use crate::resume::{Body, Version, read};
 
@@ -37,7 +36,6 @@ pub struct GcsStore {
     package: Option<Package>,
     json: Json,
     place: Place,
-    listing_timeout: Duration,
 }
 
 impl GcsStore {
@@ -75,16 +73,7 @@ impl GcsStore {
             package,
             json: Json::new(endpoint, credentials, place.clone())?,
             place,
-            listing_timeout: LISTING_TIMEOUT,
         })
-    }
-
-    /// Changes the maximum duration of a listing, for tests.
-    #[cfg(any(test, feature = "testing"))]
-    #[must_use]
-    pub fn with_listing_timeout(mut self, timeout: Duration) -> Self {
-        self.listing_timeout = timeout;
-        self
     }
 
     /// Writes an object in one request.
@@ -207,7 +196,7 @@ impl Store for GcsStore {
 
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
         let listing = self.json.list(prefix);
-        within(self.listing_timeout, &self.place, prefix, listing).await
+        within(&self.place, prefix, listing).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Error> {

@@ -2,7 +2,8 @@
 
 use std::time::Duration;
 
-use crate::failure::chain;
+use api::problem::Chain;
+
 use crate::limits::MIN_CHUNK;
 use crate::port::Error;
 
@@ -18,7 +19,7 @@ pub(crate) fn client(
     change(builder).build().map_err(|error| {
         Error::Other(format!(
             "the HTTP client cannot be created: {}",
-            chain(&error)
+            Chain(&error)
         ))
     })
 }

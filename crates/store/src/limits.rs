@@ -38,7 +38,24 @@ const MAX_PAGES: usize = 1_000;
 const MAX_MARKER: usize = 16 << 10;
 
 /// Maximum duration of a listing. A page takes less than a second.
-pub(crate) const LISTING_TIMEOUT: Duration = Duration::from_mins(2);
+const LISTING_TIMEOUT: Duration = Duration::from_mins(2);
+
+#[cfg(feature = "testing")]
+tokio::task_local! {
+    /// Another maximum duration of the listings of a task.
+    pub(crate) static TEST_TIMEOUT: Duration;
+}
+
+#[cfg(feature = "testing")]
+fn listing_timeout() -> Duration {
+    let other = TEST_TIMEOUT.try_with(|timeout| *timeout);
+    other.unwrap_or(LISTING_TIMEOUT)
+}
+
+#[cfg(not(feature = "testing"))]
+fn listing_timeout() -> Duration {
+    LISTING_TIMEOUT
+}
 
 pub(crate) struct Listing<'a, T> {
     place: &'a Place,
@@ -126,11 +143,11 @@ pub(crate) fn too_long(place: &Place, limit: usize) -> Error {
 
 /// Runs a listing within `limit`.
 pub(crate) async fn within<T>(
-    limit: Duration,
     place: &Place,
     prefix: &str,
     listing: impl Future<Output = Result<T, Error>>,
 ) -> Result<T, Error> {
+    let limit = listing_timeout();
     tokio::time::timeout(limit, listing)
         .await
         .unwrap_or_else(|_| {

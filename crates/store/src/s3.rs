@@ -9,7 +9,6 @@
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
-use std::time::Duration;
 
 use async_trait::async_trait;
 use aws_sdk_s3::Client;
@@ -36,7 +35,7 @@ use failure::{explain, explain_bucket, explain_head};
 pub use protection::S3Protection;
 
 use crate::failure::Place;
-use crate::limits::{LISTING_TIMEOUT, Listing, within};
+use crate::limits::{Listing, within};
 use crate::parts::PART;
 
 /// A bucket of S3 or of an S3-compatible store.
@@ -49,7 +48,6 @@ pub struct S3Store {
     place: Place,
     protection: S3Protection,
     part: usize,
-    listing_timeout: Duration,
     /// True if the store has rejected or ignored the request to calculate checksums of parts.
     no_checksums: Arc<AtomicBool>,
 }
@@ -72,7 +70,6 @@ impl S3Store {
             place,
             protection,
             part: PART,
-            listing_timeout: LISTING_TIMEOUT,
             no_checksums: Arc::default(),
         })
     }
@@ -124,14 +121,6 @@ impl S3Store {
     #[must_use]
     pub fn with_parts_of(mut self, bytes: usize) -> Self {
         self.part = bytes;
-        self
-    }
-
-    /// Changes the maximum duration of a listing, for tests.
-    #[cfg(any(test, feature = "testing"))]
-    #[must_use]
-    pub fn with_listing_timeout(mut self, timeout: Duration) -> Self {
-        self.listing_timeout = timeout;
         self
     }
 
@@ -267,7 +256,7 @@ impl Store for S3Store {
 
     async fn list(&self, prefix: &str) -> Result<Vec<Object>, Error> {
         let listing = self.all_objects(prefix);
-        within(self.listing_timeout, &self.place, prefix, listing).await
+        within(&self.place, prefix, listing).await
     }
 
     async fn delete(&self, key: &str) -> Result<(), Error> {
@@ -286,7 +275,7 @@ impl Store for S3Store {
 
     async fn unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
         let listing = self.all_unfinished(prefix);
-        within(self.listing_timeout, &self.place, prefix, listing).await
+        within(&self.place, prefix, listing).await
     }
 
     async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error> {

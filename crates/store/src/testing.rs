@@ -8,11 +8,12 @@
     clippy::missing_panics_doc
 )]
 
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use bytes::Bytes;
 use futures::TryStreamExt;
 
+use crate::limits::TEST_TIMEOUT;
 use crate::{Error, Object, Store};
 
 mod servers;
@@ -20,6 +21,11 @@ mod servers;
 pub use servers::{
     ACCESS_KEY, ACCOUNT, ACCOUNT_KEY, AzureServer, GoogleServer, S3Server, SECRET_KEY,
 };
+
+/// Runs `work` with another maximum duration of each listing in it.
+pub async fn with_listing_timeout<T>(timeout: Duration, work: impl Future<Output = T>) -> T {
+    TEST_TIMEOUT.scope(timeout, work).await
+}
 
 /// Pseudorandom bytes. If a part is stored at a wrong offset, the content changes, and a test detects this.
 pub fn content(size: usize) -> Bytes {

@@ -287,7 +287,7 @@ pub(crate) fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
     let (up, took) = progress::timed("testbed", || testbed::up(&options))?;
     let mut env = up.env;
     if let Some(dns) = dns.filter(|dns| *dns != env.dns) {
-        testbed::set_dns(dns)?;
+        testbed::commands::set_dns(dns)?;
         env.dns = dns;
     }
     let mut vars = env.vars();

@@ -268,7 +268,7 @@ fn run_testbed(command: TestbedCommand) -> Result<()> {
         }
         TestbedCommand::Down => testbed::down(),
         TestbedCommand::Status => {
-            println!("{}", testbed::status()?);
+            println!("{}", testbed::commands::status()?);
             Ok(())
         }
         TestbedCommand::Env { json: true } => {
@@ -279,13 +279,17 @@ fn run_testbed(command: TestbedCommand) -> Result<()> {
             print!("{}", testbed::exports(&testbed::env()?.vars()));
             Ok(())
         }
-        TestbedCommand::Dns { dns } => testbed::set_dns(dns),
+        TestbedCommand::Dns { dns } => testbed::commands::set_dns(dns),
         TestbedCommand::Node(NodeCommand::Kill { node }) => testbed::kill_node(&node),
         TestbedCommand::Node(NodeCommand::Start { node }) => testbed::start_node(&node),
         TestbedCommand::Node(NodeCommand::StopKubelet { node }) => testbed::stop_kubelet(&node),
-        TestbedCommand::Daemon(DaemonCommand::Stop { name }) => testbed::stop_daemon(&name),
-        TestbedCommand::Daemon(DaemonCommand::Start { name }) => testbed::start_daemon(&name),
-        TestbedCommand::Mend => testbed::mend(),
-        TestbedCommand::Exec { command } => testbed::exec(&command),
+        TestbedCommand::Daemon(DaemonCommand::Stop { name }) => {
+            testbed::commands::stop_daemon(&name)
+        }
+        TestbedCommand::Daemon(DaemonCommand::Start { name }) => {
+            testbed::commands::start_daemon(&name)
+        }
+        TestbedCommand::Mend => testbed::commands::mend(),
+        TestbedCommand::Exec { command } => testbed::commands::exec(&command),
     }
 }

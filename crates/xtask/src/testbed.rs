@@ -3,6 +3,7 @@
 
 pub(crate) mod addresses;
 pub(crate) mod cgroup;
+pub(crate) mod commands;
 mod control;
 mod environment;
 mod inside;
@@ -465,97 +466,7 @@ impl Testbed {
     }
 }
 
-/// Changes the DNS cache of the running testbed.
-pub(crate) fn set_dns(dns: Dns) -> Result<()> {
-    let run_folder = checkout::run_folder();
-    let _lock = state::lock(&run_folder)?;
-    let mut testbed = Testbed::running()?;
-    testbed.state.dns = dns;
-    control::restart_dns(&testbed)?;
-    testbed.state.write(&run_folder)
-}
-
-/// Kills a daemon of the control plane.
-pub(crate) fn stop_daemon(name: &str) -> Result<()> {
-    let run_folder = checkout::run_folder();
-    let _lock = state::lock(&run_folder)?;
-    let testbed = Testbed::running()?;
-    known_daemon(name)?;
-    control::stop_daemon(&testbed, name)?;
-    progress::say(&format!(
-        "{name} is stopped; start it with `cargo xtask testbed daemon start {name}`"
-    ));
-    Ok(())
-}
-
-/// Starts a daemon of the control plane if it is not running, and waits until the control plane is ready.
-pub(crate) fn start_daemon(name: &str) -> Result<()> {
-    let run_folder = checkout::run_folder();
-    let _lock = state::lock(&run_folder)?;
-    let testbed = Testbed::running()?;
-    known_daemon(name)?;
-    if control::daemon_runs(&testbed, name) {
-        progress::say(&format!("{name} is already running"));
-        return Ok(());
-    }
-    progress::step(&format!("starting {name}"), || {
-        control::start_daemon(&testbed, name)?;
-        testbed.wait_ready()?;
-        if name == "kube-apiserver" {
-            control::restart_clients(&testbed)?;
-        }
-        control::wait_services(&testbed)
-    })
-}
-
-fn known_daemon(name: &str) -> Result<()> {
-    if !control::DAEMONS.contains(&name) {
-        bail!(
-            "unknown daemon {name}: use one of {}",
-            control::DAEMONS.join(", ")
-        );
-    }
-    Ok(())
-}
-
-/// Starts all parts that are not running, and resets the DNS cache to its default.
-pub(crate) fn mend() -> Result<()> {
-    for name in control::DAEMONS {
-        let runs = control::daemon_runs(&Testbed::running()?, name);
-        if !runs {
-            start_daemon(name)?;
-        }
-    }
-    let state = Testbed::running()?.state;
-    for index in 0..state.nodes {
-        let name = format!("node-{index}");
-        if !node::runs(&Testbed::running()?, &name) {
-            start_node(&name)?;
-        }
-    }
-    if state.dns != Options::default().dns {
-        set_dns(Options::default().dns)?;
-    }
-    Ok(())
-}
-
 pub(crate) use self::node::{kill as kill_node, start as start_node, stop_kubelet};
-
-/// Runs a command in the namespaces of the testbed.
-pub(crate) fn exec(words: &[String]) -> Result<()> {
-    let testbed = Testbed::running()?;
-    let Some((program, args)) = words.split_first() else {
-        bail!("no command given")
-    };
-    let mut command = testbed.inside.command(program);
-    command
-        .args(args)
-        .env("KUBECONFIG", testbed.run_folder.join("kubeconfig"));
-    if let Some(term) = std::env::var_os("TERM") {
-        command.env("TERM", term);
-    }
-    shell::inherit(&mut command)
-}
 
 /// Loads an image archive into all running nodes that lack the image.
 pub(crate) fn load_image(archive: &Path, reference: &str) -> Result<()> {
@@ -582,80 +493,5 @@ fn daemons(nodes: u8) -> impl Iterator<Item = (String, String)> {
         .chain(node::daemons(nodes))
 }
 
-/// A summary of the testbed's state.
-pub(crate) fn status() -> Result<String> {
-    let testbed = Testbed::running()?;
-    let mut lines = vec![
-        format!("run folder  {}", testbed.run_folder.display()),
-        format!(
-            "slot        {} (pods {}, Services {})",
-            testbed.state.slot.0,
-            testbed.state.addresses().pods_network(),
-            testbed.state.addresses().services_network()
-        ),
-        format!("Kubernetes  {}", testbed.programs.kubernetes),
-        format!("DNS         {}", testbed.state.dns),
-        format!(
-            "up          {}",
-            if testbed.state.ready {
-                "completely"
-            } else {
-                "incomplete: see the logs"
-            }
-        ),
-        String::new(),
-    ];
-    for (name, group) in daemons(testbed.state.nodes) {
-        let pids = testbed.cgroups.processes(&group_of(&group));
-        let shown = if pids.is_empty() {
-            "not running".to_owned()
-        } else {
-            format!("{pids:?}")
-        };
-        lines.push(format!("{name:24}{shown}"));
-    }
-    lines.push(String::new());
-    lines.push(testbed.kubectl(&["get", "nodes", "-o", "wide"])?);
-    lines.push(testbed.kubectl(&["get", "pods", "-A", "-o", "wide"])?);
-    Ok(lines.join("\n"))
-}
-
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn missing_and_unready_nodes_are_listed() {
-        assert_eq!(
-            unready(3, "node-0=True node-1=False node-10=True "),
-            ["node-1", "node-2"]
-        );
-        assert!(unready(2, "node-1=True node-0=True ").is_empty());
-        assert_eq!(unready(1, ""), ["node-0"]);
-    }
-
-    #[test]
-    fn running_testbed_of_another_platform_is_refused() {
-        let state = state::tests::state(None);
-        let platform = |ip_family, kubernetes: Option<&str>| Platform {
-            ip_family,
-            kubernetes: kubernetes.map(str::to_owned),
-        };
-        let minor = state.kubernetes.as_str();
-        for same in [
-            platform(None, None),
-            platform(Some(IpFamily::Ipv4), Some(minor)),
-        ] {
-            same.check(&state).unwrap();
-        }
-        let other = platform(Some(IpFamily::Ipv6), Some("1.33"));
-        let error = other.check(&state).unwrap_err().to_string();
-        for part in [
-            "IPv4, not IPv6",
-            "Kubernetes 1.36, not 1.33",
-            "testbed down",
-        ] {
-            assert!(error.contains(part), "{error}");
-        }
-    }
-}
+mod tests;

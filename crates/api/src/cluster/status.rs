@@ -64,7 +64,7 @@ text_enum! {
 }
 
 /// Observed state of an EtcdCluster. All fields can be rebuilt, except `bootstrap`, `clusterID`, `recovery`,
-/// `staleApproval`, `replaced`, `defragmentation` and `TLS`.
+/// `staleApproval`, `replaced`, `defragmentation`, `raftLog` and `TLS`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdClusterStatus {
@@ -130,6 +130,9 @@ pub struct EtcdClusterStatus {
     /// The last defragmentation of members, recorded before each call to a member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub defragmentation: Option<DefragmentationStatus>,
+    /// The Raft log before an upgrade to etcd 3.7, recorded before the operator appends entries to it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub raft_log: Option<RaftLogStatus>,
     /// The TLS that members are started with. During a switch, this is an intermediate state on the way to
     /// `spec.TLS`.
     #[serde(default, rename = "TLS", skip_serializing_if = "Option::is_none")]
@@ -199,6 +202,17 @@ pub struct LastError {
     pub step: Option<String>,
     /// How often the problem has begun.
     pub count: i32,
+}
+
+/// The Raft log before an upgrade to etcd 3.7. Each member first saves a snapshot of its log after this entry.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RaftLogStatus {
+    /// ID of the cluster that this record belongs to.
+    #[serde(rename = "clusterID")]
+    pub cluster_id: String,
+    /// Index of the last entry that an earlier release than etcd 3.6 may have written.
+    pub index: i64,
 }
 
 /// The TLS that members are started with, recorded before the first member starts with it.

@@ -5,8 +5,8 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::EtcdClusterSpec;
 use super::options::AutoCompactionMode;
-use super::{EtcdCluster, EtcdClusterSpec};
 use crate::schema::null_as_empty;
 use crate::text::text_enum;
 
@@ -190,13 +190,6 @@ impl EtcdClusterSpec {
 
     fn no_space(&self) -> Option<&NoSpace> {
         self.upkeep.as_ref()?.no_space.as_ref()
-    }
-}
-
-impl EtcdCluster {
-    /// The record of the last defragmentation.
-    pub fn last_defragmentation(&self) -> Option<&DefragmentationStatus> {
-        self.status.as_ref()?.defragmentation.as_ref()
     }
 }
 

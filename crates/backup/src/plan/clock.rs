@@ -13,6 +13,16 @@ use crate::snapshot::Snapshot;
 /// Largest difference between the clocks of the operator and the API server with which backups are removed.
 const MAX_DIFFERENCE: SignedDuration = SignedDuration::from_hours(1);
 
+/// Why a removal cannot start, or `None` if it can start.
+pub(super) fn obstacle(
+    backup: &EtcdBackup,
+    snapshot: &Snapshot,
+    now: Timestamp,
+) -> Option<Trouble> {
+    let unread = snapshot.obstacle.clone();
+    unread.or_else(|| disagreement(backup, snapshot, now))
+}
+
 /// Why no backup may be removed. `None` if the clocks agree, or if they were not compared.
 pub(super) fn disagreement(
     backup: &EtcdBackup,
@@ -48,6 +58,5 @@ fn reported(backup: &EtcdBackup) -> Option<String> {
 /// compared or do not agree.
 pub(super) fn agreed_time(snapshot: &Snapshot, now: Timestamp) -> Option<Timestamp> {
     let difference = snapshot.clock_difference?;
-    let theirs = now.checked_add(difference).ok()?;
-    (difference.abs() <= MAX_DIFFERENCE).then(|| now.min(theirs))
+    (difference.abs() <= MAX_DIFFERENCE).then(|| runtime::clock::earlier(now, Some(difference)))
 }

@@ -7,7 +7,7 @@ use api::conditions::{ConditionType, find};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::{SignedDuration, Timestamp};
 
-use super::{MAX_CLOCK_SKEW, intent};
+use super::recorded::{MAX_CLOCK_SKEW, intent};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Moved, Snapshot, Stored, Work, WorkState};
 

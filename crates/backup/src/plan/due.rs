@@ -3,8 +3,9 @@
 use api::EtcdBackup;
 use jiff::{SignedDuration, Timestamp};
 
+use super::clock::obstacle;
+use super::recorded::{MAX_CLOCK_SKEW, failed_generation, is_open};
 use super::schedule::{Next, Schedule};
-use super::{MAX_CLOCK_SKEW, failed_generation, is_open, obstacle};
 use crate::retention::Rules;
 use crate::snapshot::{RemovalResult, Snapshot, Work};
 

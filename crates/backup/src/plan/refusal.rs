@@ -4,7 +4,7 @@ use api::EtcdBackup;
 use api::problem::{Problem, summary};
 use kube::ResourceExt;
 
-use super::schedule::{self, Schedule};
+use super::schedule::Schedule;
 use crate::reason::{Reason, Trouble};
 
 /// The problem of a spec that the operator rejects; `None` if the operator accepts the spec.
@@ -71,14 +71,14 @@ fn is_in_namespace(url: &str, namespace: &str) -> bool {
     }
 }
 
-fn in_policy(problem: &schedule::Problem) -> Problem {
+fn in_policy(problem: &runtime::schedule::Problem) -> Problem {
     match problem {
-        schedule::Problem::Schedule { text, why } => Problem::new(
+        runtime::schedule::Problem::Schedule { text, why } => Problem::new(
             "spec.backupPolicy.schedule",
             format!("is {text:?}, which is not a valid schedule ({why})"),
             "write five cron fields such as 0 3 * * *, or @daily",
         ),
-        schedule::Problem::TimeZone { name } => Problem::new(
+        runtime::schedule::Problem::TimeZone { name } => Problem::new(
             "spec.backupPolicy.timeZone",
             format!("is {name:?}, which is not known"),
             "use a name such as Europe/Berlin",

@@ -219,7 +219,7 @@ impl<T> PodWorker<T> {
     async fn create(&self, pods: &Api<Pod>) -> Result<(), Trouble> {
         let created = apply::create(pods, MANAGER_BACKUP, &self.pod).await;
         created.map(drop).map_err(|error| {
-            let cause = runtime::outcome::Chain(&error).to_string();
+            let cause = api::problem::Chain(&error).to_string();
             Trouble::new(
                 Reason::StepFailed,
                 format!("the backup pod cannot be created: {cause}"),
@@ -237,7 +237,7 @@ impl<T> PodWorker<T> {
             && let Err(error) = apply::delete(&pods, &pod, None).await
         {
             let pod = self.pod.name_any();
-            tracing::warn!(error = %runtime::outcome::Chain(&error), pod, "cannot delete the backup pod");
+            tracing::warn!(error = %api::problem::Chain(&error), pod, "cannot delete the backup pod");
         }
     }
 }
@@ -278,7 +278,7 @@ fn foreign(name: &str) -> Trouble {
 }
 
 fn in_api(error: &kube::Error) -> Trouble {
-    let cause = runtime::outcome::Chain(error).to_string();
+    let cause = api::problem::Chain(error).to_string();
     Trouble::new(
         Reason::StepFailed,
         format!("the backup pod cannot be read: {cause}"),

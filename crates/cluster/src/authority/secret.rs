@@ -12,7 +12,7 @@ use runtime::apply::is_marked;
 use sha2::{Digest, Sha256};
 
 use super::{CaScope, Key, Made, Rule, renewal};
-use crate::diff::is_of_others;
+use crate::ownership::is_of_others;
 
 /// The keys in a Secret, with the names that cert-manager and `kubectl create secret tls` use.
 pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";

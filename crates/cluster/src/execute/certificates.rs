@@ -95,8 +95,6 @@ impl ExecuteContext<'_> {
                 by,
             } => self.write_trust(rule, (owner, *used), over, by).await,
             CertificateWrite::Mark { secret, over } => self.mark_secret(rule, secret, over).await,
-            // `plan::actions` builds a patch or a deletion instead of these two writes.
-            CertificateWrite::Notify { .. } | CertificateWrite::Discard { .. } => Ok(None),
         }
     }
 

@@ -7,8 +7,8 @@ use kube::{Api, Client, ResourceExt};
 use member::{Members, Operators, network_policy};
 use runtime::credentials::ClusterAuth;
 
-use super::{DEADLINE, Error, KubeSnapshot, children, seen};
-use crate::diff;
+use super::{DEADLINE, Error, KubeSnapshot, seen};
+use crate::plan::diff;
 use crate::snapshot::Observed;
 
 /// Reads the NetworkPolicy of this name, with any owner. The read runs concurrently with the reads of the other
@@ -38,8 +38,6 @@ pub async fn complete(
     let namespace = cluster.namespace().unwrap_or_default();
     let auth = ClusterAuth::read(client, cluster).await;
     let uid = cluster.uid().unwrap_or_default();
-    // The operator does not change a NetworkPolicy of this name that has another owner.
-    let policy = policy.filter(|policy| children::belongs(&policy.metadata, &uid) == Some(true));
     let members = Members::of(cluster, &namespace, "", None);
     let wanted = cluster.spec.network_policy.clone().unwrap_or_default();
     let made = network_policy(&members, &wanted, operators);

@@ -6,14 +6,15 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use member::{self, Members};
 
-use crate::diff;
+use crate::ownership::owner;
+use crate::plan::diff;
 use crate::quantity::bytes;
 use crate::snapshot::{self, Claim, Disk, Removal};
 
 /// Whether the EtcdCluster with this UID owns the object. `Some(false)`: the object has no owner, but has a cluster
 /// token, so the cluster may adopt it. `None`: the object belongs to another owner, or has no token.
 pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
-    match diff::owner(metadata) {
+    match owner(metadata) {
         Some(owner) => (owner == uid).then_some(true),
         None => annotation(metadata, names::ANNOTATION_CLUSTER_TOKEN).map(|_| false),
     }
@@ -98,7 +99,7 @@ pub fn member_service(
     // The label may have been changed. The name still identifies the Service.
     let is_named = names::cluster_of_member(&name) == Some(members.cluster);
     let is_labelled = service.labels().get(names::LABEL_MEMBER) == Some(&name);
-    let owner = diff::owner(&service.metadata);
+    let owner = owner(&service.metadata);
     if !(is_named || is_labelled) || owner.is_some_and(|owner| owner != uid) {
         return None;
     }

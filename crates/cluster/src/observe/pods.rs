@@ -50,7 +50,7 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
         changed: annotation(&pod.metadata, names::ANNOTATION_CHANGED)
             .and_then(|note| Changed::read(&note)),
         flags: container.map(flags).unwrap_or_default(),
-        snapshot_count: container.and_then(snapshot_count),
+        snapshot_count: container.and_then(member::snapshot_count),
         readyz: container.is_some_and(probes_readyz),
         spec_hash: recorded_hash(pod),
         difference: difference(spec, pod),
@@ -221,18 +221,6 @@ fn flags(container: &Container) -> BTreeSet<String> {
     flags.chain(variables).collect()
 }
 
-/// The option as a flag or as a variable; in etcd, a flag has priority over its variable.
-fn snapshot_count(container: &Container) -> Option<u64> {
-    let mut words = container.command.iter().chain(&container.args).flatten();
-    let flag = words.find_map(|word| word.strip_prefix("--snapshot-count="));
-    let mut variables = container.env.iter().flatten();
-    let variable = || {
-        let variable = variables.find(|variable| variable.name == "ETCD_SNAPSHOT_COUNT")?;
-        variable.value.as_deref()
-    };
-    flag.or_else(variable)?.parse().ok()
-}
-
 fn probes_readyz(container: &Container) -> bool {
     let probe = container.readiness_probe.as_ref();
     let get = probe.and_then(|probe| probe.http_get.as_ref());
@@ -240,10 +228,7 @@ fn probes_readyz(container: &Container) -> bool {
 }
 
 fn initial_members(container: &Container) -> BTreeSet<String> {
-    let mut words = container.command.iter().chain(&container.args).flatten();
-    let list = words
-        .find_map(|word| word.strip_prefix("--initial-cluster="))
-        .unwrap_or_default();
+    let list = member::etcd_option(container, "initial-cluster").unwrap_or_default();
     list.split(',')
         .filter_map(|part| part.split_once('='))
         .map(|(name, _)| name.to_owned())

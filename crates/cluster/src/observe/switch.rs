@@ -1,12 +1,13 @@
 //! Determines the TLS settings with which members were started, from `status.TLS` and the pods. Performs no I/O.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 
 use api::EtcdCluster;
 use api::cluster::{PeerListener, PeerStage, TlsPolicy};
 use api::names::{self, CertificateUse};
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
+use member::Members;
 
 use super::{children, pods};
 use crate::switch::{Clients, Maker, Started, TlsMode};
@@ -80,6 +81,28 @@ fn listener(url: &str) -> Option<PeerListener> {
 pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
     let urls = pods::argument(pod, CLIENTS)?;
     Some(!urls.contains("http://"))
+}
+
+/// The client URL of each pod's etcd. It contains the pod's IP address, so the operator depends neither on DNS nor on
+/// Service routing. The operator identifies a member by its ID, never by its address.
+pub(super) fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> {
+    let namespace = cluster.namespace().unwrap_or_default();
+    let addresses = Members::of(cluster, &namespace, "", None).addresses();
+    let url = |pod: &Pod| {
+        let text = pod.status.as_ref()?.pod_ip.as_ref()?;
+        let name = pod.name_any();
+        let mut addresses = addresses.clone();
+        if let Some(insists) = insists_on_tls(pod) {
+            addresses.client_tls = insists;
+        }
+        Some(match text.parse() {
+            Ok(address) => addresses.client_url_at(address, &name),
+            Err(_) => addresses.client_url(&name),
+        })
+    };
+    let pods = pods.iter();
+    pods.filter_map(|pod| Some((pod.name_any(), url(pod)?)))
+        .collect()
 }
 
 /// The TLS settings with which members were started, according to `status.TLS` and the pods.

@@ -6,6 +6,7 @@ use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::{
     PersistentVolumeClaim, PersistentVolumeClaimStatus, Pod, PodStatus, Service,
 };
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::ResourceExt;
 use member::tls::ClusterTls;
 use member::{self, Member, Members, Role, Start};
@@ -407,22 +408,21 @@ fn member_objects_without_labels_are_found_for_label_repair() {
 
 #[test]
 fn objects_with_same_name_of_other_owners_are_recognized() {
-    let shared =
-        |mend: &dyn Fn(&mut k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta)| {
-            let observed = seen(|objects| {
-                mend(&mut objects.services[0].metadata);
-                mend(&mut objects.services[1].metadata);
-                mend(&mut objects.budget.as_mut().unwrap().metadata);
-            });
-            let shared = observed.shared;
-            let all = [
-                shared.headless == Kept::Others,
-                shared.client == Kept::Others,
-                shared.budget == Kept::Others,
-            ];
-            assert!(all.iter().all(|one| *one == all[0]), "{shared:?}");
-            all[0]
-        };
+    let shared = |mend: &dyn Fn(&mut ObjectMeta)| {
+        let observed = seen(|objects| {
+            mend(&mut objects.services[0].metadata);
+            mend(&mut objects.services[1].metadata);
+            mend(&mut objects.budget.as_mut().unwrap().metadata);
+        });
+        let shared = observed.shared;
+        let all = [
+            shared.headless == Kept::Others,
+            shared.client == Kept::Others,
+            shared.budget == Kept::Others,
+        ];
+        assert!(all.iter().all(|one| *one == all[0]), "{shared:?}");
+        all[0]
+    };
     assert!(!shared(&|_| ()));
     // The headless Service of a cluster called `db-client` has the name of the client Service of `db`.
     assert!(shared(&|metadata| {
@@ -434,6 +434,29 @@ fn objects_with_same_name_of_other_owners_are_recognized() {
     }));
     // The Service remains from a former EtcdCluster that was deleted without its children.
     assert!(!shared(&|metadata| metadata.owner_references = None));
+}
+
+#[test]
+fn network_policy_of_another_owner_is_distinguished() {
+    let cluster = cluster(durable());
+    let members = Members::of(&cluster, "prod", "token", Some("ff"));
+    let spec = cluster.spec.network_policy.clone().unwrap_or_default();
+    let made = member::network_policy(&members, &spec, &member::Operators::default());
+    let compared = |mend: &dyn Fn(&mut ObjectMeta)| {
+        let mut there = made.clone();
+        mend(&mut there.metadata);
+        crate::plan::diff::network(&members, Some(&there), made.clone(), "uid")
+    };
+    assert_eq!(compared(&|_| ()), Kept::AsMade(()));
+    let other = compared(&|metadata| {
+        metadata.owner_references.as_mut().unwrap()[0].uid = "other".to_owned();
+    });
+    assert_eq!(other, Kept::Others);
+    let by_user = compared(&|metadata| {
+        metadata.owner_references = None;
+        metadata.labels = None;
+    });
+    assert_eq!(by_user, Kept::Others);
 }
 
 /// Invariant 7: if the status shows a cluster of coreos/etcd-operator, the operator bootstraps no new cluster, even if

@@ -22,7 +22,8 @@ pub(crate) use calls::{
 };
 pub use patches::Label;
 pub(crate) use patches::{
-    change_metadata, clear_image_change, grow_volume, note_removal, note_version, resize_pod,
+    change_metadata, clear_image_change, grow_volume, note_removal, note_version, notify_pod,
+    resize_pod,
 };
 pub(crate) use services::{mark_service, unmark};
 pub use start::{Start, State};
@@ -176,8 +177,6 @@ pub(crate) fn certificate(write: Certificate) -> Action {
         }
         C::Trust { .. } => ("before-write-trust-bundle", None),
         C::Mark { .. } => ("before-mark-secret", None),
-        C::Notify { .. } => ("before-tell-certificates", None),
-        C::Discard { .. } => ("before-discard-certificate", None),
     };
     let event = event.map(|reason| match reason {
         Reason::AuthorityCreated | Reason::CertificateIssued => (reason, "Create"),
@@ -188,21 +187,18 @@ pub(crate) fn certificate(write: Certificate) -> Action {
     // removed.
     let start = matches!(write, C::Issue { .. }).then_some(StartPart::Follow(Undo::Always));
     let text = write.to_string();
-    let request = match write {
-        C::Notify {
-            member,
-            uid,
-            trust,
-            authorities,
-            certificates,
-        } => patches::notify((&member, &uid), (&trust, &authorities), &certificates),
-        C::Discard { secret, uid } => deletion(Kind::Secret, &secret, &uid),
-        write => Request::Certificate(write),
-    };
+    let request = Request::Certificate(write);
     Action {
         start,
         ..action(point, event, text, request)
     }
+}
+
+/// Deletes the Secret of a removed member's certificate.
+pub(crate) fn discard_certificate(secret: &str, uid: &str) -> Action {
+    let text = format!("delete Secret {secret}");
+    let request = deletion(Kind::Secret, secret, uid);
+    action("before-discard-certificate", None, text, request)
 }
 
 fn action(point: &'static str, event: Event, text: impl Into<String>, request: Request) -> Action {

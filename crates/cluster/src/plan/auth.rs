@@ -4,13 +4,13 @@
 //! recorded password only after etcd has accepted the desired password. At any time, the user's Secret or the
 //! operator's Secret therefore contains the valid password.
 
-use api::names::auth_secret;
+use api::names::{auth_secret, network_policy};
 use etcd::Login;
 use runtime::credentials::Record;
 
 use crate::action::AuthChange;
 use crate::plan::actions::{self, Builder};
-use crate::plan::{Draft, STEADY};
+use crate::plan::{Draft, STEADY, objects};
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Seen};
 
@@ -112,8 +112,12 @@ pub(super) fn network(build: Builder<'_>) -> Draft<'_> {
     let mut draft = Draft::new(build);
     match (build.desired.access.network, build.observed.access.network) {
         (true, Kept::Missing | Kept::Drifted) => draft.add(build.apply_network_policy()),
+        (true, Kept::Others) => {
+            let name = network_policy(&build.observed.cluster);
+            objects::taken("NetworkPolicy", &name, &mut draft);
+        }
         (false, Kept::Drifted | Kept::AsMade(())) => draft.add(build.delete_network_policy()),
-        (true, Kept::AsMade(())) | (false, Kept::Missing) | (_, Kept::Others) => {}
+        (true, Kept::AsMade(())) | (false, Kept::Missing | Kept::Others) => {}
     }
     draft
 }
@@ -229,5 +233,22 @@ mod tests {
         assert_eq!(with(true, Kept::AsMade(())), []);
         assert_eq!(with(false, Kept::AsMade(())), [AccessWrite::DeleteNetwork]);
         assert_eq!(with(false, Kept::Missing), []);
+    }
+
+    #[test]
+    fn network_policy_of_another_owner_is_reported_and_not_written() {
+        for (wanted, reported) in [(true, 1), (false, 0)] {
+            let mut scene = Scene::formed(&["a", "b", "c"]);
+            scene.desired.access.network = wanted;
+            scene.observed.access.network = Kept::Others;
+            let plan = scene.plan();
+            assert_eq!(writes(&plan), []);
+            let all = plan.problems.iter();
+            let taken = all.filter(|one| one.reason == Reason::NameTaken);
+            let taken: Vec<_> = taken.collect();
+            assert_eq!(taken.len(), reported, "{taken:?}");
+            let named = taken.iter().all(|one| one.message.contains("db-members"));
+            assert!(named, "{taken:?}");
+        }
     }
 }

@@ -179,16 +179,7 @@ impl Keeper<'_> {
     /// Maintains one CA: creates it if it is missing, and rotates it before it expires.
     fn authority(&self, scope: CaScope, draft: &mut Draft) {
         let Some(held) = self.certificates.authority(scope) else {
-            // The existing CAs stay trusted until every member trusts the new CA.
-            let beside = self.trusted_already(scope);
-            say(
-                CertificateWrite::Authority {
-                    scope,
-                    beside,
-                    over: None,
-                },
-                draft,
-            );
+            self.create(scope, None, draft);
             return;
         };
         let over = held.resource_version.clone();
@@ -211,15 +202,7 @@ impl Keeper<'_> {
             .as_ref()
             .filter(|signs| signs.not_after > self.now);
         let Some(signs) = usable else {
-            let beside = self.trusted_already(scope);
-            say(
-                CertificateWrite::Authority {
-                    scope,
-                    beside,
-                    over: Some(over),
-                },
-                draft,
-            );
+            self.create(scope, Some(over), draft);
             return;
         };
         if let Some(beside) = self.incomplete(scope, held) {
@@ -253,6 +236,17 @@ impl Keeper<'_> {
         if signs.renewal() <= self.now || asked {
             say(CertificateWrite::Prepare { scope, over }, draft);
         }
+    }
+
+    /// Creates a CA. The existing CAs stay trusted until every member trusts the new CA.
+    fn create(&self, scope: CaScope, over: Option<String>, draft: &mut Draft) {
+        let beside = self.trusted_already(scope);
+        let write = CertificateWrite::Authority {
+            scope,
+            beside,
+            over,
+        };
+        say(write, draft);
     }
 
     fn retire(&self, scope: CaScope, held: &Held, draft: &mut Draft) {

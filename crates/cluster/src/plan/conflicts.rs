@@ -16,7 +16,6 @@
 use std::collections::BTreeSet;
 
 use crate::action::{Action, Begins, Change, EtcdCall, Kind, Object, Request};
-use crate::certificates::CertificateWrite;
 use crate::plan::certificates::{Keeper, Settled, wait_for_certificates};
 use crate::plan::{BLIND, Draft, actions};
 use crate::reason::Reason;
@@ -194,12 +193,9 @@ fn certificates_before_services(keeper: &Keeper, draft: &mut Draft) {
         let Some((at, member)) = deleted.next() else {
             continue;
         };
-        let discards = keeper.held_of(member).map(|(secret, held)| {
-            actions::certificate(CertificateWrite::Discard {
-                secret: secret.clone(),
-                uid: held.uid.clone(),
-            })
-        });
+        let discards = keeper.held_of(member);
+        let discards =
+            discards.map(|(secret, held)| actions::discard_certificate(secret, &held.uid));
         let discards: Vec<Action> = discards.collect();
         chain.splice(at..at, discards);
     }

@@ -87,7 +87,7 @@ pub(super) fn budget<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
 /// Reports that an object of another owner has the name of an object that this cluster needs. The operator neither
 /// changes nor deletes that object, because another cluster may need it. For example, the client Service of `db` and
 /// the headless Service of `db-client` have the same name.
-fn taken(kind: &str, name: &str, draft: &mut Draft) {
+pub(super) fn taken(kind: &str, name: &str, draft: &mut Draft) {
     let text = format!(
         "{kind} {name} belongs to another owner and is not changed, so this cluster runs without it: delete it if it \
          is not needed"

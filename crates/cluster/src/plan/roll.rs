@@ -22,17 +22,13 @@ use crate::plan::compared::holds_the_same;
 use crate::plan::versions::{self, Course, Downgrade};
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, MemberState, View};
-use crate::plan::{BLIND, Draft, Explanation, SHORTLY, drain};
+use crate::plan::{BLIND, Draft, Explanation, SHORTLY, drain, raft_log};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Intent, Observed, Pod, Trouble};
 
 /// A member that lags by at most this number of log entries has caught up. Clients write while the operator calls one
 /// member after another, so the entries always differ.
 const CAUGHT_UP: u64 = 500;
-/// The first minor release that cannot read requests of the API v2 in the log.
-const WITHOUT_V2: (u64, u64) = (3, 7);
-/// The default of `--snapshot-count` in etcd 3.6 (`DefaultSnapshotCount` in `server/etcdserver/server.go`).
-const DEFAULT_SNAPSHOT_COUNT: u64 = 10_000;
 /// Time for which a comparison of the members' data is valid.
 const COMPARED: Duration = Duration::from_secs(5);
 /// After this time, etcd's leader has certainly raised the cluster version, if all members run a later release.
@@ -47,6 +43,14 @@ enum Need {
     Image(EtcdVersion),
     /// The member needs a new pod for this version. The text is the reason.
     Pod(EtcdVersion, String),
+}
+
+impl Need {
+    fn version(&self) -> &EtcdVersion {
+        match self {
+            Self::Image(version) | Self::Pod(version, _) => version,
+        }
+    }
 }
 
 fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need> {
@@ -93,6 +97,7 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
         .collect();
     let downgrade = versions::downgrade(&course, observed);
     stopped(view, draft);
+    raft_log::forget(&course, view, draft);
     if needs.is_empty() && downgrade != Downgrade::TakeBack {
         return;
     }
@@ -111,8 +116,14 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     let by_turn = |(member, _): &&(&MemberState, Need)| {
         (Some(member.id()) == view.leader, member.name.clone())
     };
-    let in_place = needs.iter().filter(|(member, need)| touches(member, need));
-    let Some((member, need)) = in_place.min_by_key(by_turn) else {
+    let in_place = || needs.iter().filter(|(member, need)| touches(member, need));
+    if !raft_log::is_prepared(
+        in_place().map(|(member, need)| (*member, need.version())),
+        draft,
+    ) {
+        return;
+    }
+    let Some((member, need)) = in_place().min_by_key(by_turn) else {
         return;
     };
     // The operator compared the members' data before it drained this member from the client Service.
@@ -136,33 +147,8 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     // If the pod has the annotation about an image change, `stopped` deletes the annotation in this plan, and the next
     // change waits.
     if member.pod.is_none_or(|pod| pod.changed.is_none()) {
-        let prepares = snapshot_of_log(member, need, draft.build.observed);
-        change(member, need, prepares, draft);
+        change(member, need, draft);
     }
-}
-
-/// Invariant 29: the call that makes etcd 3.6 save a snapshot of the member's log before the change to 3.7; `None` for
-/// other changes.
-///
-/// etcd 3.5 and earlier write requests of the API v2 to the log, for example at each start. etcd 3.6 still reads such
-/// entries. etcd 3.7 reads the log from the last snapshot on, and crashes at such an entry (`Apply` in
-/// `server/etcdserver/apply/apply.go`). etcd 3.6 saves a snapshot after every `--snapshot-count` entries. All members
-/// run 3.6 here, so new entries contain no such request.
-fn snapshot_of_log(member: &MemberState, need: &Need, observed: &Observed) -> Option<Action> {
-    let (Need::Image(to) | Need::Pod(to, _)) = need;
-    let runs = EtcdVersion::parse(&observed.answer(&member.name)?.version).ok()?;
-    if to.minor() < WITHOUT_V2 || runs.minor() >= WITHOUT_V2 {
-        return None;
-    }
-    let newest = observed
-        .answers()
-        .map(|(_, status)| status.raft_index)
-        .max()?;
-    let count = member.pod.and_then(|pod| pod.snapshot_count);
-    let count = count
-        .filter(|count| *count > 0)
-        .unwrap_or(DEFAULT_SNAPSHOT_COUNT);
-    Some(actions::append_entries(&member.name, newest + count + 1))
 }
 
 /// True if the member stays and its pod is changed or recreated. False if a new member replaces it.
@@ -219,11 +205,11 @@ fn repair(course: &Course, needs: &[(&MemberState, Need)], draft: &mut Draft) ->
         let Some(pod) = member.pod.filter(down).filter(|_| !member.is_lost()) else {
             continue;
         };
-        let (Need::Image(version) | Need::Pod(version, _)) = need;
+        let version = need.version();
         let is_there = versions::made_for(pod).is_some_and(|made| made.minor() == version.minor());
         let within = matches!(course.direction, None | Some(UpgradeDirection::Within));
         if touches(member, need) && (within || is_there) {
-            change(member, need, None, draft);
+            change(member, need, draft);
             repaired = true;
         }
     }
@@ -354,11 +340,11 @@ fn requests_downgrade(view: &View, downgrade: &Downgrade, draft: &mut Draft) -> 
 
 /// Changes one member. The version is first recorded on the member's volume, so that the member starts with this
 /// version even if the change is interrupted.
-fn change(member: &MemberState, need: &Need, prepares: Option<Action>, draft: &mut Draft) {
+fn change(member: &MemberState, need: &Need, draft: &mut Draft) {
     let Some(pod) = member.pod else {
         return;
     };
-    let (Need::Image(version) | Need::Pod(version, _)) = need;
+    let version = need.version();
     let change = match need {
         Need::Image(_) => change_image((&member.name, pod), version, draft),
         Need::Pod(_, why) => {
@@ -366,30 +352,20 @@ fn change(member: &MemberState, need: &Need, prepares: Option<Action>, draft: &m
             Ok(actions::delete_pod(&member.name, &pod.uid))
         }
     };
-    with_note(
-        (&member.name, member.disk),
-        version,
-        change,
-        prepares,
-        draft,
-    );
+    with_note((&member.name, member.disk), version, change, draft);
 }
 
-/// Adds three actions to the plan in this order: the call `prepares`, the record of the version on the member's volume,
-/// and the change.
+/// Adds the change of a member to the plan, after the record of its version on its volume.
 fn with_note(
     (member, disk): (&str, Option<&Disk>),
     version: &EtcdVersion,
     change: Result<Action, Explanation>,
-    prepares: Option<Action>,
     draft: &mut Draft,
 ) {
     let version = version.to_string();
     let disk = disk.filter(|disk| !disk.terminating && disk.version.as_ref() != Some(&version));
     let noted = disk.map(|disk| actions::note_version(member, &disk.uid, &version));
-    draft.try_chain(
-        change.map(|change| prepares.into_iter().chain(noted).chain([change]).collect()),
-    );
+    draft.try_chain(change.map(|change| noted.into_iter().chain([change]).collect()));
 }
 
 fn change_image(
@@ -477,13 +453,7 @@ pub(super) fn in_the_dark<'a>(build: Builder<'a>, intent: &Intent) -> Draft<'a> 
             continue;
         }
         let change = change_image((name, pod), target, &mut draft);
-        with_note(
-            (name, observed.disks.get(name)),
-            target,
-            change,
-            None,
-            &mut draft,
-        );
+        with_note((name, observed.disks.get(name)), target, change, &mut draft);
     }
     draft
 }

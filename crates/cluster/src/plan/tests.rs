@@ -15,6 +15,7 @@ mod losses;
 mod recovered;
 mod recovery;
 mod replacing;
+mod rollback;
 mod rolling;
 pub(crate) mod scene;
 #[path = "../../tests/model/sent.rs"]

@@ -131,11 +131,44 @@ impl World {
         Answer::Done(None)
     }
 
-    pub(crate) fn write_certificate(&mut self, write: &CertificateWrite) -> Answer {
+    pub(crate) fn write_certificate(&mut self, write: &Write) -> Answer {
         if !self.plays_authorities() {
             return Answer::Done(None);
         }
-        self.certify(write).unwrap_or(Answer::Failed)
+        let answer = match write {
+            Write::Certificate(write) => self.certify(write),
+            Write::NotifyPod { .. } => self.notify_pod(write),
+            Write::DeleteSecret { secret, uid } => {
+                let secrets = &mut self.pki.secrets;
+                secrets.retain(|name, held| name != secret || held.uid != *uid);
+                Some(Answer::Done(None))
+            }
+            _ => None,
+        };
+        answer.unwrap_or(Answer::Failed)
+    }
+
+    fn notify_pod(&mut self, write: &Write) -> Option<Answer> {
+        let Write::NotifyPod {
+            member,
+            uid,
+            trust,
+            authorities,
+            certificates,
+        } = write
+        else {
+            return None;
+        };
+        let pod = self.pods.get(member)?;
+        if pod.uid.to_string() != *uid {
+            return None;
+        }
+        let noted = self.pki.noted.entry(pod.uid).or_default();
+        noted.certificates = Some(certificates.clone());
+        noted.trust = trust.clone().or(noted.trust.take());
+        let authorities = authorities.as_deref().map(Authorities::read);
+        noted.authorities = authorities.or(noted.authorities.take());
+        Some(Answer::Done(None))
     }
 
     fn certify(&mut self, write: &CertificateWrite) -> Option<Answer> {
@@ -204,30 +237,6 @@ impl World {
                 let mut held = self.pki.secrets.get(secret)?.clone();
                 held.marked = true;
                 self.put(secret.clone(), Some(over), held)
-            }
-            CertificateWrite::Notify {
-                member,
-                uid,
-                trust,
-                authorities,
-                certificates,
-            } => {
-                let pod = self.pods.get(member)?;
-                if pod.uid.to_string() != *uid {
-                    return None;
-                }
-                let noted = self.pki.noted.entry(pod.uid).or_default();
-                noted.certificates = Some(certificates.clone());
-                noted.trust = trust.clone().or(noted.trust.take());
-                let authorities = authorities.as_deref().map(Authorities::read);
-                noted.authorities = authorities.or(noted.authorities.take());
-                Answer::Done(None)
-            }
-            CertificateWrite::Discard { secret, uid } => {
-                self.pki
-                    .secrets
-                    .retain(|name, held| name != secret || held.uid != *uid);
-                Answer::Done(None)
             }
         };
         Some(answer)

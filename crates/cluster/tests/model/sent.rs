@@ -11,7 +11,6 @@ use cluster::action::{
     Action, AuthChange, EtcdCall, Kind, Object, Passwords, Patch, Reference, Request, Resize,
     StatusRecord,
 };
-use cluster::certificates::CertificateWrite;
 use cluster::plan::{Label, Start, State, name_of};
 use cluster::snapshot::{Changed, Desired, Intent, Observed, Removal, Role};
 use cluster::{action, observe, plan};
@@ -149,6 +148,10 @@ impl Reader<'_> {
             let record = Box::new(value(&status["TLS"]));
             return Write::RecordTls { record, over };
         }
+        if point == "before-record-raft-log" {
+            let record = serde_json::from_value(status["raftLog"].clone()).unwrap();
+            return Write::RecordRaftLog { record, over };
+        }
         if point == "before-record-defragmentation" {
             let record = Box::new(value(&status["defragmentation"]));
             return Write::RecordDefragmentation { record, over };
@@ -257,10 +260,10 @@ fn deleted(Reference { kind, name, uid }: &Reference) -> Write {
         Kind::Pod => Write::DeletePod { member, uid },
         Kind::DisruptionBudget => Write::DeleteBudget,
         Kind::NetworkPolicy => Write::Access(AccessWrite::DeleteNetwork),
-        Kind::Secret => Write::Certificate(CertificateWrite::Discard {
+        Kind::Secret => Write::DeleteSecret {
             secret: member,
             uid,
-        }),
+        },
     }
 }
 
@@ -330,13 +333,13 @@ fn patched(patch: &Patch, point: &str) -> Write {
                 annotations: value(noted),
             },
         },
-        "before-tell-certificates" => Write::Certificate(CertificateWrite::Notify {
+        "before-tell-certificates" => Write::NotifyPod {
             member,
             uid: uid(),
             trust: text(&noted[names::ANNOTATION_TRUST]),
             authorities: text(&noted[names::ANNOTATION_AUTHORITIES]),
             certificates: text(&noted[names::ANNOTATION_CERTIFICATES]).unwrap(),
-        }),
+        },
         "before-label-pod" => Write::LabelPod(labelled(patch)),
         "before-label-disk" => Write::LabelDisk(labelled(patch)),
         _ => panic!("the model does not know the patch of {point}"),

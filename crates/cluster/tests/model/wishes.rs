@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use crate::writes::Write;
-use api::cluster::DefragmentationStatus;
+use api::cluster::{DefragmentationStatus, RaftLogStatus};
 use cluster::snapshot::{Observed, Seen};
 use cluster::upkeep::{Call, UpkeepRule};
 use etcd::{Alarm, AlarmKind, KeyHash, MemberId};
@@ -20,6 +20,8 @@ use crate::write::Answer;
 
 /// The database quota in the model.
 const QUOTA: i64 = 1000;
+/// The number of entries that one call appends to the log.
+const APPENDED: u64 = 6_000;
 /// The size of a database without a fault.
 const SMALL: i64 = 100;
 
@@ -41,6 +43,10 @@ pub(crate) struct Wishes {
     sizes: BTreeMap<String, (i64, i64)>,
     /// `status.defragmentation`.
     pub(crate) record: Option<DefragmentationStatus>,
+    /// `status.raftLog`.
+    raft_log: Option<RaftLogStatus>,
+    /// The number of entries that the operator has appended to the log.
+    appended: u64,
     /// The member that this operator process is defragmenting, and the time of its record in the status.
     call: Option<(String, Timestamp)>,
 }
@@ -199,7 +205,19 @@ impl World {
             let hashes = answered.map(|(name, _)| (name.clone(), Seen::Known(Some(hash))));
             observed.hashes = hashes.collect();
         }
+        let appended = self.wishes.appended;
+        let add = |index: &mut u64| *index = index.saturating_add(appended);
+        for seen in observed.statuses.values_mut() {
+            if let Seen::Known(status) = seen {
+                add(&mut status.raft_index);
+                add(&mut status.raft_applied_index);
+            }
+        }
+        for pulse in observed.pulses.values_mut() {
+            add(&mut pulse.raft_applied_index);
+        }
         observed.upkeep.record.clone_from(&self.wishes.record);
+        observed.upkeep.raft_log.clone_from(&self.wishes.raft_log);
         if observed.members.known().is_some() {
             observed.upkeep.alarms = Seen::Known(self.alarms().to_vec());
         }
@@ -230,6 +248,22 @@ impl World {
                 }
                 self.object_version += 1;
                 self.wishes.record = Some((**record).clone());
+                Answer::Done(None)
+            }
+            Write::RecordRaftLog { record, over } => {
+                if *over != self.object_version.to_string() {
+                    return Answer::Failed;
+                }
+                self.object_version += 1;
+                self.wishes.raft_log.clone_from(record);
+                Answer::Done(None)
+            }
+            Write::AppendEntries { member, .. } => {
+                if !self.is_led(std::slice::from_ref(member)) {
+                    return Answer::Failed;
+                }
+                // One call may end before all entries are appended.
+                self.wishes.appended += APPENDED;
                 Answer::Done(None)
             }
             Write::Compact { via, .. } => {

@@ -91,9 +91,12 @@ impl World {
             Write::Access(_) | Write::ResizePod { .. } | Write::PatchMetadata { .. } => {
                 Answer::Done(None)
             }
-            Write::Certificate(write) => self.write_certificate(write),
+            Write::Certificate(_) | Write::NotifyPod { .. } | Write::DeleteSecret { .. } => {
+                self.write_certificate(write)
+            }
             Write::RecordTls { record, over } => self.record_tls(record, over),
             Write::RecordDefragmentation { .. }
+            | Write::RecordRaftLog { .. }
             | Write::Compact { .. }
             | Write::AppendEntries { .. }
             | Write::Disarm { .. }

@@ -4,7 +4,9 @@
 use std::fmt;
 use std::time::Duration;
 
-use api::cluster::{DefragmentationStatus, RecoveryPhase, RecoveryStatus, TlsStatus};
+use api::cluster::{
+    DefragmentationStatus, RaftLogStatus, RecoveryPhase, RecoveryStatus, TlsStatus,
+};
 use cluster::action::{StartPart, Undo};
 use cluster::certificates::CertificateWrite;
 use cluster::plan::{Explanation, Label, Start, State};
@@ -24,6 +26,18 @@ pub(crate) struct RecoveryRecord {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Write {
     Certificate(CertificateWrite),
+    /// The notification of a pod about its certificates.
+    NotifyPod {
+        member: String,
+        uid: String,
+        trust: Option<String>,
+        authorities: Option<String>,
+        certificates: String,
+    },
+    DeleteSecret {
+        secret: String,
+        uid: String,
+    },
     RecordIntent {
         intent: Intent,
         cluster_id: Option<ClusterId>,
@@ -142,6 +156,11 @@ pub(crate) enum Write {
     },
     RecordDefragmentation {
         record: Box<DefragmentationStatus>,
+        over: String,
+    },
+    /// `None` removes the record.
+    RecordRaftLog {
+        record: Option<RaftLogStatus>,
         over: String,
     },
     Defragment {

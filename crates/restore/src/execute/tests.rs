@@ -68,13 +68,9 @@ async fn executed(
     action: &Action,
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Vec<String>, Result<(), Error>) {
-    executed_for(
-        &fake::restore_in_place(),
-        Duration::ZERO,
-        (observation, action),
-        answer,
-    )
-    .await
+    let restore = fake::restore_in_place();
+    let all = executed_for(&restore, Duration::ZERO, (observation, action), answer);
+    Box::pin(all).await
 }
 
 /// Executes the action with an observation of this age. The result is also an error if a late write cannot be undone.

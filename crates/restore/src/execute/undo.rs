@@ -5,11 +5,11 @@
 use std::time::Duration;
 
 use api::names::ANNOTATION_RESTORE;
+use api::problem::Chain;
 use api::{EtcdCluster, EtcdRestore};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt};
 use runtime::apply;
-use runtime::outcome::Chain;
 use tokio_util::task::TaskTracker;
 
 use super::{Error, ExecuteContext, STOP_SECONDS, checks};

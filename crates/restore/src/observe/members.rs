@@ -3,13 +3,13 @@
 use api::EtcdCluster;
 use api::EtcdRestore;
 use api::names::{self, Addresses};
+use api::problem::Chain;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Service};
-use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use k8s_openapi::jiff::Timestamp;
 use kube::api::ListParams;
 use kube::{Api, Client, Resource, ResourceExt};
 use member::Members;
 use runtime::clock;
-use runtime::outcome::Chain;
 use store::progress;
 use tokio::time::timeout;
 
@@ -106,10 +106,7 @@ pub(super) async fn check_storage(client: &Client, seed: &mut Seed, children: &S
     let Ok(Ok(difference)) = timeout(READ_TIMEOUT, clock::difference(client)).await else {
         return;
     };
-    let correction = difference.map_or(SignedDuration::ZERO, |difference| {
-        difference.min(SignedDuration::ZERO)
-    });
-    let now = now.checked_add(correction).unwrap_or(now);
+    let now = clock::earlier(now, difference);
     if let Some(trouble) = pod::no_storage(pod, pvc, now) {
         facts.trouble = Some(trouble);
     }

@@ -5,13 +5,13 @@
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
+use api::problem::Chain;
 use async_trait::async_trait;
 use azure_core::auth::{AccessToken, Secret, TokenCredential};
 use azure_core::error::ErrorKind;
 use serde::Deserialize;
 use tokio::sync::Mutex;
 
-use crate::failure::chain;
 use crate::http::{self, Unread};
 use crate::limits::MAX_ANSWER;
 
@@ -130,12 +130,15 @@ impl Identity {
                     .header("Metadata", "true")
             }
         };
-        let answer = request.send().await.map_err(|error| chain(&error))?;
+        let answer = request
+            .send()
+            .await
+            .map_err(|error| Chain(&error).to_string())?;
         let status = answer.status();
         let body = http::whole(answer, MAX_ANSWER).await;
         let body = body.map_err(|error| match error {
             Unread::TooLong => "the response is too long".to_owned(),
-            Unread::Broken(error) => chain(&error),
+            Unread::Broken(error) => Chain(&error).to_string(),
         })?;
         if !status.is_success() {
             // An error response contains the tenant and the client, but no token.
@@ -277,7 +280,7 @@ mod tests {
             ..identity
         };
         identity.clear_cache().await.unwrap();
-        let error = chain(&identity.get_token(&[]).await.unwrap_err());
+        let error = Chain(&identity.get_token(&[]).await.unwrap_err()).to_string();
         assert!(
             error.contains(NO_TOKEN) && error.contains("no tenant"),
             "{error}"

@@ -4,6 +4,7 @@ use std::fmt;
 use std::ops::Range;
 use std::time::Duration;
 
+use api::problem::Chain;
 use bytes::Bytes;
 use futures::{StreamExt, TryStreamExt};
 use google_cloud_auth::credentials::{CacheableResource, Credentials};
@@ -12,7 +13,7 @@ use reqwest::{RequestBuilder, StatusCode, Url};
 use serde::de::{DeserializeOwned, Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use crate::failure::{Place, chain};
+use crate::failure::Place;
 use crate::http::{self, Unread};
 use crate::limits::{Listing, MAX_ANSWER, MAX_PAGE, MAX_PAGE_ENTRIES, too_long};
 use crate::port::{Error, Object};
@@ -369,7 +370,7 @@ impl Json {
             Ok(CacheableResource::NotModified) => HeaderMap::new(),
             Err(error) => {
                 let lasting = !error.is_transient();
-                return Err((Error::AccessDenied(chain(&error)), lasting));
+                return Err((Error::AccessDenied(Chain(&error).to_string()), lasting));
             }
         };
         let answer = request.headers(headers).send().await;
@@ -381,7 +382,8 @@ impl Json {
             Error::Timeout(self.place.endpoint.clone())
         } else {
             // The URL of an upload is removed from the error, because it grants access like credentials.
-            self.place.unreachable(&chain(&error.without_url()))
+            self.place
+                .unreachable(&Chain(&error.without_url()).to_string())
         };
         let lasting = matches!(error, Error::Certificate(_));
         (error, lasting)

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use api::problem::Chain;
 use bytes::Bytes;
 use google_cloud_auth::credentials::Credentials;
 use google_cloud_gax::exponential_backoff::ExponentialBackoffBuilder;
@@ -12,7 +13,7 @@ use google_cloud_storage::client::Storage;
 use google_cloud_storage::retry_policy::RetryableErrors;
 
 use super::json::ATTEMPTS;
-use crate::failure::{Place, chain};
+use crate::failure::Place;
 use crate::port::Error;
 
 #[derive(Clone)]
@@ -36,7 +37,7 @@ impl Package {
             .build()
             .await
             .map_err(|error| {
-                Error::Other(format!("the client cannot be created: {}", chain(&error)))
+                Error::Other(format!("the client cannot be created: {}", Chain(&error)))
             })?;
         Ok(Self { storage, place })
     }
@@ -58,7 +59,7 @@ impl Package {
 /// Converts the error of a failed write.
 fn explain(place: &Place, key: &str, error: &google_cloud_storage::Error) -> Error {
     let status = error.http_status_code();
-    let text = chain(error);
+    let text = Chain(error).to_string();
     if status.is_some() || error.status().is_some() {
         let message = error
             .status()

@@ -2,11 +2,12 @@
 
 use std::error::Error as StdError;
 
+use api::problem::Chain;
 use aws_sdk_s3::config::http::HttpResponse;
 use aws_sdk_s3::error::{ProvideErrorMetadata, SdkError};
 
 use super::limit::Exceeded;
-use crate::failure::{Place, chain};
+use crate::failure::Place;
 use crate::port::Error;
 
 /// Converts the error of a request for the object `key`.
@@ -52,7 +53,7 @@ where
         }
         _ => match status {
             Some(status) => answered(place, key, None, "", Some(status)),
-            None => place.unreachable(&chain(error)),
+            None => place.unreachable(&Chain(error).to_string()),
         },
     }
 }

@@ -54,6 +54,7 @@ const NO_BUDGET: &[&str] = &["before-delete-budget"];
 /// The writes for a change to the next minor release and back.
 const VERSIONS: &[&str] = &[
     "before-append-entries",
+    "before-record-raft-log",
     "before-downgrade",
     "before-note-version",
     "before-patch-image",

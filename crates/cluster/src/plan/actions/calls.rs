@@ -137,13 +137,14 @@ pub(crate) fn compact(revision: i64, via: Vec<String>) -> Action {
     )
 }
 
-/// Appends entries to the log of a member, so that etcd saves a snapshot of the log.
+/// Appends entries to the Raft log, so that etcd saves a snapshot of the log. The call has no Event, because it is
+/// repeated: the record in the status before the first call has one.
 pub(crate) fn append_entries(member: &str, until: u64) -> Action {
-    let text = format!("make etcd save a snapshot of the log of {member}");
+    let text = format!("append entries to the Raft log of {member}");
     let member = member.to_owned();
     call(
         "before-append-entries",
-        Some((Reason::LogPrepared, "Upgrade")),
+        None,
         text,
         EtcdCall::AppendEntries { member, until },
     )

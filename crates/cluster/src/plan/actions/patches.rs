@@ -3,6 +3,7 @@
 use api::names;
 use api::version::EtcdVersion;
 use etcd::ClusterId;
+use member::tls::Authorities;
 use member::{MetadataPatch, ResourcesPatch};
 use runtime::apply;
 use serde_json::{Value, json};
@@ -139,21 +140,24 @@ pub(crate) fn resize_pod(member: &str, uid: &str, patch: &ResourcesPatch) -> Act
     )
 }
 
-/// Sets annotations on a pod. The change of the pod makes the kubelet reload its Secrets at once, instead of within a
-/// minute.
-pub(super) fn notify(
+/// Annotates a pod with a digest of its certificates. The change of the pod makes the kubelet update the mounted Secrets
+/// at once, instead of within a minute. `trust` and `authorities` set the annotations about the CAs with which the pod
+/// was started; `None` leaves an annotation unchanged.
+pub(crate) fn notify_pod(
     (member, uid): (&str, &str),
-    (trust, authorities): (&Option<String>, &Option<String>),
+    (trust, authorities): (Option<&String>, Option<&Authorities>),
     certificates: &str,
-) -> Request {
+) -> Action {
     let mut annotations = json!({ names::ANNOTATION_CERTIFICATES: certificates });
     if let Some(trust) = trust {
         annotations[names::ANNOTATION_TRUST] = json!(trust);
     }
     if let Some(authorities) = authorities {
-        annotations[names::ANNOTATION_AUTHORITIES] = json!(authorities);
+        annotations[names::ANNOTATION_AUTHORITIES] = json!(authorities.to_string());
     }
-    annotate(Kind::Pod, (member, uid), &annotations)
+    let text = format!("annotate the pod of {member} with its certificates");
+    let request = annotate(Kind::Pod, (member, uid), &annotations);
+    action("before-tell-certificates", None, text, request)
 }
 
 impl Builder<'_> {

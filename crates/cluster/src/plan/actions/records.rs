@@ -5,7 +5,7 @@
 //! manager. Even an outdated report therefore never removes a record.
 
 use api::cluster::{
-    BootstrapStatus, DefragmentationStatus, RecoveryPhase, RecoveryStatus, TlsStatus,
+    BootstrapStatus, DefragmentationStatus, RaftLogStatus, RecoveryPhase, RecoveryStatus, TlsStatus,
 };
 use etcd::ClusterId;
 use serde_json::{Value, json};
@@ -21,6 +21,8 @@ use crate::switch::TlsMode;
 const MANAGER_IDENTITY: &str = "etcd-operator-identity";
 /// Field manager of the last defragmentation.
 const MANAGER_UPKEEP: &str = "etcd-operator-upkeep";
+/// Field manager of the Raft log before an upgrade to etcd 3.7.
+const MANAGER_RAFT_LOG: &str = "etcd-operator-raft-log";
 /// Field manager of the TLS settings with which members are started.
 const MANAGER_TLS: &str = "etcd-operator-tls";
 
@@ -161,6 +163,33 @@ impl Builder<'_> {
             defragmentation_event(record),
             defragmentation_text(record),
             (MANAGER_UPKEEP, json!({ "defragmentation": record })),
+            None,
+        )
+    }
+
+    /// Records the index of the newest entry in the Raft log before an upgrade to etcd 3.7. `None` removes the record.
+    pub(crate) fn record_raft_log(&self, newest: Option<u64>) -> Action {
+        let record = newest.zip(self.observed.cluster_id).map(|(index, id)| {
+            let index = i64::try_from(index).unwrap_or(i64::MAX);
+            let cluster_id = id.to_string();
+            RaftLogStatus { cluster_id, index }
+        });
+        let (event, text) = match &record {
+            Some(record) => (
+                Some((Reason::LogPrepared, "Upgrade")),
+                format!(
+                    "make etcd save snapshots of the Raft logs after entry {}",
+                    record.index
+                ),
+            ),
+            None => (None, "remove the record of the Raft log".to_owned()),
+        };
+        let status = record.map_or_else(|| json!({}), |record| json!({ "raftLog": record }));
+        self.record(
+            "before-record-raft-log",
+            event,
+            text,
+            (MANAGER_RAFT_LOG, status),
             None,
         )
     }

@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::patches::merge;
 use super::{Builder, Event, action};
 use crate::action::{Action, Kind, Object, Patch, Request, StartPart};
-use crate::diff;
+use crate::plan::diff;
 use crate::reason::Reason;
 use crate::snapshot::Service;
 

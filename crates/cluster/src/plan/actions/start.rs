@@ -3,12 +3,12 @@
 use std::collections::BTreeSet;
 
 use api::names;
+use api::problem::Chain;
 use api::version::{EtcdVersion, VersionError};
 use etcd::ClusterId;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaimVolumeSource, Pod, Volume};
 use kube::ResourceExt;
 use member::{self, Member, Members, Seed, Source};
-use runtime::outcome::Chain;
 
 use super::{Builder, action};
 use crate::action::{Action, Object, Request, StartPart, Undo};

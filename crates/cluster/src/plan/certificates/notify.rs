@@ -2,10 +2,9 @@
 //! which pods were started.
 
 use crate::authority::made_at;
-use crate::certificates::CertificateWrite;
-use crate::plan::Draft;
+use crate::plan::{Draft, actions};
 
-use super::{Keeper, order};
+use super::Keeper;
 
 impl Keeper<'_> {
     pub(super) fn is_notified(&self, member: &str) -> bool {
@@ -55,16 +54,11 @@ impl Keeper<'_> {
             };
             let noted = noted.and_then(|noted| noted.authorities.as_ref());
             let authorities = started.filter(|_| noted.is_none());
-            order(
-                CertificateWrite::Notify {
-                    member: member.clone(),
-                    uid: pod.uid.clone(),
-                    trust,
-                    authorities: authorities.map(|all| all.to_string()),
-                    certificates,
-                },
-                draft,
-            );
+            draft.add(actions::notify_pod(
+                (member, &pod.uid),
+                (trust.as_ref(), authorities.as_ref()),
+                &certificates,
+            ));
         }
     }
 }

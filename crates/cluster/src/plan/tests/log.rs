@@ -1,56 +1,152 @@
 //! The snapshot of the Raft log before an upgrade to etcd 3.7.
 
+use api::cluster::RaftLogStatus;
+
 use super::rolling::towards;
-use super::scene::Scene;
+use super::scene::{CLUSTER, Scene};
 use crate::plan::tests::writes::Write;
 use crate::snapshot::Seen;
 
-/// The writes of the change of the first member, in order.
-fn first_change(scene: &Scene) -> Vec<Write> {
-    let writes = scene.drained().writes().into_iter();
-    let of_change = |write: &Write| {
+/// The newest entry of the log in these scenes.
+const NEWEST: u64 = 10_000;
+
+/// The writes of the change of the next member, in order.
+fn change(scene: &Scene) -> Vec<Write> {
+    let mut writes = scene.drained().writes();
+    writes.retain(|write| {
         matches!(
             write,
-            Write::AppendEntries { .. } | Write::NoteVersion { .. } | Write::PatchImage { .. }
+            Write::RecordRaftLog { .. }
+                | Write::AppendEntries { .. }
+                | Write::NoteVersion { .. }
+                | Write::PatchImage { .. }
         )
-    };
-    writes.filter(of_change).collect()
+    });
+    writes
 }
 
-/// Invariant 29 (snapshot of the log before etcd 3.7).
+fn recorded(mut scene: Scene, cluster_id: &str, index: i64) -> Scene {
+    let cluster_id = cluster_id.to_owned();
+    scene.observed.upkeep.raft_log = Some(RaftLogStatus { cluster_id, index });
+    scene
+}
+
+fn upgrade() -> Scene {
+    recorded(towards("3.6.16", "3.7.3"), &CLUSTER.to_string(), 10_000)
+}
+
+/// All members have applied this entry.
+fn applied(mut scene: Scene, index: u64) -> Scene {
+    for seen in scene.observed.statuses.values_mut() {
+        let Seen::Known(status) = seen else {
+            continue;
+        };
+        (status.raft_index, status.raft_applied_index) = (index, index);
+    }
+    scene
+}
+
+/// All members have prepared their logs.
+pub(super) fn prepared(scene: Scene) -> Scene {
+    applied(recorded(scene, &CLUSTER.to_string(), 10_000), 25_000)
+}
+
+fn patches_first(writes: &[Write]) -> bool {
+    let patches = matches!(writes.last(), Some(Write::PatchImage { .. }));
+    let prepares = |write: &Write| {
+        matches!(
+            write,
+            Write::AppendEntries { .. } | Write::RecordRaftLog { .. }
+        )
+    };
+    patches && !writes.iter().any(prepares)
+}
+
+/// Invariant 29 (log before etcd 3.7).
+#[test]
+fn invariant_29_log_is_recorded_before_entries_are_appended() {
+    let missing = towards("3.6.16", "3.7.3");
+    let of_other_cluster = recorded(towards("3.6.16", "3.7.3"), "1", 10_000_000);
+    for scene in [missing, of_other_cluster] {
+        let writes = change(&applied(scene, NEWEST).compared());
+        let [
+            Write::RecordRaftLog {
+                record: Some(record),
+                ..
+            },
+        ] = &*writes
+        else {
+            panic!("{writes:?}");
+        };
+        assert_eq!(record.cluster_id, CLUSTER.to_string());
+        assert_eq!(u64::try_from(record.index), Ok(NEWEST));
+    }
+}
+
+/// Invariant 29 (log before etcd 3.7).
 #[test]
 fn invariant_29_raft_log_snapshot_precedes_upgrade_to_etcd_3_7() {
     let counts = [(None, 10_000), (Some(0), 10_000), (Some(500), 500)];
     for (snapshot_count, count) in counts {
-        let mut scene = towards("3.6.16", "3.7.3");
-        for pod in scene.observed.pods.values_mut() {
-            pod.snapshot_count = snapshot_count;
-        }
-        let scene = scene.lags("b");
-        let mut scene = scene.compared();
-        if let Some(Seen::Known(status)) = scene.observed.statuses.get_mut("b") {
-            status.raft_applied_index = 9_990;
-        }
-        let [
-            Write::AppendEntries { member, until },
-            ..,
-            Write::PatchImage { .. },
-        ] = &first_change(&scene)[..]
-        else {
-            panic!("{:?}", first_change(&scene));
+        let until = NEWEST + count + 1;
+        let with_count = |mut scene: Scene| {
+            for pod in scene.observed.pods.values_mut() {
+                pod.snapshot_count = snapshot_count;
+            }
+            scene
         };
-        assert_eq!((member.as_str(), *until), ("b", 10_000 + count + 1));
+        let mut scene = with_count(applied(upgrade(), until - 1)).compared();
+        if let Some(Seen::Known(status)) = scene.observed.statuses.get_mut("b") {
+            status.raft_applied_index -= 10;
+        }
+        let member = "b".to_owned();
+        assert_eq!(change(&scene), [Write::AppendEntries { member, until }]);
+        let scene = with_count(applied(upgrade(), until)).compared();
+        let writes = change(&scene);
+        assert!(patches_first(&writes), "{writes:?}");
     }
+}
+
+/// All members have the same log, so the entries for the first member are sufficient for the others.
+#[test]
+fn log_is_prepared_once_for_all_members() {
+    let scene = applied(upgrade(), 25_000).runs("b", "3.7.3").compared();
+    let writes = change(&scene);
+    assert!(patches_first(&writes), "{writes:?}");
+    // A member that was recreated with a larger count needs more entries.
+    let mut scene = applied(upgrade(), 25_000);
+    scene.observed.pods.get_mut("c").unwrap().snapshot_count = Some(100_000);
+    let writes = change(&scene.compared());
+    let member = "c".to_owned();
+    let until = 110_001;
+    assert_eq!(writes, [Write::AppendEntries { member, until }]);
+}
+
+#[test]
+fn only_upgrades_to_etcd_3_7_prepare_the_log() {
     for (from, to) in [
         ("3.5.35", "3.6.16"),
         ("3.7.2", "3.7.3"),
         ("3.6.15", "3.6.16"),
     ] {
-        let changes = first_change(&towards(from, to).compared());
-        let appends = |write: &Write| matches!(write, Write::AppendEntries { .. });
-        assert!(
-            !changes.is_empty() && !changes.iter().any(appends),
-            "{from}"
-        );
+        let writes = change(&towards(from, to).compared());
+        assert!(patches_first(&writes), "{from}: {writes:?}");
     }
+}
+
+/// After a downgrade to 3.5, later entries may be requests of the API v2, so the record must not survive it.
+#[test]
+fn invariant_29_record_of_log_is_removed_without_upgrade_to_etcd_3_7() {
+    let removes = |scene: Scene| {
+        let writes = scene.writes();
+        writes
+            .iter()
+            .any(|write| matches!(write, Write::RecordRaftLog { record: None, .. }))
+    };
+    let with_record = |from: &str, to: &str| recorded(towards(from, to), &CLUSTER.to_string(), 5);
+    assert!(removes(with_record("3.6.16", "3.6.16")));
+    assert!(removes(with_record("3.6.16", "3.5.35")));
+    assert!(removes(with_record("3.7.3", "3.7.3")));
+    assert!(!removes(with_record("3.6.16", "3.7.3")));
+    assert!(!removes(towards("3.6.16", "3.6.16")));
 }

@@ -23,6 +23,8 @@ use crate::snapshot::{
 };
 use crate::upkeep::{Upkeep, UpkeepRule};
 
+mod faults;
+
 pub(crate) const CLUSTER: ClusterId = ClusterId(0x00c0_ffee);
 
 #[derive(Clone)]
@@ -292,123 +294,6 @@ impl Scene {
             let disk = disk(member, self.observed.cluster_id);
             self.observed.disks.insert(member.clone(), disk);
         }
-        self
-    }
-
-    pub(crate) fn without_pod(mut self, member: &str) -> Self {
-        self.observed.pods.remove(member);
-        self.observed.statuses.remove(member);
-        self
-    }
-
-    pub(crate) fn terminating(mut self, member: &str) -> Self {
-        self.observed.statuses.remove(member);
-        self.with_pod(member, |pod| pod.terminating = true)
-    }
-
-    pub(crate) fn not_running(mut self, member: &str) -> Self {
-        self.observed.statuses.remove(member);
-        self.with_pod(member, |pod| {
-            (pod.addressed, pod.running, pod.ready) = (false, false, false);
-        })
-    }
-
-    /// The pod runs, but its etcd does not answer.
-    pub(crate) fn down(mut self, member: &str) -> Self {
-        self.observed
-            .statuses
-            .insert(member.into(), Seen::Unknown("connection refused".into()));
-        self
-    }
-
-    /// The node of the pod has been lost for this number of seconds, and etcd in the pod does not answer.
-    pub(crate) fn node_lost(self, member: &str, seconds: i64) -> Self {
-        self.down(member).with_pod(member, |pod| {
-            pod.ready = false;
-            pod.unready_since = Some(at(1000 - seconds));
-            pod.lost_since = pod.unready_since;
-        })
-    }
-
-    /// The pod was deleted, and its grace period ended this number of seconds ago. The pod still exists.
-    pub(crate) fn stuck(self, member: &str, seconds: i64) -> Self {
-        self.terminating(member).with_pod(member, |pod| {
-            pod.lost_since = Some(at(1000 - seconds));
-        })
-    }
-
-    /// The container has been crashing for this number of seconds.
-    pub(crate) fn crashes(self, member: &str, cause: Cause, restarts: i32, seconds: i64) -> Self {
-        self.not_running(member).with_pod(member, |pod| {
-            pod.unready_since = Some(at(1000 - seconds));
-            pod.restarts = restarts;
-            pod.trouble = Some(Trouble::Failing("CrashLoopBackOff".into()));
-            pod.ending = Some(Ending { at: at(995), cause });
-        })
-    }
-
-    /// The PVC is being deleted. Kubernetes keeps it as long as its pod exists.
-    pub(crate) fn claim_deleted(mut self, member: &str) -> Self {
-        self.observed.disks.get_mut(member).unwrap().terminating = true;
-        self
-    }
-
-    /// The PVC exists, but its volume is lost.
-    pub(crate) fn volume_lost(mut self, member: &str) -> Self {
-        self.observed.disks.get_mut(member).unwrap().lost = true;
-        self
-    }
-
-    /// The PVC is deleted.
-    pub(crate) fn without_claim(mut self, member: &str) -> Self {
-        self.observed.disks.remove(member);
-        self
-    }
-
-    /// Adds a PVC, even if the member has no other object.
-    pub(crate) fn with_disk(mut self, member: &str) -> Self {
-        let disk = disk(member, self.observed.cluster_id);
-        self.observed.disks.insert(member.into(), disk);
-        self
-    }
-
-    /// The PVC of a member that the operator removed from etcd.
-    pub(crate) fn with_leftover_disk(self, member: &str) -> Self {
-        let mut scene = self.with_disk(member);
-        let disk = scene.observed.disks.get_mut(member).unwrap();
-        disk.removal = Some(Removal::ByOperator);
-        scene
-    }
-
-    /// Adds the pod of the member.
-    pub(crate) fn starts(self, member: &str) -> Self {
-        self.pod(member, Role::Voter)
-    }
-
-    /// The member was added to etcd as a voter, and has never started.
-    pub(crate) fn added_with_vote(mut self, member: &str) -> Self {
-        self.enlist(member, false, false);
-        self
-    }
-
-    /// The member answers, but reports no leader.
-    pub(crate) fn silent_voter(mut self, member: &str) -> Self {
-        if let Some(Seen::Known(status)) = self.observed.statuses.get_mut(member) {
-            status.leader = None;
-        }
-        self
-    }
-
-    pub(crate) fn young(self, member: &str) -> Self {
-        self.with_pod(member, |pod| {
-            (pod.running_since, pod.created) = (Some(at(999)), at(999));
-        })
-    }
-
-    /// No member answers.
-    pub(crate) fn silent(mut self) -> Self {
-        self.observed.members = Seen::Unknown("connection refused".into());
-        self.observed.statuses.clear();
         self
     }
 

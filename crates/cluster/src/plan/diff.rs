@@ -5,13 +5,13 @@ use api::names;
 use k8s_openapi::api::core::v1::Service;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use kube::{Resource, ResourceExt};
 use member::Members;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::ownership::is_of_others;
 use crate::snapshot::{Kept, Shared};
 
 /// Compares an existing object with the objects in `made`, one for each possible state. Returns the state whose object
@@ -93,27 +93,6 @@ pub(crate) fn network(
 ) -> Kept<()> {
     let is_same = |there: &NetworkPolicy, made: &NetworkPolicy| there.spec == made.spec;
     compare(there, (members.cluster, uid), [((), made)], is_same)
-}
-
-/// True if the object is not an object of this cluster: its owner is another object, or it has neither an owner nor the
-/// cluster's label.
-pub(crate) fn is_of_others(metadata: &ObjectMeta, cluster: &str, uid: &str) -> bool {
-    let labels = metadata.labels.as_ref();
-    let label = labels.and_then(|labels| labels.get(names::LABEL_CLUSTER));
-    match owner(metadata) {
-        Some(owner) => owner != uid,
-        None => label.is_none_or(|of| of != cluster),
-    }
-}
-
-/// The UID of the controller or, without a controller, of the first owner.
-pub(crate) fn owner(metadata: &ObjectMeta) -> Option<&str> {
-    let owners = metadata.owner_references.as_deref().unwrap_or_default();
-    owners
-        .iter()
-        .find(|owner| owner.controller == Some(true))
-        .or(owners.first())
-        .map(|owner| owner.uid.as_str())
 }
 
 /// True if the object has every field that the builder sets. Fields that other software has added, such as defaults

