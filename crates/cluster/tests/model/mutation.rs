@@ -96,6 +96,10 @@ pub(crate) enum Mutation {
     SkipsAMinor,
     /// A pod on an existing disk starts with the version of the bootstrap instead of the recorded version.
     ForgetsTheNotedVersion,
+    /// The operator does not read which version last served the data on a volume.
+    ForgetsWhatServed,
+    /// The recorded version of a silent member counts as proof that the next version has never run.
+    GoesBackUnproven,
     /// A member that was drained from the client Service does not get its endpoints back.
     LeavesMembersOut,
     /// All members are drained from the client Service at the same time.
@@ -174,7 +178,7 @@ pub(crate) enum Mutation {
 }
 
 impl Mutation {
-    pub(crate) const ALL: [Self; 51] = [
+    pub(crate) const ALL: [Self; 53] = [
         Self::IgnoresThePause,
         Self::ActsOnADeletedObject,
         Self::IgnoresCertificates,
@@ -188,6 +192,8 @@ impl Mutation {
         Self::ChangesTheLeadersImage,
         Self::SkipsAMinor,
         Self::ForgetsTheNotedVersion,
+        Self::ForgetsWhatServed,
+        Self::GoesBackUnproven,
         Self::LeavesMembersOut,
         Self::TakesAllOut,
         Self::AddsBeforeRemoving,
@@ -278,6 +284,7 @@ impl Mutation {
                     }
                 }
             }
+            Self::ForgetsWhatServed | Self::GoesBackUnproven => self.misreads_a_volume(observed),
             Self::DeletesForeignObjects => {
                 let ours = observed.cluster_id;
                 observed
