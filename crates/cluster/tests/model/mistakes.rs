@@ -4,7 +4,7 @@ use crate::writes::{Chain, Write};
 use cluster::plan::Label;
 use cluster::plan::View;
 use cluster::reason::Reason;
-use cluster::snapshot::{Changed, Desired, Observed, Pod, Role, Seen, Trouble};
+use cluster::snapshot::{Changed, Desired, Observed, Pod, Role, Seen};
 use etcd::AlarmKind;
 use jiff::Timestamp;
 
@@ -98,28 +98,6 @@ impl Mutation {
 }
 
 impl Mutation {
-    /// Deliberate mistakes: the record of the version that last served the data.
-    pub(crate) fn misreads_a_volume(self, observed: &mut Observed) {
-        for (name, disk) in &mut observed.disks {
-            if self == Self::ForgetsWhatServed {
-                disk.served = None;
-                continue;
-            }
-            let is_silent = observed
-                .statuses
-                .get(name)
-                .is_none_or(|seen| seen.known().is_none());
-            if let Some(pod) = observed.pods.get_mut(name)
-                && disk.served.is_some()
-                && is_silent
-            {
-                pod.trouble = Some(Trouble::Image("silent".to_owned()));
-                (pod.running, pod.running_since, pod.restarts) = (false, None, 0);
-                pod.changed = None;
-            }
-        }
-    }
-
     /// Deliberate mistakes: additional changes of images.
     pub(crate) fn mistakes_a_version(
         self,
