@@ -29,6 +29,7 @@ pub mod reach;
 mod reason;
 pub mod schedule;
 pub mod scope;
+pub mod slots;
 
 pub use controller::{Reconcile, Scope};
 pub use outcome::{Done, Failure, Notice};

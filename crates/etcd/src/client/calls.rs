@@ -5,6 +5,7 @@ use etcd_client::{
     AlarmAction, AlarmOptions, AlarmType, CompactionOptions, DowngradeOptions, GetOptions,
     MemberAddOptions,
 };
+use tokio::time::Instant;
 
 use super::append::append_entries;
 use super::convert::{alarms_from, members_from, status_from};
@@ -107,7 +108,7 @@ impl Etcd for EtcdClient {
 
     async fn defragment(&self, member: &str) -> Result<(), Error> {
         let deadline = self.deadlines.defragment;
-        self.ask(member, deadline, |mut client| async move {
+        self.send(member, deadline, |mut client| async move {
             client.defragment().await.map(|_| ())
         })
         .await
@@ -177,24 +178,28 @@ impl Etcd for EtcdClient {
     }
 
     async fn move_leader(&self, leader: &str, to: MemberId) -> Result<(), Error> {
-        self.ask(leader, self.deadlines.call, |mut client| async move {
+        self.send(leader, self.deadlines.call, |mut client| async move {
             client.move_leader(to.0).await.map(|_| ())
         })
         .await
     }
 
     async fn downgrade(&self, via: &[String], to: Option<&str>) -> Result<(), Error> {
-        self.change(via, |client| async move {
-            let mut client = client.maintenance_client();
-            let Some(version) = to else {
-                return client.downgrade(DowngradeOptions::Cancel).await.map(|_| ());
-            };
-            let validate = DowngradeOptions::Validate(version.to_owned());
-            client.downgrade(validate).await?;
-            let enable = DowngradeOptions::Enable(version.to_owned());
-            client.downgrade(enable).await.map(|_| ())
-        })
-        .await
+        let end = Instant::now() + self.deadlines.call;
+        let send = |options: DowngradeOptions| {
+            self.change_before(end, via, move |client| {
+                let options = options.clone();
+                async move {
+                    let mut client = client.maintenance_client();
+                    client.downgrade(options).await.map(|_| ())
+                }
+            })
+        };
+        let Some(version) = to else {
+            return send(DowngradeOptions::Cancel).await;
+        };
+        send(DowngradeOptions::Validate(version.to_owned())).await?;
+        send(DowngradeOptions::Enable(version.to_owned())).await
     }
 
     async fn login(&self, via: &[String]) -> Result<Option<Login>, Error> {
