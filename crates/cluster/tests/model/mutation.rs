@@ -1,10 +1,10 @@
 //! Deliberate mistakes. The model must detect each of them. A mistake changes the planner's input, its plan, a request
 //! or a precondition, but not the code of the planner.
 
-use crate::writes::{Chain, Change, Write};
+use crate::writes::{Change, Write};
+use cluster::plan::State;
 use cluster::plan::{Data, Fate, VersionRules, View, plan};
-use cluster::plan::{Start, State};
-use cluster::snapshot::{Cause, Desired, Ending, Observed, Role, Seen};
+use cluster::snapshot::{Cause, Desired, Ending, Observed, Seen};
 use etcd::Members;
 use jiff::Timestamp;
 

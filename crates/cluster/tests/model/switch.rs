@@ -13,13 +13,12 @@ use std::sync::OnceLock;
 
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 use cluster::certificates::Noted;
-use cluster::snapshot::{Kept, Observed, Role};
+use cluster::snapshot::Observed;
 use cluster::switch::{Clients, Maker, Started, TlsMode, TlsRollout, next};
 
-use crate::etcd_model::{Cluster, Config, Member, quorum, voters};
-use crate::invariants::demand;
+use crate::etcd_model::{Cluster, Config, Member};
 use crate::others::{Begun, is_elsewhere};
-use crate::world::{World, WorldPod, tell};
+use crate::world::{World, tell};
 use crate::write::Answer;
 
 #[path = "switch/judged.rs"]
