@@ -16,6 +16,7 @@ pub mod ledger;
 pub mod manifests;
 pub mod metrics;
 pub mod objects;
+pub mod plugin;
 pub mod reader;
 mod retry;
 pub mod rolling_check;

@@ -52,6 +52,11 @@ impl EtcdVersion {
             })
     }
 
+    /// A release.
+    pub fn release(major: u64, minor: u64, patch: u64) -> Self {
+        Self(semver::Version::new(major, minor, patch))
+    }
+
     /// The major and the minor number.
     pub fn minor(&self) -> (u64, u64) {
         (self.0.major, self.0.minor)

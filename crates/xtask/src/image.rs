@@ -48,7 +48,7 @@ pub(crate) enum Profile {
     Fast,
 }
 
-/// The crates of the operators and the crate `e2e`. Every call of cargo selects the same crates, so that cargo uses the
+/// The crates of the operators, the plugin of kubectl and the crate `e2e`. Every call of cargo selects the same crates, so that cargo uses the
 /// same features, and compiles large dependencies only once for image, tests and demo.
 pub(crate) const SELECTION: &[&str] = &[
     "-p",
@@ -59,6 +59,8 @@ pub(crate) const SELECTION: &[&str] = &[
     "restore",
     "-p",
     "operators",
+    "-p",
+    "kubectl-etcd",
     "-p",
     "e2e",
 ];

@@ -51,6 +51,7 @@ mod old_etcd;
 mod operator_crash;
 mod operator_upgrade;
 mod paused;
+mod plugin;
 mod quorum_loss;
 mod restore_crash;
 mod restore_failures;

@@ -10,6 +10,8 @@
 //!   to 3.6, members that were removed long ago can reappear.
 //! - Downgrades: `allowedDowngradeVersion` in `server/etcdserver/version/downgrade.go` of etcd 3.6.
 
+use std::fmt;
+
 use super::EtcdVersion;
 
 /// The first minor release that supports etcd's downgrade to the previous minor release.
@@ -98,6 +100,70 @@ pub fn direction(from: &EtcdVersion, to: &EtcdVersion) -> Result<UpgradeDirectio
         ));
     }
     Ok(UpgradeDirection::Up)
+}
+
+/// A version on the way to another one.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Stop {
+    /// The version to set.
+    pub version: EtcdVersion,
+    /// Whether a later patch release of the same minor release is also possible.
+    pub or_later: bool,
+}
+
+impl fmt::Display for Stop {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.version.fmt(formatter)?;
+        formatter.write_str(if self.or_later { " or later" } else { "" })
+    }
+}
+
+/// The versions to set one after the other, so that each change is allowed. The last one is `to`.
+///
+/// # Errors
+/// Fails if no sequence of changes leads to this version. The text contains the cause and a version that is possible.
+pub fn stops(from: &EtcdVersion, to: &EtcdVersion) -> Result<Vec<Stop>, String> {
+    let mut path = Vec::new();
+    let mut at = from.clone();
+    loop {
+        let Err(refused) = direction(&at, to) else {
+            path.push(Stop {
+                version: to.clone(),
+                or_later: false,
+            });
+            return Ok(path);
+        };
+        let Some(next) = next_stop(&at, to).filter(|next| direction(&at, next).is_ok()) else {
+            // The reason against the whole change is clearer than the reason against its last step.
+            return Err(direction(from, to).err().unwrap_or(refused));
+        };
+        path.push(Stop {
+            version: next.clone(),
+            or_later: true,
+        });
+        at = next;
+    }
+}
+
+/// The version to set before `to`: the patch release that the next minor release requires, or else the next minor
+/// release.
+fn next_stop(at: &EtcdVersion, to: &EtcdVersion) -> Option<EtcdVersion> {
+    let ((major, minor), (to_major, to_minor)) = (at.minor(), to.minor());
+    if major != to_major {
+        return None;
+    }
+    let floor = |minor: u64| {
+        let floors = FLOORS.iter().filter(|floor| floor.of == (major, minor + 1));
+        floors.map(|floor| floor.patch).max().unwrap_or_default()
+    };
+    let next = if to_minor < minor {
+        EtcdVersion::release(major, minor - 1, 0)
+    } else if at.semver().patch < floor(minor) {
+        EtcdVersion::release(major, minor, floor(minor))
+    } else {
+        EtcdVersion::release(major, minor + 1, floor(minor + 1))
+    };
+    Some(next)
 }
 
 fn downgrade(from: &EtcdVersion, to: &EtcdVersion) -> Result<UpgradeDirection, String> {
@@ -190,6 +256,41 @@ mod tests {
         ] {
             let why = between(from, to).unwrap_err();
             assert!(why.contains(expected), "{from} {to}: {why}");
+        }
+    }
+
+    fn path(from: &str, to: &str) -> Result<Vec<String>, String> {
+        let parse = |text| EtcdVersion::parse(text).unwrap();
+        let stops = stops(&parse(from), &parse(to))?;
+        Ok(stops.iter().map(ToString::to_string).collect())
+    }
+
+    #[test]
+    fn path_stops_at_each_minor_release() {
+        for (from, to, expected) in [
+            ("3.6.16", "3.6.11", &["3.6.11"][..]),
+            ("3.5.35", "3.6.16", &["3.6.16"]),
+            ("3.5.20", "3.6.16", &["3.5.26 or later", "3.6.16"]),
+            ("3.5.35", "3.7.3", &["3.6.11 or later", "3.7.3"]),
+            (
+                "3.4.23",
+                "3.7.3",
+                &["3.5.26 or later", "3.6.11 or later", "3.7.3"],
+            ),
+            ("3.7.3", "3.5.35", &["3.6.0 or later", "3.5.35"]),
+        ] {
+            assert_eq!(path(from, to).unwrap(), expected, "{from} {to}");
+        }
+    }
+
+    #[test]
+    fn path_without_allowed_changes_is_refused() {
+        for (from, to) in [
+            ("3.5.35", "3.4.23"),
+            ("3.7.3", "3.4.23"),
+            ("3.6.1", "4.0.0"),
+        ] {
+            assert_eq!(path(from, to).err(), between(from, to).err(), "{from} {to}");
         }
     }
 }

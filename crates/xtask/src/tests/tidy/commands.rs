@@ -314,10 +314,23 @@ fn xtask_flags() -> BTreeSet<String> {
     found
 }
 
+/// The flags of `kubectl etcd`, from its generated reference. The tests of the crate `kubectl-etcd` check this page, and
+/// the commands in the documents.
+fn plugin_flags() -> BTreeSet<String> {
+    let page = fs::read_to_string(root().join("docs/kubectl-reference.md")).unwrap();
+    let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
+    let flags = rows.filter_map(|row| {
+        let (_, flag) = row.split('`').next()?.split_once("--")?;
+        flag.split(' ').next()
+    });
+    flags.map(str::to_owned).collect()
+}
+
 /// The flags in the prose of a document that no program has.
 fn unknown_flags(text: &str) -> Vec<&str> {
     let mut known = operator_flags();
     known.extend(xtask_flags());
+    known.extend(plugin_flags());
     known.extend(OTHER_FLAGS.iter().map(|flag| (*flag).to_owned()));
     let flags = inline_code(text)
         .into_iter()
@@ -334,7 +347,7 @@ fn flags_named_in_documents_exist() {
         let unknown = unknown_flags(&page.text);
         assert!(unknown.is_empty(), "{}: no flag {unknown:?}", page.path);
     }
-    let text = "`--cluster-wide`, `--verify-reproducible`, `--cluster-wode=true` and `--`";
+    let text = "`--cluster-wide`, `--verify-reproducible`, `--keep-old-data`, `--cluster-wode=true` and `--`";
     assert_eq!(unknown_flags(text), ["cluster-wode"]);
 }
 

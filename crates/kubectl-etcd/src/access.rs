@@ -1,0 +1,232 @@
+//! Access to Kubernetes with the kubeconfig of kubectl, and the requests that several commands share.
+
+use std::fmt::Debug;
+
+use api::names;
+use api::{EtcdBackup, EtcdCluster, EtcdRestore};
+use k8s_openapi::api::core::v1::Pod;
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams, Preconditions};
+use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::{Api, Client, Config, Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
+use serde_json::Value;
+
+use crate::cli::Connection;
+use crate::error::{Error, Result};
+
+/// Field manager of the changes that this program makes.
+pub const MANAGER: &str = "kubectl-etcd";
+
+/// A client and the namespace of the command.
+#[derive(Clone)]
+pub struct Access {
+    /// The client.
+    pub client: Client,
+    /// The namespace of the command.
+    pub namespace: String,
+}
+
+impl Access {
+    /// Reads the kubeconfig and builds a client. Sends no request.
+    ///
+    /// # Errors
+    /// Fails if the kubeconfig is missing or invalid.
+    pub async fn connect(connection: &Connection) -> Result<Self> {
+        let options = KubeConfigOptions {
+            context: connection.context.clone(),
+            ..KubeConfigOptions::default()
+        };
+        let config = match &connection.kubeconfig {
+            Some(path) => {
+                let kubeconfig = Kubeconfig::read_from(path).map_err(Error::Kubeconfig)?;
+                Config::from_custom_kubeconfig(kubeconfig, &options).await
+            }
+            None => Config::from_kubeconfig(&options).await,
+        };
+        let config = config.map_err(Error::Kubeconfig)?;
+        let namespace = connection.namespace.clone();
+        Ok(Self {
+            namespace: namespace.unwrap_or_else(|| config.default_namespace.clone()),
+            client: Client::try_from(config).map_err(Error::Client)?,
+        })
+    }
+
+    /// The objects of a kind in the namespace of the command.
+    pub fn api<K>(&self) -> Api<K>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
+    {
+        Api::namespaced(self.client.clone(), &self.namespace)
+    }
+
+    /// The same access for another namespace.
+    #[must_use]
+    pub fn in_namespace(&self, namespace: &str) -> Self {
+        Self {
+            client: self.client.clone(),
+            namespace: namespace.to_owned(),
+        }
+    }
+
+    /// An object in errors: `etcdcluster/main in namespace prod`.
+    pub fn named<K: Resource<DynamicType = ()>>(&self, name: &str) -> String {
+        let kind = K::kind(&()).to_lowercase();
+        format!("{kind}/{name} in namespace {}", self.namespace)
+    }
+
+    fn all_of<K: Resource<DynamicType = ()>>(&self) -> String {
+        format!("{} in namespace {}", K::plural(&()), self.namespace)
+    }
+
+    /// Reads an object.
+    ///
+    /// # Errors
+    /// Fails if the object does not exist or cannot be read.
+    pub async fn get<K>(&self, name: &str) -> Result<K>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned,
+    {
+        let answer = self.api::<K>().get(name).await;
+        answer.map_err(|source| Error::Request {
+            verb: "get",
+            object: self.named::<K>(name),
+            source: Box::new(source),
+        })
+    }
+
+    /// Lists objects of the namespace.
+    ///
+    /// # Errors
+    /// Fails if the list cannot be read.
+    pub async fn list<K>(&self, selector: &str) -> Result<Vec<K>>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned,
+    {
+        let params = ListParams::default().labels(selector);
+        let answer = self.api::<K>().list(&params).await;
+        let list = answer.map_err(|source| Error::Request {
+            verb: "list",
+            object: self.all_of::<K>(),
+            source: Box::new(source),
+        })?;
+        Ok(list.items)
+    }
+
+    /// An EtcdCluster.
+    ///
+    /// # Errors
+    /// As [`Access::get`].
+    pub async fn cluster(&self, name: &str) -> Result<EtcdCluster> {
+        self.get(name).await
+    }
+
+    /// The pods of the members of a cluster, sorted by name.
+    ///
+    /// # Errors
+    /// As [`Access::list`].
+    pub async fn pods(&self, cluster: &str) -> Result<Vec<Pod>> {
+        let mut pods: Vec<Pod> = self.list(&names::cluster_selector(cluster)).await?;
+        pods.sort_by_key(ResourceExt::name_any);
+        Ok(pods)
+    }
+
+    /// All EtcdBackups of the namespace.
+    ///
+    /// # Errors
+    /// As [`Access::list`].
+    pub async fn backups(&self) -> Result<Vec<EtcdBackup>> {
+        self.list("").await
+    }
+
+    /// All EtcdRestores of the namespace.
+    ///
+    /// # Errors
+    /// As [`Access::list`].
+    pub async fn restores(&self) -> Result<Vec<EtcdRestore>> {
+        self.list("").await
+    }
+
+    /// Changes an object by a merge patch.
+    ///
+    /// # Errors
+    /// Fails if the API server rejects the patch.
+    pub async fn merge<K>(&self, name: &str, patch: &Value) -> Result<K>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned,
+    {
+        let params = PatchParams {
+            field_manager: Some(MANAGER.to_owned()),
+            ..PatchParams::default()
+        };
+        let answer = self
+            .api::<K>()
+            .patch(name, &params, &Patch::Merge(patch))
+            .await;
+        answer.map_err(|source| Error::Request {
+            verb: "patch",
+            object: self.named::<K>(name),
+            source: Box::new(source),
+        })
+    }
+
+    /// Creates an object.
+    ///
+    /// # Errors
+    /// Fails if the API server rejects the object.
+    pub async fn create<K>(&self, object: &K) -> Result<K>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned
+            + Serialize,
+    {
+        let params = PostParams {
+            field_manager: Some(MANAGER.to_owned()),
+            ..PostParams::default()
+        };
+        let answer = self.api::<K>().create(&params, object).await;
+        answer.map_err(|source| Error::Request {
+            verb: "create",
+            object: self.named::<K>(&object.name_any()),
+            source: Box::new(source),
+        })
+    }
+
+    /// Deletes an object if it is still the same one.
+    ///
+    /// # Errors
+    /// Fails if the API server rejects the request.
+    pub async fn delete<K>(&self, object: &K) -> Result<()>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned,
+    {
+        let params = DeleteParams {
+            preconditions: Some(Preconditions {
+                uid: object.uid(),
+                resource_version: None,
+            }),
+            ..DeleteParams::default()
+        };
+        let name = object.name_any();
+        let answer = self.api::<K>().delete(&name, &params).await;
+        answer.map(|_| ()).map_err(|source| Error::Request {
+            verb: "delete",
+            object: self.named::<K>(&name),
+            source: Box::new(source),
+        })
+    }
+}

@@ -1,0 +1,271 @@
+//! `verify`: what is known about the backups of an EtcdBackup, and a rehearsal of a restore (docs/production.md).
+
+use api::conditions::{ConditionType, find};
+use api::restore::ClusterTemplate;
+use api::{EtcdBackup, EtcdCluster, EtcdClusterSpec, EtcdRestore};
+use jiff::Timestamp;
+use kube::{Api, ResourceExt};
+
+use super::backup::suffix;
+use super::restore::{Chosen, choose, from_backup, look};
+use crate::access::Access;
+use crate::cli::VerifyArgs;
+use crate::console::{confirm, note, paint, say, wait};
+use crate::error::{Error, Result};
+use crate::text::{Cell, Paint, Table, Tone, bytes, distance};
+
+pub(super) async fn run(access: &Access, args: &VerifyArgs) -> Result<()> {
+    let backup: EtcdBackup = access.get(&args.backup).await?;
+    say(&known(&backup, Timestamp::now(), paint()))?;
+    if args.rehearse {
+        return Box::pin(rehearse(access, args, &backup)).await;
+    }
+    choose(&backup, None).map(|_| ())
+}
+
+/// What the operator has verified.
+fn known(backup: &EtcdBackup, now: Timestamp, paint: Paint) -> String {
+    let status = backup.status.clone().unwrap_or_default();
+    let conditions = backup.conditions();
+    let mut lines = Vec::new();
+    for kind in [
+        ConditionType::Complete,
+        ConditionType::Failed,
+        ConditionType::Progressing,
+        ConditionType::RetentionApplied,
+    ] {
+        if let Some(one) = find(conditions, &kind) {
+            lines.push(format!(
+                "{}: {} {}: {}",
+                one.type_, one.status, one.reason, one.message
+            ));
+        }
+    }
+    lines.push(if status.succeeded {
+        "the newest backup is complete: its checksum matches the checksum from etcd, and the store returned the data and the manifest as written".to_owned()
+    } else {
+        paint.paint("the newest backup is not complete", Tone::Bad)
+    });
+    lines.push("only a restore proves that a backup is usable: add --rehearse".to_owned());
+    let mut table = Table::new(&["COMPLETED", "REVISION", "SIZE", "SHA-256", "LOCATION"]);
+    for stored in &status.backups {
+        let completed = stored
+            .completion_time
+            .as_ref()
+            .map(|time| distance(time.0, now));
+        let size = stored
+            .size
+            .and_then(|size| u64::try_from(size).ok())
+            .map(bytes);
+        let digest: String = stored
+            .sha256
+            .iter()
+            .flat_map(|text| text.chars().take(12))
+            .collect();
+        table.add(vec![
+            Cell::from(completed.unwrap_or_default()),
+            stored
+                .etcd_revision
+                .map(|it| it.to_string())
+                .unwrap_or_default()
+                .into(),
+            size.unwrap_or_default().into(),
+            digest.into(),
+            stored.location.clone().into(),
+        ]);
+    }
+    if !table.is_empty() {
+        lines.push(String::new());
+        lines.push(table.render(paint));
+    }
+    lines.join("\n")
+}
+
+async fn rehearse(access: &Access, args: &VerifyArgs, backup: &EtcdBackup) -> Result<()> {
+    let chosen = choose(backup, None)?;
+    let source = backup
+        .spec
+        .etcd_cluster
+        .as_ref()
+        .map(|target| target.name.clone());
+    let original = match &source {
+        Some(name) => {
+            let api: Api<EtcdCluster> = access.api();
+            api.get_opt(name).await.map_err(|source| Error::Request {
+                verb: "get",
+                object: access.named::<EtcdCluster>(name),
+                source: Box::new(source),
+            })?
+        }
+        None => None,
+    };
+    let version = backup
+        .status
+        .as_ref()
+        .and_then(|status| status.etcd_version.clone());
+    let copy = format!("verify-{}", suffix(Timestamp::now()));
+    let restore = rehearsal(&copy, &args.backup, original.as_ref(), version.as_deref());
+    say(&format!(
+        "rehearsal: cluster {copy} of one member is created from {}, compared, and deleted. No other cluster changes",
+        chosen.location
+    ))?;
+    if !confirm("Start the rehearsal?", args.consent)? {
+        return Ok(());
+    }
+    let begin = Timestamp::now();
+    let restore = access.create(&restore).await?;
+    let object = access.named::<EtcdRestore>(&copy);
+    let looked = async || Ok(look(&access.get::<EtcdRestore>(&copy).await?));
+    let outcome = wait(&object, "complete", args.timeout, looked).await;
+    let outcome = match outcome {
+        Ok(_) => compare(&access.get::<EtcdRestore>(&copy).await?, &chosen),
+        Err(error) => Err(error),
+    };
+    if outcome.is_err() {
+        note(&format!(
+            "the rehearsal is kept, so that you can find the cause. Delete it with: kubectl -n {} delete etcdrestore/{copy} etcdcluster/{copy} --ignore-not-found",
+            access.namespace
+        ));
+    } else {
+        access.delete(&restore).await?;
+        let copied: EtcdCluster = access.cluster(&copy).await?;
+        access.delete(&copied).await?;
+    }
+    let took = Timestamp::now().as_second() - begin.as_second();
+    say(&format!("{} in {took} s", outcome?))
+}
+
+/// The EtcdRestore of a rehearsal. The copy has one member, and none of the settings that reach outside: backups,
+/// Services, certificates, network policies.
+fn rehearsal(
+    copy: &str,
+    backup: &str,
+    original: Option<&EtcdCluster>,
+    version: Option<&str>,
+) -> EtcdRestore {
+    let mut spec = original.map_or_else(EtcdClusterSpec::default, |cluster| EtcdClusterSpec {
+        backup: None,
+        tls: None,
+        services: None,
+        network_policy: None,
+        upkeep: None,
+        recovery: None,
+        hibernate: false,
+        paused: false,
+        ..cluster.spec.clone()
+    });
+    spec.size = 1;
+    if let Some(version) = version.filter(|_| original.is_none()) {
+        version.clone_into(&mut spec.version);
+    }
+    if let Some(auth) = &mut spec.auth {
+        // The users are in the backup. The operator logs in, and changes no password.
+        auth.enabled = None;
+    }
+    let mut restore = from_backup(copy, backup, None);
+    restore.etcd_cluster.template = Some(ClusterTemplate {
+        metadata: None,
+        spec,
+    });
+    EtcdRestore::new(copy, restore)
+}
+
+/// Compares the revision of the restored cluster with the revision of the backup.
+fn compare(restore: &EtcdRestore, chosen: &Chosen) -> Result<String> {
+    let status = restore.status.clone().unwrap_or_default();
+    let restored = status.restored_revision.unwrap_or_default();
+    // A newer backup may have been completed since the choice; its revision is in the status of the restore.
+    let expected = status
+        .backup
+        .and_then(|backup| backup.etcd_revision)
+        .or(chosen.revision);
+    match expected {
+        Some(expected) if restored < expected => Err(Error::EndedBadly {
+            object: format!("etcdrestore/{}", restore.name_any()),
+            message: format!(
+                "the restored cluster has revision {restored}, and the backup has revision {expected}"
+            ),
+        }),
+        _ => Ok(format!(
+            "the backup is usable: the restored cluster served revision {restored}"
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn rehearsal_reaches_nothing_outside() {
+        let original: EtcdCluster = serde_json::from_value(json!({
+            "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
+            "metadata": { "name": "main" },
+            "spec": { "size": 5, "version": "3.6.16", "paused": true, "auth": { "secret": "root", "enabled": true },
+                "TLS": { "generated": {} }, "services": { "client": { "type": "LoadBalancer" } },
+                "pod": { "persistentVolumeClaimSpec": { "resources": { "requests": { "storage": "1Gi" } } } } }
+        }))
+        .unwrap();
+        let restore = rehearsal("verify-x", "nightly", Some(&original), Some("3.5.35"));
+        let problems = api::restore::validate(&restore);
+        assert!(problems.is_empty(), "{problems:?}");
+        let spec = restore.spec.etcd_cluster.template.unwrap().spec;
+        assert_eq!((spec.size, spec.version.as_str()), (1, "3.6.16"));
+        assert!(
+            spec.tls.is_none() && spec.services.is_none() && spec.backup.is_none() && !spec.paused
+        );
+        assert!(spec.is_durable());
+        assert_eq!(spec.auth.unwrap().enabled, None);
+        let alone = rehearsal("verify-x", "nightly", None, Some("3.5.35"));
+        assert_eq!(
+            alone.spec.etcd_cluster.template.unwrap().spec.version,
+            "3.5.35"
+        );
+    }
+
+    #[test]
+    fn lower_revision_fails_rehearsal() {
+        let with = |restored: i64| {
+            let mut restore = rehearsal("verify-x", "nightly", None, None);
+            restore.status =
+                Some(serde_json::from_value(json!({ "restoredRevision": restored })).unwrap());
+            let chosen = Chosen {
+                revision: Some(200),
+                ..Chosen::default()
+            };
+            compare(&restore, &chosen)
+        };
+        assert!(with(200).unwrap().contains("revision 200"));
+        assert_eq!(
+            with(199).unwrap_err().exit_code(),
+            crate::error::CODE_ENDED_BADLY
+        );
+    }
+
+    #[test]
+    fn stored_backups_are_listed() {
+        let backup: EtcdBackup = serde_json::from_value(json!({
+            "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup", "metadata": { "name": "n" },
+            "spec": { "storageType": "S3" },
+            "status": { "succeeded": true, "backups": [{ "location": "s3://b/k", "etcdRevision": 7, "size": 2048,
+                "sha256": "0123456789abcdef", "completionTime": "2026-11-26T02:00:00Z" }] }
+        }))
+        .unwrap();
+        let text = known(
+            &backup,
+            "2026-11-26T05:00:00Z".parse().unwrap(),
+            Paint(false),
+        );
+        for part in [
+            "checksum matches",
+            "3h ago",
+            "2.0 KiB",
+            "0123456789ab ",
+            "s3://b/k",
+        ] {
+            assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+}

@@ -1,0 +1,48 @@
+//! A port of this machine that leads to the client port of a member, through the API server.
+
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, ResourceExt};
+use tokio::io::copy_bidirectional;
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::access::Access;
+use crate::error::Result;
+
+/// A forwarded port. It is closed when the value is dropped.
+pub(super) struct Forward {
+    /// The port on 127.0.0.1.
+    pub(super) port: u16,
+    task: JoinHandle<()>,
+}
+
+impl Drop for Forward {
+    fn drop(&mut self) {
+        self.task.abort();
+    }
+}
+
+/// Forwards a free port of this machine to a port of the pod.
+pub(super) async fn forward(access: &Access, pod: &Pod, to: u16) -> Result<Forward> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+    let port = listener.local_addr()?.port();
+    let api: Api<Pod> = access.api();
+    let name = pod.name_any();
+    let task = tokio::spawn(async move {
+        while let Ok((mut connection, _)) = listener.accept().await {
+            let (api, name) = (api.clone(), name.clone());
+            tokio::spawn(async move {
+                let Ok(mut forwarder) = api.portforward(&name, &[to]).await.inspect_err(|error| {
+                    eprintln!("port-forward to pod {name}: {error}");
+                }) else {
+                    return;
+                };
+                if let Some(mut stream) = forwarder.take_stream(to) {
+                    // The end of a connection is no error: etcdctl closes its connections in this way.
+                    let _ = copy_bidirectional(&mut connection, &mut stream).await;
+                }
+            });
+        }
+    });
+    Ok(Forward { port, task })
+}

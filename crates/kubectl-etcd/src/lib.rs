@@ -1,0 +1,18 @@
+//! `kubectl etcd`: a program for engineers on call. It shows and drives the clusters of the operators.
+//!
+//! The program uses the fields and annotations that the operators document, and decides nothing that an operator
+//! decides. Decisions are pure functions; `access`, `etcdctl` and `commands` perform the I/O.
+
+pub mod access;
+pub mod changes;
+pub mod cli;
+pub mod commands;
+pub mod console;
+pub mod error;
+pub mod etcdctl;
+pub mod live;
+pub mod members;
+pub mod redact;
+pub mod reference;
+pub mod text;
+pub mod view;

@@ -1,0 +1,222 @@
+//! Commands that change an EtcdCluster or delete a volume.
+
+use api::EtcdCluster;
+use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use kube::{Api, ResourceExt};
+use serde_json::json;
+
+use crate::fixture::{CLUSTER_ID, Ended, Fixture, MEMBERS, condition, eventually};
+
+#[tokio::test(flavor = "multi_thread")]
+async fn pause_needs_confirmation_and_is_repeatable() {
+    let fixture = Fixture::start().await;
+    fixture.create_cluster().await;
+    fixture
+        .run("pause main")
+        .fails(3, &["standard input is no terminal", "add --yes"]);
+    assert!(
+        fixture
+            .run("pause main --dry-run")
+            .ok()
+            .contains("nothing was changed")
+    );
+    assert!(!fixture.cluster().await.spec.paused);
+    fixture.run("pause main --yes").ok();
+    let paused = fixture.cluster().await;
+    assert!(paused.spec.paused);
+    let managers = paused.metadata.managed_fields.unwrap();
+    assert!(
+        managers
+            .iter()
+            .any(|one| one.manager.as_deref() == Some("kubectl-etcd"))
+    );
+    assert!(
+        fixture
+            .run("pause main --yes")
+            .ok()
+            .contains("paused already")
+    );
+    fixture
+        .run("upgrade main 3.6.16 --yes")
+        .fails(3, &["is paused", "kubectl etcd resume main"]);
+    fixture.run("resume main -y").ok();
+    assert!(!fixture.cluster().await.spec.paused);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn upgrade_shows_path_and_waits_for_operator() {
+    let fixture = Fixture::start().await;
+    fixture.create_cluster().await;
+    fixture.run("upgrade main 3.7.3 --yes").fails(
+        3,
+        &[
+            "one minor release at a time",
+            "3.5.35 → 3.6.11 or later → 3.7.3",
+            "kubectl etcd upgrade main 3.6.11 --wait",
+        ],
+    );
+    fixture
+        .run("upgrade main latest --yes")
+        .fails(3, &["not a version"]);
+    fixture
+        .run("upgrade main 3.4.23 --yes")
+        .fails(3, &["cannot be downgraded"]);
+    assert_eq!(fixture.cluster().await.spec.version, "3.5.35");
+
+    let running = fixture.spawn("upgrade main 3.6.16 --yes --wait --timeout 1m");
+    eventually("the new version", async || {
+        fixture.cluster().await.spec.version == "3.6.16"
+    })
+    .await;
+    // A status of the new spec that is not yet at the target does not end the wait.
+    let busy = [condition("Ready", "False", "Upgrading")];
+    fixture
+        .set_status(json!({ "state": "Upgrading 3.5.35→3.6.16", "conditions": busy }))
+        .await;
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    fixture
+        .set_status(json!({ "currentVersion": "3.6.16" }))
+        .await;
+    let ended = Ended::from(running.wait_with_output().unwrap());
+    assert!(
+        ended.errors.contains("Upgrading 3.5.35→3.6.16"),
+        "{ended:?}"
+    );
+    assert!(ended.ok().contains("runs 3.6.16"));
+
+    fixture
+        .run("upgrade main 3.6.17 --yes --wait --timeout 2s")
+        .fails(4, &["did not become upgraded within 2 s"]);
+    let stalled = [condition("Stalled", "True", "UpgradeStopped")];
+    fixture.set_status(json!({ "conditions": stalled })).await;
+    fixture
+        .run("upgrade main 3.6.17 --yes --wait")
+        .fails(5, &["UpgradeStopped: message of Stalled"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn hibernate_and_wake_set_spec() {
+    let fixture = Fixture::start().await;
+    fixture.create_cluster().await;
+    fixture.run("hibernate main --yes").ok();
+    assert!(fixture.cluster().await.spec.hibernate);
+    fixture.run("wake main --yes").ok();
+    assert!(!fixture.cluster().await.spec.hibernate);
+    let without = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
+        "metadata": { "name": "small" }, "spec": {} });
+    fixture.create::<EtcdCluster>(without).await;
+    fixture
+        .run("hibernate small --yes")
+        .fails(3, &["no volumes", "persistentVolumeClaimSpec"]);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn replace_deletes_volume_of_member_only_if_others_serve() {
+    let fixture = Fixture::start().await;
+    fixture.create_cluster().await;
+    let claims: Api<PersistentVolumeClaim> = fixture.api();
+    fixture
+        .run("replace main-x --yes")
+        .fails(1, &["member main-x in namespace prod does not exist"]);
+    let lost = [condition("Available", "False", "QuorumLost")];
+    fixture.set_status(json!({ "conditions": lost })).await;
+    let line = format!("replace {} --yes", MEMBERS[1]);
+    fixture
+        .run(&line)
+        .fails(3, &["has no quorum", "docs/recovery.md"]);
+    assert!(
+        claims
+            .get(MEMBERS[1])
+            .await
+            .unwrap()
+            .metadata
+            .deletion_timestamp
+            .is_none()
+    );
+    fixture.set_status(json!({})).await;
+    fixture.run(&line).ok();
+    // An admission plugin of the server adds a finalizer, so the object can exist until a controller removes it.
+    let found = claims.get_opt(MEMBERS[1]).await.unwrap();
+    assert!(found.is_none_or(|claim| claim.metadata.deletion_timestamp.is_some()));
+    assert!(
+        claims
+            .get(MEMBERS[0])
+            .await
+            .unwrap()
+            .metadata
+            .deletion_timestamp
+            .is_none()
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn recovery_is_approved_by_documented_annotation() {
+    const ANNOTATION: &str = "etcd.database.coreos.com/recover";
+    let fixture = Fixture::start().await;
+    fixture.create_cluster().await;
+    fixture
+        .run("recover main --yes")
+        .fails(3, &["a quorum of cluster main answers"]);
+    let lost = [
+        condition("Available", "False", "QuorumLost"),
+        condition("Degraded", "True", "QuorumLost"),
+    ];
+    fixture.set_status(json!({ "conditions": lost })).await;
+    let shown = fixture.run("recover main");
+    assert!(
+        shown
+            .out
+            .contains("the operator reports QuorumLost: message of Degraded"),
+        "{shown:?}"
+    );
+    shown.fails(3, &["add --yes"]);
+    assert!(
+        !fixture
+            .cluster()
+            .await
+            .annotations()
+            .contains_key(ANNOTATION)
+    );
+    fixture.run("recover main --yes").ok();
+    assert_eq!(
+        fixture.cluster().await.annotations()[ANNOTATION],
+        CLUSTER_ID
+    );
+
+    // The annotation was set while a quorum answered: it is removed, and set again when the operator has noticed.
+    fixture
+        .set_status(json!({ "conditions": lost, "staleApproval": CLUSTER_ID }))
+        .await;
+    let running = fixture.spawn("recover main --yes");
+    eventually("the removal", async || {
+        !fixture
+            .cluster()
+            .await
+            .annotations()
+            .contains_key(ANNOTATION)
+    })
+    .await;
+    fixture
+        .set_status(json!({ "conditions": lost, "staleApproval": null }))
+        .await;
+    Ended::from(running.wait_with_output().unwrap()).ok();
+    assert_eq!(
+        fixture.cluster().await.annotations()[ANNOTATION],
+        CLUSTER_ID
+    );
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn upkeep_needs_answers_of_members() {
+    let fixture = Fixture::start().await;
+    fixture.create_cluster().await;
+    for line in [
+        "defrag main --yes",
+        "compact main --keep 10 --yes",
+        "move-leader main --yes",
+    ] {
+        fixture
+            .run(line)
+            .fails(3, &["the members of cluster main cannot be asked"]);
+    }
+}
