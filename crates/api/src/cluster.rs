@@ -1,6 +1,7 @@
 //! `EtcdCluster`: a cluster of etcd members.
 
 mod access;
+mod advice;
 mod check;
 mod flags;
 mod join;
@@ -16,6 +17,7 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 pub use access::{Auth, NetworkAccess, ROOT_USER};
+pub use advice::Advice;
 pub(crate) use check::{can_restore_from, validate_spec};
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
 pub use flags::{
@@ -29,9 +31,9 @@ pub use options::{
 pub use peers::{PeerListener, PeerStage};
 pub use pod::{ImagePullPolicy, PodPolicy};
 pub use status::{
-    BootstrapStatus, CertificatesStatus, ClusterPhase, EtcdClusterStatus, LastBackup, MemberRole,
-    MemberStatus, MembersStatus, RaftLogStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus,
-    ReplacedStatus, TlsStatus,
+    BootstrapStatus, CertificatesStatus, ClusterPhase, EtcdClusterStatus, LastBackup, LastError,
+    MemberRole, MemberStatus, MembersStatus, RaftLogStatus, RecoveryApproval, RecoveryPhase,
+    RecoveryStatus, ReplacedStatus, TlsStatus,
 };
 pub use tls::{GeneratedTls, KeyNames, MemberTls, StaticTls, TlsPolicy, peers_of};
 pub use upkeep::{
@@ -52,6 +54,8 @@ pub const MAX_SIZE: i32 = 7;
 pub const DEFAULT_REPLACE_AFTER_SECONDS: u64 = 60;
 /// Default of `spec.memberReplacement.keepVolumes`, in seconds.
 pub const DEFAULT_KEEP_VOLUMES_SECONDS: u64 = 3600;
+/// Default of `spec.recovery.keepVolumes`, in seconds.
+pub const DEFAULT_KEEP_RECOVERED_SECONDS: u64 = 3600;
 /// Default of `spec.recovery.after`, in seconds.
 pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
 
@@ -183,6 +187,10 @@ pub struct EtcdClusterSpec {
     /// Periodic backups of the cluster to one location.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<ClusterBackup>,
+    /// Advice that the condition `Advisable` does not report, by name, such as `NoBackup`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub silenced_advice: Vec<Advice>,
 }
 
 impl Default for EtcdClusterSpec {
@@ -206,6 +214,7 @@ impl Default for EtcdClusterSpec {
             auth: None,
             network_policy: None,
             backup: None,
+            silenced_advice: Vec::new(),
         }
     }
 }
@@ -274,6 +283,17 @@ impl EtcdClusterSpec {
             .as_ref()
             .and_then(|recovery| recovery.policy.as_ref());
         policy == Some(&RecoveryPolicy::Automatic)
+    }
+
+    /// How long the operator keeps the old volumes after a recovery.
+    pub fn keep_recovered_volumes(&self) -> std::time::Duration {
+        self.recovery
+            .as_ref()
+            .and_then(|recovery| recovery.keep_volumes.as_ref())
+            .and_then(DurationText::parse)
+            .unwrap_or(std::time::Duration::from_secs(
+                DEFAULT_KEEP_RECOVERED_SECONDS,
+            ))
     }
 
     /// How long the quorum must have been lost before an automatic recovery starts.

@@ -49,6 +49,7 @@ pub fn desired(effective: &Effective, operators: &Operators) -> Desired {
         recovery: RecoveryRule {
             automatic: spec.recovers_automatically(),
             after: spec.recover_after(),
+            keep_volumes: spec.keep_recovered_volumes(),
         },
         paused: spec.paused,
         budget: spec.has_disruption_budget(),

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::EtcdCluster;
 use api::cluster::{ClusterPhase, EtcdClusterStatus, MemberRole, MemberStatus};
-use api::conditions::{ConditionType, is_true};
+use api::conditions::{ConditionType, find, is_true};
 use kube::ResourceExt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -56,7 +56,7 @@ struct Gauge {
 const PREFIX: &str = "etcd_operator_cluster_";
 
 /// The gauges, each with one series per cluster.
-static GAUGES: [Gauge; 12] = [
+static GAUGES: [Gauge; 13] = [
     Gauge {
         name: "certificate_expiry_timestamp_seconds",
         help: "Time at which the next certificate of the cluster expires, in seconds since 1970",
@@ -88,7 +88,13 @@ static GAUGES: [Gauge; 12] = [
     },
     Gauge {
         name: "has_quorum",
-        help: "1 while etcd has a quorum and answers linearizable reads",
+        help: "1 while a quorum of the members answers, 0 while none answers; absent before the cluster has formed and \
+               while it hibernates",
+        of: |_, status| has_quorum(status).map(Into::into),
+    },
+    Gauge {
+        name: "available",
+        help: "1 while the condition Available is True: a quorum answers and the client Service has an endpoint",
         of: |_, status| Some(is_true(&status.conditions, &ConditionType::Available).into()),
     },
     Gauge {
@@ -136,6 +142,17 @@ static GAUGES: [Gauge; 12] = [
         of: |_, status| Some((status.phase == Some(ClusterPhase::Hibernated)).into()),
     },
 ];
+
+/// Whether a quorum answers; `None` if the cluster has not formed, or hibernates.
+fn has_quorum(status: &EtcdClusterStatus) -> Option<bool> {
+    let available = find(&status.conditions, &ConditionType::Available)?;
+    match Reason::parse(&available.reason)? {
+        // Without an endpoint, clients cannot connect through the Service, but etcd serves.
+        Reason::QuorumHealthy | Reason::NoEndpoint => Some(true),
+        Reason::QuorumLost | Reason::ForeignCluster => Some(false),
+        _ => None,
+    }
+}
 
 fn raised(status: &EtcdClusterStatus, kind: &str) -> Option<i64> {
     count(Some(
@@ -397,6 +414,7 @@ mod tests {
             "etcd_operator_cluster_ready_members{namespace=\"prod\",cluster=\"db\"} 2",
             "etcd_operator_cluster_healthy_voters{namespace=\"prod\",cluster=\"db\"} 1",
             "etcd_operator_cluster_has_quorum{namespace=\"prod\",cluster=\"db\"} 1",
+            "etcd_operator_cluster_available{namespace=\"prod\",cluster=\"db\"} 1",
             "etcd_operator_cluster_degraded{namespace=\"prod\",cluster=\"db\"} 0",
             "etcd_operator_cluster_paused{namespace=\"prod\",cluster=\"db\"} 0",
             "etcd_operator_cluster_db_size_bytes{namespace=\"prod\",cluster=\"db\"} 20480",
@@ -419,6 +437,28 @@ mod tests {
         assert!(!page.contains("cluster=\"db\""), "{page}");
         let deleted = "etcd_operator_controller_clusters_deleted_total{namespace=\"prod\"} 1";
         assert!(page.contains(deleted), "{page}");
+    }
+
+    #[test]
+    fn quorum_metric_is_absent_unless_quorum_is_expected() {
+        use crate::reason::Reason;
+        let cases = [
+            (Reason::QuorumHealthy, Some(true)),
+            (Reason::NoEndpoint, Some(true)),
+            (Reason::QuorumLost, Some(false)),
+            (Reason::ForeignCluster, Some(false)),
+            (Reason::Bootstrapping, None),
+            (Reason::Hibernating, None),
+            (Reason::Hibernated, None),
+        ];
+        for (reason, expected) in cases {
+            let mut status = EtcdClusterStatus::default();
+            let finding = Finding::new(ConditionType::Available, false, reason.into(), "");
+            let now = Time(jiff::Timestamp::UNIX_EPOCH);
+            set(&mut status.conditions, &finding, None, &now);
+            assert_eq!(has_quorum(&status), expected, "{reason:?}");
+        }
+        assert_eq!(has_quorum(&EtcdClusterStatus::default()), None);
     }
 
     #[test]

@@ -205,6 +205,8 @@ pub struct RecoveryRule {
     /// How long the quorum must have been lost before an automatic recovery starts. A recovery also waits at most this
     /// long for a survivor that does not answer.
     pub after: Duration,
+    /// How long the operator keeps the old volumes after a recovery.
+    pub keep_volumes: Duration,
 }
 
 /// The spec in effect, in the form that the planner uses.

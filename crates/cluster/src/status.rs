@@ -4,7 +4,9 @@
 //! This report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation`, `raftLog` and `TLS`:
 //! actions of the plan write these fields. If a person deletes the other fields, the operator computes them again.
 
+mod advice;
 mod conditions;
+mod history;
 mod members;
 mod readiness;
 mod version;
@@ -122,7 +124,8 @@ impl Report<'_> {
             .collect();
         let member_details = members::details(view.as_ref(), observed, &before);
         let healthy = member_details.iter().filter(|member| member.healthy);
-        let (conditions, state) = conditions::conditions(self, view.as_ref(), &before, now);
+        let (conditions, state, last_errors) =
+            conditions::conditions(self, (view.as_ref(), &member_details), &before, now);
         EtcdClusterStatus {
             observed_generation: cluster.metadata.generation,
             state: Some(state.text(self)),
@@ -147,17 +150,20 @@ impl Report<'_> {
             client_port: Some(names::CLIENT_PORT.into()),
             next_step: plan.next.clone(),
             waiting_for: waits(plan, &waiting),
+            last_errors,
             conditions,
             ..EtcdClusterStatus::default()
         }
     }
 }
 
-/// The reasons for waiting, as one text. If only problems remain, the text refers to the condition `Degraded`.
+/// The reasons for waiting, as one text. If only problems remain, the text names the first problem.
 fn waits(plan: &Plan, waiting: &[&str]) -> Option<String> {
     match waiting {
         [] if readiness::needs_user(plan) => {
-            Some("manual action required: see the condition Degraded".to_owned())
+            let problem = plan.problems.first()?;
+            let (reason, message) = (problem.reason.as_str(), &problem.message);
+            Some(format!("manual action required: {reason}: {message}"))
         }
         [] => None,
         _ => Some(waiting.join("; ")),

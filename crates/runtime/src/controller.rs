@@ -52,6 +52,9 @@ pub trait Reconcile: Send + Sync + 'static {
         + 'static;
     /// The error of a failed reconcile.
     type Error: Failure;
+    /// True if this operator manages the object, and therefore writes its conditions `Managed` and `Unreadable`. False
+    /// if another operator manages it.
+    const MANAGES: bool = true;
 
     /// Observes, plans, executes one step, and writes the status.
     fn reconcile(
@@ -71,7 +74,7 @@ pub async fn drive<R: Reconcile>(
         scope: operator.scope.clone(),
         report: operator.report.clone(),
         backoff: Backoff::default(),
-        marks: Marks::new(operator),
+        marks: R::MANAGES.then(|| Marks::new(operator)),
     });
     let cache = controllers.cache();
     operator.objects.count_with(move || {
@@ -154,7 +157,8 @@ struct Driver<R: Reconcile> {
     scope: Scope,
     report: Arc<Report>,
     backoff: Backoff,
-    marks: Marks<R::Object>,
+    /// `None` if another operator manages the objects.
+    marks: Option<Marks<R::Object>>,
 }
 
 impl<R: Reconcile> Driver<R> {
@@ -177,23 +181,33 @@ impl<R: Reconcile> Driver<R> {
         object: &Guarded<R::Object>,
     ) -> Result<Action, R::Error> {
         if !self.scope.takes(object) {
-            let again = self
-                .marks
-                .report_unmanaged(reference, object.0.as_ref().ok())
-                .await;
+            let again = match &self.marks {
+                Some(marks) => {
+                    marks
+                        .report_unmanaged(reference, object.0.as_ref().ok())
+                        .await
+                }
+                None => None,
+            };
             return Ok(again.map_or_else(Action::await_change, Action::requeue));
         }
         match &object.0 {
             Err(invalid) => {
-                self.marks.unreadable(reference, invalid).await;
+                if let Some(marks) = &self.marks {
+                    marks.unreadable(reference, invalid).await;
+                }
                 Ok(Action::await_change())
             }
             Ok(readable) => {
-                self.marks.readable_again(reference, readable).await;
+                if let Some(marks) = &self.marks {
+                    marks.readable_again(reference, readable).await;
+                }
                 let started = Instant::now();
                 let result = self.reconciler.reconcile(Arc::new(readable.clone())).await;
                 self.report.outcome(reference, started.elapsed(), &result);
-                self.marks.report_managed(reference, readable).await;
+                if let Some(marks) = &self.marks {
+                    marks.report_managed(reference, readable).await;
+                }
                 let done = result?;
                 self.backoff.reset(object);
                 Ok(done

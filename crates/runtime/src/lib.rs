@@ -24,6 +24,7 @@ pub mod marks;
 mod notice;
 pub mod outcome;
 pub mod process;
+mod process_metrics;
 pub mod reach;
 mod reason;
 pub mod schedule;

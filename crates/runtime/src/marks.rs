@@ -115,14 +115,15 @@ where
         if is_managed {
             return;
         }
-        let note = format!("managed by {}{}", self.name, place(&self.namespace));
+        let note = claim(self.name, &self.namespace);
         let generation = object.meta().generation;
         let condition = condition(MANAGED, "True", self.scope.reason(), &note, generation);
         self.write(reference, "scope", &json!([condition])).await;
     }
 
     fn is_own(&self, managed: &Value) -> bool {
-        is_report_of(managed, &self.scope, &self.namespace)
+        let claim = claim(self.name, &self.namespace);
+        is_report_of(managed, &self.scope, &claim)
     }
 
     /// Handles an object whose scope annotation requires another operator. If no such operator reports within [`GRACE`]
@@ -220,18 +221,16 @@ impl Scope {
     }
 }
 
-/// The end of the message of the condition `Managed`, which identifies the release by its namespace.
-fn place(namespace: &str) -> String {
-    format!(" in namespace {namespace}")
+/// The message of the condition `Managed` with the status `True`. It identifies the operator and its release.
+fn claim(operator: &str, namespace: &str) -> String {
+    format!("managed by {operator} in namespace {namespace}")
 }
 
-/// Whether an operator with this scope and in this namespace has written the condition `Managed`, with the status
-/// `True`. The backup operator also reconciles EtcdClusters, so the name of the operator does not count.
-fn is_report_of(managed: &Value, scope: &Scope, namespace: &str) -> bool {
-    let message = managed["message"].as_str().unwrap_or_default();
+/// Whether an operator with this scope and this message has written the condition `Managed`, with the status `True`.
+fn is_report_of(managed: &Value, scope: &Scope, claim: &str) -> bool {
     managed["status"] == "True"
         && managed["reason"] == scope.reason()
-        && message.ends_with(&place(namespace))
+        && managed["message"] == claim
 }
 
 /// True if this process has not yet reported the object as managed. Entries of deleted objects expire.
@@ -333,7 +332,7 @@ mod tests {
     #[test]
     fn managed_condition_identifies_operator_that_wrote_it() {
         let report = |status: &str, reason: &str, namespace: &str| {
-            let message = format!("managed by etcd-operator{}", place(namespace));
+            let message = claim("etcd-operator", namespace);
             json!({ "type": MANAGED, "status": status, "reason": reason, "message": message })
         };
         // Each row has a condition, and whether an operator in `ops` with each of the three scopes has written it.
@@ -343,10 +342,18 @@ mod tests {
             (report("False", "NotManaged", "ops"), [false; 3]),
             (report("True", "Namespaced", "other"), [false; 3]),
             (report("True", "ClusterWide", "dev-ops"), [false; 3]),
+            (
+                json!({
+                    "type": MANAGED, "status": "True", "reason": "ClusterWide",
+                    "message": claim("etcd-backup-operator", "ops"),
+                }),
+                [false; 3],
+            ),
             (json!(null), [false; 3]),
         ] {
             let scopes = [Scope::namespace("ops"), Scope::Annotated, Scope::All];
-            let found = scopes.map(|scope| is_report_of(&report, &scope, "ops"));
+            let own = claim("etcd-operator", "ops");
+            let found = scopes.map(|scope| is_report_of(&report, &scope, &own));
             assert_eq!(found, expected, "{report}");
         }
     }

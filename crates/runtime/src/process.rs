@@ -18,7 +18,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -29,6 +29,7 @@ use crate::admin::{self, Admin, Readiness};
 use crate::cli::Common;
 use crate::client::sending_once;
 use crate::outcome::{Metrics, Report};
+use crate::process_metrics::ProcessMetrics;
 use crate::scope::Scope;
 use crate::{crd, lease};
 
@@ -308,7 +309,7 @@ fn assemble(
         (namespace, identity),
         registry,
     );
-    registry.register_collector(Box::new(Memory));
+    registry.register_collector(Box::new(ProcessMetrics));
     let leader = Gauge::default();
     registry.register(
         "etcd_operator_leader",
@@ -372,37 +373,6 @@ impl Collector for OperatorMetrics {
     }
 }
 
-/// Memory and threads of the process, under the names that Prometheus defines.
-#[derive(Debug)]
-struct Memory;
-
-impl Collector for Memory {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        for (name, help, field, unit) in [
-            (
-                "process_resident_memory_bytes",
-                "Resident memory",
-                "VmRSS:",
-                1024,
-            ),
-            ("process_threads", "Threads", "Threads:", 1),
-        ] {
-            if let Some(value) = number(&status, field) {
-                let gauge = ConstGauge::new(value * unit);
-                gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The number in a field of `/proc/self/status`. `None` if the field is missing.
-fn number(status: &str, field: &str) -> Option<i64> {
-    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
 type Count = Box<dyn Fn() -> BTreeMap<String, i64> + Send + Sync>;
 
 /// The number of objects in each namespace. It is counted when the metrics are read.
@@ -461,25 +431,5 @@ impl Collector for ObjectsCollector {
             MetricType::Gauge,
         )?;
         family.encode(descriptor)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn metrics_include_memory_and_threads_of_process() {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(Memory));
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        for name in ["process_resident_memory_bytes ", "process_threads "] {
-            let value = text
-                .lines()
-                .find_map(|line| line.strip_prefix(name))
-                .unwrap();
-            assert!(value.parse::<i64>().unwrap() > 0, "{text}");
-        }
     }
 }

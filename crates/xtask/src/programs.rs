@@ -19,6 +19,8 @@ mod tools;
 pub(crate) use kubernetes::Kubernetes;
 #[cfg(test)]
 pub(crate) use tools::actionlint;
+#[cfg(test)]
+pub(crate) use tools::promtool;
 pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, hyperlink, mdbook, olm_validate};
 
 /// A part of each cache folder's name. Change this value when the build procedure changes, so that older results are

@@ -251,7 +251,7 @@ async fn approved_by_policy(sandbox: &Sandbox) -> Result<()> {
 
 /// The manifest of a cluster whose members have volumes.
 fn durable(sandbox: &Sandbox) -> Result<String> {
-    let spec = format!("{DURABLE}  recovery: {{after: 5s}}\n");
+    let spec = format!("{DURABLE}  recovery: {{after: 5s, keepVolumes: 5s}}\n");
     cluster_with(&sandbox.env, "c", 3, &spec)
 }
 

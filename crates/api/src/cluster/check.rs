@@ -98,8 +98,10 @@ fn recovery_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
         return Vec::new();
     };
     let after = recovery.after.as_ref();
+    let keep = recovery.keep_volumes.as_ref();
     let mut problems: Vec<Problem> = Problem::invalid_duration("spec.recovery.after", after)
         .into_iter()
+        .chain(Problem::invalid_duration("spec.recovery.keepVolumes", keep))
         .collect();
     if let Some(RecoveryPolicy::Unknown(text)) = &recovery.policy {
         problems.push(Problem::unknown(

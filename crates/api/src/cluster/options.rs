@@ -155,6 +155,10 @@ pub struct Recovery {
     /// `60s`. After an approval, the operator waits this time for members that have data but do not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<DurationText>,
+    /// Minimum time for which the operator keeps the volumes of the old members after a recovery, such as `24h`.
+    /// Default `1h`. The volumes are kept longer until the new cluster has its full size and is healthy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_volumes: Option<DurationText>,
 }
 
 /// Options of etcd. An option that is not set has etcd's default.

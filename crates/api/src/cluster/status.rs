@@ -167,6 +167,13 @@ pub struct EtcdClusterStatus {
     /// Condition that the next step waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
+    /// The last ten kinds of problems, newest first. An entry stays after its problem has ended.
+    #[serde(
+        default,
+        deserialize_with = "readable_items",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub last_errors: Vec<LastError>,
     /// The newest known backup of this cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_backup: Option<LastBackup>,
@@ -178,6 +185,23 @@ pub struct EtcdClusterStatus {
     )]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// A problem in the history of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LastError {
+    /// Time at which the problem began. If it has occurred several times, the last of these times.
+    pub time: Time,
+    /// The reason of the condition `Degraded` at that time.
+    pub reason: String,
+    /// The message of the condition `Degraded` at that time.
+    pub message: String,
+    /// What the operator was about to do (`status.nextStep`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+    /// How often the problem has begun.
+    pub count: i32,
 }
 
 /// The Raft log before an upgrade to etcd 3.7. Each member first saves a snapshot of its log after this entry.

@@ -11,6 +11,7 @@ use jiff::Timestamp;
 
 use crate::plan::actions::{self, Builder};
 use crate::plan::age::age;
+use crate::plan::disks::unfit_claim;
 use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
@@ -263,13 +264,25 @@ fn given_up(
             || pod.spec_hash.as_ref() != Some(&desired.spec_hash)
             || pod.difference.resources.is_some()
     };
-    if first_pods(observed, intent).any(outdated) {
+    if first_pods(observed, intent).any(outdated) || has_unfit_claim(desired, observed, intent) {
         return Some("the spec changed after the first members were created".to_owned());
     }
     let (size, first) = (desired.first, intent.members.len());
     (size != first).then(|| {
         format!("the spec now requests {size} members, but {first} first members were planned")
     })
+}
+
+/// True if a PVC of a first member has no volume yet, and cannot be changed to match the spec. Its StorageClass may not
+/// exist, and Kubernetes does not allow another class for an existing PVC.
+fn has_unfit_claim(desired: &Desired, observed: &Observed, intent: &Intent) -> bool {
+    let Some(wanted) = &desired.claim else {
+        return false;
+    };
+    let first = intent.members.iter();
+    first
+        .filter_map(|name| observed.disks.get(name))
+        .any(|disk| disk.claim.capacity.is_none() && unfit_claim(&disk.claim, wanted).is_some())
 }
 
 fn give_up(why: &str, names: &mut NewNames, draft: &mut Draft) {

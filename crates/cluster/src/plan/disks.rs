@@ -28,7 +28,7 @@ pub(super) fn unfit(desired: &Desired, member: &MemberState) -> Option<String> {
 }
 
 /// Why a PVC cannot be changed to match the spec; `None` if it can, or if it matches already.
-fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
+pub(super) fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
     // If the spec sets no StorageClass, any class is accepted: Kubernetes chooses its default class, which may change.
     if let Some(class) = &wanted.class
         && has.class.as_ref() != Some(class)

@@ -9,6 +9,9 @@ use crate::plan::tests::scene::Scene;
 use crate::snapshot::{Kept, Observed, Role};
 use crate::status::Report;
 
+mod advice;
+mod history;
+
 fn at(seconds: i64) -> Time {
     Time(jiff::Timestamp::from_second(seconds).unwrap())
 }
@@ -418,20 +421,5 @@ fn status_distinguishes_upgrade_in_progress_and_refused_version() {
     assert_eq!(
         is(&status, &ConditionType::Upgrading),
         pair("False", "VersionRefused")
-    );
-}
-
-#[test]
-fn condition_advisable_warns_of_even_size_and_untested_version() {
-    let even = report(&Scene::formed(&["a", "b"]), None, None);
-    assert_eq!(
-        is(&even, &ConditionType::Advisable),
-        pair("False", "EvenSize")
-    );
-    let mut old = Scene::nothing(3);
-    old.desired.version = "3.2.13".into();
-    assert_eq!(
-        is(&report(&old, None, None), &ConditionType::Advisable),
-        pair("False", "UntestedVersion")
     );
 }

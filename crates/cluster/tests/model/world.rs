@@ -375,6 +375,7 @@ impl World {
             recovery: RecoveryRule {
                 automatic: self.setup.automatic,
                 after: Duration::from_secs(self.setup.patience * 3),
+                keep_volumes: Duration::from_secs(self.setup.patience * 3),
             },
             paused: self.wishes.paused,
             budget: true,

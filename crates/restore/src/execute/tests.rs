@@ -422,7 +422,7 @@ async fn deletes_seed_pod_created_after_handover() {
         // The first reads of the EtcdCluster may fail.
         for fails in [0, 2] {
             let now = now.clone();
-            let (requests, outcome) = executed(
+            let (requests, outcome) = Box::pin(executed(
                 &observation,
                 &Action::CreatePod,
                 move |what, before| match what {
@@ -434,7 +434,7 @@ async fn deletes_seed_pod_created_after_handover() {
                     },
                     _ => (200, fake::success()),
                 },
-            )
+            ))
             .await;
             let expected: &[&str] = if stays {
                 &[CREATED]
@@ -488,7 +488,7 @@ async fn deletes_late_seed_pod_without_volume_after_old_members_stopped() {
         observation.objects.cluster = Some(existing.clone());
         observation.objects.backup = Ok(backup());
         observation.snapshot.old_members = OldMembers::Known(Vec::new());
-        let (requests, outcome) = executed(
+        let (requests, outcome) = Box::pin(executed(
             &observation,
             &Action::CreatePod,
             move |what, before| match what {
@@ -498,7 +498,7 @@ async fn deletes_late_seed_pod_without_volume_after_old_members_stopped() {
                 "GET pods" => (200, old(left)),
                 _ => (200, fake::success()),
             },
-        )
+        ))
         .await;
         assert_eq!(requests.len(), if stays { 1 } else { 2 }, "{requests:?}");
         outcome.unwrap();

@@ -48,6 +48,7 @@ pub(crate) fn refused_fields(spec: &EtcdClusterSpec) -> Vec<&'static str> {
         auth: _,
         network_policy: _,
         backup: _,
+        silenced_advice: _,
     } = spec;
     let image = (repository != DEFAULT_REPOSITORY).then_some("spec.repository");
     let pod = pod.as_ref().map(refused_in_pod).unwrap_or_default();

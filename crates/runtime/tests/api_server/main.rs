@@ -340,6 +340,19 @@ impl Reconcile for Counting {
     }
 }
 
+/// A reconciler of an operator that does not manage the object.
+struct Reading(Arc<Counting>);
+
+impl Reconcile for Reading {
+    type Object = EtcdCluster;
+    type Error = AlwaysFails;
+    const MANAGES: bool = false;
+
+    async fn reconcile(&self, object: Arc<EtcdCluster>) -> Result<Done, AlwaysFails> {
+        self.0.reconcile(object).await
+    }
+}
+
 fn operator(client: &Client) -> Operator {
     operator_with(client, Scope::namespace(NAMESPACE), NAMESPACE)
 }
@@ -466,6 +479,33 @@ async fn two_operators_do_not_overwrite_managed_condition_forever() {
         operator.shutdown.cancel();
         running.await.unwrap();
     }
+}
+
+/// The backup operator reconciles EtcdClusters, but the cluster operator manages them.
+#[tokio::test]
+async fn operator_that_does_not_manage_object_writes_no_condition() {
+    let (_server, client) = with_crd().await;
+    loosen(&client).await;
+    let raw = store_unreadable(&client).await;
+    cluster(&client, "good").await;
+    let (operator, counting) = (operator(&client), Arc::new(Counting::default()));
+    let reading = Arc::new(Reading(counting.clone()));
+    let controllers = Controllers::<EtcdCluster>::new(&operator);
+    let driven = operator.clone();
+    let running =
+        tokio::spawn(async move { controller::drive(&driven, controllers, reading).await });
+    // The conditions would be written in the first reconcile.
+    eventually("five reconciles", async || {
+        (counting.good.load(Ordering::SeqCst) > 5).then_some(())
+    })
+    .await;
+    for name in ["good", "unreadable"] {
+        let object = raw.get(name).await.unwrap();
+        let conditions = &object.data["status"]["conditions"];
+        assert!(conditions.is_null(), "{name}: {conditions}");
+    }
+    operator.shutdown.cancel();
+    running.await.unwrap();
 }
 
 /// Invariant 15: an object that cannot be parsed delays no other object.

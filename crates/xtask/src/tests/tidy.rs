@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+mod alerts;
 mod blocks;
 mod chart;
 mod commands;

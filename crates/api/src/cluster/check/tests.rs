@@ -32,6 +32,7 @@ fn each_invalid_field_of_stored_object_is_reported() {
         recovery: Some(Recovery {
             policy: Some(RecoveryPolicy::from("Perhaps")),
             after: Some(DurationText("soon".into())),
+            keep_volumes: Some(DurationText("long".into())),
         }),
         ..EtcdClusterSpec::default()
     };
@@ -47,6 +48,7 @@ fn each_invalid_field_of_stored_object_is_reported() {
             "spec.pod.labels",
             "spec.pod.extraArgs",
             "spec.recovery.after",
+            "spec.recovery.keepVolumes",
             "spec.recovery.policy"
         ]
     );

@@ -51,7 +51,7 @@ pub(super) fn recovered() -> Scene {
     scene
 }
 
-/// Invariant 9: the old volumes stay until the new cluster has its full size.
+/// Invariant 9: the old volumes stay until the new cluster has its full size, and for the time that the user has set.
 #[test]
 fn old_volumes_are_kept_until_recovered_cluster_is_complete() {
     let mut scene = recovered();
@@ -67,6 +67,13 @@ fn old_volumes_are_kept_until_recovered_cluster_is_complete() {
     assert!(scene.plan().problems.is_empty(), "no object is foreign");
     scene.desired.size = 1;
     assert_eq!(deletes_disk(&scene.writes()), 2);
+    // The user may need the old data for some time (`spec.recovery.keepVolumes`).
+    for (completed, deleted) in [(995, 0), (900, 2)] {
+        let mut scene = scene.clone();
+        let record = scene.observed.recovery.record.as_mut().unwrap();
+        record.completion_time = Some(Time(at(completed)));
+        assert_eq!(deletes_disk(&scene.writes()), deleted, "{completed}");
+    }
     // A member that serves on a lost volume does not count, because its data will be lost.
     assert_eq!(deletes_disk(&scene.volume_lost("n").writes()), 0);
 }

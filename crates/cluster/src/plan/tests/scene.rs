@@ -60,6 +60,7 @@ impl Scene {
             recovery: RecoveryRule {
                 automatic: false,
                 after: Duration::from_mins(1),
+                keep_volumes: Duration::from_mins(1),
             },
             paused: false,
             budget: true,

@@ -3,6 +3,7 @@
 use crate::plan::tests::scene::{self, Scene};
 use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
+use crate::snapshot::Claim;
 
 #[test]
 fn learners_join_concurrently_since_etcd_3_6() {
@@ -170,6 +171,40 @@ fn bootstrap_restarts_if_bootstrap_mode_changes() {
     assert_ne!(all.waits(), [Reason::BootstrapAbandoned]);
     all.desired.first = 1;
     assert_eq!(all.waits(), [Reason::BootstrapAbandoned]);
+}
+
+/// The StorageClass of a PVC cannot be changed. A volume that exists may contain data of a member that has started.
+#[test]
+fn bootstrap_restarts_if_storage_class_of_unbound_claim_is_corrected() {
+    let claim = |class: &str, capacity: Option<u64>| Claim {
+        class: Some(class.to_owned()),
+        requested: Some(1 << 30),
+        text: "1Gi".to_owned(),
+        capacity,
+        resizing: None,
+    };
+    let scene = |wanted: &str, capacity| {
+        let scene = Scene::starting(&["a", "b", "c"]).durable();
+        let mut scene = scene.not_running("a").not_running("b").not_running("c");
+        scene.desired.claim = Some(claim(wanted, None));
+        for disk in scene.observed.disks.values_mut() {
+            disk.claim = claim("missing", capacity);
+        }
+        scene
+    };
+    assert_eq!(
+        scene("standard", None).waits(),
+        [Reason::BootstrapAbandoned]
+    );
+    for kept in [scene("missing", None), scene("standard", Some(1 << 30))] {
+        assert_ne!(kept.waits(), [Reason::BootstrapAbandoned]);
+    }
+    // The first members may form a cluster without the operator as soon as a quorum runs.
+    let mut running = scene("standard", None);
+    for member in ["a", "b"] {
+        running.observed.pods.get_mut(member).unwrap().running = true;
+    }
+    assert_ne!(running.waits(), [Reason::BootstrapAbandoned]);
 }
 
 #[test]
