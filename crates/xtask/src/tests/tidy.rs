@@ -26,7 +26,7 @@ const FILE_BUDGET: usize = 500;
 const TEST_FILE_BUDGET: usize = 600;
 
 /// The maximum number of lines of `crates/cluster` without tests (ADR 25).
-const CLUSTER_BUDGET: usize = 18_500;
+const CLUSTER_BUDGET: usize = 19_000;
 
 /// Adds the files with this extension below `directory`. Hidden directories and `target` are left out.
 fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
