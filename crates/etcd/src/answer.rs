@@ -33,7 +33,8 @@ pub(crate) const LEADER_CHANGED: &str = "leader changed";
 /// The error with which a learner rejects every call except `Status`.
 pub(crate) const NOT_FOR_LEARNER: &str = "etcdserver: rpc not supported for learner";
 
-/// Converts an error of the client library. `endpoint` is the member that was called.
+/// Converts an error of the client library. `endpoint` is the member that was called. [`Error::AnswerLost`] if the
+/// connection broke after it was established, because etcd may then have received the request.
 pub(crate) fn classify(endpoint: &str, error: &etcd_client::Error) -> Error {
     match error {
         etcd_client::Error::GRpcStatus(status) => {
@@ -45,12 +46,12 @@ pub(crate) fn classify(endpoint: &str, error: &etcd_client::Error) -> Error {
                         "{endpoint}: the response has more than {limit} KiB: check that the endpoint is an etcd member"
                     ));
                 }
-                return transport(endpoint, &chain(cause));
+                return transport(endpoint, cause);
             }
             answered(endpoint, status.code() as i32, status.message())
         }
-        etcd_client::Error::TransportError(cause) => transport(endpoint, &chain(cause)),
-        etcd_client::Error::IoError(cause) => transport(endpoint, &chain(cause)),
+        etcd_client::Error::TransportError(cause) => transport(endpoint, cause),
+        etcd_client::Error::IoError(cause) => transport(endpoint, cause),
         other => Error::Other(format!("{endpoint}: {other}")),
     }
 }
@@ -80,16 +81,40 @@ fn chain(error: &dyn StdError) -> String {
     text
 }
 
-fn transport(endpoint: &str, text: &str) -> Error {
+/// Whether the connection was never established, so that etcd certainly did not receive the request.
+fn is_unsent(error: &(dyn StdError + 'static)) -> bool {
+    let mut next = Some(error);
+    while let Some(error) = next {
+        if error.is::<tonic::ConnectError>() {
+            return true;
+        }
+        next = error.source();
+    }
+    false
+}
+
+fn transport(endpoint: &str, cause: &(dyn StdError + 'static)) -> Error {
     const TLS_WORDS: [&str; 4] = ["certificate", "handshake", "InvalidContentType", "tls"];
     // Texts of closed connections. They contain a word that would otherwise mean a TLS error.
     const CLOSED: [&str; 2] = ["close_notify", "handshake eof"];
+    let text = chain(cause);
     let full = format!("{endpoint}: {text}");
     let closed = CLOSED.iter().any(|word| text.contains(word));
     if !closed && TLS_WORDS.iter().any(|word| text.contains(word)) {
+        // TLS fails in the handshake. etcd has then read no request, even if TLS 1.3 lets the client send one early.
         Error::Tls(full)
-    } else {
+    } else if is_unsent(cause) {
         Error::Unreachable(full)
+    } else {
+        Error::AnswerLost(full)
+    }
+}
+
+/// The error of a read. A read changes nothing, so a lost answer means only that the member is unreachable.
+pub(crate) fn of_read(error: Error) -> Error {
+    match error {
+        Error::AnswerLost(text) => Error::Unreachable(text),
+        error => error,
     }
 }
 
@@ -140,7 +165,7 @@ pub(crate) fn most_specific(errors: Vec<Error>) -> Error {
             Error::AccessDenied(_) => 1,
             Error::Other(_) => 2,
             Error::Unavailable(_) => 3,
-            Error::Timeout(_) => 4,
+            Error::Timeout(_) | Error::AnswerLost(_) => 4,
             Error::Tls(_) => 5,
             Error::Unreachable(_) => 6,
         }

@@ -6,34 +6,29 @@
 
 mod append;
 mod auth;
+mod calls;
 mod convert;
 mod deadlines;
 mod pulse;
 mod snapshot;
 
 use std::collections::HashMap;
-use std::future::Future;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, PoisonError};
-use std::time::Duration;
 
 use async_trait::async_trait;
 use etcd_client::{
     AlarmAction, AlarmOptions, AlarmType, Certificate, Client, CompactionOptions, ConnectOptions,
     DowngradeOptions, GetOptions, Identity, MemberAddOptions, TlsOptions,
 };
-use futures::stream::{FuturesUnordered, StreamExt};
-use tokio::time::{Instant, timeout};
+use tokio::time::Instant;
 
 use convert::{alarms_from, members_from, status_from};
 pub use deadlines::Deadlines;
 
 use crate::access::{Access, split};
-use crate::answer::{
-    ALREADY_VOTER, COMPACTED, LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_specific,
-};
-use crate::limits::{MAX_ENDPOINTS, MAX_SNAPSHOT};
-use crate::login::{NOT_HEDGED, Session, asks_for_token};
+use crate::answer::{ALREADY_VOTER, COMPACTED, classify, of_read};
+use crate::limits::MAX_SNAPSHOT;
+use crate::login::Session;
 use crate::port::{
     Added, Alarm, AlarmKind, Error, Etcd, KeyHash, Login, MemberId, Members, Pulse, Snapshot,
     Status,
@@ -109,7 +104,8 @@ impl EtcdClient {
         self.session
             .connect(url, options)
             .await
-            .map_err(|error| classify(endpoint, &error))
+            // No request was sent yet.
+            .map_err(|error| of_read(classify(endpoint, &error)))
     }
 
     async fn connection(&self, endpoint: &str) -> Result<Client, Error> {
@@ -129,202 +125,6 @@ impl EtcdClient {
         let idle = self.deadlines.idle;
         self.connections()
             .retain(|_, connection| connection.answered.elapsed() < idle);
-    }
-
-    /// Sends a call to one member. `deadline` includes the time for the connection.
-    async fn ask<T, C, F>(&self, endpoint: &str, deadline: Duration, call: C) -> Result<T, Error>
-    where
-        C: Fn(Client) -> F + Send + Sync,
-        F: Future<Output = Result<T, etcd_client::Error>> + Send,
-        T: Send,
-    {
-        self.ask_hedged(endpoint, deadline, &NOT_HEDGED, call).await
-    }
-
-    /// Like [`Self::ask`], for a call that other members get as well. `overtaken` is set when another member has
-    /// responded first.
-    async fn ask_hedged<T, C, F>(
-        &self,
-        endpoint: &str,
-        deadline: Duration,
-        overtaken: &AtomicBool,
-        call: C,
-    ) -> Result<T, Error>
-    where
-        C: Fn(Client) -> F + Send + Sync,
-        F: Future<Output = Result<T, etcd_client::Error>> + Send,
-        T: Send,
-    {
-        let call = |client: &Client| Box::pin(call(client.clone()));
-        let answer = timeout(deadline, async {
-            let client = self.connection(endpoint).await?;
-            // For a short call to one member, the client certificate is enough. The call does not wait for a login,
-            // because without a quorum no member issues a token.
-            let brief = self.session.has_certificate() && deadline <= self.deadlines.status;
-            let mut login = if brief {
-                self.session.login_number()
-            } else {
-                Box::pin(self.logged_in(endpoint, None, deadline)).await?
-            };
-            let mut answer = self.call_with_login(login, overtaken, call(&client)).await;
-            let asks = |answer: &Result<T, _>| answer.as_ref().is_err_and(asks_for_token);
-            let denied = |answer: &Result<T, _>| {
-                let error = answer.as_ref().err().map(|it| classify(endpoint, it));
-                matches!(error, Some(Error::AccessDenied(_)))
-            };
-            if login.is_none()
-                && (asks(&answer) || denied(&answer))
-                && let Some(former) = self.session.restore_login()
-            {
-                login = Some(former);
-                answer = self.call_with_login(login, overtaken, call(&client)).await;
-            } else if brief && login.is_some() && asks(&answer) {
-                self.session.drop_token();
-                login = None;
-                answer = call(&client).await;
-            }
-            if self.session.has_credentials() && asks(&answer) {
-                // The member requires a new token. Either it restarted and lost the token, or the token has expired, or
-                // the member does not accept the certificate as a user.
-                login = Box::pin(self.logged_in(endpoint, login, deadline)).await?;
-                answer = self.call_with_login(login, overtaken, call(&client)).await;
-            }
-            if self.session.has_credentials() && login.is_none() && denied(&answer) {
-                // The call may also be denied because the user of the certificate has fewer permissions.
-                let text = format!("{endpoint}: no member has issued a token yet");
-                return Err(Error::Unavailable(text));
-            }
-            match answer {
-                Ok(answer) => {
-                    let connection = Connection {
-                        client,
-                        answered: Instant::now(),
-                    };
-                    self.connections().insert(endpoint.to_owned(), connection);
-                    Ok(answer)
-                }
-                Err(error) => Err(classify(endpoint, &error)),
-            }
-        })
-        .await
-        .unwrap_or_else(|_| Err(Error::Timeout(endpoint.to_owned())));
-        if matches!(
-            answer,
-            Err(Error::Unreachable(_) | Error::Timeout(_) | Error::Tls(_))
-        ) {
-            self.connections().remove(endpoint);
-        }
-        answer
-    }
-
-    /// Repeats a read that an election interrupts. A new leader is usually elected within a second.
-    async fn ask_through_election<T, C, F>(
-        &self,
-        endpoint: &str,
-        deadline: Duration,
-        overtaken: &AtomicBool,
-        call: &C,
-    ) -> Result<T, Error>
-    where
-        C: Fn(Client) -> F + Send + Sync,
-        F: Future<Output = Result<T, etcd_client::Error>> + Send,
-        T: Send,
-    {
-        const ELECTION_RETRY: Duration = Duration::from_millis(100);
-        let end = Instant::now() + deadline;
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            match self.ask_hedged(endpoint, left, overtaken, call).await {
-                Err(Error::Unavailable(text))
-                    if text.ends_with(LEADER_CHANGED) && left > ELECTION_RETRY =>
-                {
-                    tokio::time::sleep(ELECTION_RETRY).await;
-                }
-                answer => return answer,
-            }
-        }
-    }
-
-    /// The members in the order in which they are called, at most [`MAX_ENDPOINTS`]. The member that responded last
-    /// comes first.
-    fn ordered<'a>(&self, via: &'a [String]) -> Vec<&'a str> {
-        let connections = self.connections();
-        let mut ordered: Vec<&str> = via.iter().map(String::as_str).collect();
-        ordered.sort_by_key(|endpoint| {
-            connections
-                .get(*endpoint)
-                .map_or(Duration::MAX, |connection| connection.answered.elapsed())
-        });
-        ordered.truncate(MAX_ENDPOINTS);
-        ordered
-    }
-
-    /// Sends a read that any member may answer. If a member does not respond in time, the next member also gets the
-    /// read, and the first response is used.
-    async fn read<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
-    where
-        C: Fn(Client) -> F + Send + Sync,
-        F: Future<Output = Result<T, etcd_client::Error>> + Send,
-        T: Send,
-    {
-        self.session.set_members(via);
-        let ordered = self.ordered(via);
-        let mut waiting = ordered.iter();
-        let overtaken = AtomicBool::new(false);
-        let mut asked = FuturesUnordered::new();
-        let mut errors = Vec::new();
-        let end = Instant::now() + self.deadlines.call;
-        loop {
-            let left = end.saturating_duration_since(Instant::now());
-            if let Some(endpoint) = waiting.next() {
-                asked.push(self.ask_through_election(endpoint, left, &overtaken, &call));
-            }
-            let wait = if waiting.len() == 0 {
-                left
-            } else {
-                self.deadlines.hedge.min(left)
-            };
-            match timeout(wait, asked.next()).await {
-                Ok(Some(Ok(answer))) => {
-                    overtaken.store(true, Ordering::Relaxed);
-                    return Ok(answer);
-                }
-                Ok(Some(Err(error))) => errors.push(error),
-                Ok(None) => return Err(most_specific(errors)),
-                Err(_) if Instant::now() >= end => {
-                    errors.push(Error::Timeout(via.join(", ")));
-                    return Err(most_specific(errors));
-                }
-                Err(_) => {}
-            }
-        }
-    }
-
-    /// Sends a change. The next member gets the change only if the previous member certainly did not apply it, or if a
-    /// second application is harmless. A member that does not respond may have applied the change, so a timeout ends
-    /// the call. Changes contain a member's ID or URL, so etcd rejects duplicates.
-    async fn change<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
-    where
-        C: Fn(Client) -> F + Send + Sync,
-        F: Future<Output = Result<T, etcd_client::Error>> + Send,
-        T: Send,
-    {
-        self.session.set_members(via);
-        let mut errors = Vec::new();
-        let end = Instant::now() + self.deadlines.call;
-        for endpoint in self.ordered(via) {
-            let left = end.saturating_duration_since(Instant::now());
-            match self.ask(endpoint, left, &call).await {
-                Err(error @ (Error::Unreachable(_) | Error::Tls(_))) => errors.push(error),
-                Err(Error::Unavailable(text))
-                    if NOT_FOR_LEARNER.ends_with(text.rsplit(": ").next().unwrap_or_default()) =>
-                {
-                    errors.push(Error::Unavailable(text));
-                }
-                answer => return answer,
-            }
-        }
-        Err(most_specific(errors))
     }
 }
 
@@ -427,7 +227,7 @@ impl Etcd for EtcdClient {
 
     async fn defragment(&self, member: &str) -> Result<(), Error> {
         let deadline = self.deadlines.defragment;
-        self.ask(member, deadline, |mut client| async move {
+        self.send(member, deadline, |mut client| async move {
             client.defragment().await.map(|_| ())
         })
         .await
@@ -497,24 +297,28 @@ impl Etcd for EtcdClient {
     }
 
     async fn move_leader(&self, leader: &str, to: MemberId) -> Result<(), Error> {
-        self.ask(leader, self.deadlines.call, |mut client| async move {
+        self.send(leader, self.deadlines.call, |mut client| async move {
             client.move_leader(to.0).await.map(|_| ())
         })
         .await
     }
 
     async fn downgrade(&self, via: &[String], to: Option<&str>) -> Result<(), Error> {
-        self.change(via, |client| async move {
-            let mut client = client.maintenance_client();
-            let Some(version) = to else {
-                return client.downgrade(DowngradeOptions::Cancel).await.map(|_| ());
-            };
-            let validate = DowngradeOptions::Validate(version.to_owned());
-            client.downgrade(validate).await?;
-            let enable = DowngradeOptions::Enable(version.to_owned());
-            client.downgrade(enable).await.map(|_| ())
-        })
-        .await
+        let end = Instant::now() + self.deadlines.call;
+        let send = |options: DowngradeOptions| {
+            self.change_before(end, via, move |client| {
+                let options = options.clone();
+                async move {
+                    let mut client = client.maintenance_client();
+                    client.downgrade(options).await.map(|_| ())
+                }
+            })
+        };
+        let Some(version) = to else {
+            return send(DowngradeOptions::Cancel).await;
+        };
+        send(DowngradeOptions::Validate(version.to_owned())).await?;
+        send(DowngradeOptions::Enable(version.to_owned())).await
     }
 
     async fn login(&self, via: &[String]) -> Result<Option<Login>, Error> {

@@ -179,6 +179,10 @@ pub enum Error {
     /// this error.
     #[error("no answer within the deadline from {0}")]
     Timeout(String),
+    /// The connection broke after a change was sent. etcd may have applied the change, so the client does not send it
+    /// again (`EtcdClient::change`).
+    #[error("the answer to a change was lost, and etcd may have applied the change: {0}")]
+    AnswerLost(String),
     /// etcd rejects the call for now, for example with `unhealthy cluster` or `too many learners`, or because a learner
     /// is not ready or no leader exists.
     #[error("etcd rejects the call temporarily: {0}")]
@@ -202,7 +206,8 @@ pub enum Error {
 
 /// Calls to an etcd cluster. Client URLs have the form `http://name.namespace.svc:2379`.
 ///
-/// `via` lists client URLs of members. The call is sent to these members one after another until a member responds.
+/// `via` lists client URLs of members. A read is sent to these members one after another until a member responds. A
+/// change is sent to the next member only if the last member certainly did not receive it, or rejects it as a learner.
 #[async_trait]
 pub trait Etcd: Send + Sync {
     /// Returns the linearizable member list.

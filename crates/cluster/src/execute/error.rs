@@ -144,7 +144,9 @@ impl Error {
                 Reason::Conflict
             }
             Self::Etcd { source, .. } => match source {
-                EtcdError::Unreachable(_) | EtcdError::Timeout(_) => Reason::EtcdUnreachable,
+                EtcdError::Unreachable(_) | EtcdError::Timeout(_) | EtcdError::AnswerLost(_) => {
+                    Reason::EtcdUnreachable
+                }
                 EtcdError::Unavailable(_) => Reason::EtcdRefused,
                 EtcdError::AccessDenied(_) => Reason::EtcdAccessDenied,
                 EtcdError::Tls(_) => Reason::EtcdTls,

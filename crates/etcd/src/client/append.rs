@@ -53,5 +53,5 @@ async fn append(client: &EtcdClient, member: &str) -> Result<(), Error> {
         let answer = client.alarm(AlarmAction::Deactivate, AlarmType::Nospace, Some(options));
         answer.await.map(|_| ())
     };
-    client.ask(member, deadline, call).await
+    client.send(member, deadline, call).await
 }

@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use etcd_client::{Client, UserAddOptions};
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use super::EtcdClient;
 use crate::access::Credentials;
@@ -101,11 +101,7 @@ impl EtcdClient {
             Some(Login::Off) => {}
             _ => return Ok(()),
         }
-        let certificate_user = self.certificate_user();
-        let done = self.change(via, |client| {
-            enable_with_root(client, credentials.clone(), certificate_user.clone())
-        });
-        let done = done.await;
+        let done = self.enable_with_root(via, credentials).await;
         self.session.forget();
         done
     }
@@ -130,64 +126,117 @@ impl EtcdClient {
                 "the client has no credentials: set a user and a password".to_owned(),
             ));
         };
-        let certificate_user = self.certificate_user();
-        let done = self.change(via, |mut client| {
-            let (user, password, certificate_user) =
-                (user.clone(), password.clone(), certificate_user.clone());
-            async move {
-                if let Some(certificate_user) = certificate_user {
-                    add_certificate_user(&mut client, &certificate_user).await?;
-                }
-                let mut auth = client.auth_client();
-                auth.user_change_password(user, password).await.map(|_| ())
+        let end = Instant::now() + self.deadlines.call;
+        let done = async {
+            if let Some(certificate_user) = self.certificate_user() {
+                self.add_certificate_user(end, via, certificate_user)
+                    .await?;
             }
-        });
+            self.change_user(end, via, user, password).await
+        };
         let done = done.await;
         self.session.forget();
         done
     }
-}
 
-/// Creates the user and the role, and then enables authentication. etcd requires this order. Existing users and roles
-/// are kept, and grants are repeated (`AuthEnable` and `UserGrantRole` in etcd's `server/auth/store.go`).
-///
-/// Invariant 21: authentication is enabled only after the operator's own password was set for its user.
-async fn enable_with_root(
-    mut client: Client,
-    credentials: Credentials,
-    certificate_user: Option<String>,
-) -> Result<(), etcd_client::Error> {
-    let Credentials { user, password, .. } = credentials;
-    match client.user_add(user.clone(), password.clone(), None).await {
-        Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(USER_EXISTS) => {
-            let mut auth = client.auth_client();
-            auth.user_change_password(user.clone(), password).await?;
+    /// Creates the user and the role, and then enables authentication. etcd requires this order. Existing users and
+    /// roles are kept, and grants are repeated (`AuthEnable` and `UserGrantRole` in etcd's `server/auth/store.go`).
+    ///
+    /// Invariant 21: authentication is enabled only after the operator's own password was set for its user.
+    async fn enable_with_root(
+        &self,
+        via: &[String],
+        credentials: Credentials,
+    ) -> Result<(), Error> {
+        let Credentials { user, password, .. } = credentials;
+        let end = Instant::now() + self.deadlines.call;
+        let added = self.add_user(end, via, &user, &password, None).await?;
+        if !added {
+            self.change_user(end, via, user.clone(), password).await?;
         }
-        Err(error) => return Err(error),
-        Ok(_) => {}
+        // Before etcd 3.6 the role must exist before it is granted. The permissions come from the name `root`, not from
+        // the content of the role.
+        let role = self.change_before(end, via, |mut client| async move {
+            or_exists(client.role_add(ROOT).await, ROLE_EXISTS)
+        });
+        role.await?;
+        self.grant_root(end, via, user).await?;
+        if let Some(certificate_user) = self.certificate_user() {
+            self.add_certificate_user(end, via, certificate_user)
+                .await?;
+        }
+        let enable = self.change_before(end, via, |mut client| async move {
+            client.auth_enable().await.map(|_| ())
+        });
+        enable.await
     }
-    // Before etcd 3.6 the role must exist before it is granted. The permissions come from the name `root`, not from the
-    // content of the role.
-    match client.role_add("root").await {
-        Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(ROLE_EXISTS) => {}
-        Err(error) => return Err(error),
-        Ok(_) => {}
+
+    /// Creates the user that the client's certificate names, without a password. While no quorum exists to issue
+    /// tokens, the certificate then authenticates the client.
+    async fn add_certificate_user(
+        &self,
+        end: Instant,
+        via: &[String],
+        user: String,
+    ) -> Result<(), Error> {
+        let options = UserAddOptions::new().with_no_pwd();
+        self.add_user(end, via, &user, "", Some(options)).await?;
+        self.grant_root(end, via, user).await
     }
-    client.user_grant_role(user, "root").await?;
-    if let Some(certificate_user) = certificate_user {
-        add_certificate_user(&mut client, &certificate_user).await?;
+
+    /// Creates a user. Returns false if the user already exists.
+    async fn add_user(
+        &self,
+        end: Instant,
+        via: &[String],
+        user: &str,
+        password: &str,
+        options: Option<UserAddOptions>,
+    ) -> Result<bool, Error> {
+        let call = |mut client: Client| {
+            let (user, password) = (user.to_owned(), password.to_owned());
+            let options = options.clone();
+            async move { or_exists(client.user_add(user, password, options).await, USER_EXISTS) }
+        };
+        self.change_before(end, via, call).await
     }
-    client.auth_enable().await.map(|_| ())
+
+    async fn change_user(
+        &self,
+        end: Instant,
+        via: &[String],
+        user: String,
+        password: String,
+    ) -> Result<(), Error> {
+        let call = |client: Client| {
+            let (user, password) = (user.clone(), password.clone());
+            let mut auth = client.auth_client();
+            async move { auth.user_change_password(user, password).await.map(|_| ()) }
+        };
+        self.change_before(end, via, call).await
+    }
+
+    async fn grant_root(&self, end: Instant, via: &[String], user: String) -> Result<(), Error> {
+        let call = |mut client: Client| {
+            let user = user.clone();
+            async move { client.user_grant_role(user, ROOT).await.map(|_| ()) }
+        };
+        self.change_before(end, via, call).await
+    }
 }
 
-/// Creates the user that the client's certificate names, without a password. While no quorum exists to issue tokens,
-/// the certificate then authenticates the client.
-async fn add_certificate_user(client: &mut Client, user: &str) -> Result<(), etcd_client::Error> {
-    let options = UserAddOptions::new().with_no_pwd();
-    match client.user_add(user, "", Some(options)).await {
-        Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(USER_EXISTS) => {}
-        Err(error) => return Err(error),
-        Ok(_) => {}
+/// The role that has all permissions.
+const ROOT: &str = "root";
+
+/// Whether the object was created. False if etcd answers that it already exists.
+fn or_exists<T>(
+    answer: Result<T, etcd_client::Error>,
+    exists: &str,
+) -> Result<bool, etcd_client::Error> {
+    match answer {
+        Err(etcd_client::Error::GRpcStatus(status)) if status.message().contains(exists) => {
+            Ok(false)
+        }
+        answer => answer.map(|_| true),
     }
-    client.user_grant_role(user, "root").await.map(|_| ())
 }

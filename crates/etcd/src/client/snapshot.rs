@@ -8,7 +8,7 @@ use futures::stream::{self, StreamExt};
 use tokio::time::timeout;
 
 use super::EtcdClient;
-use crate::answer::classify;
+use crate::answer::{classify, of_read};
 use crate::login::NOT_HEDGED;
 use crate::port::{Error, Snapshot};
 
@@ -61,7 +61,7 @@ impl EtcdClient {
             stream: timeout(self.deadlines.call, client.snapshot())
                 .await
                 .map_err(|_| Error::Timeout(member.to_owned()))?
-                .map_err(|error| classify(member, &error))?,
+                .map_err(|error| of_read(classify(member, &error)))?,
             progress: self.deadlines.progress,
         };
         match source.next().await? {
@@ -96,7 +96,7 @@ impl Source {
         let message = timeout(*progress, message)
             .await
             .map_err(|_| Error::Timeout(endpoint.clone()))?
-            .map_err(|error| classify(endpoint, &error))?;
+            .map_err(|error| of_read(classify(endpoint, &error)))?;
         Ok(message.map(|message| {
             (
                 Bytes::copy_from_slice(message.blob()),

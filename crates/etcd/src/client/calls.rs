@@ -1,0 +1,251 @@
+//! Sends reads and changes to the members.
+
+use std::future::Future;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use etcd_client::Client;
+use futures::stream::{FuturesUnordered, StreamExt};
+use tokio::time::{Instant, timeout};
+
+use super::{Connection, EtcdClient};
+use crate::answer::{LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_specific, of_read};
+use crate::limits::MAX_ENDPOINTS;
+use crate::login::{NOT_HEDGED, asks_for_token};
+use crate::port::Error;
+
+impl EtcdClient {
+    /// Sends a read to one member. `deadline` includes the time for the connection.
+    pub(super) async fn ask<T, C, F>(
+        &self,
+        endpoint: &str,
+        deadline: Duration,
+        call: C,
+    ) -> Result<T, Error>
+    where
+        C: Fn(Client) -> F + Send + Sync,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+        T: Send,
+    {
+        let answer = self.send(endpoint, deadline, call).await;
+        answer.map_err(of_read)
+    }
+
+    /// Sends a change to one member, at most once. `deadline` includes the time for the connection.
+    pub(super) async fn send<T, C, F>(
+        &self,
+        endpoint: &str,
+        deadline: Duration,
+        call: C,
+    ) -> Result<T, Error>
+    where
+        C: Fn(Client) -> F + Send + Sync,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+        T: Send,
+    {
+        self.ask_hedged(endpoint, deadline, &NOT_HEDGED, call).await
+    }
+
+    /// Like [`Self::send`], for a call that other members get as well. `overtaken` is set when another member has
+    /// responded first.
+    async fn ask_hedged<T, C, F>(
+        &self,
+        endpoint: &str,
+        deadline: Duration,
+        overtaken: &AtomicBool,
+        call: C,
+    ) -> Result<T, Error>
+    where
+        C: Fn(Client) -> F + Send + Sync,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+        T: Send,
+    {
+        let call = |client: &Client| Box::pin(call(client.clone()));
+        let answer = timeout(deadline, async {
+            let client = self.connection(endpoint).await?;
+            // For a short call to one member, the client certificate is enough. The call does not wait for a login,
+            // because without a quorum no member issues a token.
+            let brief = self.session.has_certificate() && deadline <= self.deadlines.status;
+            let mut login = if brief {
+                self.session.login_number()
+            } else {
+                Box::pin(self.logged_in(endpoint, None, deadline)).await?
+            };
+            let mut answer = self.call_with_login(login, overtaken, call(&client)).await;
+            let asks = |answer: &Result<T, _>| answer.as_ref().is_err_and(asks_for_token);
+            let denied = |answer: &Result<T, _>| {
+                let error = answer.as_ref().err().map(|it| classify(endpoint, it));
+                matches!(error, Some(Error::AccessDenied(_)))
+            };
+            if login.is_none()
+                && (asks(&answer) || denied(&answer))
+                && let Some(former) = self.session.restore_login()
+            {
+                login = Some(former);
+                answer = self.call_with_login(login, overtaken, call(&client)).await;
+            } else if brief && login.is_some() && asks(&answer) {
+                self.session.drop_token();
+                login = None;
+                answer = call(&client).await;
+            }
+            if self.session.has_credentials() && asks(&answer) {
+                // The member requires a new token. Either it restarted and lost the token, or the token has expired, or
+                // the member does not accept the certificate as a user.
+                login = Box::pin(self.logged_in(endpoint, login, deadline)).await?;
+                answer = self.call_with_login(login, overtaken, call(&client)).await;
+            }
+            if self.session.has_credentials() && login.is_none() && denied(&answer) {
+                // The call may also be denied because the user of the certificate has fewer permissions.
+                let text = format!("{endpoint}: no member has issued a token yet");
+                return Err(Error::Unavailable(text));
+            }
+            match answer {
+                Ok(answer) => {
+                    let connection = Connection {
+                        client,
+                        answered: Instant::now(),
+                    };
+                    self.connections().insert(endpoint.to_owned(), connection);
+                    Ok(answer)
+                }
+                Err(error) => Err(classify(endpoint, &error)),
+            }
+        })
+        .await
+        .unwrap_or_else(|_| Err(Error::Timeout(endpoint.to_owned())));
+        if matches!(
+            answer,
+            Err(Error::Unreachable(_) | Error::Timeout(_) | Error::AnswerLost(_) | Error::Tls(_))
+        ) {
+            self.connections().remove(endpoint);
+        }
+        answer
+    }
+
+    /// Repeats a read that an election interrupts. A new leader is usually elected within a second.
+    async fn ask_through_election<T, C, F>(
+        &self,
+        endpoint: &str,
+        deadline: Duration,
+        overtaken: &AtomicBool,
+        call: &C,
+    ) -> Result<T, Error>
+    where
+        C: Fn(Client) -> F + Send + Sync,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+        T: Send,
+    {
+        const ELECTION_RETRY: Duration = Duration::from_millis(100);
+        let end = Instant::now() + deadline;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.ask_hedged(endpoint, left, overtaken, call).await {
+                Err(Error::Unavailable(text))
+                    if text.ends_with(LEADER_CHANGED) && left > ELECTION_RETRY =>
+                {
+                    tokio::time::sleep(ELECTION_RETRY).await;
+                }
+                answer => return answer.map_err(of_read),
+            }
+        }
+    }
+
+    /// The members in the order in which they are called, at most [`MAX_ENDPOINTS`]. The member that responded last
+    /// comes first.
+    pub(super) fn ordered<'a>(&self, via: &'a [String]) -> Vec<&'a str> {
+        let connections = self.connections();
+        let mut ordered: Vec<&str> = via.iter().map(String::as_str).collect();
+        ordered.sort_by_key(|endpoint| {
+            connections
+                .get(*endpoint)
+                .map_or(Duration::MAX, |connection| connection.answered.elapsed())
+        });
+        ordered.truncate(MAX_ENDPOINTS);
+        ordered
+    }
+
+    /// Sends a read that any member may answer. If a member does not respond in time, the next member also gets the
+    /// read, and the first response is used.
+    pub(super) async fn read<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
+    where
+        C: Fn(Client) -> F + Send + Sync,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+        T: Send,
+    {
+        self.session.set_members(via);
+        let ordered = self.ordered(via);
+        let mut waiting = ordered.iter();
+        let overtaken = AtomicBool::new(false);
+        let mut asked = FuturesUnordered::new();
+        let mut errors = Vec::new();
+        let end = Instant::now() + self.deadlines.call;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            if let Some(endpoint) = waiting.next() {
+                asked.push(self.ask_through_election(endpoint, left, &overtaken, &call));
+            }
+            let wait = if waiting.len() == 0 {
+                left
+            } else {
+                self.deadlines.hedge.min(left)
+            };
+            match timeout(wait, asked.next()).await {
+                Ok(Some(Ok(answer))) => {
+                    overtaken.store(true, Ordering::Relaxed);
+                    return Ok(answer);
+                }
+                Ok(Some(Err(error))) => errors.push(error),
+                Ok(None) => return Err(most_specific(errors)),
+                Err(_) if Instant::now() >= end => {
+                    errors.push(Error::Timeout(via.join(", ")));
+                    return Err(most_specific(errors));
+                }
+                Err(_) => {}
+            }
+        }
+    }
+
+    /// Sends one change within the deadline of a call. See [`Self::change_before`].
+    pub(super) async fn change<T, C, F>(&self, via: &[String], call: C) -> Result<T, Error>
+    where
+        C: Fn(Client) -> F + Send + Sync,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+        T: Send,
+    {
+        let end = Instant::now() + self.deadlines.call;
+        self.change_before(end, via, call).await
+    }
+
+    /// Sends one change. The next member gets the change only if the last member certainly did not receive it, or
+    /// rejects it as a learner. Otherwise etcd may have applied the change, and a repetition would fail for that reason
+    /// alone. The caller reads the state again instead.
+    ///
+    /// `call` sends one request, because a repetition would also repeat the requests before the failed one.
+    pub(super) async fn change_before<T, C, F>(
+        &self,
+        end: Instant,
+        via: &[String],
+        call: C,
+    ) -> Result<T, Error>
+    where
+        C: Fn(Client) -> F + Send + Sync,
+        F: Future<Output = Result<T, etcd_client::Error>> + Send,
+        T: Send,
+    {
+        self.session.set_members(via);
+        let mut errors = Vec::new();
+        for endpoint in self.ordered(via) {
+            let left = end.saturating_duration_since(Instant::now());
+            match self.send(endpoint, left, &call).await {
+                Err(error @ (Error::Unreachable(_) | Error::Tls(_))) => errors.push(error),
+                Err(Error::Unavailable(text))
+                    if NOT_FOR_LEARNER.ends_with(text.rsplit(": ").next().unwrap_or_default()) =>
+                {
+                    errors.push(Error::Unavailable(text));
+                }
+                answer => return answer,
+            }
+        }
+        Err(most_specific(errors))
+    }
+}
