@@ -131,7 +131,9 @@ fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
         // vanishes together with the pod.
         (Some(_), Child::Absent | Child::NameTaken) | (None, _) => {}
     }
-    match (pod.report_lost, pod.checks_sha256) {
+    // A pod with `--sha256` checks the data that it fetches, but not a data directory that an earlier pod has left on the
+    // volume. Only without a volume, the argument proves what the pod serves.
+    match (pod.report_lost, pod.checks_sha256 && !durable) {
         (true, true) => None,
         (true, false) => Some(stuck(
             "the data of the seed is unknown: its container fetch succeeded, but its termination message is lost",

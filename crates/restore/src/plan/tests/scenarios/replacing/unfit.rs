@@ -145,9 +145,8 @@ fn keeps_seed_pod_on_terminating_volume() {
             (pod.restored, pod.verified) = (None, false);
             (pod.report_lost, pod.checks_sha256) = (true, true);
         });
-        let mut checked = cut_over(&[], checked);
-        checked = durable(&checked, snapshot.seed.pvc.clone());
-        check(&verified_seed(), &checked, &Action::Join);
+        let checked = durable(&cut_over(&[], checked), snapshot.seed.pvc.clone());
+        check(&verified_seed(), &checked, &Action::Nothing);
         let fetches = pod_with(|pod| {
             (pod.restored, pod.verified) = (None, false);
             pod.other_backup = Some(OtherBackup::Fetches("s3://b/2".into()));
@@ -159,6 +158,38 @@ fn keeps_seed_pod_on_terminating_volume() {
     let unknown = durable(&bare, Child::Unknown("timeout".into()));
     let plan = check(&verified_seed(), &unknown, &Action::Nothing);
     assert!(matches!(plan.state, PlanState::Working(_)), "{plan:?}");
+}
+
+/// Invariant 9: the seed's pod and volume are lost at the same time as the old members. A volume counts as the restored
+/// data only after a pod of the restore has reported what the volume contains.
+#[test]
+fn recreated_volume_does_not_count_as_restored_data() {
+    let restore = verified_seed();
+    let on_volume = |pod| durable(&cut_over(&[], pod), Child::Present);
+    // The pod is missing: the next pod reads the volume. Neither the pod nor the volume is handed over before.
+    check(&restore, &on_volume(Pod::Absent), &Action::CreatePod);
+    let fetching = pod_with(|pod| (pod.restored, pod.verified) = (None, false));
+    check(&restore, &on_volume(fetching), &Action::Nothing);
+    // An earlier pod may have left the data of another backup. The argument `--sha256` does not check such data.
+    let unreported = pod_with(|pod| {
+        (pod.restored, pod.verified) = (None, false);
+        (pod.report_lost, pod.checks_sha256) = (true, true);
+    });
+    check_pod_is_replaced(&restore, &on_volume(unreported.clone()));
+    for pvc in [Child::NameTaken, Child::Absent] {
+        let snapshot = durable(&cut_over(&[], unreported.clone()), pvc);
+        let plan = check(&restore, &snapshot, &Action::Nothing);
+        let PlanState::Stuck(trouble) = &plan.state else {
+            panic!("{plan:?}")
+        };
+        for part in ["the data of the seed is unknown", "delete this EtcdRestore"] {
+            assert!(trouble.message.contains(part), "{trouble:?}");
+        }
+        // A user who deletes the restore accepts the current data of the seed.
+        check(&deleted(restore.clone()), &snapshot, &Action::Join);
+    }
+    // Without a volume, the pod has fetched its data itself.
+    check(&restore, &cut_over(&[], unreported), &Action::Join);
 }
 
 /// A kubelet may lose the report of a container. A container that has succeeded does not run again, so no second report
