@@ -41,6 +41,9 @@ pub const LABEL_FORMED: &str = "etcd.database.coreos.com/formed";
 pub const ANNOTATION_BUSY_SINCE: &str = "etcd.database.coreos.com/busy-since";
 /// Pod annotation with the etcd version for which the pod was created.
 pub const ANNOTATION_VERSION: &str = "etcd.version";
+/// Annotation on a PVC with the etcd version that last served the data on the volume, if the next pod starts with
+/// another version. The operator removes the annotation when the next version has served.
+pub const ANNOTATION_SERVED: &str = "etcd.database.coreos.com/served-version";
 /// Pod annotation with the image that the operator requested. The image in the pod may differ, because a webhook may
 /// have changed it.
 pub const ANNOTATION_IMAGE: &str = "etcd.database.coreos.com/image";

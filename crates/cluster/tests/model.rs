@@ -51,6 +51,8 @@ mod removed;
 mod run;
 #[path = "model/sent.rs"]
 mod sent;
+#[path = "model/served.rs"]
+mod served;
 #[path = "model/story.rs"]
 mod story;
 #[path = "model/switch.rs"]

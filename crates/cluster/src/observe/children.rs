@@ -43,6 +43,7 @@ pub fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
         cluster_id: annotation(&claim.metadata, names::ANNOTATION_CLUSTER_ID)
             .and_then(|id| id.parse().ok()),
         version: annotation(&claim.metadata, names::ANNOTATION_VERSION),
+        served: annotation(&claim.metadata, names::ANNOTATION_SERVED),
         initial: annotation(&claim.metadata, names::ANNOTATION_FIRST_MEMBERS)
             .map(|list| list.split(',').map(str::to_owned).collect())
             .unwrap_or_default(),

@@ -58,8 +58,8 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
     let other_image = pod.image != version.image(&desired.repository);
     let fits = versions::fits(pod, &version);
     // The image is first patched into the existing pod. If the image is not available or does not start, the operator
-    // rolls back to the version in the pod's annotation. A new pod has no such annotation, and without a quorum no
-    // other record of the previous version exists.
+    // rolls back to the version in the pod's annotation. A new pod has no such annotation, and the record on its volume
+    // is valid only until its image has started (invariant 30).
     let other_release = versions::made_for(pod).is_some_and(|it| it.minor() != version.minor());
     let image_first = other_image && (!pod.durable || other_release && fits);
     if let Some(why) = &pod.difference.pod
@@ -385,7 +385,10 @@ fn with_note(
 ) {
     let version = version.to_string();
     let disk = disk.filter(|disk| !disk.terminating && disk.version.as_ref() != Some(&version));
-    let noted = disk.map(|disk| actions::note_version(member, &disk.uid, &version));
+    let noted = disk.map(|disk| {
+        let served = versions::served_before(draft.build.observed, (member, disk), &version);
+        actions::note_version(member, &disk.uid, &version, served.as_deref())
+    });
     draft.try_chain(
         change.map(|change| prepares.into_iter().chain(noted).chain([change]).collect()),
     );

@@ -1,6 +1,8 @@
 //! Applies settings of the spec to running pods in place: labels and annotations at once, CPU and memory one member at
 //! a time. `roll` handles changes that need a new pod.
 
+use api::version::EtcdVersion;
+
 use crate::plan::actions::{self, Builder};
 use crate::plan::conflicts::Earlier;
 use crate::plan::view::{MemberState, View};
@@ -25,6 +27,8 @@ pub(super) fn metadata<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
 
 /// Invariant 26: the version recorded on a volume must be the version of the pod that has mounted it. A version change
 /// first writes the record on the volume, and then changes the pod.
+///
+/// Invariant 30: when the version of the pod serves, no earlier version may serve the data again.
 pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let mut draft = Draft::new(build);
     let target = versions::course(build.desired, build.observed).target;
@@ -32,13 +36,18 @@ pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
         let disk = member.disk.filter(|disk| !disk.terminating);
         let made_for = versions::made_for(pod);
         let is_changed = target.is_some() && made_for != target;
+        // The pod may still be ready with the container of before the change.
+        let answer = build.observed.answer(&member.name);
+        let runs = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
+        let is_outdated = disk.is_some_and(|disk| disk.served.is_some()) && runs == made_for;
         let version = made_for.map(|version| version.to_string());
         if let (Some(disk), Some(version)) = (disk, version)
             && pod.ready
             && !is_changed
-            && disk.version.as_ref() != Some(&version)
+            && (disk.version.as_ref() != Some(&version) || is_outdated)
         {
-            draft.add(actions::note_version(&member.name, &disk.uid, &version));
+            let note = actions::note_version(&member.name, &disk.uid, &version, None);
+            draft.add(note);
         }
     }
     draft

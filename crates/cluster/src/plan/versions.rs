@@ -10,7 +10,7 @@ use member::VARIABLE_MAX_LEARNERS;
 
 use crate::plan::replaced;
 use crate::plan::view::{MemberState, View, name_of};
-use crate::snapshot::{Desired, Disk, Observed, Pod};
+use crate::snapshot::{Desired, Disk, Observed, Pod, Trouble};
 
 /// The planned change of the members' version.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -39,7 +39,7 @@ pub(super) enum Downgrade {
 }
 
 /// The version that a member runs: the version in its own answer or, without an answer, the last version that is known
-/// to have run.
+/// to have run. Invariant 30: this version decides to which version the member may go back.
 pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVersion> {
     let answer = observed.answer(name);
     let answered = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
@@ -47,7 +47,38 @@ pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVer
         let changed = pod.changed.as_ref()?;
         EtcdVersion::parse(&changed.from).ok()
     };
-    answered.or_else(before).or_else(|| made_for(pod))
+    let served = || last_served(pod, observed.disks.get(name)?);
+    let last = answered.or_else(before).or_else(served);
+    last.or_else(|| made_for(pod))
+}
+
+/// Invariant 30: the version that last served the data of a pod that has never started, because its image cannot be
+/// pulled. The version of the pod has then not changed the data. `None` if the version of the pod may have run.
+///
+/// A record on the pod is missing if the pod was recreated. In a cluster of one member, no other member shows which
+/// version the cluster runs.
+fn last_served(pod: &Pod, disk: &Disk) -> Option<EtcdVersion> {
+    let has_started = pod.running || pod.running_since.is_some() || pod.restarts > 0;
+    let is_missing = matches!(pod.trouble, Some(Trouble::Image(_)));
+    let is_of_pod = disk.version == pod.version && disk.token == pod.token;
+    if has_started || !is_missing || !is_of_pod || !disk.stays() || disk.is_evidence() {
+        return None;
+    }
+    EtcdVersion::parse(disk.served.as_ref()?).ok()
+}
+
+/// The record of the version that last served the data, before the member changes to `next`: the version that answers.
+/// If the image of a silent member cannot be pulled, the record stays. `None` removes the record, because the version of
+/// the pod may have run.
+pub(super) fn served_before(
+    observed: &Observed,
+    (name, disk): (&str, &Disk),
+    next: &str,
+) -> Option<String> {
+    let answer = observed.answer(name).map(|status| status.version.clone());
+    let pod = observed.pods.get(name);
+    let kept = || Some(last_served(pod?, disk)?.to_string());
+    answer.or_else(kept).filter(|served| served != next)
 }
 
 /// The etcd version of a pod's image; `None` if the pod does not record one.

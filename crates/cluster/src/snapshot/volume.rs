@@ -22,6 +22,9 @@ pub struct Disk {
     pub cluster_id: Option<ClusterId>,
     /// The etcd version that is recorded on the PVC. A recreated pod of the member starts with this version.
     pub version: Option<String>,
+    /// The etcd version that last served the data, as recorded on the PVC; `None` if it is [`Disk::version`], or if it
+    /// is unknown.
+    pub served: Option<String>,
     /// Names of all first members, recorded only on the PVC of a first member.
     pub initial: BTreeSet<String>,
     /// True if the PVC is being deleted. Kubernetes keeps it until the pod that uses it is deleted.

@@ -171,6 +171,11 @@ pub(crate) enum Mutation {
     LocksItselfOut,
     /// A CA is retired before all members trust the next one.
     RetiresEarly,
+    /// The operator does not read which version last served the data on a volume. The runs of `served` must detect this
+    /// mistake and the following one.
+    ForgetsWhatServed,
+    /// The recorded version of a silent member counts as proof that the next version has never run.
+    GoesBackUnproven,
 }
 
 impl Mutation {

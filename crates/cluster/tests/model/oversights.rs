@@ -21,6 +21,9 @@ impl Mutation {
             Self::TakesEvidenceForLeftovers | Self::ForgetsTheMajority | Self::StartsEvidence => {
                 self.mistakes_a_removal(&mut observed);
             }
+            Self::ForgetsWhatServed | Self::GoesBackUnproven => {
+                self.mistakes_a_served_version(&mut observed);
+            }
             _ => self.mistakes_a_volume(&mut observed),
         }
         (desired, observed)

@@ -58,6 +58,7 @@ impl World {
                 token: disk.marked.then(|| disk.token.clone()),
                 cluster_id: disk.cluster_id,
                 version: Some(self.setup.version.to_owned()),
+                served: None,
                 initial: disk.initial.clone(),
                 terminating: disk.terminating,
                 lost: disk.lost,

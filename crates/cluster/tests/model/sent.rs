@@ -314,6 +314,7 @@ fn patched(patch: &Patch, point: &str) -> Write {
             member,
             uid: uid(),
             version: text(&noted[names::ANNOTATION_VERSION]).unwrap(),
+            served: text(&noted[names::ANNOTATION_SERVED]),
         },
         "before-settle-image" => Write::SettleImage { member, uid: uid() },
         "before-patch-image" => Write::PatchImage {

@@ -34,6 +34,8 @@ pub(crate) struct Versions {
     pods: BTreeMap<u64, Image>,
     /// The versions recorded on PVCs, by the UIDs of the PVCs.
     disks: BTreeMap<u64, String>,
+    /// The versions that last served the data, as recorded on PVCs, by the UIDs of the PVCs.
+    served: BTreeMap<u64, String>,
     /// The cluster versions, by the token of the cluster.
     spoken: BTreeMap<String, Spoken>,
 }
@@ -182,14 +184,14 @@ impl World {
             return false;
         };
         let (spoken, has) = (spoken.version, minor(&version));
-        // Invariant 18, with two exceptions: a late write may arrive in a changed world, and other software may restart
+        // Invariants 18 and 30, with two exceptions: a late write may arrive in a changed world, and other software may restart
         // a removed member, which then exits again.
         let removed = self.data(name).is_some_and(|data| data.removed);
         let harmless = self.memory.second || is_elsewhere(name) || removed;
         demand!(
             self,
             harmless || has >= spoken,
-            "invariant 18: {name} starts with etcd {version}, and the cluster version is {spoken:?}"
+            "invariants 18 and 30: {name} starts with etcd {version}, and the cluster version is {spoken:?}"
         );
         demand!(
             self,
@@ -294,12 +296,18 @@ impl World {
                 member,
                 uid,
                 version,
+                served,
             } => {
                 let disk = self.disks.get(member);
                 let Some(disk) = disk.filter(|disk| disk.uid.to_string() == *uid) else {
                     return Answer::Failed;
                 };
-                self.versions.disks.insert(disk.uid, version.clone());
+                let disk = disk.uid;
+                self.versions.disks.insert(disk, version.clone());
+                match served.clone() {
+                    Some(served) => self.versions.served.insert(disk, served),
+                    None => self.versions.served.remove(&disk),
+                };
             }
             _ => return Answer::Failed,
         }
@@ -330,6 +338,7 @@ impl World {
             let uid = self.disks.get(name).map(|disk| disk.uid);
             let noted = uid.and_then(|uid| self.versions.disks.get(&uid));
             seen.version = noted.cloned().or(seen.version.take());
+            seen.served = uid.and_then(|uid| self.versions.served.get(&uid)).cloned();
         }
         let token = observed.intent.as_ref().map(|intent| &intent.token);
         let spoken = token.and_then(|token| self.versions.spoken.get(token));

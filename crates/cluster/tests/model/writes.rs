@@ -107,6 +107,7 @@ pub(crate) enum Write {
         member: String,
         uid: String,
         version: String,
+        served: Option<String>,
     },
     Downgrade {
         to: Option<String>,

@@ -54,9 +54,13 @@ pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) 
     action("before-note-removal", event, text, Request::Patch(patch))
 }
 
-/// Records on the PVC of a member the version with which the member starts next.
-pub(crate) fn note_version(member: &str, uid: &str, version: &str) -> Action {
-    let annotations = json!({ names::ANNOTATION_VERSION: version });
+/// Records on the PVC of a member the version with which the member starts next. `served`: the version that last served
+/// the data, if it is another one (invariant 30). One request changes both records, so that they always match.
+pub(crate) fn note_version(member: &str, uid: &str, version: &str, served: Option<&str>) -> Action {
+    let annotations = json!({
+        names::ANNOTATION_VERSION: version,
+        names::ANNOTATION_SERVED: served,
+    });
     action(
         "before-note-version",
         None,

@@ -5,7 +5,7 @@ use etcd::KeyHash;
 use super::scene::{self, Scene};
 use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
-use crate::snapshot::{Cause, Changed, Seen, Trouble};
+use crate::snapshot::{Cause, Changed, Disk, Pod, Seen, Trouble};
 
 /// A cluster whose members run the version `from`, and whose spec requests the version `to`.
 pub(super) fn towards(from: &str, to: &str) -> Scene {
@@ -115,6 +115,14 @@ impl Scene {
     fn problems(&self) -> Vec<Reason> {
         let problems = self.plan().problems.into_iter();
         problems.map(|problem| problem.reason).collect()
+    }
+
+    fn pod_of(&mut self, member: &str) -> &mut Pod {
+        self.observed.pods.get_mut(member).unwrap()
+    }
+
+    fn disk_of(&mut self, member: &str) -> &mut Disk {
+        self.observed.disks.get_mut(member).unwrap()
     }
 
     fn image_missing(mut self, member: &str) -> Self {
@@ -250,6 +258,99 @@ fn rolls_back_single_member_without_quorum() {
     // If the member has another reason not to answer, its image is not changed.
     scene.observed.pods.get_mut("a").unwrap().trouble = None;
     assert_eq!(patched(&scene), []);
+}
+
+impl Scene {
+    /// The pod of the member was recreated on its volume, and its image cannot be pulled. No member answers.
+    fn recreated_without_image(self, member: &str, served: &str, version: &str) -> Self {
+        let mut scene = self.changed(member, served, version).image_missing(member);
+        let pod = scene.pod_of(member);
+        (pod.changed, pod.running_since) = (None, None);
+        scene.disk_of(member).served = Some(served.to_owned());
+        scene.observed.members = Seen::Unknown("no member answers".into());
+        scene
+    }
+}
+
+/// The only member cannot pull the image of the next minor release, and its pod was recreated. The volume shows that
+/// the next release never ran.
+#[test]
+fn invariant_30_only_member_goes_back_to_version_that_served_its_data() {
+    let scene = Scene::formed(&["a"]).durable().runs("a", "3.5.35");
+    // The record is written before the image is changed.
+    let begins = scene.clone().wants("3.6.16").compared();
+    let note = |served: Option<&str>, to: &str| Write::NoteVersion {
+        member: "a".into(),
+        uid: "disk-a".into(),
+        version: to.into(),
+        served: served.map(str::to_owned),
+    };
+    assert_eq!(
+        begins.writes().first(),
+        Some(&note(Some("3.5.35"), "3.6.16"))
+    );
+
+    let lost = scene.recreated_without_image("a", "3.5.35", "3.6.16");
+    let back = lost.clone().wants("3.5.35");
+    assert_eq!(patched(&back), one("a", "3.5.35"));
+    assert_eq!(back.writes().first(), Some(&note(None, "3.5.35")));
+    assert!(!back.problems().contains(&Reason::VersionRefused));
+    // Another patch release of the served minor release, and another release that can be pulled.
+    assert_eq!(patched(&lost.clone().wants("3.5.40")), one("a", "3.5.40"));
+    let next = lost.clone().wants("3.6.20");
+    assert_eq!(patched(&next), one("a", "3.6.20"));
+    assert_eq!(next.writes().first(), Some(&note(Some("3.5.35"), "3.6.20")));
+    // An older minor release is a downgrade, which only a serving etcd can allow.
+    assert_eq!(patched(&lost.wants("3.4.40")), []);
+}
+
+/// The next minor release may have changed the data, so the member must not go back without etcd's downgrade.
+#[test]
+fn invariant_30_member_does_not_go_back_if_next_version_may_have_run() {
+    let lost = || {
+        let scene = Scene::formed(&["a"]).durable().runs("a", "3.5.35");
+        let scene = scene.recreated_without_image("a", "3.5.35", "3.6.16");
+        scene.wants("3.5.35")
+    };
+    let edits: [fn(&mut Scene); 7] = [
+        |scene| scene.pod_of("a").restarts = 1,
+        |scene| scene.pod_of("a").running_since = Some(jiff::Timestamp::UNIX_EPOCH),
+        |scene| scene.pod_of("a").trouble = Some(Trouble::Failing("exit code 1".into())),
+        |scene| scene.disk_of("a").served = None,
+        |scene| scene.disk_of("a").version = Some("3.6.9".into()),
+        |scene| scene.disk_of("a").token = Some("other".into()),
+        |scene| scene.disk_of("a").lost = true,
+    ];
+    assert_eq!(patched(&lost()), one("a", "3.5.35"));
+    for (number, edit) in edits.into_iter().enumerate() {
+        let mut scene = lost();
+        edit(&mut scene);
+        assert_eq!(patched(&scene), [], "edit {number}");
+    }
+    // A version that may have run replaces the record, whatever the record says.
+    let mut failing = lost().wants("3.6.20");
+    failing.pod_of("a").trouble = Some(Trouble::Failing("exit code 1".into()));
+    let writes = failing.writes();
+    assert!(
+        matches!(&writes[..], [Write::NoteVersion { served: None, .. }, ..]),
+        "{writes:?}"
+    );
+}
+
+/// The record ends when the next version serves, and not while the previous container still runs.
+#[test]
+fn invariant_30_record_ends_when_next_version_serves() {
+    let mut scene = Scene::formed(&["a"]).durable().runs("a", "3.6.16");
+    scene = scene.wants("3.6.16");
+    scene.disk_of("a").served = Some("3.5.35".into());
+    let ends = Write::NoteVersion {
+        member: "a".into(),
+        uid: "disk-a".into(),
+        version: "3.6.16".into(),
+        served: None,
+    };
+    assert_eq!(scene.writes(), [ends]);
+    assert_eq!(scene.answers_as("a", "3.5.35").writes(), []);
 }
 
 #[test]

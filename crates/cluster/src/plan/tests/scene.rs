@@ -539,6 +539,7 @@ fn disk(member: &str, cluster_id: Option<ClusterId>) -> Disk {
         token: Some("token".into()),
         cluster_id,
         version: Some("3.6.16".into()),
+        served: None,
         initial: [].into(),
         terminating: false,
         lost: false,
