@@ -25,6 +25,7 @@ use crate::cluster_backup::ClusterBackups;
 use crate::execute::ExecuteContext;
 use crate::metrics::BackupMetrics;
 use crate::observe::ObserveContext;
+use crate::reads::Reads;
 use crate::reconcile::ReconcileContext;
 use crate::workers::{Limits, Workers};
 
@@ -165,6 +166,7 @@ pub async fn work(operator: Operator, settings: Settings) {
                 own: operator.namespace.clone(),
                 others: settings.ambient_identity,
             },
+            reads: Reads::new(&operator.scope),
             endpoints: EndpointGrants::new(&operator.namespace, ENDPOINTS, settings.etcd_endpoints),
             local: settings.local_directory.map(LocalStore::new),
             local_quota: settings.local_quota,

@@ -11,6 +11,7 @@ mod metrics;
 mod observe;
 pub mod plan;
 pub mod pvc;
+mod reads;
 pub mod reason;
 mod reconcile;
 pub mod removal;

@@ -17,6 +17,7 @@ use store::{LocalStore, Store, Target};
 use tokio::time::timeout;
 
 use crate::plan::{Need, intent};
+use crate::reads::Reads;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Destination, Inputs, Site, Snapshot};
 use crate::transfer::{EarlierAttempt, ObjectName, Owner, earlier_attempt};
@@ -37,6 +38,8 @@ pub(crate) struct ObserveContext {
     pub(crate) etcd: Arc<dyn Etcd>,
     /// The namespaces that may use the identity of the operator.
     pub(crate) grants: Grants,
+    /// The slots of the listings and manifests that are read from stores.
+    pub(crate) reads: Reads,
     /// The etcd endpoints that each namespace may use in `spec.etcdEndpoints` (`--etcd-endpoints`).
     pub(crate) endpoints: EndpointGrants,
     /// The directory for backups that is mounted in the operator's pod.
@@ -135,9 +138,8 @@ async fn for_transfer(
     begun: Timestamp,
 ) -> Result<Read, Trouble> {
     let source = site::source_of(backup)?;
-    let rule = context
-        .endpoints
-        .of(&backup.namespace().unwrap_or_default());
+    let namespace = backup.namespace().unwrap_or_default();
+    let rule = context.endpoints.of(&namespace);
     if let StorageSource::Pvc(pvc) = source {
         // The operator cannot read the volume; only the pod can. The operator reads the Secrets anyway, to report their
         // problems before it creates the pod.
@@ -163,6 +165,7 @@ async fn for_transfer(
         verify_content: false,
     };
     let name = ObjectName::of(key.clone(), backup.spec.is_periodic().then_some(begun));
+    let slot = context.reads.slot(&namespace, store.as_ref()).await;
     let leftover = match earlier_attempt(store.as_ref(), name, owner, begun).await? {
         EarlierAttempt::Complete(stored) => {
             return Ok(Read {
@@ -172,6 +175,7 @@ async fn for_transfer(
         }
         EarlierAttempt::Incomplete(name) => name.leftover(),
     };
+    drop(slot);
     let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
     let etcd = cluster::client(context, backup).await?;
     Ok(Read {
@@ -183,7 +187,7 @@ async fn for_transfer(
             rule,
         },
         connections: Connections {
-            store: Some(store),
+            store: Some(context.reads.limit(&namespace, store)),
             etcd: Some(etcd),
         },
         ..Read::default()
@@ -197,6 +201,8 @@ async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Re
         (site::volume(context, backup, pvc).await?, None)
     } else {
         let Target { store, key } = site::open(context, backup, &source).await?;
+        let namespace = backup.namespace().unwrap_or_default();
+        let store = context.reads.limit(&namespace, store);
         (Site::Store { key }, Some(store))
     };
     Ok(Read {

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use runtime::slots::{Place, SlotLimits, Slots};
 use store::progress::Meter;
 use tokio::sync::{Notify, mpsc};
 use tokio_util::sync::CancellationToken;
@@ -19,10 +20,6 @@ use tokio_util::task::TaskTracker;
 
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Work, WorkState};
-
-mod slots;
-
-use slots::{Place, Slots};
 
 /// The EtcdBackup of a task is looked up at this interval, because it may be deleted.
 const EXISTENCE_POLL: Duration = Duration::from_secs(1);
@@ -144,7 +141,11 @@ impl<T: Clone + Send + 'static> Workers<T> {
     ) -> Arc<Self> {
         Arc::new(Self {
             limits,
-            slots: Slots::new(limits),
+            slots: Slots::new(SlotLimits {
+                concurrent: limits.concurrent,
+                per_store: limits.per_store,
+                per_namespace: limits.per_namespace,
+            }),
             entries: Mutex::default(),
             tasks: TaskTracker::new(),
             shutdown,

@@ -13,6 +13,7 @@ use kube::runtime::watcher;
 use runtime::Operator;
 use runtime::controller::{Cache, Controllers, Guarded, drive};
 use runtime::image::OwnImage;
+use runtime::slots::{SlotLimits, Slots};
 use store::grants::{Grant, Grants};
 
 use crate::execute::{ExecuteContext, Undo};
@@ -41,6 +42,7 @@ pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>)
             own: operator.namespace.clone(),
             others: ambient,
         },
+        reads: Slots::new(SlotLimits::of_reads(&operator.scope)),
     });
     let controllers = watch_targets(controllers);
     drive(&operator, controllers, reconciler.clone()).await;

@@ -11,6 +11,7 @@ use prometheus_client::registry::Registry;
 use runtime::Operator;
 use runtime::controller::Scope;
 use runtime::image::OwnImage;
+use runtime::slots::{SlotLimits, Slots};
 use serde_json::{Value, json};
 use tower::service_fn;
 
@@ -55,6 +56,11 @@ fn serve(
         }
     });
     (Client::new(service, "prod"), requests)
+}
+
+/// The slots for reads from stores.
+pub(crate) fn reads() -> Arc<Slots> {
+    Slots::new(SlotLimits::of_reads(&Scope::All))
 }
 
 /// A restore in place, without status.

@@ -8,6 +8,7 @@ pub(crate) mod provenance;
 mod reach;
 mod tls;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::cluster::{self, EtcdClusterSpec};
@@ -18,6 +19,7 @@ use etcd::Etcd;
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::image::OwnImage;
 use runtime::outcome::Chain;
+use runtime::slots::Slots;
 use serde::de::DeserializeOwned;
 use store::grants::Grants;
 use tokio::time::timeout;
@@ -43,6 +45,8 @@ pub struct ObserveContext<'a> {
     pub etcd: &'a dyn Etcd,
     /// The namespaces that may use the identity of the operator.
     pub grants: &'a Grants,
+    /// The slots of the manifests that are read from stores.
+    pub reads: &'a Arc<Slots>,
     /// The image of seed members.
     pub image: &'a OwnImage,
     /// The problem with the Secrets that the spec of the cluster names for access to the members. `None` without a

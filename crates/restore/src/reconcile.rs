@@ -11,6 +11,7 @@ use kube::{Api, Client, ResourceExt};
 use runtime::Done;
 use runtime::controller::Reconcile;
 use runtime::image::OwnImage;
+use runtime::slots::Slots;
 use store::grants::Grants;
 
 use crate::execute::{ExecuteContext, execute, report};
@@ -35,6 +36,8 @@ pub(crate) struct ReconcileContext {
     pub(crate) image: OwnImage,
     /// The namespaces that may use the identity of the operator.
     pub(crate) grants: Grants,
+    /// The slots of the manifests that are read from stores.
+    pub(crate) reads: Arc<Slots>,
 }
 
 impl Reconcile for ReconcileContext {
@@ -59,6 +62,7 @@ impl ReconcileContext {
             client: &self.client,
             etcd: &self.etcd,
             grants: &self.grants,
+            reads: &self.reads,
             image: &self.image,
             fault: None,
         };
@@ -139,6 +143,7 @@ mod tests {
                 undo: Undo::default(),
             },
             etcd: EtcdClient::new(Access::default()),
+            reads: crate::fake::reads(),
             grants: Grants {
                 operator: "restore operator",
                 own: "prod".into(),

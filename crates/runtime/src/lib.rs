@@ -27,6 +27,7 @@ pub mod process;
 pub mod reach;
 mod reason;
 pub mod scope;
+pub mod slots;
 
 pub use controller::{Reconcile, Scope};
 pub use outcome::{Done, Failure, Notice};

@@ -8,6 +8,7 @@ use api::{EtcdBackup, EtcdRestore};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
+use runtime::slots::Place;
 use tokio::time::timeout;
 
 use super::{ObserveContext, STORE_TIMEOUT, read};
@@ -157,6 +158,12 @@ pub(super) async fn check(
         let keys = secret(context, namespace, named.credentials).await?;
         let ca = secret(context, namespace, named.ca).await?;
         let opened = source::open(block, keys.as_ref(), ca.as_ref(), None).await?;
+        let reads = context.reads.acquire(Place {
+            namespace: namespace.to_owned(),
+            store: backup.location.clone(),
+            in_pod: false,
+        });
+        let _slot = reads.await;
         // The manifest is read first, because the response to a failed GET has a message, and the response to a failed
         // HEAD has none.
         let manifest = opened.manifest().await?;

@@ -52,6 +52,7 @@ impl Reached {
             client: context.client,
             etcd: self.own.as_ref().map_or(context.etcd, |own| own),
             grants: context.grants,
+            reads: context.reads,
             image: context.image,
             fault: self.fault.as_deref(),
         }
@@ -84,6 +85,7 @@ mod tests {
             Error::AccessDenied("http://a: etcd does not take the password of user root".into());
         let etcd = EtcdClient::new(Access::default());
         let grants = store::grants::Grants::default();
+        let reads = crate::fake::reads();
         let config = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -96,6 +98,7 @@ mod tests {
             client: &client,
             etcd: &etcd,
             grants: &grants,
+            reads: &reads,
             image: &image,
             fault,
         };

@@ -10,7 +10,8 @@ use kube::config::AuthInfo;
 use kube::{Client, Config};
 use tempfile::TempDir;
 
-const TOKEN: &str = "test-token";
+/// The token of a user with all rights.
+pub(crate) const TOKEN: &str = "test-token";
 
 pub(crate) struct ApiServer {
     child: Child,

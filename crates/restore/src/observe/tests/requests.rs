@@ -81,6 +81,7 @@ async fn observed(restore: &EtcdRestore, sha256: &str) -> (usize, Observation) {
         client: &client,
         etcd: &etcd,
         grants: &Grants::default(),
+        reads: &fake::reads(),
         image: &fake::image(&client),
         fault: None,
     };

@@ -1,4 +1,5 @@
-//! Admits tasks within three limits: for all tasks, per namespace and per store.
+//! Admits tasks within three limits: for all tasks, per namespace and per store. One task is for example a transfer, or
+//! a read from a store whose answer takes memory.
 //!
 //! A waiting task occupies no slot, so the tasks of a busy store or namespace do not delay other tasks. Of the waiting
 //! tasks that the limits permit, the next one belongs to the namespace with the fewest running tasks. Of several such
@@ -9,16 +10,43 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tokio::sync::oneshot;
 
-use super::Limits;
+use crate::Scope;
+
+/// Number of concurrent reads of listings and manifests, in all namespaces. One read takes up to 50 MiB of memory.
+const READS: usize = 4;
+
+/// Limits of concurrent tasks.
+#[derive(Clone, Copy, Debug)]
+pub struct SlotLimits {
+    /// For all tasks.
+    pub concurrent: usize,
+    /// Per store.
+    pub per_store: usize,
+    /// Per namespace.
+    pub per_namespace: usize,
+}
+
+impl SlotLimits {
+    /// The limits for reads of listings and manifests (ADR 24). If several namespaces share the operator, one namespace
+    /// uses at most half of the slots.
+    pub fn of_reads(scope: &Scope) -> Self {
+        Self {
+            concurrent: READS,
+            per_store: READS,
+            per_namespace: if scope.is_shared() { READS / 2 } else { READS },
+        }
+    }
+}
 
 /// What a task uses, as far as limits apply to it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) namespace: String,
+pub struct Place {
+    /// The namespace of the object for which the task runs.
+    pub namespace: String,
     /// The endpoint and location of the store.
-    pub(super) store: String,
-    /// True if a pod does the work.
-    pub(super) in_pod: bool,
+    pub store: String,
+    /// True if a pod does the work. Only the limit per store then applies.
+    pub in_pod: bool,
 }
 
 struct Waiting {
@@ -34,13 +62,13 @@ struct Tasks {
 }
 
 /// The slots of the tasks of one kind.
-pub(super) struct Slots {
-    limits: Limits,
+pub struct Slots {
+    limits: SlotLimits,
     tasks: Mutex<Tasks>,
 }
 
 /// The permission to run. When it is dropped, the next task is admitted.
-pub(super) struct Slot {
+pub struct Slot {
     slots: Arc<Slots>,
     place: Place,
 }
@@ -59,15 +87,17 @@ impl Drop for Slot {
 }
 
 impl Slots {
-    pub(super) fn new(limits: Limits) -> Arc<Self> {
+    /// Slots within these limits.
+    pub fn new(limits: SlotLimits) -> Arc<Self> {
         Arc::new(Self {
             limits,
             tasks: Mutex::default(),
         })
     }
 
-    /// Waits for a slot. If the future is dropped, the task leaves the queue.
-    pub(super) async fn acquire(self: &Arc<Self>, place: Place) -> Option<Slot> {
+    /// Waits for a slot. If the future is dropped, the task leaves the queue. Returns always a slot while these slots
+    /// exist.
+    pub async fn acquire(self: &Arc<Self>, place: Place) -> Option<Slot> {
         let (admit, admitted) = oneshot::channel();
         self.tasks().waiting.push_back(Waiting { place, admit });
         self.admit();
@@ -96,7 +126,7 @@ impl Slots {
 
 impl Tasks {
     /// Takes the next task that the limits permit from the queue, and counts it as running.
-    fn next(&mut self, limits: &Limits) -> Option<Waiting> {
+    fn next(&mut self, limits: &SlotLimits) -> Option<Waiting> {
         self.waiting.retain(|one| !one.admit.is_closed());
         let admissible = self.waiting.iter().enumerate();
         let admissible = admissible.filter(|(_, one)| self.fits(&one.place, limits));
@@ -106,7 +136,7 @@ impl Tasks {
         Some(next)
     }
 
-    fn fits(&self, place: &Place, limits: &Limits) -> bool {
+    fn fits(&self, place: &Place, limits: &SlotLimits) -> bool {
         let of_store = self.running.iter().filter(|one| one.store == place.store);
         if of_store.count() >= limits.per_store {
             return false;
@@ -127,20 +157,15 @@ impl Tasks {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use futures::FutureExt;
 
     use super::*;
 
     fn slots() -> Arc<Slots> {
-        Slots::new(Limits {
+        Slots::new(SlotLimits {
             concurrent: 4,
             per_store: 2,
             per_namespace: 2,
-            max_backoff_seconds: 30,
-            record_timeout: Duration::from_mins(10),
-            timeout: Duration::MAX,
         })
     }
 
@@ -185,6 +210,16 @@ mod tests {
         assert!(older.as_mut().now_or_never().is_none());
         assert!(newer.await.is_some());
         assert!(older.await.is_some());
+    }
+
+    #[test]
+    fn tenant_gets_half_of_reads() {
+        let own = SlotLimits::of_reads(&Scope::namespace("n"));
+        assert_eq!((own.concurrent, own.per_namespace), (4, 4));
+        for shared in [Scope::Annotated, Scope::All] {
+            let limits = SlotLimits::of_reads(&shared);
+            assert_eq!((limits.concurrent, limits.per_namespace), (4, 2));
+        }
     }
 
     #[tokio::test]
