@@ -201,7 +201,7 @@ impl Keyspace {
         put.await.map(drop).with_context(|| format!("put {key}"))
     }
 
-    /// Reads every key under `prefix`, and compares each value with the one that [`Self::fill`] wrote. Returns the
+    /// Reads every key under `prefix`, and compares each value with the value from [`Self::fill`]. Returns the
     /// revision of the store.
     ///
     /// # Errors

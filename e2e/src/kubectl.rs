@@ -172,7 +172,7 @@ mod tests {
     use super::{local_port, succeeded_before, verb};
 
     #[test]
-    fn finds_verb_after_flags() {
+    fn kubectl_verb_is_found_after_flags() {
         assert_eq!(
             verb(&["-n", "ns", "--as=alice", "get", "pods"]),
             Some("get")

@@ -153,7 +153,7 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
         for container in containers {
             for previous in ["--previous=false", "--previous=true"] {
                 let words = ["logs", &name, "-c", &container, previous];
-                // A container that never started has no log, and one that never restarted has no previous log.
+                // Containers that never started have no log. Containers that never restarted have no previous log.
                 if let Ok(text) = sandbox.kubectl(&words).await {
                     visible.insert(format!("the log of {name}/{container} {previous}"), text);
                 }
@@ -167,7 +167,7 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
             }
         }
     }
-    // Fails if the metrics of the operator cannot be read, so that the search covers at least these.
+    // The loop above skips metrics that cannot be read. The metrics of the operator must be readable.
     Page::of_operator(sandbox, "etcd-operator").await?;
     Ok(visible)
 }

@@ -16,8 +16,8 @@ pub(crate) struct AcknowledgedWrite {
 }
 
 impl AcknowledgedWrite {
-    /// Whether the stored value and revision match this write. If the write was retried, etcd may apply an attempt
-    /// without a response after the acknowledged attempt. The same value then has a later revision.
+    /// Whether the stored value and revision match this write. If the write was retried, etcd may apply an unanswered
+    /// attempt after the acknowledged attempt. The same value then has a later revision.
     fn matches(self, found: Option<&(String, i64)>, value: &str) -> bool {
         found.is_some_and(|(now, at)| {
             now == value && (*at == self.revision || (self.retried && *at > self.revision))
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn only_missing_acknowledged_writes_are_lost() {
+    fn only_acknowledged_writes_can_be_lost() {
         let mut ledger = Ledger::new("k/", Instant::now());
         ledger.record(0, Ok(once(5)));
         ledger.record(1, Err(anyhow::anyhow!("no answer")));

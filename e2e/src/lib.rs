@@ -41,8 +41,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// Time limit for most conditions. A condition that is met within seconds on an idle machine may take minutes on a busy
-/// one. A successful test does not wait longer than necessary, because a wait ends when its condition is met.
+/// Time limit for most conditions, for a busy machine. On an idle machine, most conditions are met within seconds, and
+/// the wait then ends.
 pub const DEADLINE: Duration = Duration::from_mins(5);
 
 /// Runs one step of a test. Prints the name and the duration of the step.

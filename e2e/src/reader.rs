@@ -80,8 +80,9 @@ impl Reader {
 
     /// Stops the client and returns the summary. Every response must contain `keys` keys.
     ///
-    /// # Errors Fails if a response contains too few keys. Also fails if a replaced cluster responds to a read that
-    /// started after the first response of its successor.
+    /// # Errors
+    /// Fails if a response contains too few keys, or if the replaced cluster responds to a read that started after the
+    /// first response of the new cluster.
     pub fn finish(self, keys: usize) -> Result<ReadSummary> {
         self.task.abort();
         summarize(&self.answers(), keys)
@@ -111,12 +112,12 @@ fn summarize(answers: &[Answer], keys: usize) -> Result<ReadSummary> {
         if clusters.last() == Some(&answer.cluster_id) {
             continue;
         }
-        // A response can overtake another one, so the start of the read is compared.
+        // Concurrent responses can arrive in any order, so only reads that started later count.
         let later =
             |other: &&Answer| other.cluster_id != answer.cluster_id && other.ended < answer.begun;
         ensure!(
             !clusters.contains(&answer.cluster_id) || answers.iter().find(later).is_none(),
-            "cluster {:016x} answered after its successor had answered",
+            "the replaced cluster {:016x} answered after the new cluster had answered",
             answer.cluster_id
         );
         if !clusters.contains(&answer.cluster_id) {
@@ -191,7 +192,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn detects_answer_of_replaced_cluster() {
+    fn late_response_of_replaced_cluster_is_an_error() {
         let zero = Instant::now();
         let answer = |cluster_id, begun, ended| Answer {
             begun: zero + Duration::from_millis(begun),
@@ -211,7 +212,7 @@ mod tests {
         assert!(summarize(&good, 4).is_err(), "keys are missing");
         let again = [answer(1, 0, 1), answer(2, 2, 3), answer(1, 4, 5)];
         assert!(summarize(&again, 3).is_err());
-        // This read started before the other cluster responded.
+        // The last read started before the new cluster responded.
         let crossed = [answer(1, 0, 1), answer(2, 4, 5), answer(1, 3, 6)];
         assert!(summarize(&crossed, 3).is_ok());
     }

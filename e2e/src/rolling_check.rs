@@ -23,7 +23,7 @@ pub struct RollingCheck {
     task: JoinHandle<Result<()>>,
 }
 
-/// What the watch has reported about the cluster's pods.
+/// The changes of the cluster's pods that the watch has reported.
 struct PodHistory {
     /// The number of members that must be ready between two terminations.
     size: usize,
@@ -166,7 +166,7 @@ impl PodHistory {
         self.all_ready |= self.are_all_ready();
     }
 
-    /// Whether the history has exactly these pods, of which the same ones are terminating.
+    /// Whether the history has exactly these pods, and the same pods are terminating.
     fn matches(&self, pods: &[Pod]) -> bool {
         pods.len() == self.pods.len()
             && pods.iter().all(|pod| {
@@ -237,7 +237,7 @@ mod tests {
         again(&mut seen, "b", true);
         assert_eq!(seen.overlapping, [("a".to_owned(), "b".to_owned())]);
 
-        // Two pods are terminated concurrently, and the first one is deleted without a grace period.
+        // Two pods are terminated concurrently, and the first pod is deleted without a grace period.
         let mut seen = three();
         seen.take(WatchEvent::Deleted(pod("a", "a", true, false)));
         seen.take(WatchEvent::Modified(pod("b", "b", true, true)));
@@ -245,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn detects_watch_behind_list() {
+    fn history_matches_pods_only_after_all_changes() {
         let mut seen = three();
         let now = |terminating| {
             let (a, b) = (

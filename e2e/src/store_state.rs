@@ -47,7 +47,7 @@ impl StoreState {
         Self::at(keys, revision).await
     }
 
-    /// Reads the keys at an earlier revision. etcd keeps no history of leases, so the leases are the current ones.
+    /// Reads the keys at an earlier revision. etcd keeps no history of leases, so the result has the current leases.
     ///
     /// # Errors
     /// Fails if etcd does not respond or has compacted the revision.

@@ -111,7 +111,8 @@ impl<'a> Testbed<'a> {
 
     /// Restarts DNS with another cache configuration: `nocache` or `cache30`.
     ///
-    /// # Errors Fails if DNS does not start again.
+    /// # Errors
+    /// Fails if DNS does not start again.
     pub async fn dns(&self, mode: &str) -> Result<()> {
         self.run(&["dns", mode]).await.map(drop)
     }

@@ -69,7 +69,8 @@ impl Authority {
 
     /// A CA that already exists, with its common name, certificate and private key.
     ///
-    /// # Errors Fails if `key` is invalid.
+    /// # Errors
+    /// Fails if `key` is invalid.
     pub fn of(name: &str, certificate: &str, key: &str) -> Result<Self> {
         let mut own = CertificateParams::default();
         own.distinguished_name = DistinguishedName::new();

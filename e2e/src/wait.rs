@@ -6,7 +6,7 @@ use anyhow::{Error, Result, bail};
 use tokio::time::timeout;
 
 const POLL_INTERVAL: Duration = Duration::from_millis(100);
-/// Time limit for one poll. After a poll that times out, the next one may succeed.
+/// Time limit for one poll. After a poll that times out, the next poll may succeed.
 const POLL_TIMEOUT: Duration = Duration::from_secs(90);
 /// Beginnings of the messages that `kubectl` prints when the API server denies a request.
 const DENIED: [&str; 3] = [
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn denial_ends_wait_but_other_failure_does_not() {
+    async fn wait_ends_after_denial_but_not_after_other_errors() {
         let printed = |text: &str| anyhow!("kubectl get pods: {text}");
         for (error, ends) in [
             (answer(403), true),

@@ -15,7 +15,8 @@ const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 /// Passes every change after the resource version `since` to `check`, until `check` returns a value. The API server may
 /// close a watch at any time. The next watch then continues at the last delivered version.
 ///
-/// # Errors Fails after `within`, or if the API server no longer has the changes since the last delivered version.
+/// # Errors
+/// Fails after `within`, or if the API server no longer has the changes since the last delivered version.
 pub async fn watch_until<K, T>(
     api: &Api<K>,
     params: &WatchParams,
@@ -29,7 +30,7 @@ where
     let mut since = since.to_owned();
     let found = async {
         loop {
-            // If the watch fails, the next one delivers the missed changes.
+            // If the watch fails, the next watch delivers the missed changes.
             if let Ok(changes) = api.watch(params, &since).await {
                 let mut changes = changes.boxed();
                 while let Ok(Some(change)) = changes.try_next().await {

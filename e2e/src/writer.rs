@@ -58,15 +58,15 @@ pub(crate) struct Access {
     pub(crate) identity: Option<Identity>,
 }
 
-/// The way on which a client reaches the cluster.
+/// The addresses at which a client reaches the cluster.
 #[derive(Clone)]
 pub(crate) enum Route {
     /// The address of the client Service. This machine can reach it only on the testbed.
     Service {
         services: Box<Api<Service>>,
         name: String,
-        /// The address that was known first. A client with a cached DNS record still uses it while the API server is
-        /// stopped.
+        /// The address of the Service at the start. The client uses it while the API server is stopped, like a client
+        /// with a cached DNS record.
         first: String,
     },
     /// The Services of all members, each with the health of the member.
@@ -129,8 +129,8 @@ impl Writer {
     }
 
     /// Like [`Self::start_retrying`], but follows etcd's recommendation for clients: the client has the addresses of
-    /// all members, and does not use members that report themselves as unhealthy. Its keys have a prefix of their own,
-    /// so it can run at the same time as a client of the Service.
+    /// all members, and does not use members that report themselves as unhealthy. Its keys have a separate prefix, so
+    /// it can run at the same time as a client of the Service.
     ///
     /// # Errors
     /// Fails if no write is acknowledged.
@@ -256,7 +256,7 @@ impl Writer {
         })
         .await?;
         let tally = self.with_ledger(|ledger| ledger.tally(&found, silence));
-        // Written to standard error directly, because the test harness hides what passing tests print.
+        // `eprintln!` would not show the line: the test harness captures its output and hides it if the test passes.
         let _ = writeln!(std::io::stderr(), "    {what}: {tally}");
         Ok(tally)
     }

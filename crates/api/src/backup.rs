@@ -120,8 +120,8 @@ text_enum! {
     "the block local must be set if and only if storageType is Local: make spec.local and spec.storageType agree"
 ))]
 pub struct EtcdBackupSpec {
-    /// Client URLs of the cluster to back up. One reachable endpoint is enough. A cluster-wide operator needs a grant for
-    /// clusters outside of this namespace.
+    /// Client URLs of the cluster to back up. One reachable endpoint is enough. Outside of the operator's namespace,
+    /// an administrator must grant endpoints that do not belong to an EtcdCluster of this namespace.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -286,7 +286,7 @@ pub struct EtcdBackupStatus {
     /// Why the newest backup is not complete.
     #[serde(default, rename = "Reason", skip_serializing_if = "Option::is_none")]
     pub reason: Option<String>,
-    /// Version of the etcd server the newest backup came from.
+    /// Version of the etcd server from which the newest backup came.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_version: Option<String>,
     /// Revision of the newest backup.
@@ -316,8 +316,8 @@ pub struct EtcdBackupStatus {
     /// Progress of a running backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub progress: Option<Progress>,
-    /// Number of attempts at the current backup that started and have no known end: the running attempt, and
-    /// attempts that ended with their operator process.
+    /// Number of attempts at the current backup that have neither completed nor failed: the running attempt, and
+    /// attempts that were interrupted because the operator process ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfinished_attempts: Option<i32>,
     /// The newest stored backups, newest first; at most ten.

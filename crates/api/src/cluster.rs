@@ -1,6 +1,7 @@
 //! `EtcdCluster`: a cluster of etcd members.
 
 mod access;
+mod advice;
 mod check;
 mod flags;
 mod join;
@@ -16,6 +17,7 @@ use kube::{CustomResource, KubeSchema};
 use serde::{Deserialize, Serialize};
 
 pub use access::{Auth, NetworkAccess, ROOT_USER};
+pub use advice::Advice;
 pub(crate) use check::{can_restore_from, validate_spec};
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
 pub use flags::{
@@ -29,9 +31,9 @@ pub use options::{
 pub use peers::{PeerListener, PeerStage};
 pub use pod::{ImagePullPolicy, PodPolicy};
 pub use status::{
-    BootstrapStatus, CertificatesStatus, ClusterPhase, EtcdClusterStatus, LastBackup, MemberRole,
-    MemberStatus, MembersStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus, ReplacedStatus,
-    TlsStatus,
+    BootstrapStatus, CertificatesStatus, ClusterPhase, EtcdClusterStatus, LastBackup, LastError,
+    MemberRole, MemberStatus, MembersStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus,
+    ReplacedStatus, TlsStatus,
 };
 pub use tls::{GeneratedTls, KeyNames, MemberTls, StaticTls, TlsPolicy, peers_of};
 pub use upkeep::{
@@ -52,6 +54,8 @@ pub const MAX_SIZE: i32 = 7;
 pub const DEFAULT_REPLACE_AFTER_SECONDS: u64 = 60;
 /// Default of `spec.memberReplacement.keepVolumes`, in seconds.
 pub const DEFAULT_KEEP_VOLUMES_SECONDS: u64 = 3600;
+/// Default of `spec.recovery.keepVolumes`, in seconds.
+pub const DEFAULT_KEEP_RECOVERED_SECONDS: u64 = 3600;
 /// Default of `spec.recovery.after`, in seconds.
 pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
 
@@ -80,13 +84,13 @@ pub const DEFAULT_RECOVER_AFTER_SECONDS: u64 = 60;
         name = "Ready",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].status",
-        description = "Whether the cluster is as its spec demands"
+        description = "Whether the actual state of the cluster matches the spec"
     ),
     printcolumn(
         name = "State",
         type_ = "string",
         json_path = ".status.state",
-        description = "Ready, or what is going on: the reason of the condition Ready"
+        description = "Ready, or the reason why the condition Ready is false"
     ),
     printcolumn(
         name = "Available",
@@ -139,7 +143,7 @@ pub struct EtcdClusterSpec {
     /// Stop all changes to the cluster. The operator still updates the status.
     #[serde(default, skip_serializing_if = "is_false")]
     pub paused: bool,
-    /// Start of the first members: all together (`Parallel`), or one first and then the others one by one
+    /// Start of the first members: all together (`Parallel`), or first one member and then the others one by one
     /// (`Seed`).
     #[serde(default)]
     pub bootstrap: BootstrapMode,
@@ -177,12 +181,16 @@ pub struct EtcdClusterSpec {
     /// Credentials for a cluster with authentication.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub auth: Option<Auth>,
-    /// NetworkPolicy of the members. If not set, the operator creates none.
+    /// NetworkPolicy of the members. If not set, the operator creates no NetworkPolicy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub network_policy: Option<NetworkAccess>,
     /// Periodic backups of the cluster to one location.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub backup: Option<ClusterBackup>,
+    /// Advice that the condition `Advisable` does not report, by name, such as `NoBackup`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub silenced_advice: Vec<Advice>,
 }
 
 impl Default for EtcdClusterSpec {
@@ -206,6 +214,7 @@ impl Default for EtcdClusterSpec {
             auth: None,
             network_policy: None,
             backup: None,
+            silenced_advice: Vec::new(),
         }
     }
 }
@@ -274,6 +283,17 @@ impl EtcdClusterSpec {
             .as_ref()
             .and_then(|recovery| recovery.policy.as_ref());
         policy == Some(&RecoveryPolicy::Automatic)
+    }
+
+    /// How long the operator keeps the old volumes after a recovery.
+    pub fn keep_recovered_volumes(&self) -> std::time::Duration {
+        self.recovery
+            .as_ref()
+            .and_then(|recovery| recovery.keep_volumes.as_ref())
+            .and_then(DurationText::parse)
+            .unwrap_or(std::time::Duration::from_secs(
+                DEFAULT_KEEP_RECOVERED_SECONDS,
+            ))
     }
 
     /// How long the quorum must have been lost before an automatic recovery starts.

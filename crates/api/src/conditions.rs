@@ -6,8 +6,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::text::text_enum;
 
-/// Declares an enum with all reasons of conditions, Events and metrics. The text of each reason is the name of its
-/// variant.
+/// Declares an enum of reasons for conditions, Events and metrics. The text of each reason is the name of its variant.
 #[macro_export]
 macro_rules! reasons {
     ($(#[$meta:meta])* pub enum $name:ident { $($(#[$about:meta])* $variant:ident,)+ }) => {
@@ -53,9 +52,9 @@ macro_rules! reasons {
 text_enum! {
     /// Type of a condition.
     ConditionType {
-        /// The object is as its spec demands.
+        /// The actual state matches the spec.
         Ready = "Ready",
-        /// The operator is making the object as its spec demands. Present only while this is true.
+        /// The operator is working towards the spec. Present only while this is true.
         Reconciling = "Reconciling",
         /// The operator cannot continue until a user acts. Present only while this is true.
         Stalled = "Stalled",
@@ -63,7 +62,7 @@ text_enum! {
         Available = "Available",
         /// The operator is working towards the spec.
         Progressing = "Progressing",
-        /// The operator found a problem that it cannot or may not repair by itself.
+        /// The operator found a problem that it cannot repair, or must not repair without a user.
         Degraded = "Degraded",
         /// A lost member is restarting or being replaced.
         Recovering = "Recovering",
@@ -95,11 +94,11 @@ text_enum! {
         Unknown_ = "Unknown",
         /// The spec is invalid: the message names the field and the remedy.
         InvalidSpec = "InvalidSpec",
-        /// The spec uses fields this release accepts and ignores.
+        /// The spec uses fields that this release accepts and ignores.
         NotYetInEffect = "NotYetInEffect",
         /// All fields of the spec are in effect.
         AllInEffect = "AllInEffect",
-        /// The spec uses a field that has no effect in this release and must not be ignored.
+        /// The spec uses a field that this release does not support and cannot safely ignore.
         NotSupported = "NotSupported",
         /// The spec has an even number of members.
         EvenSize = "EvenSize",
@@ -340,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_transition_time_until_status_changes() {
+    fn transition_time_is_kept_until_condition_status_changes() {
         let mut conditions = Vec::new();
         assert!(set(
             &mut conditions,
@@ -368,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_whether_condition_changed() {
+    fn setting_condition_returns_whether_it_changed() {
         let mut conditions = Vec::new();
         assert!(set(
             &mut conditions,
@@ -387,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn truncates_long_message_between_characters() {
+    fn long_condition_message_is_truncated_between_characters() {
         let mut conditions = Vec::new();
         set(
             &mut conditions,

@@ -15,8 +15,8 @@ pub fn all() -> Vec<CustomResourceDefinition> {
     all
 }
 
-/// Gives a new object a status with a generation that no spec has. kstatus takes an object without status and conditions
-/// for ready; with this default, it waits until the operator has written the status.
+/// Sets a default status with a generation that no spec has. Tools that use kstatus regard an object without a status
+/// as ready. With this default, they wait until the operator has written the status.
 fn default_status(definition: &mut CustomResourceDefinition) {
     for version in &mut definition.spec.versions {
         let schema = version.schema.as_mut();

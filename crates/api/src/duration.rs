@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_go_durations() {
+    fn durations_in_go_format_are_parsed() {
         let cases = [
             ("0s", 0),
             ("60s", 60_000),
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_invalid_durations() {
+    fn invalid_durations_are_rejected() {
         for text in [
             "",
             "60",

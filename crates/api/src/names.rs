@@ -1,6 +1,6 @@
 //! All names that connect objects: API group, labels, annotations, Service names, member names and URLs.
 //!
-//! Pure functions on texts, which look up nothing.
+//! The functions only build and parse texts.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -29,12 +29,12 @@ pub const ROLE_LEARNER: &str = "learner";
 /// Value of [`LABEL_ROLE`] for a drained voter, which is about to stop or is being defragmented. The client Service
 /// does not select this voter.
 pub const ROLE_BUSY: &str = "busy";
-/// Label with the end of the cluster token, on every pod. The client Service selects by this label, so it never selects
-/// pods of another cluster of the same name. Such pods may remain from an abandoned bootstrap, or from the time before
-/// a restore.
+/// Label with the end of the cluster token, on every pod. The client Service selects pods by this label, so it never
+/// selects pods of another etcd cluster of the same name. Such pods may remain after an abandoned bootstrap or after a
+/// restore.
 pub const LABEL_TOKEN: &str = "etcd.database.coreos.com/token";
-/// Label that no pod has. Until the cluster ID is recorded, the client Service selects by this label, so that it has no
-/// endpoints.
+/// Label that no pod has. Until the status contains the cluster ID, the client Service selects pods with this label, so
+/// that it has no endpoints.
 pub const LABEL_FORMED: &str = "etcd.database.coreos.com/formed";
 
 /// Pod annotation with the time at which the pod was drained from the client Service ([`ROLE_BUSY`]).
@@ -52,30 +52,29 @@ pub const ANNOTATION_IMAGE: &str = "etcd.database.coreos.com/image";
 pub const ANNOTATION_CHANGED: &str = "etcd.database.coreos.com/image-changed";
 /// Annotation with the cluster token, on every pod and PVC.
 pub const ANNOTATION_CLUSTER_TOKEN: &str = "etcd.database.coreos.com/cluster-token";
-/// Annotation with the cluster ID, on every pod and PVC. It is missing until the ID is known.
+/// Annotation with the cluster ID, on every pod and PVC. The annotation is missing until the status contains the ID.
 pub const ANNOTATION_CLUSTER_ID: &str = "etcd.database.coreos.com/cluster-id";
 /// Annotation on the PVC of a first member: the names of all first members, separated by commas.
 pub const ANNOTATION_FIRST_MEMBERS: &str = "etcd.database.coreos.com/first-members";
 /// Annotation on the PVC of a member that was removed from etcd. Before the operator removes a member, it sets the
-/// value `operator`. Any other value is the time at which the operator noticed that the member was missing in etcd's
-/// list, with the suffix `/majority` if a majority of the voters was missing.
+/// value `operator`. If another client has removed the member, the value is the time at which the operator noticed the
+/// removal. It has the suffix `/majority` if a majority of the voters was removed.
 pub const ANNOTATION_REMOVED: &str = "etcd.database.coreos.com/removed";
 /// Annotation on the Service of a member. The operator sets it before it creates a pod for the member. If the
 /// annotation is set and the pod is missing, the pod may have been lost.
 pub const ANNOTATION_STARTED: &str = "etcd.database.coreos.com/started";
-/// Annotation that is the restore lock of an `EtcdCluster`. Its value is the UID of the `EtcdRestore` that holds the
-/// lock.
+/// Annotation that locks an `EtcdCluster` for a restore. Its value is the UID of the `EtcdRestore` that holds the lock.
 pub const ANNOTATION_RESTORE: &str = "etcd.database.coreos.com/restore";
 /// Annotation on an `EtcdCluster` that has lost its quorum. A user approves the recovery by setting this annotation to
 /// the cluster ID.
 pub const ANNOTATION_RECOVER: &str = "etcd.database.coreos.com/recover";
-/// Annotation on an `EtcdCluster`. A new value requests new generated CAs. The Secret of a CA contains the value for
-/// which it was created.
+/// Annotation on an `EtcdCluster` with which a user requests new generated CAs, by a new value. The Secret of a CA
+/// contains the value for which the CA was created.
 pub const ANNOTATION_ROTATE_AUTHORITY: &str = "etcd.database.coreos.com/rotate-authority";
 /// Pod annotation with a digest of the CAs that etcd trusts. etcd reads the CAs only at its start.
 pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
-/// Common name in the operators' generated certificate. No other generated certificate has this name, so a user of etcd
-/// can have it.
+/// Common name in the operators' generated certificate. No other generated certificate has this name, so etcd can have
+/// a user with this name.
 pub const OPERATOR_USER: &str = "etcd-operator";
 /// Pod annotation with the CAs that etcd has trusted since its start, for peers and for clients. With static Secrets, a
 /// CA is identified by its name and key, so that a reissued CA counts as the same. With generated certificates, a CA is
@@ -184,8 +183,8 @@ impl CertificateUse {
     }
 }
 
-/// Name of the Secret with a generated certificate. `owner` is the name of the member. For the certificates of
-/// operators and clients, it is the name of the cluster.
+/// Name of the Secret with a generated certificate. `owner` is the name of the member, or for the certificates of
+/// operators and clients, the name of the cluster.
 pub fn certificate_secret(owner: &str, used: CertificateUse) -> String {
     format!("{owner}-{}-tls", used.word())
 }
@@ -209,7 +208,7 @@ pub fn member_name(cluster: &str, random: [u8; MEMBER_SUFFIX]) -> String {
 }
 
 /// The name of the cluster in a member's name; `None` if the text is not a member's name. Names from
-/// coreos/etcd-operator before 0.8.3 (`<cluster>-0000`) are not recognized; for these, use the label.
+/// coreos/etcd-operator before 0.8.3 (`<cluster>-0000`) are not recognized. For such members, use the label.
 pub fn cluster_of_member(member: &str) -> Option<&str> {
     let (cluster, suffix) = member.rsplit_once('-')?;
     let known =
@@ -404,7 +403,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_invalid_member_names() {
+    fn invalid_member_names_contain_no_cluster_name() {
         for name in [
             "main",
             "main-0000",
@@ -418,7 +417,7 @@ mod tests {
     }
 
     #[test]
-    fn cluster_name_is_dns_1035_label_up_to_52() {
+    fn cluster_name_is_dns_1035_label_of_at_most_52_characters() {
         for good in ["a", "a1", "a-b", &"x".repeat(52)] {
             assert!(is_cluster_name(good), "{good}");
         }
@@ -428,7 +427,7 @@ mod tests {
     }
 
     #[test]
-    fn urls_follow_member_address_and_domain() {
+    fn member_urls_depend_on_member_address_and_domain() {
         let service = addresses(MemberAddress::Service, "");
         assert_eq!(service.peer_url("main-x"), "http://main-x.prod.svc:2380");
         assert_eq!(service.client_url("main-x"), "https://main-x.prod.svc:2379");
@@ -447,7 +446,7 @@ mod tests {
     }
 
     #[test]
-    fn token_label_is_end_of_token() {
+    fn long_cluster_token_is_shortened_to_its_end_in_label() {
         assert_eq!(token_label("db-00ff"), "db-00ff");
         let long = format!("{}-0123456789abcdef", "x".repeat(52));
         assert_eq!(token_label(&long).len(), 63);

@@ -1,16 +1,16 @@
-//! The conditions `Ready`, `Reconciling` and `Stalled`, by the conventions of kstatus (kubernetes-sigs/cli-utils). Tools
-//! that wait for an object read them: `kubectl wait --for=condition=Ready`, `helm --wait`, Flux and Argo CD.
+//! The conditions `Ready`, `Reconciling` and `Stalled`, by the conventions of kstatus (kubernetes-sigs/cli-utils).
+//! Tools that wait for an object read them: `kubectl wait --for=condition=Ready`, `helm --wait`, Flux and Argo CD.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::conditions::{ConditionType, Finding, Reason, set};
 
-/// Whether the object is as its spec demands.
+/// Whether the actual state of the object matches its spec.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// The object is as its spec demands.
+    /// The actual state matches the spec.
     Ready,
-    /// The operator works on it, or waits for something that ends without a user.
+    /// The operator changes the state, or waits. No user needs to act.
     Reconciling,
     /// The operator cannot continue until a user acts.
     Stalled,
@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn abnormal_conditions_exist_only_while_true() {
+    fn reconciling_and_stalled_exist_only_while_true() {
         let mut conditions = Vec::new();
         let mut report = |readiness, second| {
             let text = (Reason::InProgress, "x");

@@ -149,7 +149,7 @@ pub struct EtcdRestoreSpec {
     /// volumes are deleted when the new cluster is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_old_data: Option<DurationText>,
-    /// Number of revisions to skip, so that no client sees one revision with two contents. Required if clients such as
+    /// Number of revisions to skip, so that no client sees two contents of one revision. Required if clients such as
     /// Kubernetes cache keys. Set together with `markCompacted`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
@@ -174,8 +174,8 @@ pub struct RestoreTarget {
         "spec.etcdCluster.name must be a DNS-1035 label of at most 52 characters: use lowercase letters, digits and dashes, and begin with a letter"
     ))]
     pub name: String,
-    /// The EtcdCluster to create if none exists. If not set, the operator uses the spec recorded in the
-    /// manifest of the backup, and refuses a recorded spec that runs other programs or reaches the node.
+    /// The EtcdCluster to create if it does not exist. If not set, the operator uses the spec in the manifest of
+    /// the backup. It rejects that spec if it runs other programs or accesses the node.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub template: Option<ClusterTemplate>,
 }
@@ -241,7 +241,7 @@ pub struct EtcdRestoreStatus {
     /// Cluster ID of the restored cluster, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
-    /// The seed member, recorded before the operator creates it.
+    /// The member that restores the backup. The operator records it before it creates the member.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seed: Option<SeedStatus>,
     /// The backup that is restored. The operator records the backup before it creates anything from it, and
@@ -274,7 +274,7 @@ pub struct EtcdRestoreStatus {
     pub conditions: Vec<Condition>,
 }
 
-/// The seed member of a restore, recorded before anything is created.
+/// The member that restores the backup. The operator records it before it creates the member.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SeedStatus {
@@ -302,16 +302,15 @@ pub struct ChosenBackup {
     /// SHA-256 of the snapshot, in hexadecimal: from the manifest, or else calculated from the download.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
-    /// Number by which the revisions are raised, with lower revisions marked as compacted; 0 if they are not
-    /// raised.
+    /// Number of revisions that are skipped and marked as compacted, 0 for none.
     #[serde(default)]
     pub bump_revision: i64,
-    /// Generation of the spec that selected the backup. Until something is created from the backup, a changed
-    /// spec selects again.
+    /// Generation of the spec that selected the backup. If the spec changes before anything is created from the
+    /// backup, the operator selects the backup again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generation: Option<i64>,
-    /// The storage block of the backup, under the name of the block, with the path of this backup. Contains
-    /// names of Secrets, but no credentials.
+    /// The storage block of the backup, such as `s3`, with the path of this backup. Contains names of Secrets,
+    /// but no credentials.
     #[schemars(schema_with = "open_object")]
     pub source: StorageBlock,
 }

@@ -1,7 +1,7 @@
-//! A rule for cron expressions that their parser does not check.
+//! A check of cron expressions that their parser does not make.
 
-/// True if a list of a cron expression has an empty entry, such as `,` or `1,,2`. The parser accepts it, and the search
-/// for the next time of an empty list takes seconds. One object with such a schedule would delay all other objects.
+/// True if a list in a cron expression has an empty entry, such as `,` or `1,,2`. The parser accepts such a list, but
+/// the search for the next time then takes seconds. A single object with such a schedule would delay all other objects.
 pub fn has_empty_entry(schedule: &str) -> bool {
     let mut entries = schedule
         .split_whitespace()
@@ -14,7 +14,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_empty_entries_of_lists() {
+    fn empty_list_entries_of_schedule_are_found() {
         for schedule in [", 3 * * *", "0,,30 3 * * *", "0 3 * * 1,", "0 ,3 * * *"] {
             assert!(has_empty_entry(schedule), "{schedule}");
         }

@@ -37,8 +37,7 @@ pub(crate) fn text_map(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "maxProperties": 64, "additionalProperties": { "type": "string" } })
 }
 
-/// The schema of an object that is recorded unchanged. It is not validated, because the spec from which it is copied is
-/// validated.
+/// The schema of a part of a status that is copied from a spec. It is not validated again.
 pub(crate) fn open_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }
@@ -75,8 +74,8 @@ where
     Ok(Option::<T>::deserialize(deserializer)?.unwrap_or_default())
 }
 
-/// Reads a list, and skips items that cannot be parsed. A status from another release therefore does not make its
-/// object unreadable.
+/// Reads a list, and skips items that cannot be parsed. Objects with a status from another release can therefore be
+/// read.
 pub(crate) fn readable_items<'de, D, T>(deserializer: D) -> Result<Vec<T>, D::Error>
 where
     D: Deserializer<'de>,

@@ -127,7 +127,7 @@ pub struct AbsSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub abs_secret: Option<String>,
-    /// URL of the blob service, if it is not the public one.
+    /// URL of the blob service. Required without `absSecret`. With `absSecret`, the default is the public service.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub endpoint: Option<String>,
@@ -149,7 +149,7 @@ pub struct GcsSource {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "optional_object_name")]
     pub gcp_secret: Option<String>,
-    /// URL of the storage service, if it is not the public one.
+    /// URL of the storage service. If not set, the public service is used.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(max = 2048))]
     pub endpoint: Option<String>,
@@ -239,8 +239,8 @@ pub enum StorageSource<'a> {
     Local(&'a LocalSource),
 }
 
-/// A storage block without the rest of its spec, as processes pass it to each other. In JSON, the name of the block is
-/// the key. It contains names of Secrets, but no credentials.
+/// A storage block without the rest of its spec. In JSON, the name of the block is the key. Operators store such blocks
+/// in statuses, and pass them to the programs in pods. The block contains names of Secrets, but no credentials.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub enum StorageBlock {
@@ -271,7 +271,7 @@ impl StorageBlock {
         }
     }
 
-    /// The same block with another path.
+    /// Changes the path in the block.
     #[must_use]
     pub fn at(mut self, path: String) -> Self {
         match &mut self {
@@ -504,7 +504,7 @@ mod tests {
     }
 
     #[test]
-    fn splits_bucket_and_key_at_the_first_slash() {
+    fn path_is_split_into_bucket_and_key_at_first_slash() {
         let parsed = ObjectPath::parse("bucket/a/b.db").unwrap();
         assert_eq!(
             (parsed.bucket.as_str(), parsed.key.as_str()),
@@ -527,7 +527,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_and_reports_unknown_storage_type() {
+    fn unknown_storage_type_is_kept_and_reported() {
         let blocks = Blocks {
             s3: None,
             abs: None,
@@ -546,7 +546,7 @@ mod tests {
     }
 
     #[test]
-    fn block_must_match_storage_type() {
+    fn storage_block_must_match_storage_type() {
         let s3 = S3Source {
             path: "b/k".into(),
             ..S3Source::default()

@@ -1,5 +1,5 @@
-//! Enums that are stored as text. They keep a text that this release does not know, so that objects from other releases
-//! can always be read. The schema lists only the known texts, and `validate` rejects all others.
+//! Enums that are stored as text. An enum also stores a text that this release does not know, so that objects from
+//! other releases can always be read. The schema lists only the known texts, and `validate` rejects all other texts.
 
 /// Declares an enum of texts with a last variant `Unknown(String)`.
 macro_rules! text_enum {

@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_invalid_versions() {
+    fn invalid_versions_are_rejected() {
         for text in ["", "3.6", "latest", "3.6.x", "v"] {
             assert!(EtcdVersion::parse(text).is_err(), "{text}");
         }
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn supports_3_4_to_3_7() {
+    fn etcd_3_4_to_3_7_count_as_tested() {
         let cases = [
             ("3.2.13", Support::Older),
             ("3.4.0", Support::Tested),
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn features_follow_etcd_version() {
+    fn features_depend_on_etcd_version() {
         // The columns are the version, learners, max-learners, etcdutl and readyz.
         let cases = [
             ("3.3.27", false, false, false, false),

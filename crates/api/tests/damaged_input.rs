@@ -49,8 +49,8 @@ fn damaged_objects() -> impl Strategy<Value = Vec<u8>> {
     damaged(&objects)
 }
 
-/// Parses a text, and asserts that the value is read in the same way after it was written. `None` if the text is
-/// rejected.
+/// Parses a text, and asserts that the value stays the same if it is written and read again. `None` if the text cannot
+/// be parsed.
 fn round_trip<T: Serialize + DeserializeOwned>(text: &[u8]) -> Option<T> {
     let value: T = bounded(|| serde_json::from_slice(text)).ok()?;
     let written = serde_json::to_value(&value).unwrap();
@@ -60,7 +60,7 @@ fn round_trip<T: Serialize + DeserializeOwned>(text: &[u8]) -> Option<T> {
 }
 
 #[test]
-fn undamaged_objects_are_read_and_written() {
+fn undamaged_objects_and_manifests_round_trip() {
     assert!(round_trip::<BackupManifest>(MANIFEST.as_bytes()).is_some());
     for object in objects() {
         let value: serde_json::Value = serde_json::from_slice(&object).unwrap();
@@ -95,7 +95,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_durations_are_rejected_or_equal_their_milliseconds(
+    fn damaged_durations_are_rejected_or_round_trip_as_milliseconds(
         text in damaged_text(&["60s", "1h30m", "250ms", "1m1s1ms", "99999999999h"]),
     ) {
         if let Some(duration) = bounded(|| DurationText(text.clone()).parse())

@@ -29,8 +29,8 @@ use crate::reads::Reads;
 use crate::reconcile::ReconcileContext;
 use crate::workers::{Limits, Workers};
 
-/// Time limit for recording an attempt in the status. It is enough for a slow API server and a queue of hundreds of
-/// reconciles, each of which may wait 30 seconds for a store that does not answer.
+/// Time limit for recording an attempt in the status. The API server may be slow. Hundreds of reconciles may be queued,
+/// and each of them may wait 30 seconds for a store that does not answer.
 const RECORD_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Maximum back-off between two attempts of a transfer, in seconds.
@@ -48,7 +48,7 @@ const REMOVALS: Limits = Limits {
     timeout: Duration::from_hours(1),
 };
 
-/// How an administrator grants endpoints to EtcdBackups: the operator, its flag, and the value of the chart.
+/// Names for messages about endpoints without a grant: the operator, its flag, and the value of the chart.
 pub(crate) const ENDPOINTS: GrantedBy = GrantedBy {
     operator: "backup operator",
     flag: "--etcd-endpoints",
@@ -129,7 +129,8 @@ fn removals(scope: &Scope) -> Limits {
     }
 }
 
-/// Runs the operator until it shuts down. The shutdown cancels running transfers, which leave no objects in the store.
+/// Runs the operator until it shuts down. The shutdown cancels running transfers. A canceled transfer leaves no object
+/// in the store.
 pub async fn work(operator: Operator, settings: Settings) {
     let (changes, ended) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
@@ -181,7 +182,7 @@ pub async fn work(operator: Operator, settings: Settings) {
     });
     let clusters =
         Controllers::<EtcdCluster>::new(&operator).watches(&watcher::Config::default(), cluster_of);
-    // In the metrics, the object counts cover only EtcdBackups.
+    // Uses a separate counter, so that the object counts in the metrics include only EtcdBackups.
     let for_clusters = Operator {
         objects: Objects::default(),
         ..operator.clone()
@@ -239,7 +240,7 @@ mod tests {
 
     /// An upload to S3 has at most 10,000 parts. With limited memory per part, these parts contain at most 110 GiB.
     #[test]
-    fn largest_snapshot_is_bounded() {
+    fn max_snapshot_flag_accepts_1_to_110_gib() {
         let parsed = |argument: &str| {
             let flags = Flags::try_parse_from(["backup", argument]);
             flags.map(|flags| flags.settings.max_snapshot).ok()

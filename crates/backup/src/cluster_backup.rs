@@ -25,6 +25,8 @@ pub(crate) struct ClusterBackups {
 impl Reconcile for ClusterBackups {
     type Object = EtcdCluster;
     type Error = apply::Error;
+    // The cluster operator manages EtcdClusters.
+    const MANAGES: bool = false;
 
     async fn reconcile(&self, cluster: Arc<EtcdCluster>) -> Result<Done, apply::Error> {
         let namespace = cluster.namespace().unwrap_or_default();

@@ -30,10 +30,10 @@ enum Task {
     Volume(pvc::Volume),
 }
 
-/// Runs the command that the arguments of the process describe.
+/// Parses the arguments of the process and runs their command.
 ///
 /// # Errors
-/// If the operator ends without a shutdown signal, or cannot start.
+/// Fails if the operator ends without a shutdown signal or cannot start.
 pub fn run() -> Result<ExitCode, process::Error> {
     let options: Options = cli::parse();
     if let Some(Task::Volume(arguments)) = &options.command {

@@ -103,8 +103,7 @@ impl ExecuteContext {
         }
     }
 
-    /// Starts a removal. If all backups of the EtcdBackup are removed, the removal continues while the object is being
-    /// deleted.
+    /// Starts a removal. A removal of all stored backups continues while the EtcdBackup is being deleted.
     fn start_removal(&self, backup: &EtcdBackup, plan: &Plan, job: Job, connections: Connections) {
         let uid = backup.uid().unwrap_or_default();
         let namespace = backup.namespace().unwrap_or_default();
@@ -144,8 +143,8 @@ impl ExecuteContext {
         }
     }
 
-    /// Returns a check for whether the EtcdBackup with this UID still exists. `or_deleting`: an object that is being
-    /// deleted counts as existing.
+    /// Returns a function that checks whether the EtcdBackup with this UID still exists. With `or_deleting`, an
+    /// EtcdBackup that is being deleted counts as existing.
     fn exists(
         &self,
         backup: &EtcdBackup,
@@ -162,7 +161,7 @@ impl ExecuteContext {
     }
 }
 
-/// Executes the planned action. Some actions are records, and are written later with the status.
+/// Executes the planned action. [`report`] executes the actions that only record data in the status.
 pub(crate) async fn execute(
     context: &ExecuteContext,
     backup: &EtcdBackup,
@@ -179,7 +178,7 @@ pub(crate) async fn execute(
             context.start_removal(backup, plan, job, connections);
         }
         (Action::AbandonTransfer, _) => context.transfers.abandon(&uid),
-        // A transfer for an earlier spec may have ended. Its result is no result for the new spec.
+        // A transfer for an earlier spec may have ended. Its result must not count for the new spec.
         (Action::RecordIntent, _) => context.forget(&uid),
         (Action::SetFinalizer(set), _) => {
             let api = context.api(backup);
@@ -227,8 +226,8 @@ async fn delete_left_pod(
     }
 }
 
-/// Writes the status. Only afterwards, a transfer starts if the status records its attempt, and ended workers are
-/// forgotten if the status reports their result.
+/// Writes the status. Afterwards, starts the transfer whose attempt the status records, and forgets the ended workers
+/// whose results it reports.
 pub(crate) async fn report(
     context: &ExecuteContext,
     backup: &EtcdBackup,
@@ -283,7 +282,8 @@ mod tests {
 
     use super::*;
 
-    /// A fake API server, and the statuses that it has received. `has_field`: its CRD contains `unfinishedAttempts`.
+    /// A fake API server, and the statuses that it has received. With `has_field`, its CRD contains
+    /// `unfinishedAttempts`.
     fn server(has_field: bool) -> (Client, Arc<Mutex<Vec<Value>>>) {
         let sent = Arc::<Mutex<Vec<Value>>>::default();
         let recorded = sent.clone();
@@ -345,7 +345,7 @@ mod tests {
 
     /// Invariant 11: the deletion has the UID of the observed pod as precondition.
     #[tokio::test]
-    async fn deletes_leftover_pod_only_of_own_backup() {
+    async fn deletes_leftover_pod_only_if_its_etcdbackup_owns_it() {
         for (owner, requests) in [("u", 2), ("another", 1)] {
             let (client, sent) = server_with_pod(owner);
             let backup = backup_with(&json!({}));
@@ -364,7 +364,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn writes_status_without_attempts_to_older_crd() {
+    async fn status_without_attempt_count_is_written_to_older_crd() {
         for has_field in [true, false] {
             let (client, sent) = server(has_field);
             let api = Api::<EtcdBackup>::namespaced(client, "n");

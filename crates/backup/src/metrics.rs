@@ -157,7 +157,7 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     ]
 }
 
-/// True if another backup will follow. Otherwise the age of the newest backup has no meaning for alerts.
+/// True if the schedule starts further backups. Otherwise an alert cannot judge the age of the newest backup.
 fn is_scheduled(backup: &EtcdBackup) -> bool {
     let policy = backup.spec.backup_policy.as_ref();
     backup.spec.is_periodic() && !policy.is_some_and(|policy| policy.suspend)
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn all_objects_have_the_same_metrics() {
+    fn every_etcdbackup_has_the_same_metrics() {
         let names = |backup: &EtcdBackup| -> Vec<&str> {
             values(backup, Attempts::default())
                 .into_iter()

@@ -212,8 +212,9 @@ async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Re
     })
 }
 
-/// The UIDs of the other periodic EtcdBackups with the same path. Invariant 1: an EtcdBackup of a namespace that was not
-/// listed yet may have this path, so retention waits. The deletion of an EtcdBackup removes only its own backups.
+/// The UIDs of the other periodic EtcdBackups with the same path. Retention waits until all namespaces are listed,
+/// because an EtcdBackup in an unlisted namespace may have this path (invariant 1). The deletion of an EtcdBackup does
+/// not wait, because it removes only its own backups.
 fn others(all: &Cache<EtcdBackup>, backup: &EtcdBackup) -> Result<BTreeSet<String>, Trouble> {
     if backup.metadata.deletion_timestamp.is_none() && !all.is_complete() {
         return Err(Trouble::new(

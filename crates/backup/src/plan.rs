@@ -1,9 +1,8 @@
-//! Plans the next step of one EtcdBackup. Pure: no client, clock, randomness or logging. The planner always returns a
-//! plan.
+//! Plans the next step of one EtcdBackup. A plan is a pure function: it uses no client, clock, randomness or log.
 //!
 //! Before the operator reads etcd or writes to the store, it records the start time of the backup in the status
 //! (invariant 10). All later steps can be repeated: an interrupted transfer starts again, unless the store already
-//! contains its complete backup. The start time of the last backup determines the time of the next one. The list of
+//! contains its complete backup. The start time of the last backup determines the time of the next backup. The list of
 //! backups in the status shows whether the retention rules were applied after the newest backup.
 
 use std::time::Duration;
@@ -38,11 +37,11 @@ use schedule::Next;
 /// While a transfer runs, its progress is reported at this interval.
 const PROGRESS_INTERVAL: Duration = Duration::from_secs(3);
 
-/// Missing input, such as a Secret or a cluster, is checked at this interval at first, because no watch reports its
-/// creation.
+/// First interval between checks for missing input, such as a Secret or a cluster. No watch reports the creation of the
+/// input.
 const INPUT_RETRY: Duration = Duration::from_secs(3);
 
-/// Missing input is checked at least this often.
+/// Longest interval between checks for missing input.
 const MAX_INPUT_RETRY: Duration = Duration::from_secs(30);
 
 /// Maximum time between two reconciles, because a change of the clock may make a backup due.
@@ -97,7 +96,7 @@ pub enum Verdict {
     Starting,
     /// The transfer waits for other transfers to end.
     Queued,
-    /// The transfer is running, and has copied this much.
+    /// The transfer is running. Contains its progress.
     Running(Moved),
     /// An input is missing, or an attempt has failed. The operator retries.
     Waiting(Trouble),
@@ -105,7 +104,7 @@ pub enum Verdict {
     Succeeded(Stored),
     /// The backup has failed and is not retried.
     Failed(Trouble),
-    /// No backup is due now. The next one is due at this time; `None` if the schedule has no further time.
+    /// No backup is due now. Contains the time of the next backup, or `None` if the schedule has no further time.
     Scheduled(Option<Timestamp>),
     /// `spec.backupPolicy.suspend` is true.
     Suspended,
@@ -194,7 +193,7 @@ fn is_open(status: &EtcdBackupStatus) -> bool {
     status.start_time.is_some() && status.completion_time.is_none()
 }
 
-/// What observe must read for the plan. Data that cannot change the plan is not read.
+/// The data that the plan needs. Data that cannot change the plan is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// No data.
@@ -288,8 +287,8 @@ fn until(time: Timestamp, now: Timestamp) -> Duration {
         .min(MAX_REQUEUE)
 }
 
-/// The interval of checks for missing input: a tenth of the time that the operator has waited so far. The additional
-/// delay after the input appears is therefore small in comparison.
+/// The interval between checks for missing input: a tenth of the time that the operator has waited so far. New input is
+/// therefore found after a delay that is small compared with the waiting time.
 fn input_retry(waits_since: Timestamp, now: Timestamp) -> Duration {
     let waited = Duration::try_from(now.duration_since(waits_since)).unwrap_or_default();
     (waited / 10).clamp(INPUT_RETRY, MAX_INPUT_RETRY)
@@ -328,7 +327,8 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if active || next.job.is_some() {
         return next;
     }
-    // The pod must be deleted. Otherwise it could make its backup after the status has reported the end of the attempt.
+    // A pod that an earlier process left must be deleted. Otherwise it could make its backup after the status has
+    // reported the end of the attempt.
     let left = job::left_pod(backup, &next);
     next.with(left)
 }
@@ -403,7 +403,7 @@ fn plan_expiry(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan
     Plan::new(Action::Nothing, verdict, retry)
 }
 
-/// Cancels a transfer that is no longer needed, before any other step.
+/// Reports `verdict`, and cancels the transfer if it is active.
 fn abandon(active: bool, verdict: Verdict) -> Plan {
     let action = if active {
         Action::AbandonTransfer
@@ -464,7 +464,7 @@ fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     Plan::new(Action::RemoveSurplus, verdict, Some(retry)).with(job::surplus(backup, snapshot, now))
 }
 
-/// Why a removal cannot start; `None` if it can.
+/// Why a removal cannot start, or `None` if it can start.
 fn obstacle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Trouble> {
     let unread = snapshot.obstacle.clone();
     unread.or_else(|| clock::disagreement(backup, snapshot, now))

@@ -35,7 +35,7 @@ pub enum RemovalScope {
         rules: Rules,
         /// The location of the newest backup, from the status.
         newest: String,
-        /// The UIDs of the other periodic EtcdBackups with the same path, because their backups are kept.
+        /// The UIDs of the other periodic EtcdBackups with the same path. Their backups are kept.
         others: BTreeSet<String>,
         /// The time with which the ages of backups are computed.
         now: Timestamp,
@@ -89,7 +89,7 @@ impl Removal {
             // The path was changed, and the new path has no newer backup yet. No backup of the new path is removed.
             return Ok(RemovalResult::default());
         };
-        // Invariant 9: the store must contain the complete newest backup and its manifest.
+        // Invariant 9: nothing is removed unless the store contains the complete newest backup and its manifest.
         if complete_backup(self.store.as_ref(), key).await?.is_none() {
             return Err(Trouble::new(
                 Reason::BackupMissing,
@@ -104,7 +104,7 @@ impl Removal {
         let removed = surplus(&listing.backups, rules, verified, now);
         self.delete(removed.iter().map(|found| found.key.as_str()))
             .await?;
-        // Manifests that an interrupted removal has left are deleted.
+        // Deletes the manifests that an interrupted removal has left.
         let older = listing
             .orphans
             .iter()
@@ -208,7 +208,7 @@ impl Removal {
         let manifest = manifest_key(&key);
         let is_sole_owner =
             matches!(&self.scope, RemovalScope::Surplus { others, .. } if others.is_empty());
-        // Invariant 13: another EtcdBackup may have written to this key after its manifest was read.
+        // Invariant 13: another EtcdBackup may have written to this key meanwhile, so the manifest is read again.
         if !is_sole_owner {
             let current = manifest_of(self.store.as_ref(), &key).await?;
             if !self.is_removable(current.as_ref()) {
@@ -222,8 +222,8 @@ impl Removal {
         deleted.map_err(|error| in_store(&error))
     }
 
-    /// Deletes a manifest without a backup. The listing may be stale, so the store is first asked for the backup by its
-    /// name.
+    /// Deletes a manifest without a backup. The listing may be stale, so the operator first checks that the store does
+    /// not contain the backup.
     async fn delete_orphan(&self, manifest: &Found) -> Result<(), Trouble> {
         let held = self.store.head(&backup_of(&manifest.key)).await;
         if held.map_err(|error| in_store(&error))?.is_none() {

@@ -106,8 +106,8 @@ pub fn read<'a>(path: &str, keys: impl IntoIterator<Item = &'a str>) -> Listing 
     listing
 }
 
-/// The backups that may be deleted, oldest first. `verified` is the newest backup of which the operator knows that the
-/// store contains it completely. Every returned backup is older than `verified` (invariant 9).
+/// The backups that may be deleted, oldest first. `verified` is the newest backup that the operator has found complete
+/// in the store. Every returned backup is older than `verified` (invariant 9).
 pub fn surplus<'a>(
     backups: &'a [Found],
     rules: &Rules,
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_newest_max_backups() {
+    fn max_backups_rule_keeps_newest_backups() {
         let ages = [0, HOUR, 2 * HOUR, 3 * HOUR];
         assert_eq!(kept(r#"{"maxBackups":2}"#, &ages), [0, HOUR]);
         assert_eq!(kept(r#"{"maxBackups":9}"#, &ages), ages);
@@ -258,7 +258,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_newest_of_each_period() {
+    fn retention_keeps_newest_backup_of_each_period() {
         let hourly = r#"{"retention":{"keepHourly":2}}"#;
         // The backups are from 12:00, 11:50, 11:10, 10:59 and 09:00.
         assert_eq!(kept(hourly, &[0, 600, 3000, 3660, 3 * HOUR]), [0, 600]);
@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_9_deletes_only_backups_older_than_verified() {
+    fn invariant_9_deletes_only_backups_older_than_verified_backup() {
         let backups = [found(9, 0), found(8, 60), found(7, 120), found(6, 180)];
         let gone = surplus(
             &backups,

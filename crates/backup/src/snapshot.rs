@@ -65,7 +65,7 @@ pub enum Work<T = Stored> {
     Queued,
     /// The worker has a slot, and starts as soon as the status counts the attempt.
     Ready,
-    /// The worker is running, and has copied this much.
+    /// The worker is running. Contains its progress.
     Running(Moved),
     /// The worker has ended with this result.
     Ended(Result<T, Trouble>),
@@ -115,7 +115,7 @@ impl<T> WorkState<T> {
         !self.work.is_active() && self.not_before.is_none_or(|time| time <= now)
     }
 
-    /// The failure of the last attempt or, while an attempt runs, the reason why it makes no progress.
+    /// The failure of the last attempt. While an attempt runs: the reason why it makes no progress.
     pub fn problem(&self) -> Option<&Trouble> {
         match &self.work {
             Work::Ended(Err(trouble)) => Some(trouble),
@@ -167,7 +167,7 @@ pub enum Source {
     Cluster {
         /// The client URLs of its members and of its Service.
         endpoints: Vec<String>,
-        /// The pods of the members, or why they are unknown. Only set if endpoints need a grant.
+        /// The pods of the members, or why they are unknown. Only set if endpoints in this namespace need a grant.
         pods: Option<Result<MemberPods, Trouble>>,
         /// The data about the EtcdCluster for the manifest.
         recorded: Box<ManifestCluster>,
@@ -188,7 +188,7 @@ pub struct Endpoint {
 /// How an operator may reach an endpoint of a spec.
 #[derive(Clone, Debug, PartialEq)]
 pub enum EndpointReach {
-    /// The operator connects to the URL itself: the namespace has no limit, or a grant for the URL.
+    /// The operator connects to the URL. The namespace is not restricted, or it has a grant for the URL.
     Direct,
     /// The URL names an EtcdCluster of the namespace, so the operator connects to these pods instead.
     Pods(MemberPods),
@@ -196,21 +196,21 @@ pub enum EndpointReach {
     NotGranted(String),
 }
 
-/// The members of an EtcdCluster, at the addresses of their pods. Users of a namespace can let its DNS names lead
-/// anywhere, for example with a Service of type ExternalName. They cannot change the address of a pod.
+/// The members of an EtcdCluster, at the addresses of their pods. Users of a namespace control its DNS names, for
+/// example with a Service of type ExternalName. They cannot change the address of a pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberPods {
-    /// The client URLs at which the members are called.
+    /// The client URLs of the members.
     pub urls: Vec<String>,
     /// The recorded ID of the cluster. Answers of other clusters are ignored, because the address of a deleted pod may
     /// belong to another pod by now.
     pub cluster_id: ClusterId,
 }
 
-/// Which members a transfer may call.
+/// Restricts the members to which a transfer may connect.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointLimits {
-    /// Which URLs in etcd's answers may be called.
+    /// The rule for client URLs in etcd's answers.
     pub advertised: EndpointRule,
     /// The ID of the only cluster that may answer; `None` allows every cluster.
     pub cluster_id: Option<ClusterId>,
@@ -222,7 +222,7 @@ pub enum Inputs {
     /// The plan does not need the inputs, or the operator could not read them.
     #[default]
     NotRead,
-    /// A transfer that the operator runs.
+    /// The inputs of a transfer.
     Transfer {
         /// The storage of the backup.
         site: Site,
@@ -230,10 +230,10 @@ pub enum Inputs {
         leftover: Option<String>,
         /// The etcd cluster.
         source: Source,
-        /// Which endpoints objects of this namespace may name.
+        /// The rule for endpoints that objects of this namespace may name.
         rule: EndpointRule,
     },
-    /// A removal that the operator runs.
+    /// The inputs of a removal.
     Removal {
         /// The storage of the backups.
         site: Site,

@@ -85,8 +85,8 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
     status
 }
 
-/// Whether the backups are made as the spec demands, from the other conditions. A periodic EtcdBackup is also ready
-/// before its first backup, and while a backup runs.
+/// Computes the condition `Ready` from the other conditions. A periodic EtcdBackup is also ready before its first
+/// backup, and while a backup runs.
 fn readiness(
     backup: &EtcdBackup,
     status: &EtcdBackupStatus,
@@ -102,7 +102,7 @@ fn readiness(
     };
     let periodic = backup.spec.is_periodic();
     if let Some((reason, message)) = holds(ConditionType::Failed, "True") {
-        // The next backup of a schedule can succeed, but not with a refused spec.
+        // The next backup of a schedule can succeed. A rejected spec needs a change by a user.
         let retries = periodic && !matches!(verdict, Verdict::Refused(_));
         let readiness = if retries {
             Readiness::Reconciling
@@ -140,8 +140,8 @@ fn readiness(
     }
 }
 
-/// Discards the start of an unfinished backup. The operator records a new start when the user has corrected or resumed
-/// the spec.
+/// Discards the start of an unfinished backup. When the user has corrected the spec or resumed the backups, the
+/// operator records a new start.
 fn discard_start(status: &mut EtcdBackupStatus) {
     if status.completion_time.is_none() {
         status.start_time = None;
@@ -176,8 +176,8 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
     if !backup.spec.is_periodic() {
         status.backups = vec![newest(status)];
     } else if rules(backup).is_none() {
-        // With retention rules, the list is written only after the rules were applied. As long as the newest backup is
-        // missing in the list, the plan knows that they were not.
+        // With retention rules, the list is written only after the rules were applied. If the list lacks the newest
+        // backup, the plan therefore applies the rules.
         let newest = newest(status);
         status
             .backups

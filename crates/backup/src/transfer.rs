@@ -1,5 +1,5 @@
-//! Streams the snapshot of a member to the store, and verifies it on the way. The memory use does not depend on the
-//! size of the snapshot. Uses no Kubernetes API.
+//! Streams the snapshot of a member to the store, and verifies it during the transfer. The memory use does not depend
+//! on the size of the snapshot. Uses no Kubernetes API.
 //!
 //! A canceled or failed transfer leaves no backup in the store: its manifest is written last, and an object without a
 //! manifest does not count as a backup.
@@ -37,16 +37,17 @@ use candidates::{Candidate, of_cluster, ranked, usable};
 use confirm::{Written, confirm, current_manifest};
 pub use object_name::ObjectName;
 
-/// What a transfer needs: the source, the store, and the object to write.
+/// The inputs of a transfer: the source, the store, and the object to write.
 #[derive(Clone)]
 pub struct Transfer {
     /// The client of the etcd cluster.
     pub etcd: Arc<dyn Etcd>,
-    /// Client URLs to which the transfer connects first. It then also calls the listed members that `limits` permits.
+    /// Client URLs to which the transfer connects first. The transfer then connects to the listed members that `limits`
+    /// permits.
     pub endpoints: Vec<String>,
     /// The store that receives the backup.
     pub store: Arc<dyn Store>,
-    /// Where the backup is written in the store.
+    /// The name of the backup's object in the store.
     pub name: ObjectName,
     /// True if the object is compressed with Zstandard.
     pub compress: bool,
@@ -54,7 +55,7 @@ pub struct Transfer {
     pub uid: String,
     /// The data about the EtcdCluster for the manifest, if known.
     pub cluster: Option<ManifestCluster>,
-    /// Which members the transfer may call.
+    /// The members to which the transfer may connect.
     pub limits: EndpointLimits,
     /// The time at which this process started. An older unfinished upload was left by an earlier process.
     pub since: Timestamp,
@@ -100,13 +101,13 @@ impl Transfer {
         Err(last.unwrap_or_else(canceled))
     }
 
-    /// The members that answer, best first. All URLs are called concurrently, so a dead member causes no delay.
+    /// The members that answer, best first. All URLs are queried concurrently, so a dead member causes no delay.
     async fn candidates(&self) -> Result<Vec<Candidate>, Trouble> {
         let mut urls = self.endpoints.clone();
         // Without a quorum there is no member list, but a single member can still send its snapshot.
         let listed = self.etcd.members(&self.endpoints).await.ok();
         let members = listed.iter().flat_map(|listed| &listed.members);
-        // Invariant 28: an answer may be hostile, and name members of other clusters.
+        // Invariant 28: an answer may be hostile and name members of other clusters, so a rule restricts the URLs.
         let advertised = members.flat_map(|member| &member.client_urls);
         let advertised = advertised.filter(|url| self.limits.advertised.allows(url));
         urls.extend(advertised.cloned());
@@ -226,8 +227,8 @@ impl Transfer {
         Ok(stored(self.store.as_ref(), &key, &manifest))
     }
 
-    /// The key of the object. If two EtcdBackups with the same path start in the same second, the second one uses a
-    /// revision that is lower by one in its key. Its snapshot contains this revision as well.
+    /// The key of the object. If two EtcdBackups with the same path start in the same second, the second EtcdBackup
+    /// lowers the revision in its key by one. Its snapshot contains this lower revision too.
     async fn free_key(&self, revision: i64) -> Result<String, store::Error> {
         /// At most this number of EtcdBackups with the same path can start in the same second.
         const MAX_SAME_SECOND: i64 = 16;
@@ -256,7 +257,7 @@ impl Transfer {
             ObjectName::Numbered { path, .. } => (name::prefix(path), Some(path)),
         };
         for unfinished in self.store.unfinished(&prefix).await? {
-            // Invariant 13: names of uploads of other paths may start with the same prefix.
+            // Invariant 13: keeps uploads of other paths whose names start with the same prefix.
             let ours = unfinished.key == key
                 || path.is_some_and(|path| name::parse(path, &unfinished.key).is_some());
             if ours && unfinished.is_older_than(self.since.as_second()) {
@@ -328,7 +329,7 @@ impl Transfer {
     }
 
     /// etcd's hash of the keys in the snapshot. A restore compares this hash to prove that etcd reads the same keys.
-    /// The hash may be missing, because the SHA-256 checksum already proves the bytes.
+    /// The hash may be missing, because the SHA-256 checksum already verifies the bytes.
     async fn hash(&self, member: &Candidate, inspected: &Inspected) -> Option<u32> {
         /// Maximum size of a database for which the member computes the hash. The member applies no writes meanwhile,
         /// for about half a second per GiB.
@@ -339,7 +340,7 @@ impl Transfer {
         let answer = self.etcd.hash(&member.url, inspected.store_revision());
         match answer.await {
             Ok(found) => found
-                // If a compaction has changed the hash since the snapshot, the hash is useless.
+                // If a compaction since the snapshot has changed the hash, a restore cannot compare it.
                 .filter(|found| found.compacted == inspected.compacted)
                 .map(|found| found.hash),
             Err(error) => {
@@ -428,7 +429,7 @@ pub(crate) fn slot_key(store: &dyn Store) -> String {
     format!("{} {}", store.endpoint(), store.location())
 }
 
-/// Sends a request to the store. Returns at once when the transfer is canceled. A dropped upload discards itself.
+/// Sends a request to the store. Returns at once when the transfer is canceled. A dropped upload discards its data.
 async fn cancelable<T>(
     cancelled: &CancellationToken,
     request: impl Future<Output = Result<T, store::Error>>,
@@ -513,7 +514,7 @@ fn unreadable(member: &str, error: InspectError) -> Trouble {
 mod tests {
     use super::*;
 
-    /// True if a transfer is ended early that copies `step` bytes ten times in each window.
+    /// Whether the check ends a transfer that copies `step` bytes ten times in each window.
     async fn is_ended(step: u64) -> bool {
         const STEP: Duration = Duration::from_millis(50);
         let meter = Meter::default();

@@ -21,7 +21,7 @@ use tokio_util::task::TaskTracker;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Work, WorkState};
 
-/// The EtcdBackup of a task is looked up at this interval, because it may be deleted.
+/// Interval at which a task checks whether its EtcdBackup still exists.
 const EXISTENCE_POLL: Duration = Duration::from_secs(1);
 
 enum State<T> {
@@ -102,12 +102,13 @@ struct Entry<T> {
     cancelled: CancellationToken,
     attempts: u32,
     not_before: Option<Timestamp>,
-    /// The failure of the previous attempt; `None` without one.
+    /// The failure of the previous attempt, if it failed.
     last_failure: Option<Trouble>,
     /// Time that all earlier attempts have spent in the queue. Includes this attempt as soon as it has left the queue.
     queue_time: Duration,
     queued: Instant,
-    /// The count of attempts in the status, including this one; `None` until it is recorded.
+    /// The count of attempts in the status, including the current attempt; `None` until the status contains this
+    /// attempt.
     recorded_count: Option<i32>,
     /// Notified when this attempt is recorded in the status.
     start: Arc<Notify>,
@@ -122,7 +123,7 @@ impl<T> Entry<T> {
     }
 }
 
-/// The tasks of one kind.
+/// The tasks of one kind: transfers or removals.
 pub(crate) struct Workers<T> {
     limits: Limits,
     slots: Arc<Slots>,

@@ -6,8 +6,8 @@
 //! The benchmark measures the wall time, the processor time of all participants (etcd, the store, the commands), and
 //! the bytes that they read from the disk. It also measures the memory and the processor time of this process during
 //! the transfer. `BENCH_MIB` sets the sizes in MiB, `BENCH_ROUNDS` the number of rounds, and `BENCH_JSON` the file for
-//! the results. The benchmark is a binary of its own, so that nothing else in the process is measured. The manual
-//! upload runs in another process.
+//! the results. The benchmark has a separate binary, so that nothing else in the process is measured. The manual upload
+//! runs in another process.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)]
 
 mod procfs;
@@ -58,9 +58,9 @@ async fn fill(url: &str, mebibytes: u64) {
     }
 }
 
-/// Brings the machine into the same state before each measurement: all writes are on disk, the store is empty, and the
-/// page cache contains only the programs and the database, as for a member in use. Otherwise the content of the page
-/// cache would change the number of bytes that are read.
+/// Brings the machine into the same state before each measurement, because the content of the page cache changes the
+/// number of bytes that are read. All writes are on disk, and the store is empty. The page cache contains only the
+/// programs and the database, as for a member in use.
 async fn reset(store: &dyn Store, etcd: &EtcdProcess, programs: &Programs) {
     for object in store.list("").await.unwrap() {
         store.delete(&object.key).await.unwrap();

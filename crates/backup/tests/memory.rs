@@ -1,4 +1,4 @@
-//! The memory use of a transfer does not depend on the size of the database. The test is a binary of its own, so that
+//! The memory use of a transfer does not depend on the size of the database. The test has a separate binary, so that
 //! nothing else in the process is measured.
 #![allow(clippy::unwrap_used)]
 

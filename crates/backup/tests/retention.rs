@@ -1,4 +1,4 @@
-//! The retention rules with a real S3 server, and the state after an interrupted removal.
+//! Tests of the retention rules with a real S3 server, and of the state after an interrupted removal.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeSet;
@@ -92,7 +92,7 @@ async fn keep(store: &Arc<dyn Store>, count: i64) -> Result<RemovalResult, Troub
     keep_with_others(store, count, &[]).await
 }
 
-/// As [`keep`], with other EtcdBackups at the same path.
+/// Like [`keep`], with other EtcdBackups at the same path.
 async fn keep_with_others(
     store: &Arc<dyn Store>,
     count: i64,
@@ -225,7 +225,7 @@ async fn keeps_backups_newer_than_verified_backup() {
 /// A removal may fail at any of its requests. The newest backups stay complete, and the next removal completes the
 /// work.
 #[tokio::test]
-async fn next_removal_completes_interrupted_one() {
+async fn next_removal_completes_interrupted_removal() {
     let failure = || store::Error::Timeout("injected".to_owned());
     for call in [Call::Get, Call::Head, Call::List, Call::Delete] {
         for succeeding in 0..6 {
@@ -236,7 +236,7 @@ async fn next_removal_completes_interrupted_one() {
             for hours in 0..4 {
                 put(store.as_ref(), &key(hours), UID).await;
             }
-            // The manifest without a backup that a crash between the two deletions leaves.
+            // A crash between the two deletions leaves a manifest without a backup.
             put(store.as_ref(), &key(9), UID).await;
             store.delete(&key(9)).await.unwrap();
             faulty.fail_after(call, succeeding, failure());
@@ -298,8 +298,8 @@ async fn removes_only_backups_of_deleted_etcd_backup() {
     );
 }
 
-/// Two EtcdBackups use the same path, one hourly and one daily. The rules of each neither count nor delete the backups
-/// of the other.
+/// Two EtcdBackups use the same path, one hourly and one daily. The rules of one EtcdBackup ignore the backups of the
+/// other.
 #[tokio::test]
 async fn invariant_13_keeps_backups_of_other_etcd_backups() {
     let server = S3Server::start(&["bucket"]);
@@ -381,7 +381,7 @@ async fn removed(store: &Arc<dyn Store>, plan: &Plan) -> Option<usize> {
 }
 
 #[tokio::test]
-async fn invariant_9_retention_by_clock_ahead_deletes_nothing() {
+async fn invariant_9_retention_deletes_nothing_while_clocks_differ() {
     let dir = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(LocalStore::new(dir.path()));
     for hours in [0, 24, 47, 72] {
@@ -421,7 +421,7 @@ async fn invariant_9_retention_by_clock_ahead_deletes_nothing() {
             assert_eq!(Some(status(&reported, &again, later)), reported.status);
         }
     }
-    // If the two clocks differ by less than an hour, the earlier time is used.
+    // If the clocks differ by less than an hour, the rules use the earlier time.
     let (plan, _) = planned(&by_age, SignedDuration::from_mins(59));
     assert_eq!(removed(&store, &plan).await, Some(1));
     let left = with_manifests([0, 24, 47].map(key));

@@ -1,4 +1,4 @@
-//! Periodic backups, their adoption and their retention, on every type of store with real servers.
+//! Tests of periodic backups, of their adoption and of their retention, on every type of store with real servers.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
@@ -112,7 +112,7 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
     assert_eq!(left, expected);
     let parts = name::parse(PATH, key).unwrap();
 
-    // After the manifest was written, another object of the same size replaced the backup.
+    // Another object of the same size replaces the backup after its manifest was written.
     if manifest.store_tag.is_some() {
         let other = vec![7; content.len()];
         store.put(key, other.into()).await.unwrap();

@@ -24,7 +24,7 @@ use tokio_util::sync::CancellationToken;
 
 const KEY: &str = "daily/etcd";
 
-/// What the other writer does, and when.
+/// What happens during the transfer or the removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interference {
     None,
@@ -50,7 +50,7 @@ enum Interference {
     BackupBeforeRemoval,
     /// While the transfer reads its object again, a complete backup of the other writer is stored.
     BackupWhileRead,
-    /// Just before the commit, a complete backup of the other writer is stored. Another one is stored while the
+    /// Just before the commit, a complete backup of the other writer is stored. A second backup is stored while the
     /// transfer reads its object again.
     BackupAtCommitAndWhileRead,
 }
@@ -88,7 +88,7 @@ impl Shared {
         self.has_tags.then(|| writes.to_string())
     }
 
-    /// True if this interference must happen now. It happens only once.
+    /// True if the test has this interference, and it has not happened yet.
     fn interferes(&self, kind: Interference) -> bool {
         let mut interference = self.interference.lock().unwrap();
         let interferes = *interference == kind;
@@ -275,7 +275,7 @@ async fn pair(store: &Shared, key: &str) -> (Bytes, BackupManifest) {
 }
 
 #[tokio::test]
-async fn invariant_12_mixed_data_and_manifest_is_no_success() {
+async fn invariant_12_backup_fails_if_object_or_manifest_is_replaced() {
     let snapshot = recorded().await;
     // In a store without tags, the operator reads the whole object.
     for (has_tags, compress) in [(true, false), (false, false), (false, true)] {
@@ -357,7 +357,7 @@ async fn backups_of_same_second_have_distinct_names() {
 
 /// In a store without tags, an object of the same size may be the object of another writer.
 #[tokio::test]
-async fn invariant_12_without_tags_reads_object_after_foreign_manifest() {
+async fn invariant_12_store_without_tags_detects_replaced_object() {
     let snapshot = recorded().await;
     let dir = tempfile::tempdir().unwrap();
     let store = Shared {
@@ -388,7 +388,7 @@ async fn invariant_12_without_tags_reads_object_after_foreign_manifest() {
 
 /// If a file in a directory is replaced during a read, the read continues with the old file.
 #[tokio::test]
-async fn invariant_12_replacement_during_read_is_no_success() {
+async fn invariant_12_backup_fails_if_object_is_replaced_during_read() {
     let snapshot = recorded().await;
     for interference in [
         Interference::BackupWhileRead,

@@ -1,7 +1,7 @@
 //! Actions: the requests that a plan consists of. [`crate::execute`] sends each request unchanged.
 //!
 //! Requests to the API server are generic: an object, a patch or a reference, with its precondition inside. Calls to
-//! etcd, records in the status, and Secrets with keys have types of their own. No plan contains keys or passwords
+//! etcd, records in the status, and Secrets with keys have separate types. No plan contains keys or passwords
 //! (invariant 14): the executor adds them to a Secret when it sends the Secret.
 
 use etcd::{Alarm, MemberId, Members};
@@ -47,7 +47,7 @@ impl Action {
         }
     }
 
-    /// True if the action changes the image of a running pod. The kubelet then restarts the container.
+    /// True if the action changes the image of a running pod, so that the kubelet restarts the container.
     pub fn changes_image(&self) -> bool {
         matches!(&self.request, Request::Patch(patch) if patch.form == PatchForm::Strategic)
     }
@@ -99,17 +99,17 @@ impl Step {
     }
 }
 
-/// The role of an action in the start of a member. A start first sets a mark on the member's Service. The mark records
-/// that a pod of the member may exist (invariants 6 and 11).
+/// The role of an action in the start of a member. A start first sets a mark on the member's Service: the annotation
+/// `started` records that a pod of the member may exist (invariants 6 and 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StartPart {
-    /// Sets the mark on the Service of this member. If a later action of the start fails, this process may remove the
-    /// mark.
+    /// Sets the mark on the Service of this member. If a later action of the start fails, this operator process may
+    /// remove the mark.
     Mark(String),
-    /// Sets a new mark on the Service of this member, which already has the mark of another process. This process never
-    /// removes such a mark.
+    /// Renews the mark that another operator process has set on the Service of this member. This process never removes
+    /// a renewed mark.
     MarkAgain(String),
-    /// Comes after the action that sets the mark. The value decides whether a failure of this action removes the mark.
+    /// Creates another object of this start. The value decides whether a failure of this action removes the mark.
     Follow(Undo),
     /// Creates the pod of this member again, on the volume with the member's data.
     Return(String),
@@ -118,9 +118,9 @@ pub enum StartPart {
 /// Condition under which a failed action removes the mark.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undo {
-    /// Any failure removes the mark: no PVC and no pod of the member exists before this action.
+    /// Any failure removes the mark, because no PVC and no pod of the member exists yet.
     Always,
-    /// Only a failure after which the request certainly had no effect removes the mark.
+    /// A failure removes the mark only if the request certainly had no effect.
     IfNotDone,
 }
 
@@ -239,7 +239,8 @@ pub struct Patch {
 pub enum PatchForm {
     /// JSON merge patch: a list in the patch replaces the whole list of the object.
     Merge,
-    /// Strategic merge patch: containers are merged by name. Used only for a change of a pod's image.
+    /// Strategic merge patch: containers are merged by name. [`Request::Patch`] uses this form only for changes of a
+    /// pod's image.
     Strategic,
 }
 
@@ -275,7 +276,7 @@ pub struct StatusRecord {
     pub status: Value,
     /// The resourceVersion of the observed EtcdCluster, the precondition of the write.
     pub over: String,
-    /// The work that starts with this record; `None` for work that invalid certificates cannot prevent.
+    /// The work that starts with this record, and that invalid certificates prevent; `None` for other records.
     pub begins: Option<Begins>,
 }
 

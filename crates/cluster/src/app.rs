@@ -38,7 +38,8 @@ const DEADLINES: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// How an administrator grants the endpoints of a cluster to join: the operator, its flag, and the value of the chart.
+/// Where an administrator permits endpoints of clusters to join: the flag of the cluster operator, and the value of the
+/// Helm chart.
 pub(crate) const JOINS: GrantedBy = GrantedBy {
     operator: "cluster operator",
     flag: "--join",
@@ -48,10 +49,11 @@ pub(crate) const JOINS: GrantedBy = GrantedBy {
 /// Interval at which the operator drops the state of deleted clusters.
 const FORGET_EVERY: Duration = Duration::from_mins(1);
 
-/// Runs the operator until it shuts down. Every event of a child object triggers a reconcile of its cluster. Seed
-/// members prepare their data with `image`; without `image`, they use the image of the operator's own pod.
-/// NetworkPolicies admit pods of the operator's namespace that have a label from `pods`. `joins` grants etcd endpoints
-/// that objects of other namespaces may join.
+/// Runs the operator until it shuts down. Every event of a child object triggers a reconcile of its cluster.
+///
+/// - `image`: the image with which seed members prepare their data; by default the image of the operator's own pod.
+/// - `pods`: labels of pods in the operator's namespace that NetworkPolicies admit.
+/// - `joins`: etcd endpoints that EtcdClusters of other namespaces may join.
 pub async fn work(
     operator: Operator,
     image: Option<String>,
@@ -119,7 +121,7 @@ impl EventReceivers {
     }
 }
 
-/// Watches the metadata of one kind of child object. The operator only needs to know that such an object has changed.
+/// Watches the metadata of one kind of child object. The events only trigger reconciles.
 fn children<K>(
     controllers: Controllers<EtcdCluster>,
     receivers: &EventReceivers,
@@ -174,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn child_event_reconciles_only_its_cluster() {
+    fn event_of_child_object_reconciles_its_cluster() {
         let (uid, cluster) =
             owner(&child("EtcdCluster", "etcd.database.coreos.com/v1beta2")).unwrap();
         assert_eq!((uid.as_str(), cluster.name.as_str()), ("uid", "db"));

@@ -1,8 +1,8 @@
 //! Generated certificates: the certificate authorities (CAs), the certificates that they sign, and the renewal.
 //!
-//! Each cluster has two CAs: one for peer certificates, which only members have, and one for clients. With a single
-//! CA, every client that may read keys could also take part in the consensus. Keys are ECDSA keys on the curve P-256,
-//! generated and used with the cryptography of the TLS stack. rcgen encodes the certificates.
+//! Each cluster has two CAs: one for peer certificates, which only members have, and one for clients. With a single CA,
+//! every client could connect to members as a peer and take part in the consensus. Keys are ECDSA keys on the curve
+//! P-256, generated and used with the cryptography of the TLS stack. rcgen encodes the certificates.
 //!
 //! Apart from the randomness of keys and serial numbers, this module is pure: no client, no clock.
 
@@ -46,7 +46,7 @@ pub enum Error {
     Name,
 }
 
-/// The connections for which a CA signs certificates.
+/// The connections that the certificates of a CA secure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum CaScope {
     /// Connections between members.
@@ -114,7 +114,7 @@ impl Rule {
         peers.into_iter().chain(clients)
     }
 
-    /// The uses of certificates. Each member has one certificate for each use.
+    /// The uses of a member's certificates. Each member has one certificate for each use.
     pub fn uses_of_member(&self) -> impl Iterator<Item = CertificateUse> {
         let peer = self.peers.then_some(CertificateUse::Peer);
         let server = self.clients.then_some(CertificateUse::Server);
@@ -185,7 +185,7 @@ fn life(now: Timestamp, validity: Duration, limit: Option<Timestamp>) -> (Timest
     (from, limit.map_or(until, |limit| limit.min(until)))
 }
 
-/// The creation time of a certificate. Its validity starts shortly before.
+/// The creation time of a certificate, computed from its validity, which starts shortly before the creation.
 pub(crate) fn made_at(leaf: &Leaf) -> Timestamp {
     let life = leaf.not_after.duration_since(leaf.not_before);
     let before = SKEW.min(Duration::try_from(life).unwrap_or_default() / 11);

@@ -381,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn expiry_of_static_certificates_is_known() {
+    fn expiry_of_certificates_in_user_secrets_is_recorded() {
         let (one, other) = (made(), made());
         // One of the two CAs in the bundle signed the certificate in the same Secret.
         let seen = with(&[&one, &other], None);

@@ -1,5 +1,5 @@
 //! The etcd clients of the clusters. All clusters without TLS and authentication share one client. Every other cluster
-//! has its own client, which is replaced when the cluster's credentials change. Keys are in memory only.
+//! has its own client, which is replaced when the cluster's credentials change. Private keys are kept in memory only.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,10 +36,10 @@ impl Clients {
 
     /// The client for the cluster with this UID, token and access.
     ///
-    /// A restore in place or a recovery creates a new etcd cluster with a new token and a new Raft log. If the new
-    /// cluster received a login token of the previous cluster, it would delay the call until its own log is as long
-    /// (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`). Each cluster token therefore has its own client
-    /// and login. During a recovery, the operator calls both clusters.
+    /// A restore in place or a recovery creates a new etcd cluster with a new cluster token and a new Raft log. If the
+    /// new cluster received a login token from the previous cluster, it would delay the call until its own log is as
+    /// long (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`). Each cluster token therefore has its own
+    /// client and login.
     pub fn of(&self, (uid, token): (&str, Option<&str>), access: &Access) -> Arc<dyn Etcd> {
         if *access == Access::default() {
             return Arc::clone(&self.plain);
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn only_changed_secret_replaces_client() {
+    fn etcd_client_is_reused_until_access_changes() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
         let clients = Clients::new(Arc::clone(&plain), Deadlines::default());
         assert!(Arc::ptr_eq(
@@ -112,24 +112,21 @@ mod tests {
     }
 
     #[test]
-    fn deleted_cluster_leaves_no_client() {
+    fn unused_etcd_client_is_dropped() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
         let clients = Clients::new(plain, Deadlines::default());
         let (first, now) = (clients.of(("1", Some("t")), &access("a")), Instant::now());
         let gone = Arc::downgrade(&first);
         drop(first);
         clients.forget(now);
-        assert!(
-            gone.upgrade().is_some(),
-            "the second call uses the same client"
-        );
+        assert!(gone.upgrade().is_some(), "a recently used client is kept");
         clients.forget(now + FORGOTTEN);
         assert!(gone.upgrade().is_none());
     }
 
-    /// If the seed received a login token of the previous cluster, it would delay every call.
+    /// With a login token of the previous cluster, every call to the seed of the new cluster would be delayed.
     #[test]
-    fn restored_or_recovered_cluster_gets_new_login() {
+    fn restored_or_recovered_cluster_gets_new_etcd_client() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));
         let clients = Clients::new(plain, Deadlines::default());
         let first = clients.of(("1", Some("t")), &access("a"));
@@ -141,7 +138,7 @@ mod tests {
         ));
         assert!(
             Arc::ptr_eq(&first, &clients.of(("1", Some("t")), &access("a"))),
-            "calls to a survivor and to the seed alternate"
+            "the client of the former token is kept, because a recovery calls both clusters"
         );
     }
 }

@@ -18,10 +18,9 @@ impl ApiServerClock {
         theirs.unwrap_or(now)
     }
 
-    /// The time for issuing and checking certificates: the operator's time, or the earlier of the two times if they
-    /// differ by more than the tolerance. With a clock that is far ahead, every CA would expire at once, and no member
-    /// would trust another. A clock that is behind only delays renewals, which are due after two thirds of the
-    /// validity.
+    /// The time for issuing and checking certificates: the operator's time or, if the clocks differ by more than the
+    /// tolerance, the earlier of the two times. By a clock that is far ahead, every CA would be expired. A clock that
+    /// is behind only delays renewals, which are due after two thirds of the validity.
     pub fn for_certificates(self, now: Timestamp) -> Timestamp {
         Self(self.difference()).earlier(now)
     }

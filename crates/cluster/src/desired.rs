@@ -1,4 +1,4 @@
-//! The part of the spec that the planner uses. Performs no I/O.
+//! Converts the spec in effect to the planner's type. Performs no I/O.
 
 use api::EtcdClusterSpec;
 use api::cluster::{BootstrapMode, unsafe_to_ignore, validate};
@@ -12,8 +12,8 @@ use crate::quantity::bytes;
 use crate::snapshot::{Claim, Desired, RecoveryRule};
 use crate::upkeep::UpkeepRule;
 
-/// Reads the spec in effect. `invalid` contains the problems of the spec: an EtcdCluster that was stored before the
-/// current schema may contain anything.
+/// Converts the spec in effect. `invalid` contains the problems of the spec, because an EtcdCluster that was stored
+/// under an older schema may be invalid.
 pub fn desired(effective: &Effective, operators: &Operators) -> Desired {
     let cluster = effective.cluster();
     let spec = &cluster.spec;
@@ -49,6 +49,7 @@ pub fn desired(effective: &Effective, operators: &Operators) -> Desired {
         recovery: RecoveryRule {
             automatic: spec.recovers_automatically(),
             after: spec.recover_after(),
+            keep_volumes: spec.keep_recovered_volumes(),
         },
         paused: spec.paused,
         budget: spec.has_disruption_budget(),
@@ -84,9 +85,9 @@ mod tests {
 
     use super::*;
 
-    /// An older CustomResourceDefinition does not have the rule and accepts the variable.
+    /// An older CustomResourceDefinition accepts this variable, so the operator must reject it.
     #[test]
-    fn stored_variable_of_operator_flag_is_invalid() {
+    fn spec_with_reserved_etcd_variable_is_invalid() {
         let spec = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"}]}}"#;
         let cluster = EtcdCluster::new("db", serde_json::from_str(spec).unwrap());
         let invalid = desired(&Effective::as_written(cluster), &Operators::default())

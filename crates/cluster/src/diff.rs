@@ -1,5 +1,5 @@
-//! Compares existing objects with the objects that the builders make. The operator does not send an object that is
-//! equal to the built one.
+//! Compares existing objects with the objects that the operator would build. The operator does not send an object that
+//! is equal to the existing object.
 
 use api::names;
 use k8s_openapi::api::core::v1::Service;
@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use crate::snapshot::{Kept, Shared};
 
-/// Compares an existing object with each object that a builder can produce, one per state. Returns the state with an
-/// equal object. `is_same` is an additional condition.
+/// Compares an existing object with the objects in `made`, one for each possible state. Returns the state whose object
+/// is equal. `is_same` is an additional condition.
 fn compare<K: Resource + Serialize, T>(
     there: Option<&K>,
     (cluster, uid): (&str, &str),
@@ -46,7 +46,7 @@ pub(crate) fn shared(
     let there = named(&headless.name_any());
     let headless = compare(there, of, [((), headless)], |_, _| true);
     let there = named(&names::client_service(members.cluster));
-    // The complete selector is compared, because an additional label in the selector would remove the endpoints.
+    // The selectors must be equal, because an additional label in the selector would remove the endpoints.
     let selector = |service: &Service| service.spec.as_ref().and_then(|spec| spec.selector.clone());
     let is_same = |there: &Service, made: &Service| {
         selector(there) == selector(made) && member::has_same_policy(made, there)
@@ -63,7 +63,7 @@ pub(crate) fn shared(
 
 /// Builds the client Service. `open`: the Service forwards to members.
 pub(crate) fn client_service(members: &Members, open: bool) -> Service {
-    // The builder only checks that a cluster ID exists, which means that the cluster has formed.
+    // The builder only checks whether a cluster ID is set.
     let cluster_id = open.then_some("");
     member::client_service(&Members {
         cluster_id,
@@ -71,7 +71,7 @@ pub(crate) fn client_service(members: &Members, open: bool) -> Service {
     })
 }
 
-/// The PodDisruptionBudget that the builder produces with the `minAvailable` of the existing one.
+/// Builds the PodDisruptionBudget with the `minAvailable` of the existing object.
 fn budget_made(
     members: &Members,
     there: Option<&PodDisruptionBudget>,
@@ -84,8 +84,7 @@ fn budget_made(
     Some((min, member::disruption_budget(members, min)))
 }
 
-/// Compares the NetworkPolicy. The whole specification must be equal, because an additional peer would admit another
-/// client.
+/// Compares the NetworkPolicy. The whole spec must be equal, because an additional peer would admit more clients.
 pub(crate) fn network(
     members: &Members,
     there: Option<&NetworkPolicy>,
@@ -96,8 +95,8 @@ pub(crate) fn network(
     compare(there, (members.cluster, uid), [((), made)], is_same)
 }
 
-/// True if an object whose name belongs to this cluster has another owner: its controller reference names another
-/// object, or it has neither an owner nor the cluster's label.
+/// True if the object is not an object of this cluster: its owner is another object, or it has neither an owner nor the
+/// cluster's label.
 pub(crate) fn is_of_others(metadata: &ObjectMeta, cluster: &str, uid: &str) -> bool {
     let labels = metadata.labels.as_ref();
     let label = labels.and_then(|labels| labels.get(names::LABEL_CLUSTER));
@@ -107,7 +106,7 @@ pub(crate) fn is_of_others(metadata: &ObjectMeta, cluster: &str, uid: &str) -> b
     }
 }
 
-/// The UID of the controller owner.
+/// The UID of the controller or, without a controller, of the first owner.
 pub(crate) fn owner(metadata: &ObjectMeta) -> Option<&str> {
     let owners = metadata.owner_references.as_deref().unwrap_or_default();
     owners

@@ -1,9 +1,9 @@
 //! Sends the actions of one step. The actions of a chain are sent one after another. The chains and the change of the
 //! members are sent concurrently.
 //!
-//! This module decides nothing. An action loses a race if its object has changed, already exists or is deleted. Its
-//! chain then ends, and the next reconcile plans the chain again. The executor repeats an action only if the end of the
-//! chain would make a member's name unusable.
+//! This module decides nothing. If an action's object has changed, already exists or is deleted, the chain ends, and
+//! the next reconcile plans again. The executor retries an action only if the end of the chain would make a member's
+//! name unusable.
 
 mod calls;
 mod certificates;
@@ -32,11 +32,10 @@ use crate::refusals::Refusals;
 use crate::snapshot::Observed;
 use crate::upkeep::Calls;
 
-/// The first pause before an action is retried. The API server could not serve its first attempt.
+/// The first pause before a retry of an action that the API server could not serve.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The pauses before retries of the removal of a mark. The removal must succeed, because no other process removes the
-/// mark.
+/// The pauses between attempts to remove the annotation `started` from a member's Service. No other process removes it.
 const PAUSES: [Duration; 4] = [
     PAUSE,
     Duration::from_millis(300),
@@ -104,8 +103,8 @@ impl ExecuteContext<'_> {
         chains.into_iter().fold(change, Acted::merge)
     }
 
-    /// Sends a chain. If the chain starts a member whose last start was rejected, nothing is sent until the back-off
-    /// has ended.
+    /// Sends a chain. During the back-off after a rejected start of a member, no action of the member's next start is
+    /// sent.
     async fn chain(&self, chain: &[Action]) -> Acted {
         let mut parts = chain.iter().filter_map(|action| action.start.as_ref());
         let starts = parts.find_map(StartPart::announces);
@@ -159,11 +158,12 @@ impl ExecuteContext<'_> {
         acted
     }
 
-    /// Sends an action of a chain. The flag in the error is true if the request certainly had no effect.
+    /// Sends an action of a chain, with retries if `marked`. The flag in the error is true if the request certainly had
+    /// no effect.
     ///
-    /// After the mark on a Service is set, a request that the API server cannot serve at the moment is retried while
-    /// the observation is fresh: if the chain ended, the name of the member would be unusable. If an earlier attempt
-    /// did have an effect, the retry finds the object.
+    /// After the chain has set the annotation `started` on a Service, the end of the chain could make the member's name
+    /// unusable. Requests that the API server cannot serve at the moment are therefore retried while the observation is
+    /// fresh.
     async fn repeat(&self, action: &Action, marked: bool) -> Result<Option<String>, (Error, bool)> {
         let (mut pause, mut doubtful) = (PAUSE, false);
         loop {
@@ -182,11 +182,11 @@ impl ExecuteContext<'_> {
         }
     }
 
-    /// Removes the mark that a chain has set, even if the observation is too old by now. The precondition is the
-    /// resourceVersion that the same chain wrote.
+    /// Removes the annotation `started` that the chain has set, even if the observation is too old by now. The
+    /// precondition is the resourceVersion that the chain wrote.
     ///
-    /// Another process that wants to start the member renews this mark first, which changes the resourceVersion. A
-    /// Service without a mark therefore still means that its member never started (invariant 6).
+    /// Another process renews the annotation before it starts the member, which changes the resourceVersion. If a
+    /// Service has no annotation, its member therefore never started (invariant 6).
     async fn undo(&self, member: &str, version: &str) -> Result<(), Error> {
         let patch = unmark(member, version);
         for pause in PAUSES {
@@ -230,8 +230,8 @@ impl ExecuteContext<'_> {
     }
 }
 
-/// Runs the failpoint of an action, such as `FAILPOINTS=before-create-pod=panic`. Each request of a step has a
-/// failpoint before it, where a test can crash the operator.
+/// Runs the failpoint of an action, such as `FAILPOINTS=before-create-pod=panic`. A test can crash the operator before
+/// each request of a step.
 fn interrupt(action: &Action) {
     let (point, text) = (action.point, action.text.as_str());
     tracing::debug!(point, text, "action");

@@ -1,9 +1,9 @@
-//! When certificates of a cluster expire, generated ones and those in Secrets of other owners, and when the operator
-//! reports it.
+//! The expiry of a cluster's certificates, and the time at which the operator reports it. Covers generated certificates
+//! and certificates in Secrets of other owners.
 //!
-//! Performs no I/O. The operator reports an expiry early enough for a reaction. A certificate with a short validity is
-//! not reported all the time, because each stage is also limited to a fraction of the validity. Generated certificates
-//! are reported only if their renewal is overdue.
+//! Performs no I/O. The operator reports an expiry in three stages: 30 days, 7 days and 1 day before. Each stage is
+//! also limited to a fraction of the validity, so that a certificate with a short validity is not reported all the
+//! time. Generated certificates are reported only if their renewal is overdue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -123,8 +123,8 @@ pub(crate) fn of_held<'a>(secrets: impl Iterator<Item = (&'a String, &'a Held)>)
     secrets.filter_map(expiry).collect()
 }
 
-/// The certificate that the status reports: of all certificates that have reached a stage, the one that expires first.
-/// If no certificate has reached a stage, the one that expires first of all.
+/// The certificate in the status: the first to expire of the certificates that have reached a stage. If no certificate
+/// has reached a stage, the first to expire of all certificates.
 pub fn report(all: &[Expiry], now: Timestamp) -> Option<CertificatesStatus> {
     let first = all.iter().min_by_key(|one| one.not_after)?;
     let worst = all.iter().filter(|one| one.stage(now).is_some());
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_expiry_month_week_and_day_before() {
+    fn certificate_expiry_is_reported_month_week_and_day_before() {
         let year = expiry(365, false);
         for (day, stage) in [
             (300.0, None),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn one_day_certificate_is_not_always_expiring() {
+    fn one_day_certificate_is_reported_only_near_its_end() {
         let day = expiry(1, false);
         assert_eq!(day.stage(at(0.5)), None);
         assert_eq!(day.stage(at(0.8)), Some("30d"));

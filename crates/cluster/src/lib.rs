@@ -1,9 +1,8 @@
-//! The cluster operator. It keeps an etcd cluster at its desired size after every failure that leaves the data
-//! recoverable, and never makes a failure worse.
+//! The cluster operator: runs etcd clusters, and repairs them after every failure that leaves the data recoverable.
 //!
 //! Observe (reads only) -> plan (pure) -> execute (one step) -> status (pure, one patch). A step consists of the
-//! requests in [`action`]. The state of a cluster is in etcd's member list, the pods, the volumes, and a few recorded
-//! fields of the status. The process can restart at any time without a loss.
+//! requests in [`action`]. The state of a cluster is in etcd's member list, the pods, the volumes, and a few fields of
+//! the status. The operator process can restart at any time.
 
 #![cfg_attr(
     test,

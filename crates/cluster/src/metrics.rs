@@ -1,7 +1,7 @@
 //! The metrics of each cluster for `/metrics`. The operator computes them from the status that it has just written, so
 //! the metrics and the EtcdCluster agree.
 //!
-//! The labels are the namespace, the cluster's name, and fixed words from this file and from [`crate::outcome`]. The
+//! The labels are the namespace, the cluster's name, and fixed words from this file and from [`crate::reason`]. The
 //! number of series is proportional to the number of clusters. The series of a deleted cluster are removed.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::EtcdCluster;
 use api::cluster::{ClusterPhase, EtcdClusterStatus, MemberRole, MemberStatus};
-use api::conditions::{ConditionType, is_true};
+use api::conditions::{ConditionType, find, is_true};
 use kube::ResourceExt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -55,8 +55,8 @@ struct Gauge {
 
 const PREFIX: &str = "etcd_operator_cluster_";
 
-/// The gauges. Each has one series per cluster.
-static GAUGES: [Gauge; 12] = [
+/// The gauges, each with one series per cluster.
+static GAUGES: [Gauge; 13] = [
     Gauge {
         name: "certificate_expiry_timestamp_seconds",
         help: "Time at which the next certificate of the cluster expires, in seconds since 1970",
@@ -88,7 +88,13 @@ static GAUGES: [Gauge; 12] = [
     },
     Gauge {
         name: "has_quorum",
-        help: "1 while etcd has a quorum and answers linearizable reads",
+        help: "1 while a quorum of the members answers, 0 while none answers; absent before the cluster has formed and \
+               while it hibernates",
+        of: |_, status| has_quorum(status).map(Into::into),
+    },
+    Gauge {
+        name: "available",
+        help: "1 while the condition Available is True: a quorum answers and the client Service has an endpoint",
         of: |_, status| Some(is_true(&status.conditions, &ConditionType::Available).into()),
     },
     Gauge {
@@ -137,6 +143,17 @@ static GAUGES: [Gauge; 12] = [
     },
 ];
 
+/// Whether a quorum answers; `None` if the cluster has not formed, or hibernates.
+fn has_quorum(status: &EtcdClusterStatus) -> Option<bool> {
+    let available = find(&status.conditions, &ConditionType::Available)?;
+    match Reason::parse(&available.reason)? {
+        // Without an endpoint, clients cannot connect through the Service, but etcd serves.
+        Reason::QuorumHealthy | Reason::NoEndpoint => Some(true),
+        Reason::QuorumLost | Reason::ForeignCluster => Some(false),
+        _ => None,
+    }
+}
+
 fn raised(status: &EtcdClusterStatus, kind: &str) -> Option<i64> {
     count(Some(
         status.alarms.iter().filter(|one| one.kind == kind).count(),
@@ -162,7 +179,7 @@ impl Metrics {
         self.inner().alive = Some(Box::new(alive));
     }
 
-    /// Removes the metrics of deleted clusters, even if no scraper reads the metrics.
+    /// Removes the metrics of deleted clusters. Called periodically, so that memory is freed even without a scraper.
     pub fn forget(&self) {
         self.inner().sweep();
     }
@@ -214,7 +231,7 @@ impl Metrics {
 }
 
 impl Inner {
-    /// Removes deleted clusters, and counts the remaining clusters.
+    /// Removes deleted clusters, and counts each of them in the metric of deleted clusters.
     fn sweep(&mut self) {
         let Some(alive) = &self.alive else { return };
         let alive = alive();
@@ -375,7 +392,7 @@ mod tests {
     }
 
     #[test]
-    fn deleted_cluster_is_dropped_without_scrape() {
+    fn metrics_of_deleted_cluster_are_dropped_without_scrape() {
         let metrics = Metrics::default();
         metrics.alive_with(|| HashSet::from(["1".to_owned()]));
         metrics.see(&cluster("1", 1), &status(), &[]);
@@ -397,6 +414,7 @@ mod tests {
             "etcd_operator_cluster_ready_members{namespace=\"prod\",cluster=\"db\"} 2",
             "etcd_operator_cluster_healthy_voters{namespace=\"prod\",cluster=\"db\"} 1",
             "etcd_operator_cluster_has_quorum{namespace=\"prod\",cluster=\"db\"} 1",
+            "etcd_operator_cluster_available{namespace=\"prod\",cluster=\"db\"} 1",
             "etcd_operator_cluster_degraded{namespace=\"prod\",cluster=\"db\"} 0",
             "etcd_operator_cluster_paused{namespace=\"prod\",cluster=\"db\"} 0",
             "etcd_operator_cluster_db_size_bytes{namespace=\"prod\",cluster=\"db\"} 20480",
@@ -411,7 +429,7 @@ mod tests {
     }
 
     #[test]
-    fn metrics_of_deleted_cluster_are_removed() {
+    fn scrape_removes_metrics_of_deleted_cluster() {
         let metrics = Metrics::default();
         metrics.see(&cluster("1", 1), &status(), &[]);
         metrics.alive_with(HashSet::new);
@@ -421,7 +439,28 @@ mod tests {
         assert!(page.contains(deleted), "{page}");
     }
 
-    /// Dashboards and alerts depend on these names: a renamed metric needs a change of the documentation.
+    #[test]
+    fn quorum_metric_is_absent_unless_quorum_is_expected() {
+        use crate::reason::Reason;
+        let cases = [
+            (Reason::QuorumHealthy, Some(true)),
+            (Reason::NoEndpoint, Some(true)),
+            (Reason::QuorumLost, Some(false)),
+            (Reason::ForeignCluster, Some(false)),
+            (Reason::Bootstrapping, None),
+            (Reason::Hibernating, None),
+            (Reason::Hibernated, None),
+        ];
+        for (reason, expected) in cases {
+            let mut status = EtcdClusterStatus::default();
+            let finding = Finding::new(ConditionType::Available, false, reason.into(), "");
+            let now = Time(jiff::Timestamp::UNIX_EPOCH);
+            set(&mut status.conditions, &finding, None, &now);
+            assert_eq!(has_quorum(&status), expected, "{reason:?}");
+        }
+        assert_eq!(has_quorum(&EtcdClusterStatus::default()), None);
+    }
+
     #[test]
     fn every_metric_is_documented() {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");

@@ -1,17 +1,17 @@
 //! Names of new members and tokens of new clusters.
 //!
-//! The planner does not generate names: they are an input of the plan. For each observation, the reconcile generates a
-//! random seed, and derives all names from it. Two plans for the same observation therefore use the same names. No two
-//! observations use the same seed, so no name is used twice (invariant 6).
+//! The planner does not generate names: they are an input of the plan. For each observation, the operator draws a
+//! random number and derives all names from it. Two plans for the same observation therefore use the same names, and no
+//! name is used twice (invariant 6).
 
 use api::names;
 use sha2::{Digest, Sha256};
 
-/// A sequence of unused names. The same index always gives the same name.
+/// Generates unused names. The same index always gives the same name.
 pub trait Names {
-    /// A member name that no other index and no earlier sequence has.
+    /// A member name that was never used before, and that no other index gives.
     fn member(&self, index: u64) -> String;
-    /// A cluster token that no other index and no earlier sequence has.
+    /// A cluster token that was never used before, and that no other index gives.
     fn token(&self, index: u64) -> String;
 }
 
@@ -58,7 +58,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn same_seed_gives_same_names() {
+    fn same_random_seed_gives_same_member_names() {
         let of = |seed| Seed::new("db", [seed; 32]);
         assert_eq!(of(1).member(0), of(1).member(0));
         assert_eq!(of(1).token(0), of(1).token(0));
@@ -68,7 +68,7 @@ mod tests {
     }
 
     #[test]
-    fn derived_name_belongs_to_its_cluster() {
+    fn generated_member_name_contains_cluster_name() {
         let name = Seed::new("main-db", [7; 32]).member(3);
         assert_eq!(names::cluster_of_member(&name), Some("main-db"));
     }

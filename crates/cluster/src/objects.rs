@@ -1,5 +1,4 @@
-//! The Kubernetes objects of a cluster: the EtcdCluster as the user wrote it, its child objects and its Secrets. This
-//! module adds no defaults and makes no decisions.
+//! The Kubernetes objects of a cluster, as read: the EtcdCluster, its child objects and its Secrets.
 
 use api::EtcdCluster;
 use api::cluster::MemberAddress;

@@ -61,7 +61,7 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// A linearizable read that takes longer than this shows that etcd is overloaded.
 const SLOW: Duration = Duration::from_millis(500);
 
-/// Text before the name of an alarm in a member's status: `memberID:1 alarm:NOSPACE`.
+/// Text before the name of an alarm in a member's status, as in `memberID:1 alarm:NOSPACE`.
 const ALARM: &str = "alarm:";
 
 /// Deadline for calls to a member whose pod is not ready. For a ready member, the client's deadline applies.
@@ -84,7 +84,8 @@ pub enum Error {
     Deadline,
 }
 
-/// The parts of the Kubernetes objects that the calls to etcd and the planner need. They are small enough for a cache.
+/// The parts of the Kubernetes objects that the operator needs for its plan and for calls to etcd. Small enough for a
+/// cache.
 #[derive(Clone, Debug)]
 pub struct KubeSnapshot {
     /// The EtcdCluster as the operator read it.
@@ -93,7 +94,7 @@ pub struct KubeSnapshot {
     pub effective: Effective,
     /// The client URL of each member, by name.
     pub urls: BTreeMap<String, String>,
-    /// The address of each member's health listener, by the name of the member.
+    /// The address of each member's health listener (`--listen-metrics-urls`), by the name of the member.
     health: BTreeMap<String, String>,
     /// The certificates of the cluster. They are kept in memory only.
     pub tls: ClusterTls,
@@ -103,7 +104,7 @@ pub struct KubeSnapshot {
 }
 
 impl Objects {
-    /// Reduces the objects to the parts that are needed. `effective` contains the spec in effect.
+    /// Extracts the parts that the operator needs. `effective` contains the spec in effect.
     pub fn snapshot(self, effective: Effective) -> KubeSnapshot {
         KubeSnapshot {
             urls: client_urls(&self.pods, effective.cluster()),
@@ -129,8 +130,8 @@ impl KubeSnapshot {
         };
         let generated = self.without_etcd.certificates.rule.is_some();
         if let Some(tls) = access.tls.as_mut().filter(|_| generated) {
-            // Invariant 21: this user is created when authentication is enabled. The operator can therefore log in even
-            // after the loss of the quorum.
+            // Invariant 21: this user exists since authentication was enabled, so the operator can log in even after
+            // the loss of the quorum.
             tls.user = Some(names::OPERATOR_USER.to_owned());
         }
         Ok(Access {
@@ -166,9 +167,8 @@ pub async fn objects(
         let budgets = Api::<PodDisruptionBudget>::namespaced(client.clone(), namespace);
         let budget_name = names::disruption_budget(name);
         let read = |what| move |source| Error::Read { what, source };
-        // Another operator process may write at the same time. That process records the intent first, marks the Service
-        // before it creates the pod, and creates the PVC before the pod. With this order of reads, its writes never
-        // look like a loss.
+        // Another operator process may write at the same time, in this order: status, annotation on the Service, PVC,
+        // pod. Services and pods are read before PVCs and the status, so that its writes never look like a lost object.
         let mut services = services
             .list(&of_cluster)
             .await
@@ -186,7 +186,7 @@ pub async fn objects(
         let Some(mut cluster) = cluster else {
             return Ok(None);
         };
-        // The EtcdCluster is cached, and no code reads the managed fields.
+        // No code reads the managed fields, and without them the cache is smaller.
         cluster.metadata.managed_fields = None;
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;
@@ -378,20 +378,19 @@ fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
     }
 }
 
-/// The names of the members to call: their pods have an address, are not terminating, and belong to this cluster and
-/// not to an abandoned bootstrap. Ready members come first.
+/// The names of the members to call. Their pods have an address, are not terminating, and have the token of this
+/// cluster. Ready members come first.
 ///
-/// The first members of a cluster are not called before their Services have endpoints: they have nothing to report, and
-/// the calls would delay the endpoints. Learners without endpoints are called, because the answer of a learner shows
-/// that its requests to other members are done.
+/// First members are not called before their Services have endpoints: they cannot answer yet, and the calls would delay
+/// the endpoints. Learners are called even before that, because a learner's answer shows that its requests to other
+/// members are done.
 fn asked(observed: &Observed) -> Vec<String> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_closed = |name: &String| {
         let service = observed.services.get(name);
         service.is_some_and(|service| service.closed)
     };
-    // The pod belongs to a recorded cluster, but has no annotations yet. The operator compares the answer of its etcd
-    // with the record.
+    // True for a pod of a cluster that is being adopted and whose pods have no annotations yet.
     let is_taken_over = |pod: &crate::snapshot::Pod| {
         pod.owned && pod.token.is_none() && observed.cluster_id.is_some()
     };

@@ -24,7 +24,7 @@ pub enum Error {
         /// The cause.
         #[source]
         source: execute::Error,
-        /// Events for the actions of the step that had succeeded before the failure.
+        /// Events for the actions of the step that succeeded.
         told: Vec<Notice>,
     },
     /// Writing the status failed.
@@ -52,8 +52,8 @@ impl Failure for Error {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            // The retry delay is at most this interval, although the back-off may be longer: other work of the cluster
-            // cannot wait, such as a promotion or the next status report.
+            // The cluster is reconciled again after at most this interval, although the back-off may be longer: other
+            // work cannot wait, such as a promotion or the next status report.
             Self::Act { source, .. } => source.held().map(|left| left.min(STEADY)),
             _ => None,
         }
@@ -94,7 +94,7 @@ pub fn notices(plan: &Plan, acted: &Acted) -> Vec<Notice> {
         .collect()
 }
 
-/// The Events for the differences between two statuses of a cluster.
+/// The Events for the changes between two statuses of a cluster.
 pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notice> {
     let mut notices = Vec::new();
     let mut turn = |reason: Reason, warning: bool, is: &Condition| {
@@ -111,7 +111,7 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
     match turned(before, after, &ConditionType::Degraded) {
         Some(is) if is.status != "True" => turn(Reason::Healthy, false, is),
         Some(is) if is.reason == Reason::MemberDown.as_str() => turn(Reason::MemberDown, true, is),
-        // Every other reason is a problem, and has an Event as a problem.
+        // `notices` creates the Events for all other reasons.
         Some(_) | None => {}
     }
     let within = |status: &EtcdClusterStatus| {
@@ -164,8 +164,8 @@ fn turned<'a>(
     (was.status != is.status).then_some(is)
 }
 
-/// The text of a rejection by etcd, without the name of the member that answered. All members answer with the same
-/// text, but with the names, each answer would cause a separate Event.
+/// The text of a rejection by etcd, without the name of the member that answered. With the name, the answer of each
+/// member would cause a separate Event.
 fn postponed(error: &execute::Error) -> String {
     match error {
         execute::Error::Etcd {
@@ -246,10 +246,9 @@ mod tests {
         assert!(notices.iter().any(|one| one.note.contains("not in sync")));
     }
 
-    /// A start in back-off does not delay the next reconcile: other members need work, and changes in etcd trigger no
-    /// reconcile.
+    /// Other members may need work, and changes in etcd trigger no reconcile.
     #[test]
-    fn backed_off_start_keeps_reconcile_interval() {
+    fn start_in_back_off_does_not_delay_next_reconcile() {
         let again = |left: Duration| {
             let source = execute::Error::Held {
                 reason: Reason::Forbidden,
@@ -267,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn member_failure_and_return_become_events() {
+    fn member_failure_and_recovery_become_events() {
         let status = |degraded: bool, reason: &str| {
             let mut conditions = Vec::new();
             let finding = Finding::new(ConditionType::Degraded, degraded, reason.into(), "why");
@@ -292,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn cluster_state_changes_are_events() {
+    fn cluster_state_changes_become_events() {
         let status = |available: bool, paused: bool| {
             let mut conditions = Vec::new();
             let kind = ConditionType::Available;
@@ -323,7 +322,7 @@ mod tests {
             [("Resumed", false)]
         );
         assert_eq!(told(status(true, false), status(true, false)), []);
-        // The first status of a cluster causes no Event.
+        // A cluster without an earlier status gets no Event.
         assert_eq!(told(EtcdClusterStatus::default(), status(false, false)), []);
     }
 }

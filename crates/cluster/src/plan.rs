@@ -74,12 +74,12 @@ pub use view::{Data, Fate, Health, MemberState, View, name_of};
 
 /// Requeue delay while a change is imminent that causes no watch event, such as a promotion or an election.
 const SOON: Duration = Duration::from_millis(100);
-/// Requeue delay while etcd needs a moment before it allows the next step.
+/// Requeue delay while etcd does not accept the next request yet.
 const SHORTLY: Duration = Duration::from_millis(250);
 /// Requeue delay while no member answers.
 const BLIND: Duration = Duration::from_secs(1);
 /// etcd accepts an addition, or the removal of a live voter, only after the voters have been connected to each other
-/// for this time (`HealthInterval` in etcd's server). No voter has been connected for longer than it has been running.
+/// for this time (`HealthInterval` in etcd's server). The operator counts from the start of each voter's container.
 const CONNECTED: Duration = Duration::from_secs(5);
 /// Requeue delay while the cluster is healthy or no action is possible. etcd sends no events, so the operator checks
 /// its health at this interval.
@@ -131,7 +131,6 @@ impl NewNames<'_> {
 /// The part of a plan that one phase returns. The parts of all phases form the plan.
 #[must_use]
 struct Draft<'a> {
-    /// Builds the objects of actions.
     build: Builder<'a>,
     chains: Vec<Chain>,
     asks: Option<i64>,
@@ -162,7 +161,6 @@ impl<'a> Draft<'a> {
         }
     }
 
-    /// Adds a chain of actions.
     fn chain(&mut self, chain: Chain) {
         self.chains.push(chain);
     }
@@ -266,7 +264,8 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
              ended"
         );
         draft.wait(Reason::Restoring, text, BLIND);
-        // The certificates are maintained even now, because the pod of the seed waits for its certificates.
+        // The seed is the first member of the restored cluster. Its pod waits for certificates, so they are issued even
+        // now.
         let keeper = Keeper::of(build);
         draft.join(certificates::keep(
             build,

@@ -1,13 +1,12 @@
-//! Interrupts an observation if a pod ends while the observation calls etcd. The pods are then read again.
+//! Interrupts an observation if a pod is being deleted while the operator waits for etcd's answers. The operator then
+//! reads the pods again.
 //!
-//! A call to a member is answered late or never if the member's pod ends: the leader may be lost, and a stopping member
-//! first waits for its open requests (`stopServers` in etcd's `server/embed/etcd.go`). An observation that began before
-//! would wait for all its deadlines, and would delay the next observation, which knows about the deletion. The end of a
-//! pod therefore interrupts the observation in progress. The operator draws no conclusion from the missing answers
-//! (invariant 1).
+//! If a member's pod ends, calls to members are answered late or never: the leader may be lost, and a stopping member
+//! first waits for its open requests (`stopServers` in etcd's `server/embed/etcd.go`). Without the interruption, the
+//! observation would wait for all its deadlines. The operator draws no conclusion from the missing answers (invariant
+//! 1).
 //!
-//! As long as no pod ends, an observation has its full time. Otherwise the operator would report each election as an
-//! outage.
+//! While no pod ends, the operator waits until the deadlines. Otherwise it would report each election as an outage.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -15,9 +14,9 @@ use std::time::Duration;
 
 use tokio::sync::watch::{Receiver, Sender, channel};
 
-/// Within this time, a healthy cluster answers even if a pod ends.
+/// An observation is not interrupted before this time, in which a healthy cluster answers even if a pod ends.
 const PROMPT: Duration = Duration::from_millis(300);
-/// The shorter limit while a write is pending that does not need etcd's answer.
+/// The shorter time if the operator has planned a write that does not need etcd's answer.
 const URGENT: Duration = Duration::from_millis(100);
 
 /// The observations in progress, by the cluster's UID.
@@ -51,8 +50,8 @@ impl PodDeletions {
 pub struct Subscription(Receiver<()>);
 
 impl Subscription {
-    /// Waits for the answer. `None` if the answer does not arrive soon, and either a pod has ended since the
-    /// subscription, or `urgent` is true.
+    /// Waits for the answer. `None` if the answer is late and a pod has ended since the subscription, or if `urgent` is
+    /// true and the answer is late.
     pub async fn or_interrupted<T>(
         &mut self,
         answer: impl Future<Output = T>,
@@ -83,7 +82,7 @@ mod tests {
     const UID: &str = "uid";
 
     #[tokio::test]
-    async fn unanswered_observation_is_dropped_when_pod_ends() {
+    async fn observation_without_answer_is_interrupted_when_pod_ends() {
         let deletions = PodDeletions::default();
         let mut subscription = deletions.subscribe(UID);
         deletions.notify(UID);
@@ -94,13 +93,13 @@ mod tests {
         );
         assert!(
             begun.elapsed() >= PROMPT,
-            "etcd has its full time to answer"
+            "the observation was interrupted too early"
         );
     }
 
     /// Invariant 1: an election is no outage, so it does not shorten the observation.
     #[tokio::test]
-    async fn invariant_1_observation_has_full_time_without_pod_end() {
+    async fn invariant_1_observation_is_not_shortened_unless_pod_ends() {
         let deletions = PodDeletions::default();
         deletions.notify(UID);
         let mut subscription = deletions.subscribe(UID);
@@ -116,7 +115,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn available_answer_is_used_despite_pod_end() {
+    async fn answer_of_etcd_is_used_although_pod_ended() {
         let deletions = PodDeletions::default();
         let mut subscription = deletions.subscribe(UID);
         deletions.notify(UID);
@@ -124,7 +123,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn pod_end_interrupts_wait_at_once() {
+    async fn pod_that_ends_during_observation_interrupts_it() {
         let deletions = PodDeletions::default();
         let mut subscription = deletions.subscribe(UID);
         let late = async {
@@ -140,7 +139,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn urgent_write_waits_for_no_event() {
+    async fn urgent_write_interrupts_observation() {
         let mut subscription = PodDeletions::default().subscribe(UID);
         assert_eq!(
             subscription.or_interrupted(pending::<()>(), true).await,
@@ -150,7 +149,7 @@ mod tests {
     }
 
     #[test]
-    fn finished_observations_are_forgotten() {
+    fn subscriptions_of_finished_observations_are_dropped() {
         let deletions = PodDeletions::default();
         drop(deletions.subscribe(UID));
         drop(deletions.subscribe("another"));

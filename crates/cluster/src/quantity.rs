@@ -20,7 +20,7 @@ pub fn bytes(quantity: &Quantity) -> Option<u64> {
     u64::try_from(product.div_ceil(divisor)).ok()
 }
 
-/// The factor of a quantity's suffix, as a multiplier and a divisor.
+/// The factor for a quantity's suffix, as a multiplier and a divisor.
 fn scale(suffix: &str) -> Option<(u128, u128)> {
     let binary = ["Ki", "Mi", "Gi", "Ti", "Pi", "Ei"];
     let decimal = ["k", "M", "G", "T", "P", "E"];
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_every_form_of_quantity() {
+    fn every_form_of_quantity_is_parsed() {
         for (text, expected) in [
             ("1Gi", Some(1 << 30)),
             ("1.5Gi", Some(3 << 29)),
@@ -80,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn formats_bytes_with_units() {
+    fn bytes_are_formatted_with_units() {
         assert_eq!(in_words(2 << 30), "2Gi");
         assert_eq!(in_words(1536 << 10), "1536Ki");
         assert_eq!(in_words(1000), "1000");

@@ -1,8 +1,7 @@
-//! Every reason of a condition and of an Event. Each is one word and keeps its name, because alerts and scripts match
-//! on it.
+//! All reasons of conditions and Events. The names never change, because alerts and scripts match on them.
 //!
-//! To add a reason, add one line to the list for its kind. Document a problem in docs/troubleshooting.md, or in
-//! docs/tls.md if it concerns a TLS Secret. `cargo test -p xtask tidy` checks the documentation.
+//! To add a reason, add a line to the list of its kind. Document a problem in docs/troubleshooting.md, or in
+//! docs/tls.md if it concerns a TLS Secret. `cargo test -p xtask tidy` checks this.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use member::tls::FaultKind;
@@ -11,8 +10,8 @@ use runtime::apply::{self, ApiFailure};
 macro_rules! lists_of_reasons {
     ($($(#[$meta:meta])* $list:ident { $($name:ident,)+ })+) => {
         api::reasons! {
-            /// The reason of a state or a change.
-            #[expect(missing_docs, reason = "each name is the reason itself, and the message with it explains it")]
+            /// The reason in a condition or an Event.
+            #[expect(missing_docs, reason = "each name is the reason, and its message explains it")]
             pub enum Reason {
                 $($($name,)+)+
             }
@@ -64,7 +63,7 @@ lists_of_reasons! {
         VolumeLost,
         VolumesKept,
     }
-    /// A problem of a TLS Secret, reported in the same way.
+    /// A problem of a TLS Secret, reported like the reasons in `PROBLEMS`.
     TLS_FAULTS {
         AuthorityReplaced,
         CertificateExpired,
@@ -122,7 +121,7 @@ lists_of_reasons! {
         VoterStarting,
         VotersConnecting,
     }
-    /// The reason of a condition that needs no action.
+    /// The reason of a condition that describes a state.
     STATES {
         AddingMembers,
         AllInEffect,
@@ -132,13 +131,18 @@ lists_of_reasons! {
         EvenSize,
         InProgress,
         MemberDown,
+        NoBackup,
+        NoCompaction,
         NoEndpoint,
+        NoVolumes,
         QuorumHealthy,
+        QuotaNearlyFull,
         Ready,
         Recovering,
         RemovingMembers,
         ReplacingMember,
         Scaling,
+        SharedNode,
         StepFailed,
         Switching,
         UntestedVersion,
@@ -224,8 +228,8 @@ lists_of_reasons! {
 }
 
 impl Reason {
-    /// True if the operator waits because the step is impossible or would do harm. The Event is then a warning. All
-    /// other waits end without help, and are reported only in `status.waitingFor`.
+    /// True if the operator waits because the next step is impossible or would do harm. Such a wait has a warning
+    /// Event. Other waits end without help, and are reported only in `status.waitingFor`.
     pub fn warns_of_wait(self) -> bool {
         matches!(
             self,
@@ -255,7 +259,7 @@ impl Reason {
         matches!(self, Self::Hibernated | Self::Hibernating)
     }
 
-    /// True if the condition has this reason: `spec.hibernate` has stopped the cluster or is stopping it.
+    /// True if the condition's reason is a hibernation.
     pub fn is_of_hibernation(condition: &Condition) -> bool {
         Self::parse(&condition.reason).is_some_and(Self::is_hibernation)
     }
@@ -347,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_unique_and_camel_case() {
+    fn reason_names_are_unique_and_camel_case() {
         let names = all();
         let unique: BTreeSet<_> = names.iter().collect();
         assert_eq!(unique.len(), names.len());
@@ -358,12 +362,12 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_is_used_and_every_problem_is_listed() {
+    fn every_reason_is_used_and_problem_reasons_are_listed() {
         let mut text = String::new();
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         sources(&root.join("src"), &mut text);
         let mut used = words_after(&text, "Reason::");
-        // The reasons that the crate runtime uses in its failures.
+        // The conversions in this file use further reasons.
         let own = fs::read_to_string(root.join("src/reason.rs")).unwrap();
         let (_, converted) = own.split_once("From<FaultKind> for Reason").unwrap();
         used.extend(words_after(converted, "Self::"));
@@ -380,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_of_the_api_server_keep_their_names() {
+    fn api_server_errors_map_to_reasons_of_same_name() {
         for code in [400, 401, 403, 404, 409, 422, 429, 500] {
             let status = kube::core::Status::failure("no", "Reason").with_code(code);
             let error = kube::Error::Api(Box::new(status));

@@ -24,11 +24,11 @@ use crate::refusals::Refusals;
 use crate::snapshot_cache::SnapshotCache;
 use crate::upkeep::Calls;
 
-/// At most this number of clusters are read from the API server concurrently. A reconcile that waits for etcd does not
-/// count, so clusters that hang do not block the reads of other clusters.
+/// Maximum number of clusters that are read from the API server concurrently. A reconcile that waits for etcd does not
+/// count, so clusters that hang do not block other clusters.
 const READS: usize = 16;
 
-/// The clients, caches and records that all reconciles use.
+/// The clients, caches and states that all reconciles share.
 pub struct ClusterOperator {
     client: Client,
     /// A client that sends each request once.
@@ -71,14 +71,14 @@ impl ClusterOperator {
         }
     }
 
-    /// Sets the source of notifications about pods that end during an observation.
+    /// Sets the source of notifications about pods that are deleted during an observation.
     #[must_use]
     pub fn with_pod_deletions(self, deletions: Arc<PodDeletions>) -> Self {
         Self { deletions, ..self }
     }
 
-    /// Sets the client that writes the actions of a step. It must send each request only once: a client that retries
-    /// after a pause would also send a request based on an observation that is too old by then (invariant 11).
+    /// Sets the client that sends writes. The client must not retry a request: after a pause, the observation could be
+    /// too old for the write (invariant 11).
     #[must_use]
     pub fn writing_by(self, writer: Client) -> Self {
         Self { writer, ..self }

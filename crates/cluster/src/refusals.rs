@@ -1,9 +1,9 @@
-//! The starts of members that the API server rejected, and the time of each retry.
+//! Back-off for starts of members that the API server has rejected.
 //!
-//! The start of a member sets a mark on the member's Service, and removes the mark if the API server rejects a later
-//! request. Both changes are events of the cluster's own objects and trigger a reconcile at once. Without the back-off
-//! in this module, the operator would retry as fast as the API server answers. The state is in memory only: a new
-//! operator process retries once.
+//! The start of a member sets the annotation `started` on the member's Service, and removes the annotation if the API
+//! server rejects a later request. Both changes are watch events that trigger a reconcile at once. Without a back-off,
+//! the operator would retry as fast as the API server answers. The state is in memory only: a new operator process
+//! retries once.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -36,8 +36,8 @@ impl Refusals {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The error of the last rejection, during the member's back-off; `None` if the member may be started. The text is
-    /// the same as in the rejection, so that the error is reported only once.
+    /// During a member's back-off, the error of the last rejection; `None` if the member may be started. The text stays
+    /// the same, so that the error is reported only once.
     pub fn holds(&self, cluster: &EtcdCluster, member: &str, now: Instant) -> Option<Error> {
         let all = self.all();
         let refusal = all.get(&key(cluster, member))?;
@@ -49,7 +49,8 @@ impl Refusals {
         })
     }
 
-    /// Records that the start of a member was rejected, unless a retry resolves the error, such as a lost race.
+    /// Records that the start of a member was rejected, unless planning again resolves the error
+    /// ([`Error::is_passing`]).
     pub fn refused(&self, cluster: &EtcdCluster, member: &str, error: &Error, now: Instant) {
         if error.is_passing() {
             return;
@@ -127,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn new_spec_and_lost_race_retry_at_once() {
+    fn start_is_retried_at_once_after_spec_change_or_conflict() {
         let (refusals, mut cluster, now) =
             (Refusals::default(), snapshot().cluster, Instant::now());
         refusals.refused(&cluster, "a", &Error::TooOld, now);

@@ -1,4 +1,4 @@
-//! Results of reads: an answer, or the comparison of an object with the object that the operator would build.
+//! Results of reads: [`Seen`] for an answer that may be missing, and [`Kept`] for a comparison with the desired object.
 
 /// An answer, or the reason why it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]

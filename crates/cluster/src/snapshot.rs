@@ -25,7 +25,7 @@ use crate::upkeep::{Upkeep, UpkeepRule};
 pub use pod::{Cause, Changed, Ending, Pod, Role, Trouble};
 pub use volume::{Claim, Disk, Removal};
 
-/// The recorded bootstrap. It is recorded before the first object is created.
+/// The bootstrap in the status (`status.bootstrap`). The operator records it before it creates the first object.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Intent {
     /// `--initial-cluster-token` of the first members. Every pod and every PVC has this token as an annotation.
@@ -40,19 +40,20 @@ pub struct Intent {
 pub struct Service {
     /// UID of the Service, the precondition for deleting it.
     pub uid: String,
-    /// The resourceVersion of the Service, the precondition for setting the mark.
+    /// The resourceVersion of the Service, the precondition for setting the annotation `started`.
     pub resource_version: String,
     /// True if the EtcdCluster owns the Service.
     pub owned: bool,
-    /// True if the Service has the mark that a pod may exist. The mark is set before the pod is created.
+    /// True if the Service has the annotation `started`, the mark that a pod may exist. The operator sets the mark
+    /// before it creates the pod.
     pub started: bool,
-    /// True if another process has renewed the mark to continue the start. No process removes a renewed mark.
+    /// True if a second operator process has renewed the mark to continue the start. No process removes a renewed mark.
     pub renewed: bool,
     /// True if the Service differs from the object that the operator would build.
     pub drifted: bool,
     /// True if the Service has no endpoints on purpose, as for a first member at its start.
     pub closed: bool,
-    /// Creation time, from which the age of the member is computed.
+    /// Creation time. When the cluster shrinks, the newest members are removed first.
     pub created: Timestamp,
 }
 
@@ -86,8 +87,7 @@ pub struct Recovery {
     pub local: Vec<Members>,
     /// `status.replaced`. `None` if no restore in place has replaced the cluster.
     pub replaced: Option<ReplacedStatus>,
-    /// Names of the members in a status that an operator without recorded bootstraps wrote. If there are any, a cluster
-    /// existed.
+    /// Names of the members in a status that coreos/etcd-operator wrote. If there are any, a cluster existed.
     pub named_before: BTreeSet<String>,
     /// The answer of the seed during a recovery. The seed is the first member of the new cluster.
     pub seed: Option<Seen<SeedAnswer>>,
@@ -101,7 +101,7 @@ impl Recovery {
     }
 }
 
-/// What the seed of a recovery answered about its new cluster.
+/// The answer of a recovery's seed about its new cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SeedAnswer {
     /// The linearizable member list of the new cluster.
@@ -205,10 +205,12 @@ pub struct RecoveryRule {
     /// How long the quorum must have been lost before an automatic recovery starts. A recovery also waits at most this
     /// long for a survivor that does not answer.
     pub after: Duration,
+    /// How long the operator keeps the old volumes after a recovery.
+    pub keep_volumes: Duration,
 }
 
-/// The part of the spec that the planner uses.
-#[allow(clippy::struct_excessive_bools)] // Each flag is a setting of its own.
+/// The spec in effect, in the form that the planner uses.
+#[allow(clippy::struct_excessive_bools)] // Each flag is a separate setting.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Desired {
     /// `spec.size`: the number of voters.
@@ -260,7 +262,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn removal_annotation_round_trips_and_damaged_one_keeps_volume() {
+    fn removal_annotation_round_trips_and_invalid_value_keeps_volume() {
         let since: Timestamp = "2026-11-23T08:00:00Z".parse().unwrap();
         for (note, removal) in [
             ("operator", Removal::ByOperator),

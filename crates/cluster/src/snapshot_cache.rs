@@ -1,9 +1,9 @@
-//! A cache with the last read of each cluster. With it, reconciling an idle cluster costs no request to the API server.
+//! A cache with the last read of each cluster's Kubernetes objects. The reconcile of an idle cluster therefore sends no
+//! request to the API server.
 //!
-//! The operator watches all Kubernetes objects, so between two reconciles only etcd can change without an event. The
-//! periodic reconcile takes the Kubernetes objects from this cache until an event arrives, and calls only etcd. The
-//! operator never writes from cached data: if a plan contains a write, it reads everything again and plans again
-//! (invariant 1).
+//! The operator watches these objects, so only etcd can change without an event. Until an event arrives, the periodic
+//! reconcile takes the objects from this cache and calls only etcd. The operator never writes from cached data: if a
+//! plan contains a write, the operator reads everything again and plans again (invariant 1).
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,8 +11,8 @@ use std::time::{Duration, Instant};
 
 use crate::observe::KubeSnapshot;
 
-/// Maximum age of a cached read. It limits the effect of a lost event, for example if a watch was interrupted while an
-/// object was deleted.
+/// Maximum age of a cached read. Limits the effect of a lost event, for example of a deletion while a watch was
+/// interrupted.
 const LONGEST: Duration = Duration::from_mins(1);
 
 /// The last read, by the cluster's UID.
@@ -22,7 +22,7 @@ pub struct SnapshotCache(Mutex<Memory>);
 #[derive(Default)]
 struct Memory {
     snapshots: HashMap<String, (KubeSnapshot, Instant)>,
-    /// Clusters that are being read now. An event removes the cluster, so its read is not cached.
+    /// Clusters that are being read now. An event removes the cluster from this set, so that the read is not cached.
     reading: HashSet<String>,
 }
 
@@ -82,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn cached_read_is_valid_until_event() {
+    fn cached_snapshot_is_used_until_next_watch_event() {
         let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
         assert!(cache.get(UID, version(&snapshot), now).is_none());
         cache.begin(UID);
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn event_during_read_invalidates_cache() {
+    fn snapshot_is_not_cached_if_event_arrives_during_read() {
         let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
         cache.begin(UID);
         cache.invalidate(UID);
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn new_version_or_stale_read_is_read_again() {
+    fn new_resource_version_or_age_limit_invalidates_cache() {
         let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
         cache.begin(UID);
         cache.keep(UID, snapshot.clone(), now);
@@ -116,11 +116,11 @@ mod tests {
     }
 
     #[test]
-    fn deleted_cluster_leaves_no_cached_read() {
+    fn deleted_cluster_leaves_no_cached_snapshot() {
         let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
         cache.begin(UID);
         cache.keep(UID, snapshot.clone(), now);
-        // Each deletion of the cluster's child objects is an event that invalidates the cache.
+        // The deletion of a child object is an event that invalidates the cache.
         cache.invalidate(UID);
         let nothing = || {
             let memory = cache.memory();

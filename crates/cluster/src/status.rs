@@ -1,10 +1,12 @@
 //! The status, computed from the observation, the plan and the executed step. Pure and deterministic: the same input
 //! gives the same bytes. An unchanged status is not written, so status writes do not trigger reconciles in a loop.
 //!
-//! The report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation` and `TLS`: actions of
-//! the plan write these fields as records. If a person deletes the report, the operator computes it again.
+//! This report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation` and `TLS`: actions of
+//! the plan write these fields. If a person deletes the other fields, the operator computes them again.
 
+mod advice;
 mod conditions;
+mod history;
 mod members;
 mod readiness;
 mod version;
@@ -26,9 +28,9 @@ use crate::snapshot::{Desired, Observed};
 
 /// The input of a status.
 pub struct Report<'a> {
-    /// The EtcdCluster of the observation.
+    /// The observed EtcdCluster.
     pub cluster: &'a EtcdCluster,
-    /// The part of the spec that the planner uses.
+    /// The spec in effect.
     pub desired: &'a Desired,
     /// The observation.
     pub observed: &'a Observed,
@@ -66,7 +68,7 @@ impl Report<'_> {
         self.hibernation().is_some()
     }
 
-    /// The report that the object contains now, without the records.
+    /// The current status of the object, without the fields that actions of the plan write.
     pub fn current(&self) -> EtcdClusterStatus {
         let mut current = self.cluster.status.clone().unwrap_or_default();
         current.conditions.retain(conditions::is_ours);
@@ -83,7 +85,7 @@ impl Report<'_> {
         }
     }
 
-    /// Computes the new report.
+    /// Computes the new status, without the fields that actions of the plan write.
     pub fn status(&self, now: &Time) -> EtcdClusterStatus {
         let Self {
             cluster,
@@ -121,7 +123,8 @@ impl Report<'_> {
             .collect();
         let member_details = members::details(view.as_ref(), observed, &before);
         let healthy = member_details.iter().filter(|member| member.healthy);
-        let (conditions, state) = conditions::conditions(self, view.as_ref(), &before, now);
+        let (conditions, state, last_errors) =
+            conditions::conditions(self, (view.as_ref(), &member_details), &before, now);
         EtcdClusterStatus {
             observed_generation: cluster.metadata.generation,
             state: Some(state.text(self)),
@@ -146,18 +149,20 @@ impl Report<'_> {
             client_port: Some(names::CLIENT_PORT.into()),
             next_step: plan.next.clone(),
             waiting_for: waits(plan, &waiting),
+            last_errors,
             conditions,
             ..EtcdClusterStatus::default()
         }
     }
 }
 
-/// The reasons for waiting, as one text. If the operator waits for nothing but a problem remains, the text refers to
-/// the condition.
+/// The reasons for waiting, as one text. If only problems remain, the text names the first problem.
 fn waits(plan: &Plan, waiting: &[&str]) -> Option<String> {
     match waiting {
         [] if readiness::needs_user(plan) => {
-            Some("manual action required: see the condition Degraded".to_owned())
+            let problem = plan.problems.first()?;
+            let (reason, message) = (problem.reason.as_str(), &problem.message);
+            Some(format!("manual action required: {reason}: {message}"))
         }
         [] => None,
         _ => Some(waiting.join("; ")),

@@ -1,11 +1,11 @@
-//! Changes the TLS settings while members run. This module determines the settings with which the members were started,
-//! and the next step toward the spec. Performs no I/O: it contains plain data without keys.
+//! Changes the TLS settings while members run. This module computes the next step from the settings with which the
+//! members were started to the settings in the spec. Performs no I/O, and contains no keys.
 //!
-//! The status records the settings (`status.TLS`) before the first member starts with them. A cluster that has lost
-//! its pods therefore returns with the same settings, and any operator process can continue the change. The
-//! connections between members pass through the stages of [`PeerStage`]. The connections of clients change in two
-//! steps: members first accept both plain text and TLS (`spec.TLS.acceptPlaintext`), and then only one of them. The
-//! user triggers the second step, because only the user knows when all clients have changed.
+//! `status.TLS` records the settings before the first member starts with them. A cluster that has lost its pods
+//! therefore returns with the same settings, and any operator process can continue the change. Connections between
+//! members change in the stages of [`PeerStage`]. Client connections change in two steps: members first accept clients
+//! with and without TLS (`spec.TLS.acceptPlaintext`), and then only one kind. The user triggers the second step,
+//! because only the user knows when all clients have changed.
 
 use std::collections::BTreeMap;
 
@@ -15,9 +15,9 @@ use member::tls::Fault;
 /// Who issues the certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Maker {
-    /// The user, through Secrets.
+    /// The user, in Secrets that the spec names.
     Others,
-    /// The cluster operator, as a client of the members.
+    /// The operator, with `spec.TLS.generated`.
     Operator,
 }
 
@@ -125,7 +125,7 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     if stage == there.peers {
         return Ok(Next::Step(wanted.cloned()));
     }
-    // An intermediate stage needs certificates, so it uses the settings of the side that has peer certificates.
+    // An intermediate stage needs certificates, so it uses the settings that have peer certificates.
     let base = if there.peers == PeerStage::Tls {
         wanted
     } else {
@@ -137,9 +137,8 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     })))
 }
 
-/// The next step of a change from static to generated certificates, or back. The two sets of certificates do not trust
-/// each other. Members therefore first return to plain text between each other, and clients use plain text during the
-/// change.
+/// The next step of a change from static to generated certificates, or back. Members with static certificates do not
+/// trust generated certificates. Members and clients therefore use plain text during the change.
 fn exchange(
     (at, here): (Option<&TlsPolicy>, TlsMode),
     (wanted, there): (Option<&TlsPolicy>, TlsMode),
@@ -300,7 +299,7 @@ mod tests {
     }
 
     #[test]
-    fn enables_and_disables_tls_in_stages() {
+    fn tls_is_enabled_and_disabled_in_stages() {
         use PeerStage::{Plain, PlainAndTls, Tls, TlsTwice};
         for tls in [PEERS, BOTH, GENERATED] {
             assert_eq!(mode("null", tls), [PlainAndTls, TlsTwice, Tls], "{tls}");
@@ -320,25 +319,25 @@ mod tests {
     }
 
     #[test]
-    fn reverted_tls_change_rolls_back() {
+    fn reverted_tls_change_returns_stage_by_stage() {
         let wanted = policy(BOTH);
         let mut at = None;
         for stage in [PeerStage::PlainAndTls, PeerStage::TlsTwice] {
             let Next::Step(step) = next(at.as_ref(), wanted.as_ref()).unwrap() else {
-                panic!("the first change is not complete");
+                panic!("the change to TLS has no next step");
             };
             at = step;
             assert_eq!(peers_of(at.as_ref()), stage);
             let back = next(at.as_ref(), None).unwrap();
             let Next::Step(back) = back else {
-                panic!("the reverted change is not complete")
+                panic!("the reverted change has no next step")
             };
             assert_eq!(peers_of(back.as_ref()), stage.towards(PeerStage::Plain));
         }
     }
 
     #[test]
-    fn clients_always_share_a_protocol_with_members() {
+    fn client_tls_change_in_one_step_is_refused() {
         for (from, to) in [("null", ALL), (ALL, "null"), (PEERS, ALL), (ALL, PEERS)] {
             let why = next(policy(from).as_ref(), policy(to).as_ref()).unwrap_err();
             assert!(why.contains("acceptPlaintext"), "{why}");

@@ -2,7 +2,7 @@
 //! progress.
 //!
 //! A defragmentation may take minutes. Its call runs outside the reconciles, so that the operator continues to manage
-//! the cluster in the meantime. Only the process that sent the call knows about it. A new process calls the recorded
+//! the cluster. Only the process that sent the call receives the result. A new operator process calls the recorded
 //! member again, and etcd runs the second call after the first.
 
 use std::collections::HashMap;
@@ -18,7 +18,7 @@ use tokio::task::JoinHandle;
 
 use crate::seen::Seen;
 
-/// If no reconcile has asked for the result of a call for this long, the cluster of the call was deleted.
+/// A call whose result no reconcile has read for this long belongs to a deleted cluster.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
 /// The observed state of the members' databases.
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn defragmentation_runs_once_and_its_answer_is_kept_until_recorded() {
+    async fn defragmentation_call_is_sent_once_per_record() {
         let (calls, open) = (Calls::default(), record(1, false));
         let what = || ("db-a".to_owned(), Timestamp::from_second(1).unwrap());
         assert_eq!(calls.of("uid", Some(&open)), None);
@@ -212,7 +212,7 @@ mod tests {
         assert_eq!(
             calls.of("uid", Some(&record(2, false))),
             None,
-            "another one"
+            "this call belongs to another record"
         );
         assert_eq!(calls.of("uid", Some(&record(1, true))), None);
         assert!(calls.calls().is_empty());

@@ -3,13 +3,14 @@
 //! seconds.
 //!
 //! Faults are crashes between any two writes; lost, late and rejected writes; stale reads; an unavailable API server;
-//! lost pods, disks and nodes; damaged data; and partitions. Users resize, delete, edit and approve. A second operator
-//! may act concurrently. The model checks the invariants at every plan, every write and every tick. The main check is
-//! that no acknowledged write is lost. After the faults stop, the cluster must converge.
+//! lost pods, disks and nodes; damaged data; and partitions. Users change the size, delete and edit objects, and
+//! approve recoveries. A second operator may act concurrently. The model checks the invariants at every plan, every
+//! write and every tick. The main check is that no acknowledged write is lost. After the faults stop, the cluster must
+//! converge.
 //!
 //! A seed determines all events of a run, with the same result on every machine. If a run fails, the model leaves out
-//! the events that the failure does not need, and prints the others as a story. docs/contributing/testing.md describes
-//! the variables `MODEL_SEED`, `MODEL_ROUNDS` and `MODEL_FROM`.
+//! the events that the failure does not need, and prints the others in order (the story). docs/contributing/testing.md
+//! describes the variables `MODEL_SEED`, `MODEL_ROUNDS` and `MODEL_FROM`.
 
 #![allow(clippy::panic, clippy::unwrap_used)]
 
@@ -115,7 +116,7 @@ fn check(two: bool) {
 
 /// Invariants 1 to 8 and 10.
 #[test]
-fn faults_keep_invariants_and_cluster_converges() {
+fn invariants_hold_and_cluster_converges_despite_faults() {
     check(false);
 }
 
@@ -124,9 +125,9 @@ fn invariant_11_concurrent_operators_do_no_harm() {
     check(true);
 }
 
-/// The model detects each deliberate mistake on some seed. The same seed passes without the mistake.
+/// Each deliberate mistake fails on some seed. The same seed passes without the mistake.
 #[test]
-fn model_finds_every_deliberate_mistake() {
+fn model_detects_every_deliberate_mistake() {
     let next = AtomicUsize::new(0);
     let worker = || {
         let mut missed = Vec::new();
@@ -153,7 +154,7 @@ fn model_finds_every_deliberate_mistake() {
 }
 
 #[test]
-fn failing_seed_has_short_deterministic_story() {
+fn failing_model_run_is_shortened_and_reproducible() {
     let mutation = Mutation::LetsClientsInEarly;
     let (seed, ..) = hunt(mutation, HUNT).unwrap();
     let story = || tell(seed, false, Some(mutation)).to_string();
@@ -194,7 +195,7 @@ fn quiet(size: usize, durable: bool, version: &'static str) -> Setup {
 }
 
 #[test]
-fn cluster_forms_in_few_rounds_without_faults() {
+fn cluster_of_every_size_forms_within_nine_rounds() {
     for size in 1..=7 {
         for durable in [false, true] {
             let played = play(&quiet(size, durable, "3.6.16"), &[], None, false);
@@ -205,7 +206,7 @@ fn cluster_forms_in_few_rounds_without_faults() {
 }
 
 #[test]
-fn etcd_before_3_4_grows_with_voters() {
+fn etcd_before_3_4_scales_up_without_learners() {
     let events = [
         [Event::Round, Event::Tick].repeat(9),
         vec![Event::Resize(3)],
@@ -215,10 +216,10 @@ fn etcd_before_3_4_grows_with_voters() {
     assert_eq!(played.broken, None);
 }
 
-/// Before etcd 3.4: if an operator process finds a mark on the Service of the second member, it continues the start
-/// that another process began. The model detects the deliberate mistake, and the same events pass without the mistake.
+/// Before etcd 3.4, an operator process continues the start of the second member that another process has marked. The
+/// deliberate mistake does not renew this start mark. The same events pass without the mistake.
 #[test]
-fn invariant_6_suspended_operator_keeps_starts_of_others() {
+fn invariant_6_suspended_operator_keeps_start_mark_of_another() {
     let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
     let mistake = Mutation::TrustsMarksOfOthers;
     let mut found = false;
@@ -244,7 +245,7 @@ fn invariant_6_suspended_operator_keeps_starts_of_others() {
 }
 
 #[test]
-fn reaches_every_size_even_if_size_changes_again() {
+fn cluster_reaches_every_size_even_if_size_changes_midway() {
     let sizes = || 1..=7_usize;
     let modes = sizes()
         .flat_map(|from| sizes().flat_map(move |via| sizes().map(move |to| (from, via, to))));

@@ -193,7 +193,7 @@ impl Story {
             .collect()
     }
 
-    /// Simulates the kubelets and etcd: pods run as soon as they exist, and first members form a cluster.
+    /// Simulates the kubelets and etcd: pods run as soon as they exist, and the bootstrap members form a cluster.
     async fn run_pods(&self) {
         let pods = self.pods().await;
         for (at, name) in (1..).zip(&pods) {
@@ -246,7 +246,11 @@ impl Story {
             if let Some(bootstrap) = recorded {
                 let names: BTreeSet<String> = bootstrap.members.into_iter().collect();
                 let first = first.get_or_insert_with(|| names.clone());
-                assert_eq!(names, *first, "{}: another bootstrap", self.name);
+                assert_eq!(
+                    names, *first,
+                    "{}: the operator began a second bootstrap",
+                    self.name
+                );
             }
             if done(&cluster).await {
                 return first.unwrap_or_default();
@@ -332,7 +336,8 @@ const TLS: &str = r#"{"size":3,"version":"3.6.16","TLS":{"generated":{}}}"#;
 const BOTH: &str = r#"{"size":3,"version":"3.6.16","TLS":{"generated":{}},"pod":{"persistentVolumeClaimSpec":{
     "accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}}"#;
 
-/// Each request takes half a second, or a whole second. Without TLS, the cluster must also form and grow.
+/// In some cases each request takes half a second, in others a second. Without TLS, the cluster must also form and
+/// grow.
 #[tokio::test]
 async fn bootstrap_keeps_member_names_with_slow_api_server() {
     let server = ApiServer::start().await;

@@ -1,6 +1,6 @@
-//! TLS material and credentials with which the client connects to a cluster. Kept in memory only.
+//! TLS material and credentials with which the client connects to a cluster. They are kept in memory only.
 //!
-//! `Debug` prints whether TLS and credentials are set, never their content (invariant 14).
+//! `Debug` prints only whether TLS and credentials are set (invariant 14).
 
 use std::fmt;
 
@@ -20,8 +20,8 @@ pub struct TlsAccess {
     pub ca: Vec<u8>,
     /// The certificate chain and the key of the client. `None` if the members require no client certificate.
     pub identity: Option<(Vec<u8>, Vec<u8>)>,
-    /// The common name of the client's certificate, if etcd should have a user of this name. The client creates this
-    /// user when it enables authentication. `None` if another certificate has the same common name.
+    /// The common name of the client's certificate. When the client enables authentication, it creates a user with this
+    /// name. `None` if the client must not create the user, because another certificate has the same common name.
     pub user: Option<String>,
 }
 
@@ -40,7 +40,7 @@ pub struct Credentials {
     pub user: String,
     /// The user's password.
     pub password: String,
-    /// Previous passwords. etcd may still have one of them while the password is being changed.
+    /// Previous passwords. While the password is being changed, a previous password may still be valid in etcd.
     pub former: Vec<String>,
 }
 
@@ -60,8 +60,8 @@ impl fmt::Debug for Credentials {
     }
 }
 
-/// Splits an endpoint into the client URL and the host name after `#`. The operators dial members at pod IP addresses,
-/// but certificates contain host names. The client therefore verifies the certificate against the name after `#`. It
+/// Splits an endpoint into the client URL and the host name after `#`. The operators connect to members at pod IP
+/// addresses, but certificates contain host names. The client verifies the certificate against the name after `#`. It
 /// never skips the verification.
 pub(crate) fn split(endpoint: &str) -> (&str, Option<&str>) {
     match endpoint.split_once('#') {

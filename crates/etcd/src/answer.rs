@@ -38,7 +38,7 @@ pub(crate) const NOT_FOR_LEARNER: &str = "etcdserver: rpc not supported for lear
 pub(crate) fn classify(endpoint: &str, error: &etcd_client::Error) -> Error {
     match error {
         etcd_client::Error::GRpcStatus(status) => {
-            // A status that the library created locally has a source. A status from etcd has none.
+            // If the status has a source, the client library created it. A status from etcd has no source.
             if let Some(cause) = status.source() {
                 if is_too_long(cause) {
                     let limit = MAX_ANSWER >> 10;
@@ -95,7 +95,7 @@ fn is_unsent(error: &(dyn StdError + 'static)) -> bool {
 
 fn transport(endpoint: &str, cause: &(dyn StdError + 'static)) -> Error {
     const TLS_WORDS: [&str; 4] = ["certificate", "handshake", "InvalidContentType", "tls"];
-    // Texts of closed connections. They contain a word that would otherwise mean a TLS error.
+    // Texts of closed connections, although they contain words of TLS errors.
     const CLOSED: [&str; 2] = ["close_notify", "handshake eof"];
     let text = chain(cause);
     let full = format!("{endpoint}: {text}");
@@ -118,14 +118,14 @@ pub(crate) fn of_read(error: Error) -> Error {
     }
 }
 
-/// Converts an error response of etcd. The texts are those of etcd's `rpctypes`, which have not changed since 3.4.
+/// Converts an error response of etcd. The error texts come from etcd's `rpctypes`, and have not changed since 3.4.
 fn answered(endpoint: &str, code: i32, message: &str) -> Error {
     let full = || format!("{endpoint}: {}", message.trim_start_matches("etcdserver: "));
     if message.contains("member not found") {
         return Error::MemberNotFound;
     }
-    // etcd derives the member ID from the URLs and the time in seconds. An ID that exists therefore means that a member
-    // with the same URLs was added within the same second.
+    // etcd derives the member ID from the URLs and the time in seconds. If the ID exists, a member with the same URLs
+    // was added within the same second.
     if message.contains("Peer URLs already exists") || message.contains("member ID already exist") {
         return Error::PeerUrlExists;
     }
@@ -157,7 +157,7 @@ fn answered(endpoint: &str, code: i32, message: &str) -> Error {
     }
 }
 
-/// The most useful error of several members. A response from etcd takes precedence over a missing response.
+/// Selects the most useful error of several members. A response from etcd takes precedence over a missing response.
 pub(crate) fn most_specific(errors: Vec<Error>) -> Error {
     fn rank(error: &Error) -> u8 {
         match error {
@@ -198,7 +198,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn classifies_temporary_rejections_as_unavailable() {
+    fn temporary_rejections_are_classified_as_unavailable() {
         for (code, message) in [
             (14, "etcdserver: unhealthy cluster"),
             (14, "etcdserver: no leader"),
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn classifies_permanent_errors() {
+    fn permanent_errors_are_classified_by_cause() {
         assert!(matches!(
             answered("e", 5, "etcdserver: member not found"),
             Error::MemberNotFound
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_every_unreachable_member() {
+    fn error_lists_every_unreachable_member() {
         let error = most_specific(vec![
             Error::Unreachable("a: refused".into()),
             Error::Unreachable("b: refused".into()),

@@ -1,5 +1,5 @@
-//! The connection to a member. It adds the token to every request, and limits the size of every response except a
-//! snapshot.
+//! The connection to a member. It adds the authentication token to every request, and limits the size of every response
+//! except a snapshot.
 
 use std::sync::{Arc, PoisonError, RwLock};
 use std::task::{Context, Poll};
@@ -19,7 +19,7 @@ use crate::limits::MAX_ANSWER;
 
 /// The header that contains the token (`rpctypes.TokenFieldNameGRPC`).
 const HEADER: &str = "token";
-/// The call that issues a token. Its request contains no token, because etcd would reject an expired one.
+/// The call that issues a token. Its request contains no token, because etcd would reject an expired token.
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 /// The only call without a size limit in this module. Its response is a stream of messages of at most 4 MiB.
 const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";

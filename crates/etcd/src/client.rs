@@ -65,7 +65,7 @@ impl EtcdClient {
         }
     }
 
-    /// The same client with another maximum size of a snapshot in bytes.
+    /// Sets the maximum size of a snapshot in bytes.
     #[must_use]
     pub fn with_max_snapshot(mut self, bytes: u64) -> Self {
         self.max_snapshot = bytes;
@@ -128,8 +128,8 @@ impl EtcdClient {
     }
 }
 
-/// Whether the client has a certificate. The common name of the certificate may be a user (`AuthInfoFromTLS` in etcd's
-/// `server/auth/store.go`).
+/// Whether the client has a certificate. If etcd has a user with the common name of the certificate, the certificate
+/// authenticates the client as this user (`AuthInfoFromTLS` in etcd's `server/auth/store.go`).
 fn has_certificate(access: &Access) -> bool {
     let tls = access.tls.as_ref();
     tls.is_some_and(|tls| tls.identity.is_some())
@@ -139,9 +139,9 @@ fn has_certificate(access: &Access) -> bool {
 impl Etcd for EtcdClient {
     async fn members(&self, via: &[String]) -> Result<Members, Error> {
         self.read(via, |mut client| async move {
-            // etcd before 3.5 always returns its local list, and the library never requests a linearizable list. A
-            // linearizable read of an empty range on the same member therefore comes first. When it returns, the member
-            // has applied everything that was committed before.
+            // etcd before 3.5 always returns the local list of the member, and the library never requests a
+            // linearizable list. A linearizable read of an empty range on the same member therefore comes first. When
+            // it returns, the member has applied all entries that were committed before.
             let barrier = client
                 .get(
                     [0_u8],
@@ -174,7 +174,7 @@ impl Etcd for EtcdClient {
     }
 
     async fn local_members(&self, member: &str) -> Result<Members, Error> {
-        // Not linearizable on purpose: the caller wants the member's own list.
+        // This read must not be linearizable, because the caller needs the member's local list.
         self.ask(member, self.deadlines.status, |mut client| async move {
             let list = client.member_list().await?;
             members_from(list.header(), list.members())

@@ -1,7 +1,7 @@
-//! A cluster in memory for the operators' tests. It follows etcd's membership rules and fails on demand.
+//! An etcd cluster in memory for the operators' tests. It follows etcd's membership rules. Tests can make calls fail.
 //!
-//! The fake implements `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server. Unlike etcd, it does
-//! not require that connections have existed for some time: a member that is up counts as connected.
+//! The fake follows `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server. Unlike in etcd, a member
+//! that is up counts as connected at once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
@@ -62,7 +62,7 @@ pub struct FakeState {
     pub pulses: BTreeMap<String, Pulse>,
     /// How long a `status` call takes.
     pub slow: Duration,
-    /// The results of the next calls. `Some` makes a call fail, and `None` lets it succeed.
+    /// The results of the next calls: `Some` makes a call fail, and `None` lets the call succeed.
     pub script: VecDeque<Option<Error>>,
     next_id: u64,
 }
@@ -122,7 +122,7 @@ impl FakeEtcd {
         answer
     }
 
-    /// Starts the member with the ID `id`, which was added before. Sets its name and its client URL.
+    /// Starts the member `id`, which a test has added before. Sets its name and its client URL.
     pub fn start(&self, id: MemberId, name: &str, client_url: &str) {
         self.with(|state| {
             if let Some(member) = state.find(id) {
@@ -212,7 +212,7 @@ impl FakeState {
             .voters()
             .filter(|member| !member.member.name.is_empty())
             .count();
-        // The new member itself does not count as started or connected.
+        // The quorum includes the new member, which does not count as started or connected.
         let quorum = usize::midpoint(voters, 1) + 1;
         if !learner && voters > 1 && started < quorum {
             return Err(Error::Unavailable(
@@ -495,7 +495,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn fake_etcd_rejects_second_learner_and_early_promotion() {
+    async fn fake_etcd_rejects_second_learner_and_premature_promotion() {
         let (etcd, via) = three();
         let added = etcd.add_member(&via, &peer("d"), true).await.unwrap();
         assert_eq!(added.members.members.len(), 4);

@@ -1,15 +1,16 @@
 //! Calculates the SHA-256 and the revision of a snapshot stream, in constant memory.
 //!
-//! A snapshot is a bbolt file (pages of fixed size, little endian) and the 32-byte SHA-256 of the file. The revision of
-//! the snapshot is the last key of the `key` bucket. This key is at the right edge of the bucket's tree.
+//! A snapshot is a bbolt file (pages of fixed size, little endian) and the 32-byte SHA-256 of the file. The keys of the
+//! bucket `key` are revisions, in a tree of pages. The revision of the snapshot is the last key, which is at the right
+//! edge of the tree.
 //!
-//! Pages arrive in the order of the file, not in the order of the tree. The file also contains pages outside of the
-//! tree: old pages, and pages that etcd commits while it sends. Such pages may have higher revisions than the snapshot.
-//! The inspector therefore keeps a few bytes of each page, and follows the right edge of the tree at the end. It keeps
-//! the last child of each branch page and the last revision of each leaf page, but only of the leaf pages with the
-//! highest revisions.
+//! Pages arrive in the order of the file, not in the order of the tree. The file also contains pages that are not in
+//! the tree: old pages, and pages that etcd commits while it sends. Such pages may have higher revisions than the
+//! snapshot.
 //!
-//! Performs no I/O. Only the right edge of the tree is parsed.
+//! The inspector therefore keeps a few bytes of each page: the last child of each branch page, and the last revision of
+//! the leaf pages with the highest revisions. At the end of the stream, it follows the right edge of the tree. Only
+//! these parts of pages are parsed. This module performs no I/O.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -26,7 +27,7 @@ pub use walk::{Revisions, WalkError};
 /// Length in bytes of the SHA-256 after the file.
 const TRAILER: usize = 32;
 
-/// The length of etcd's file is a multiple of this number of bytes. If 32 more bytes follow, they are the SHA-256.
+/// The length of a database file is a multiple of this number of bytes. If 32 more bytes follow, they are the SHA-256.
 const ALIGNMENT: u64 = 512;
 
 /// Result of the inspection of a snapshot.
@@ -34,11 +35,11 @@ const ALIGNMENT: u64 = 512;
 pub struct Inspected {
     /// Size in bytes, including the SHA-256 at the end.
     pub size: u64,
-    /// SHA-256 of all bytes, including the SHA-256 at the end. `sha256sum` of the stored object prints the same value.
+    /// SHA-256 of all bytes, including the SHA-256 at the end, as `sha256sum` prints it for the stored object.
     pub sha256: [u8; 32],
-    /// Whether the snapshot ends with a SHA-256. A SHA-256 that does not match is an error.
+    /// Whether the snapshot ends with a SHA-256. If the SHA-256 does not match, the inspection fails.
     pub trailer: bool,
-    /// The newest revision in the snapshot. `etcdutl snapshot status` reports the same revision.
+    /// The newest revision in the snapshot, as `etcdutl snapshot status` reports it.
     pub revision: i64,
     /// The compaction revision, 0 if the store was never compacted. It is greater than `revision` if the newest keys
     /// were deleted and compacted. etcd then continues from the compaction revision.
@@ -46,8 +47,8 @@ pub struct Inspected {
 }
 
 impl Inspected {
-    /// The revision that an etcd started from this snapshot has. An empty store has revision 1, and the revision is
-    /// never lower than the compaction revision.
+    /// The revision of an etcd that starts from this snapshot. It is at least 1, the revision of an empty store, and at
+    /// least the compaction revision.
     pub fn store_revision(&self) -> i64 {
         self.revision.max(self.compacted).max(1)
     }
@@ -80,7 +81,7 @@ pub enum InspectError {
 pub struct Inspector {
     size: u64,
     body: Sha256,
-    /// The last bytes so far. Only at the end is it known whether they belong to the file or are the SHA-256.
+    /// The last bytes so far. They may be the SHA-256 or belong to the file. This is not known before the end.
     held: Vec<u8>,
     pages: Pages,
 }
@@ -160,7 +161,7 @@ impl Inspector {
     }
 }
 
-/// A revision key that arrives later than its page, because its bytes are in the page's overflow pages.
+/// A revision key that arrives later than its page, because the key is in the page's overflow pages.
 struct Pending {
     page: u64,
     /// Offset of the key from the start of the file.
@@ -177,7 +178,7 @@ struct Pages {
     root: Option<(u64, u64)>,
     /// The branch pages, each with its last child, in the order of the file.
     branches: Vec<(u64, u64)>,
-    /// The pages that list buckets or contain the store's metadata, in the order of the file.
+    /// The pages that list buckets or contain compaction revisions, in the order of the file.
     notes: Vec<(u64, Note)>,
     /// Leaf pages as (revision of the last key, page number). Only the `MAX_LEAVES` pages with the highest revisions
     /// are kept.
@@ -185,7 +186,7 @@ struct Pages {
     pending: Vec<Pending>,
 }
 
-/// bbolt uses the page size of the operating system.
+/// bbolt uses the page size of the operating system. These are the limits of that size in bytes.
 const SMALLEST_PAGE: usize = 4096;
 const LARGEST_PAGE: usize = 1 << 16;
 
@@ -284,8 +285,8 @@ impl Pages {
     }
 
     fn keep_leaf(&mut self, page: u64, revision: i64) {
-        /// The inspector keeps at most this number of leaf pages (2 MiB of memory). The right edge is lost only if etcd
-        /// writes more leaf pages than this while it sends.
+        /// Maximum number of leaf pages that are kept (2 MiB of memory). The page at the right edge of the tree is
+        /// dropped only if etcd writes more leaf pages than this number while it sends the snapshot.
         const MAX_LEAVES: usize = 1 << 17;
         if self.leaves.len() == MAX_LEAVES {
             if let Some(Reverse((least, _))) = self.leaves.peek()
@@ -309,7 +310,7 @@ impl Pages {
             None => buckets.compacted,
         };
         let revision = match buckets.key_root {
-            // The bucket is so small that its content is inside the root page.
+            // The content of a small bucket is inside the root page.
             None => buckets.inline_revision,
             Some(page) => self.last_revision(page)?,
         };

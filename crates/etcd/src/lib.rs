@@ -1,6 +1,6 @@
-//! The etcd port: the interface of the operators to an etcd cluster, as a trait, with a real client and a fake.
+//! Access of the operators to an etcd cluster: the trait [`Etcd`], a real client, and a fake cluster for tests.
 //!
-//! Callers address members by client URL. The crate does not know Kubernetes. The client enforces a deadline for every
+//! Callers address members by client URL. This crate does not use Kubernetes. The client enforces a deadline for every
 //! call, so a member that does not respond delays its caller only until the deadline.
 
 mod access;

@@ -1,11 +1,11 @@
-//! Limits for responses of a member. The users who create EtcdBackups choose the endpoints, so a response may have any
-//! size. Performs no I/O.
+//! Limits for responses of a member. The endpoint in an EtcdBackup may belong to a hostile server, so a response may
+//! have any size. Performs no I/O.
 
 /// Maximum number of members in a list. A longer list is rejected, not shortened, because a shortened list would hide
 /// members (invariant 1).
 pub(crate) const MAX_MEMBERS: usize = 32;
 
-/// Maximum number of client URLs of one member, and of its peer URLs.
+/// Maximum number of client URLs of one member, and maximum number of its peer URLs.
 pub(crate) const MAX_URLS: usize = 32;
 
 /// Maximum number of client URLs in a list. Callers send requests to all URLs of a list concurrently.

@@ -1,26 +1,27 @@
-//! The login of a client. All calls of the client share it, because a token is valid at every member of the cluster.
+//! The login of a client. All calls of the client share the login, because a token is valid at every member of the
+//! cluster.
 //!
 //! The rules of etcd (`server/auth/store.go`, `simple_token.go`, `api/v3rpc/interceptor.go`):
-//! - A voter issues a token through a quorum. A learner issues no tokens.
+//! - A voter issues a token only with a quorum. A learner issues no tokens.
 //! - A member forgets a token at a restart, and five minutes after its last use on that member.
-//! - A learner requires a token like every member. Since 3.5.26 and 3.6.9, also for `Status`.
+//! - A learner requires a token like every member. Since 3.5.26 and 3.6.9, `Status` also requires a token.
 //! - While authentication is disabled, tokens are neither issued nor required.
 //!
-//! The client therefore requests a token from any member that issues one, and presents it to all members. If a member
-//! does not know the token, the client requests a new one.
+//! The client therefore requests a token from any member, and sends the token to all members. If a member does not know
+//! the token, the client requests a new token.
 //!
 //! Certificates: if members require client certificates, a client whose certificate names a user needs no token.
-//! Without a quorum no token is issued, and the certificate is the only way to authenticate. etcd checks the
+//! Without a quorum, no member issues a token, so a client can authenticate only with its certificate. etcd checks the
 //! certificate only if the request has no token (`AuthInfoFromCtx` in `server/etcdserver/v3_server.go`). The client
 //! therefore drops a token that a member does not know.
 //!
-//! Suspect logins: a token contains a position in the log of the cluster that issued it. If the log of a member ends
-//! before this position, the member does not reject the token, but blocks the call (`isValidSimpleToken` in
+//! Suspect logins: a token contains a position in the Raft log of the cluster that issued the token. If the log of a
+//! member ends before this position, the member does not reject the token, but blocks the call (`isValidSimpleToken` in
 //! `simple_token.go`). This happens if the member lags, or if it belongs to a new cluster after a restore or recovery.
-//! A login therefore becomes suspect when a call gets no response.
+//! A login therefore becomes suspect when a member does not respond to a call.
 //!
-//! A missing response can also have other causes. A client without a certificate uses the suspect token until it has a
-//! new one. A client with a certificate uses only the certificate until then.
+//! A missing response can also have other causes. Until the client has a new token, it uses its certificate, or the
+//! suspect token if it has no certificate.
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -37,26 +38,27 @@ use crate::channel::{MemberChannels, Token};
 use crate::limits::MAX_ENDPOINTS;
 use crate::port::{Error, Login};
 
-/// A rejected login is not repeated within this time. Each attempt costs the member a slow password hash.
+/// A rejected login is not repeated within this time, because each attempt makes the member compute a slow password
+/// hash.
 const REJECTION_CACHE: Duration = Duration::from_secs(3);
-/// After no member has responded, no login is attempted for this time. Calls that need no login must not wait for one.
+/// If no member has responded to a login, no login is attempted for this time. Calls that need no login must not wait.
 const NO_ANSWER_BACKOFF: Duration = Duration::from_secs(2);
 /// After this time, the client checks again whether authentication is enabled. Until the check ends, calls use the
-/// existing token. Without a quorum no new token is issued, but a member keeps a token that is used regularly.
+/// existing token: without a quorum no member issues a new token, but a member keeps a token that is used regularly.
 const LOGIN_CACHE: Duration = Duration::from_mins(4);
 
-/// A call makes its login suspect only if it had no response for at least this time. It is shorter than the shortest
+/// A login becomes suspect only if a call had no response for at least this time. The time is shorter than the shortest
 /// timeout of a caller: the cluster operator waits 250 ms for members that are not ready, and members that block calls
-/// do not become ready. A read does not make its login suspect if another member has responded first
+/// do not become ready. If another member responds to the same read first, the login does not become suspect
 /// ([`Session::watch`]).
 const MIN_UNANSWERED: Duration = Duration::from_millis(200);
-/// Minimum time between two suspect logins. A new login costs a member a password hash, and the cluster a log entry.
+/// Minimum time between two suspect logins, because a new login requires a password hash and an entry in the Raft log.
 const SUSPECT_INTERVAL: Duration = Duration::from_secs(15);
 
-/// The `overtaken` flag of a call that is sent to only one member, so no other member can respond first.
+/// The `overtaken` flag of calls that are sent to only one member. No other member can respond first.
 pub(crate) static NOT_HEDGED: AtomicBool = AtomicBool::new(false);
 
-/// The result of a login. Logins are numbered, so that a caller can name the login that it has used.
+/// The result of a login. With its number, a caller can say which login it has used.
 #[derive(Clone, Debug)]
 struct LoginResult {
     login: Login,
@@ -64,7 +66,7 @@ struct LoginResult {
     number: u64,
 }
 
-/// The result of the last login, and the time since which no member has responded.
+/// The last login of a client, and failed attempts to log in.
 #[derive(Debug, Default)]
 struct State {
     found: Option<LoginResult>,
@@ -73,19 +75,20 @@ struct State {
     suspect: Suspect,
 }
 
-/// A suspect login, and what the client uses until a new login exists.
+/// A suspect login. A client without a certificate still uses it (`presented`). A client with a certificate does not
+/// (`suspended`).
 #[derive(Debug, Default)]
 struct Suspect {
     /// The time at which a login last became suspect.
     since: Option<Instant>,
-    /// The number of the suspect login that calls use until a new login exists.
+    /// The number of the suspect login that calls use until there is a new login.
     presented: Option<u64>,
-    /// The suspect login with its token. It is not used while the certificate authenticates the client.
+    /// The suspect login and its token. Both are unused while the certificate authenticates the client.
     suspended: Option<(LoginResult, HeaderValue)>,
 }
 
 impl State {
-    /// The login that calls may use. `None` if the login has the number `stale`, or if it is an old rejection.
+    /// The login that calls may use. `None` if the login has the number `stale`, or if etcd rejected it some time ago.
     fn usable(&self, stale: Option<u64>) -> Option<(Login, u64)> {
         let found = self.found.as_ref()?;
         let rejected = matches!(found.login, Login::Refused(_));
@@ -111,7 +114,7 @@ pub(crate) struct Session {
     login_lock: tokio::sync::Mutex<()>,
     /// Number of passwords that etcd has rejected so far.
     pub(crate) rejected: AtomicUsize,
-    /// The members that the last call named. If the called member is a learner, another of them issues the token.
+    /// The members that may issue a token, from the last call. A called learner issues none.
     members: Mutex<Vec<String>>,
 }
 
@@ -136,7 +139,7 @@ impl Session {
         }
     }
 
-    /// Connects as the library does. In addition, each call contains the current token, and responses are limited.
+    /// Connects to a member. Each call contains the current token, and the size of responses is limited.
     pub(crate) async fn connect(
         &self,
         url: &str,
@@ -176,8 +179,8 @@ impl Session {
             .map(|(login, _)| login)
     }
 
-    /// Watches a call that presents this login. If the call is dropped without a response, the login becomes suspect.
-    /// If `overtaken` is set, it does not: another member has then responded to the same login.
+    /// Watches a call with the token of this login. If the call is dropped without a response, the login becomes
+    /// suspect. If `overtaken` is set, another member has accepted the token, and the login does not become suspect.
     pub(crate) fn watch<'a>(
         &'a self,
         login: Option<u64>,
@@ -191,7 +194,7 @@ impl Session {
         }
     }
 
-    /// Makes a login suspect, because a member did not respond to a call that presented it.
+    /// Makes a login suspect, because a member did not respond to a call with its token.
     fn mark_suspect(&self, number: u64) {
         let mut known = self.found();
         let known = &mut *known;
@@ -212,12 +215,13 @@ impl Session {
         }
     }
 
-    /// The suspect login that the caller should replace. Only one caller gets it.
+    /// Returns the suspect login, so that the caller replaces it. Only the first caller gets the login.
     pub(crate) fn take_suspect(&self) -> Option<u64> {
         self.found().suspect.presented.take()
     }
 
-    /// Uses the suspended login again, because the certificate is not enough. Returns the number of the login.
+    /// Uses the suspended login again, because the certificate does not authenticate the client. Returns the number of
+    /// the login.
     pub(crate) fn restore_login(&self) -> Option<u64> {
         let mut known = self.found();
         if known.found.is_some() {
@@ -251,14 +255,14 @@ impl Session {
         self.with_certificate
     }
 
-    /// Forgets the login, because authentication has changed. Also ends the back-off after no member had responded.
+    /// Forgets the login, because authentication was changed. Also ends the back-off of logins.
     pub(crate) fn forget(&self) {
         let mut known = self.found();
         (known.found, known.no_answer_since) = (None, None);
         (known.suspect.presented, known.suspect.suspended) = (None, None);
     }
 
-    /// Returns the current login, unless it is `stale`. Otherwise logs in, at `endpoint` first.
+    /// Returns the current login, unless it is `stale`. Otherwise logs in at `endpoint`, and then at the other members.
     pub(crate) async fn ensure<A, F>(
         &self,
         endpoint: &str,
@@ -386,8 +390,8 @@ fn into_result((login, number): (Login, u64)) -> Result<Option<(Login, u64)>, Er
 }
 
 /// Logs in at one member with the first password that the member accepts. `rejected` is the number of passwords that
-/// were already rejected: each attempt costs the member a password hash, so a client that timed out continues with the
-/// next password.
+/// etcd has already rejected. After a timeout, the client continues with the next password, because the member computes
+/// a slow password hash for each attempt.
 pub(crate) async fn log_in(
     client: &Client,
     credentials: &Credentials,

@@ -42,7 +42,7 @@ impl fmt::Display for MemberId {
 /// One entry of etcd's member list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Member {
-    /// The ID of the member. Calls that change the membership name a member by its ID.
+    /// The ID of the member. Calls that change the membership contain this ID.
     pub id: MemberId,
     /// The name. Empty until the member has started for the first time.
     pub name: String,
@@ -66,7 +66,7 @@ pub struct Members {
 /// The status of one member (`Maintenance.Status`). The member answers without a quorum.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Status {
-    /// The cluster ID in the response header: the cluster to which the member believes it belongs.
+    /// The cluster ID in the response header: the cluster of the member, as the member reports it.
     pub cluster_id: ClusterId,
     /// The ID of the member that responded, from the response header.
     pub member_id: MemberId,
@@ -76,7 +76,7 @@ pub struct Status {
     pub leader: Option<MemberId>,
     /// Whether the member regards itself as a learner.
     pub is_learner: bool,
-    /// The store revision up to which the member has applied.
+    /// The newest store revision that the member has applied.
     pub revision: i64,
     /// The Raft term that the member reports.
     pub raft_term: u64,
@@ -106,12 +106,12 @@ pub struct Pulse {
     pub has_leader: bool,
     /// The index of the last raft entry that the member has applied.
     pub raft_applied_index: u64,
-    /// The members with which this member has a connection. The member notices a broken connection at once, or after 5
-    /// s of silence.
+    /// The members with which this member has a connection. The member notices a broken connection at once, or after
+    /// 5 s without data.
     pub peers: BTreeSet<MemberId>,
 }
 
-/// What an alarm says about its member.
+/// The kind of an alarm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum AlarmKind {
     /// The database has reached its quota, and the cluster rejects writes.
@@ -125,7 +125,7 @@ pub enum AlarmKind {
 pub struct Alarm {
     /// The member that raised the alarm.
     pub member: MemberId,
-    /// What the alarm says about its member.
+    /// The kind of the alarm.
     pub kind: AlarmKind,
 }
 
@@ -134,7 +134,7 @@ pub struct Alarm {
 pub struct Added {
     /// The ID that etcd has assigned to the new member.
     pub id: MemberId,
-    /// The member list after the addition. The new member needs it for `--initial-cluster`.
+    /// The member list after the addition, for the flag `--initial-cluster` of the new member.
     pub members: Members,
 }
 
@@ -183,8 +183,8 @@ pub enum Error {
     /// again (`EtcdClient::change`).
     #[error("the answer to a change was lost, and etcd may have applied the change: {0}")]
     AnswerLost(String),
-    /// etcd rejects the call for now, for example with `unhealthy cluster` or `too many learners`, or because a learner
-    /// is not ready or no leader exists.
+    /// etcd rejects the call temporarily, for example with `unhealthy cluster` or `too many learners`, or because there
+    /// is no leader.
     #[error("etcd rejects the call temporarily: {0}")]
     Unavailable(String),
     /// No member with this ID is in the member list.
@@ -217,8 +217,8 @@ pub trait Etcd: Send + Sync {
     /// Returns the health data of one member. `health` is an address with a port, such as `10.0.0.7:2381`. The request
     /// uses neither TLS nor credentials.
     async fn pulse(&self, health: &str) -> Result<Pulse, Error>;
-    /// Returns the member list of one member. The member answers without a quorum, so the list may be stale. Use it
-    /// only as evidence while no quorum exists.
+    /// Returns the local member list of one member. The member answers without a quorum, so the list may be stale. Use
+    /// this call only while there is no quorum.
     async fn local_members(&self, member: &str) -> Result<Members, Error>;
     /// Returns the raised alarms.
     async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error>;
@@ -227,11 +227,11 @@ pub trait Etcd: Send + Sync {
     /// Compacts all revisions before `revision`. Returns after one member has removed them from its database. Succeeds
     /// if this revision is already compacted.
     async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error>;
-    /// Appends entries without effect to the Raft log until this member has applied the entry `until`. Keys, revisions,
-    /// leases and alarms stay as they are.
+    /// Appends entries to the Raft log until this member has applied the entry `until`. The entries do not change keys,
+    /// revisions, leases or alarms.
     async fn append_entries(&self, member: &str, until: u64) -> Result<(), Error>;
-    /// Defragments the database file of one member. The member answers no other call meanwhile. If the caller stops
-    /// waiting, the defragmentation continues, and a second call waits for its end.
+    /// Defragments the database file of one member. The member answers no other call meanwhile. After a timeout, the
+    /// defragmentation continues, and a second call waits for its end.
     async fn defragment(&self, member: &str) -> Result<(), Error>;
     /// Adds a member that has not started yet.
     async fn add_member(
@@ -270,7 +270,7 @@ pub trait Etcd: Send + Sync {
     /// stream.
     async fn snapshot(&self, member: &str) -> Result<Snapshot, Error>;
     /// Returns the hash of one member's keys at a revision. `None` if the member has compacted this revision. The
-    /// member answers without a quorum. It reads its whole database for the hash, and applies no entries meanwhile.
+    /// member answers without a quorum. While it reads its whole database for the hash, it applies no entries.
     async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error>;
 }
 
@@ -278,9 +278,9 @@ pub trait Etcd: Send + Sync {
 mod tests {
     use super::*;
 
-    /// The operators write IDs into statuses and compare them as text, and one of sixteen IDs would start with a zero.
+    /// The operators compare IDs in statuses as text, so IDs that start with a zero must always have the same format.
     #[test]
-    fn ids_have_no_leading_zeros() {
+    fn cluster_and_member_ids_have_no_leading_zeros() {
         assert_eq!(
             ClusterId(0x0d33_b92e_7a68_3be3).to_string(),
             "d33b92e7a683be3"

@@ -1,7 +1,7 @@
 //! Starts real etcd processes for tests, with free loopback ports and temporary directories. Dropping the handle ends
 //! the process.
 //!
-//! For tests only. No test is skipped: if etcd is not installed, the test fails with the command that installs it.
+//! For tests only. If etcd is not installed, the test is not skipped. It fails with the command that installs etcd.
 #![allow(clippy::expect_used, clippy::panic, clippy::missing_panics_doc)]
 
 use std::fs::File;
@@ -24,8 +24,8 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Finds the server of a minor version such as `3.6`, which the testbed has built. For `3.4` this is the system's
-    /// package. The environment variable `ETCD_BIN` overrides the path.
+    /// Finds the server of a minor version such as `3.6`, which the testbed has built. For `3.4`, the package of the
+    /// system is also used. The environment variable `ETCD_BIN` overrides the path.
     pub fn find(minor: &str) -> Self {
         let named = std::env::var_os("ETCD_BIN").map(PathBuf::from);
         let built = || built(&format!("etcd-{minor}-"), "etcd");
@@ -84,10 +84,10 @@ pub fn on_path(name: &str) -> Option<PathBuf> {
         .find(|path| path.is_file())
 }
 
-/// A port that no other test program uses. Test programs run concurrently: if the system assigned a port for a moment,
-/// another program or connection could soon use it. These ports are below the range from which the system assigns
-/// (`ip_local_port_range` starts at 32768). A process reserves ports in blocks. Each block has a file lock, which the
-/// system releases when the process ends.
+/// A port that no other test program uses. Test programs run concurrently, so a port that the system assigns for a
+/// moment could soon be used by another program or connection. These ports are below the range from which the system
+/// assigns ports (`ip_local_port_range` starts at 32768). A process reserves ports in blocks. Each block has a file
+/// lock, which the system releases when the process ends.
 pub fn free_port() -> u16 {
     static PORTS: Mutex<Ports> = Mutex::new(Ports {
         locks: Vec::new(),

@@ -1,5 +1,4 @@
-//! Authentication against real etcd processes: enabling and disabling it, long-lived logins, learners, and password
-//! rotation.
+//! Authentication with real etcd processes: enabling, disabling, long-lived logins, learners, and password rotation.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair};
 /// How long a test waits for any condition.
 const MAX_WAIT: Duration = Duration::from_secs(90);
 
-/// Deadlines for tests of unanswered calls. They are not longer than those of the cluster operator.
+/// Deadlines for tests of unanswered calls. They are not longer than the deadlines of the cluster operator.
 const QUICK: Deadlines = Deadlines {
     connect: Duration::from_millis(500),
     status: Duration::from_millis(1500),
@@ -100,10 +99,10 @@ async fn bytes_of_snapshot(client: &EtcdClient, member: &str) -> usize {
     answered(whole).await
 }
 
-/// Invariant 21: after each step, clients with the password have full access, and clients without it have none. Each
-/// step is idempotent.
+/// Invariant 21: while authentication is enabled, clients with the password have full access, and other clients have no
+/// access. Each step is idempotent.
 #[tokio::test]
-async fn invariant_21_enables_and_disables_auth_on_every_minor() {
+async fn invariant_21_auth_is_enabled_and_disabled_on_every_minor() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let programs = Programs::find(minor);
         let members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
@@ -158,7 +157,7 @@ async fn invariant_21_enabling_auth_resumes_after_interruption() {
 }
 
 #[tokio::test]
-async fn changes_password_with_previous_password() {
+async fn client_changes_password_after_login_with_previous_password() {
     let member = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let via = [member.client_url.clone()];
     let old = client("old", &[]);
@@ -290,9 +289,9 @@ fn certified() -> Certified {
     }
 }
 
-/// Without a quorum no token is issued. A client whose certificate names a user needs no token.
+/// Without a quorum, no member issues a token. A client whose certificate names a user needs no token.
 #[tokio::test]
-async fn client_with_certificate_user_needs_no_quorum() {
+async fn client_with_certificate_user_authenticates_without_quorum() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let Certified { start, tls, _dir } = certified();
         let mut members = EtcdProcess::start_cluster(&Programs::find(minor), 3, &start).await;
@@ -305,7 +304,7 @@ async fn client_with_certificate_user_needs_no_quorum() {
         assert_eq!(list.members.len(), 3, "{minor}");
         members[1].kill();
         members[2].kill();
-        // Three clients: one that has logged in before, a new one, and a seed without a password.
+        // The clients are: a client that has logged in before, a new client, and a client without a password.
         let clients = [
             root,
             EtcdClient::new(access(Some(&tls))),
@@ -331,8 +330,8 @@ async fn enable_auth(tls: Option<&TlsAccess>, via: &[String]) {
 }
 
 async fn leaderless(client: &EtcdClient, member: &str) {
-    // The first limit is twice as long as the operator's timeout for members that are not ready, because the machine
-    // may be busy. The limit grows with each attempt, but stays below the login timeout.
+    // The first time limit is twice as long as the operator's timeout for members that are not ready, because the
+    // machine may be busy. The limit grows with each attempt, but stays below the login timeout.
     let (mut limit, max_limit) = (Duration::from_millis(500), Duration::from_millis(1500));
     let end = Instant::now() + MAX_WAIT;
     loop {
@@ -345,9 +344,9 @@ async fn leaderless(client: &EtcdClient, member: &str) {
     }
 }
 
-/// The token comes from another cluster with a longer log. The member therefore blocks calls that present it.
+/// The client's token comes from another cluster with a longer log. The member therefore blocks calls with this token.
 #[tokio::test]
-async fn replaces_login_that_blocks_calls() {
+async fn token_that_blocks_calls_is_replaced() {
     let mut blocked = 0;
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let secure = certified();
@@ -384,10 +383,10 @@ async fn replaces_login_that_blocks_calls() {
     assert!(blocked > 0, "no member blocked a call");
 }
 
-/// Without a quorum, a missing response does not mean that the login is invalid. No new token is issued, so the client
-/// keeps the login.
+/// Without a quorum, a missing response does not mean that the login is invalid. The client keeps the login, because no
+/// member issues a new token.
 #[tokio::test]
-async fn keeps_login_until_new_token_is_issued() {
+async fn login_is_kept_while_no_member_issues_token() {
     for minor in ["3.4", "3.6"] {
         let programs = Programs::find(minor);
         let mut members = EtcdProcess::start_cluster(&programs, 3, &cheap_hashes()).await;
@@ -409,7 +408,7 @@ async fn keeps_login_until_new_token_is_issued() {
     }
 }
 
-/// Members keep tokens in memory, so after a restart of all members, none of them knows the token.
+/// Members keep tokens in memory. After a restart of all members, no member knows the token.
 #[tokio::test]
 async fn login_survives_restart_of_all_members() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {

@@ -18,7 +18,7 @@ use tokio::net::TcpListener;
 /// Length of the SHA-256 after a database.
 const TRAILER: usize = 32;
 const PAGE: usize = 4096;
-/// The first part of a page, with its header and its first elements.
+/// Length of the start of a page, which contains its header and its first elements.
 const HEAD: usize = 256;
 
 /// The part of etcd's metrics that the operator reads, as etcd 3.6 writes it.
@@ -40,8 +40,8 @@ fn databases() -> Vec<Vec<u8>> {
         .to_vec()
 }
 
-/// Databases with damage at the beginning of pages, where the headers and the elements are. The length does not change,
-/// so that the pages are read.
+/// Databases with damage at the start of pages, where the headers and the elements are. The length does not change,
+/// because a database with a wrong length would be rejected at once.
 fn with_damaged_pages() -> impl Strategy<Value = Vec<u8>> {
     let change = (
         any::<Index>(),
@@ -118,7 +118,7 @@ proptest! {
     }
 }
 
-/// The pulse that the client reads from a server with this response.
+/// The health data that the client reads from a server with this response.
 async fn ask(answer: String) -> Option<etcd::Pulse> {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();

@@ -199,7 +199,7 @@ async fn hostile_etcd_long_responses_are_limited() {
     for error in &errors {
         assert!(error.to_string().contains("more than 512 KiB"), "{error}");
     }
-    // The client library receives at most the limit plus the bytes that fit into its windows.
+    // The client library receives at most the limit, plus the bytes in its HTTP/2 flow-control windows.
     let calls = errors.len() as u64;
     assert!(member.sent() < calls * 6 * MIB, "{} bytes", member.sent());
     assert_little_memory();
@@ -217,7 +217,7 @@ async fn hostile_etcd_endless_snapshot_fails() {
             .chunks
             .next()
             .await
-            .expect("no end without an error")
+            .expect("the stream must not end without an error")
         {
             Ok(chunk) => read += chunk.len() as u64,
             Err(error) => break error,
@@ -246,7 +246,7 @@ async fn hostile_etcd_snapshot_of_empty_messages_times_out() {
 }
 
 #[tokio::test]
-async fn hostile_etcd_calls_try_limited_number_of_endpoints() {
+async fn hostile_etcd_call_is_sent_to_limited_number_of_members() {
     // No process listens at this port.
     let via: Vec<String> = (0..200)
         .map(|number| format!("http://127.0.0.1:1#{number}"))

@@ -1,4 +1,4 @@
-//! The client against real etcd processes: membership, deadlines, unknown state and rejections.
+//! Tests of the client with real etcd processes: membership, deadlines, unknown state and rejections.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::collections::BTreeSet;
@@ -22,8 +22,8 @@ fn urls(members: &[EtcdProcess]) -> Vec<String> {
 /// [`is_quick`] makes at most this number of attempts.
 const ATTEMPTS: usize = 5;
 
-/// Returns the result of the first attempt that takes less than `limit`. A busy machine delays some attempts, but a
-/// call that is really too slow is slow in every attempt.
+/// Returns the result of the first attempt that takes less than `limit`. A busy machine delays some attempts. A call
+/// that is always too slow fails in every attempt.
 async fn is_quick<T>(limit: Duration, mut ask: impl AsyncFnMut() -> T) -> T {
     let mut times = Vec::new();
     for _ in 0..ATTEMPTS {
@@ -35,7 +35,7 @@ async fn is_quick<T>(limit: Duration, mut ask: impl AsyncFnMut() -> T) -> T {
         }
         times.push(took);
     }
-    panic!("never within {limit:?}: {times:?}");
+    panic!("no attempt took less than {limit:?}: {times:?}");
 }
 
 /// Repeats a call until it succeeds. Members do not respond during an election, or on a busy machine.
@@ -60,7 +60,7 @@ fn silent() -> (TcpListener, String) {
 }
 
 #[tokio::test]
-async fn lists_members_and_status_of_every_supported_minor() {
+async fn client_reads_members_and_status_on_every_minor() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
         let via = [etcd.client_url.clone()];
@@ -109,9 +109,10 @@ async fn health_data_matches_member_status() {
     assert!(matches!(answer, Err(Error::Unreachable(_))), "{answer:?}");
 }
 
-/// Shows why the value `has_leader` of a learner does not prove a connection to the leader.
+/// A learner reports a leader even if it has no connection to the leader. The operators must therefore not rely on
+/// `has_leader` of a learner.
 #[tokio::test]
-async fn learner_without_leader_still_reports_leader() {
+async fn learner_reports_leader_after_losing_connection() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let programs = Programs::find(minor);
         let mut first = EtcdProcess::start(&programs, &Start::default()).await;
@@ -180,7 +181,7 @@ async fn membership_changes_follow_etcd_rules() {
     };
     let mut learner = EtcdProcess::join(&programs, "m1", &peer, &start);
     assert!(learner.serves().await);
-    // A learner does not answer a linearizable request for the list, so the next member must answer it.
+    // A learner does not answer a linearizable request for the list, so the client must ask the next member.
     let both = [learner.client_url.clone(), via[0].clone()];
     assert_eq!(client.members(&both).await.unwrap().members.len(), 2);
     // The second promotion succeeds, although the member is already a voter.
@@ -211,7 +212,7 @@ async fn membership_changes_follow_etcd_rules() {
 
 /// Invariant 1: without a quorum, the list is unknown and not empty.
 #[tokio::test]
-async fn invariant_1_list_is_unknown_without_quorum() {
+async fn invariant_1_member_list_is_unknown_without_quorum() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let via = urls(&members);
@@ -233,7 +234,7 @@ async fn invariant_1_list_is_unknown_without_quorum() {
 }
 
 #[tokio::test]
-async fn unresponsive_member_times_out_without_delaying_lists() {
+async fn unresponsive_member_times_out_and_does_not_delay_member_list() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let (_listener, silent) = silent();
     let refused = format!("http://127.0.0.1:{}", free_port());
@@ -243,7 +244,7 @@ async fn unresponsive_member_times_out_without_delaying_lists() {
     assert!(matches!(status, Err(Error::Timeout(_))), "{status:?}");
 
     let via = [silent, refused, etcd.client_url.clone()];
-    // A new client in each attempt knows of no earlier response.
+    // Each attempt uses a new client, which does not know the member that responded before.
     let limit = Duration::from_millis(1800);
     let first = is_quick(limit, async || {
         let client = client();
@@ -257,7 +258,7 @@ async fn unresponsive_member_times_out_without_delaying_lists() {
 }
 
 #[tokio::test]
-async fn skips_dead_member_and_reports_it() {
+async fn dead_member_is_skipped_and_its_url_reported() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let via = urls(&members);
@@ -275,7 +276,7 @@ async fn skips_dead_member_and_reports_it() {
 }
 
 #[tokio::test]
-async fn reports_tls_and_authentication_errors() {
+async fn tls_and_authentication_errors_are_reported() {
     let programs = Programs::find("3.6");
     let flags = Start {
         flags: vec!["--auto-tls".to_owned()],
@@ -337,7 +338,7 @@ async fn over_ipv6(url: &str) -> String {
 }
 
 #[tokio::test]
-async fn connects_to_ipv6_addresses() {
+async fn client_connects_to_ipv6_address() {
     let etcd = EtcdProcess::start(&Programs::find("3.7"), &Start::default()).await;
     let url = over_ipv6(&etcd.client_url).await;
     assert!(url.starts_with("http://[::1]:"), "{url}");

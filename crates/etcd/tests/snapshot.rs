@@ -1,4 +1,4 @@
-//! The inspector reads real databases. `etcdutl snapshot status` must report the same for the same bytes.
+//! Tests of the inspector with real databases. `etcdutl snapshot status` must report the same revisions.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -66,7 +66,7 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
     );
     assert!(whole.trailer);
     assert_eq!(whole.size, bytes.len() as u64);
-    // A walk over only the pages with the revisions gives the same result.
+    // `Revisions::of_file` reads only a few pages, and must return the same result.
     let walked = Revisions::of_file(file.as_file()).unwrap();
     assert_eq!(
         (walked.revision, walked.compacted, walked.store_revision()),
@@ -77,7 +77,7 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
         "{whole:?} but the server reports {}",
         before.revision
     );
-    // A large file in small chunks would take long, and test nothing that a small file does not test.
+    // Small chunks are tested only with small files, because large files would take long.
     let sizes: &[usize] = if bytes.len() < 1 << 20 {
         &[7, 33, 4096, 40_000]
     } else {
@@ -180,7 +180,7 @@ async fn revision_matches_etcdutl_3_7_for_many_databases() {
 }
 
 #[tokio::test]
-async fn compaction_revision_applies_after_newest_keys_are_deleted() {
+async fn compaction_revision_counts_if_newest_keys_are_deleted() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
@@ -193,9 +193,9 @@ async fn compaction_revision_applies_after_newest_keys_are_deleted() {
     assert_eq!(inspected.compacted, 3);
 }
 
-/// The file contains pages that etcd writes during the transfer. They do not belong to the snapshot.
+/// The file contains pages that etcd writes during the transfer. These pages do not belong to the snapshot.
 #[tokio::test]
-async fn concurrent_writes_do_not_raise_snapshot_revision() {
+async fn concurrent_writes_do_not_change_snapshot_revision() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
@@ -263,7 +263,7 @@ async fn concurrent_writes_do_not_raise_snapshot_revision() {
 }
 
 #[tokio::test]
-async fn reads_database_file_without_checksum() {
+async fn database_file_without_checksum_is_inspected() {
     let programs = Programs::find("3.6");
     let mut etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
@@ -283,9 +283,9 @@ async fn reads_database_file_without_checksum() {
     assert!(!inspected.trailer);
 }
 
-/// An inspection of damaged bytes returns a result or an error, and never panics.
+/// The inspection of a damaged file returns a result or an error, and never panics.
 #[tokio::test]
-async fn damaged_file_never_panics() {
+async fn inspection_of_damaged_file_never_panics() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
@@ -312,7 +312,7 @@ async fn damaged_file_never_panics() {
 
 /// Invariant 12: damage and truncation change the checksum.
 #[tokio::test]
-async fn invariant_12_detects_damage_and_truncation() {
+async fn invariant_12_damaged_or_truncated_snapshot_is_rejected() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let bytes = snapshot(&etcd).await;

@@ -1,4 +1,4 @@
-//! Verification of the members' certificates: by the host name in the endpoint, and by the CA.
+//! The client verifies the certificates of members with the host name in the endpoint and with the CA.
 #![allow(clippy::unwrap_used)]
 
 use std::sync::Arc;
@@ -25,7 +25,7 @@ fn authority() -> Authority {
     Authority { issuer, pem }
 }
 
-/// A listener that completes a TLS handshake with a certificate for this name, and does nothing else. Returns its port.
+/// Starts a listener that only completes TLS handshakes, with a certificate for this name. Returns its port.
 async fn member(authority: &Authority, name: &str) -> u16 {
     let parameters = CertificateParams::new(vec![name.to_owned()]).unwrap();
     let key = KeyPair::generate().unwrap();
@@ -63,10 +63,10 @@ async fn answer(ca: &str, endpoint: &str) -> Error {
     client.status(endpoint).await.unwrap_err()
 }
 
-/// Invariant 20: for a member at an IP address, the client verifies the host name in the endpoint. It always verifies
-/// the CA.
+/// Invariant 20: at an IP address, the client verifies that the certificate contains the host name in the endpoint. It
+/// always verifies that the CA issued the certificate.
 #[tokio::test]
-async fn invariant_20_verifies_host_name_at_ip_address() {
+async fn invariant_20_client_verifies_host_name_at_ip_address() {
     let (one, two) = (authority(), authority());
     let port = member(&one, "db-a.prod.svc").await;
     let address = format!("https://127.0.0.1:{port}");

@@ -1,4 +1,4 @@
-//! The client against real etcd processes: a database that is full and is repaired, and alarms.
+//! Tests of the client with real etcd processes: the repair of a full database, alarms, and the preparation for 3.7.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::time::{Duration, Instant};
@@ -25,7 +25,7 @@ async fn fill(url: &str) -> i64 {
 }
 
 #[tokio::test]
-async fn repairs_full_database() {
+async fn full_database_is_repaired_by_compaction_and_defragmentation() {
     for minor in MINORS {
         let start = Start {
             flags: vec!["--quota-backend-bytes=8388608".to_owned()],
@@ -79,8 +79,9 @@ async fn repairs_full_database() {
     }
 }
 
-/// Invariant 29. If etcd 3.7 serves although the log was not prepared, it can read the log of 3.5, and the invariant and
-/// `append_entries` are unnecessary.
+/// Invariant 29: etcd 3.7 does not start if entries of etcd 3.5 follow the last snapshot in its Raft log.
+/// `append_entries` makes etcd 3.6 save a new snapshot. If etcd 3.7 starts without this preparation, it can read such
+/// entries. `append_entries` and the invariant can then be removed.
 #[tokio::test]
 async fn invariant_29_etcd_3_7_reads_only_prepared_log_of_3_5() {
     const SNAPSHOT_COUNT: u64 = 500;
@@ -122,7 +123,7 @@ async fn invariant_29_etcd_3_7_reads_only_prepared_log_of_3_5() {
 }
 
 #[tokio::test]
-async fn member_list_stays_readable_during_corrupt_alarm() {
+async fn member_list_is_readable_during_corrupt_alarm() {
     for minor in MINORS {
         let etcd = EtcdProcess::start(&Programs::find(minor), &Start::default()).await;
         let (url, client) = (etcd.client_url.clone(), EtcdClient::new(Access::default()));

@@ -71,6 +71,10 @@ mod tests {
         let roles = &selector.match_expressions.unwrap()[0];
         assert_eq!(roles.key, "etcd.database.coreos.com/role");
         let values = roles.values.clone().unwrap_or_default();
-        assert_eq!(values, ["busy", "voter"], "a busy voter counts as a voter");
+        assert_eq!(
+            values,
+            ["busy", "voter"],
+            "a busy voter must count as a voter"
+        );
     }
 }

@@ -16,7 +16,7 @@ use sha2::{Digest, Sha256};
 use yasna::models::ObjectIdentifier;
 use yasna::{ASN1Error, ASN1ErrorKind, ASN1Result, BERReader, BERReaderSeq, Tag, parse_der};
 
-/// Object identifiers of commonName, and of the extensions subjectAltName and basicConstraints.
+/// Object identifiers of X.509 attributes and extensions.
 const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
 const SUBJECT_ALT_NAME: [u64; 4] = [2, 5, 29, 17];
 const BASIC_CONSTRAINTS: [u64; 4] = [2, 5, 29, 19];
@@ -113,8 +113,9 @@ impl Certificate {
         })
     }
 
-    /// The identity of an authority: a hash of its subject and public key, in sixteen hexadecimal digits. An authority
-    /// that is reissued with the same subject and key keeps its identity, because it verifies the same certificates.
+    /// The identity of a certificate authority: a hash of its subject and public key, in sixteen hexadecimal digits. A
+    /// reissued certificate with the same subject and key has the same identity, because it verifies the same
+    /// certificates.
     pub fn identity(&self) -> String {
         let mut hasher = Sha256::new();
         hasher.update(&self.subject);

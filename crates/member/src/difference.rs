@@ -1,11 +1,14 @@
 //! Compares a running pod with the spec. Labels and annotations change in place. CPU and memory change in place through
 //! the subresource `resize`. Every other change requires a new pod.
 //!
-//! Performs no I/O. The annotations of a pod record the spec for which it was created: a hash of the fields that
-//! require a new pod ([`spec_hash`]), and a copy of the fields that change in place. This module compares the recorded
-//! spec with the current spec, and never a built pod with a running pod. It therefore ignores values that the API
-//! server, a webhook or the kubelet has set, pods that another operator release builds differently, and the flags of a
-//! member's first start. The image is compared elsewhere.
+//! The annotations of a pod record the spec for which it was created: a hash of the fields that require a new pod
+//! ([`spec_hash`]), and a copy of the fields that change in place. This module compares the recorded spec with the
+//! current spec. It does not compare a built pod with the running pod, so it ignores:
+//! - values that the API server, a webhook or the kubelet has set,
+//! - differences between pods of two operator releases,
+//! - the flags of a member's first start.
+//!
+//! The cluster operator compares the image. This module performs no I/O.
 
 use std::collections::BTreeMap;
 
@@ -19,22 +22,23 @@ use serde_json::{Value, json};
 use super::hash::{is_resizable, without_empty};
 use super::{ANNOTATION_SPEC_HASH, spec_hash};
 
-/// Annotation with the applied values of the fields that change in place. For a pod, these are labels, annotations, CPU
-/// and memory. If a key is removed from the spec, the operator knows from this annotation that it must remove the key
-/// from the object.
+/// Annotation with the applied values of the fields that change in place. For a pod, these fields are labels,
+/// annotations, CPU and memory. The annotation shows which keys the operator must remove from the object, because they
+/// were removed from the spec.
 pub(super) const ANNOTATION_APPLIED_SPEC: &str = "etcd.database.coreos.com/said";
 /// Annotation with the CPU and memory of a resize in place that the API server has rejected for this pod.
 const ANNOTATION_RESIZE_REFUSED: &str = "etcd.database.coreos.com/resize-refused";
 
-/// The differences between a pod and the spec, grouped by what resolves them. Empty if the pod matches the spec.
+/// The differences between a pod and the spec, grouped by the change that removes them. Empty if the pod matches the
+/// spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
     /// Labels and annotations to change in place, without a restart.
     pub metadata: Option<MetadataPatch>,
-    /// CPU and memory to change in place. The API server and the node may still reject the change. `None` whenever
+    /// CPU and memory to change in place. The API server and the node may reject the change. `None` if
     /// [`Difference::pod`] is set.
     pub resources: Option<ResourcesPatch>,
-    /// Why the pod must be replaced. `None` if it can remain.
+    /// Why the pod must be replaced. `None` if the pod can remain.
     pub pod: Option<String>,
     /// A resize that the node has not completed yet.
     pub resizing: Option<Resizing>,
@@ -127,8 +131,8 @@ pub(super) fn record(spec: &EtcdClusterSpec) -> [(String, String); 3] {
 /// The image and the version for which a pod was created, from its annotations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// The image in the annotation. If the annotation is missing, or if its tag differs from the tag of the container's
-    /// image, the image of the container.
+    /// The image in the annotation. If the annotation is missing or its tag differs from the tag in the container, the
+    /// image of the container.
     pub image: String,
     /// The version. `None` if unknown.
     pub version: Option<String>,
@@ -136,8 +140,8 @@ pub struct Notes {
 
 impl Notes {
     /// Reads the annotations of a pod. The annotation contains the requested image, even if a webhook has replaced the
-    /// registry in the image of the container. If the tags differ, a user has changed the annotation, and the image of
-    /// the container is used.
+    /// registry in the container. If the tags differ, a user has changed the annotation. The image of the container
+    /// then counts.
     pub fn of(pod: &Pod) -> Self {
         let image = image(pod);
         let version = annotation(pod, names::ANNOTATION_VERSION).cloned();
@@ -239,8 +243,8 @@ fn metadata(
     let known = before.unwrap_or(&none);
     let same = known.labels == desired.labels && known.annotations == desired.annotations;
     let mut notes = Notes::of(pod).missing(pod);
-    // `tls` is set only if the hashes are equal. If the annotation differs anyway, a user has changed the annotation,
-    // and the pod need not be replaced.
+    // `tls` is set only if the hashes are equal. If the annotation differs nevertheless, a user has changed the
+    // annotation. The annotation is corrected, and the pod is not replaced.
     if let Some(tls) = tls
         && annotation(pod, names::ANNOTATION_TLS) != Some(&tls)
     {
@@ -259,7 +263,7 @@ fn metadata(
         removed.chain(set).collect::<BTreeMap<_, _>>()
     };
     let mut annotations = change(&desired.annotations, &known.annotations);
-    // This patch changes only metadata, so the recorded CPU and memory remain.
+    // This patch changes only metadata, so the recorded CPU and memory stay the same.
     let applied = AppliedSpec {
         resources: known.resources.clone(),
         ..desired.clone()
@@ -357,7 +361,7 @@ fn resize(pod: &Pod) -> Option<Resize> {
     condition("PodResizeInProgress").map(|one| in_progress(message(one)))
 }
 
-/// The CPU and memory in the resources. Other resources cannot change in place. They are part of the hash.
+/// The CPU and memory in the resources. Other resources cannot change in place, and are part of the hash.
 fn resizable(resources: &ResourceRequirements) -> Value {
     let pick = |side: &Option<BTreeMap<String, _>>| {
         let all = side.iter().flatten();

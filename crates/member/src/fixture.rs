@@ -1,5 +1,5 @@
-//! Specs and members for tests of the builders. The cluster and its members have different names, so that a test
-//! notices swapped names.
+//! Specs and members for tests of this crate. The cluster and its members have different names, so that tests detect
+//! swapped names.
 
 use api::cluster::EtcdClusterSpec;
 use api::version::EtcdVersion;

@@ -8,10 +8,10 @@ use api::version::EtcdVersion;
 
 use super::{Member, Members, Start, initial_cluster_of_names};
 
-/// Maximum number of concurrent learners in etcd 3.6 and later. It is the size of the largest cluster, because a change
-/// of the setting would restart every member.
+/// Maximum number of concurrent learners in etcd 3.6 and later. The limit equals the size of the largest cluster and
+/// never changes, because a change would restart every member.
 pub const MAX_LEARNERS: u8 = 7;
-/// The environment variable for this limit. etcd also reads its flags from the environment.
+/// The environment variable for [`MAX_LEARNERS`]. etcd also reads its flags from environment variables.
 pub const VARIABLE_MAX_LEARNERS: &str = "ETCD_MAX_LEARNERS";
 
 /// The arguments of the etcd container, without the program itself.
@@ -101,7 +101,7 @@ fn option_arguments(options: &EtcdOptions) -> impl Iterator<Item = String> {
     flags.map(|option| format!("--{}={}", option.flag, option.value))
 }
 
-/// The user's own flags, without flags that the operator owns. Validation rejects those, but an older object may
+/// The user's flags, without flags that the operator sets. Validation rejects such flags, but an older object may
 /// contain them.
 fn extra_arguments(members: &Members<'_>) -> Vec<String> {
     let extra = members
@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn first_member_gets_all_first_members_in_initial_cluster() {
+    fn initial_cluster_of_first_member_lists_all_first_members() {
         let arguments = Fixture::default().arguments();
         assert!(has(&arguments, "--initial-cluster-state=new"));
         assert!(has(&arguments, "--initial-cluster-token=token"));
@@ -161,9 +161,9 @@ mod tests {
         assert!(has(&arguments, "--initial-cluster-state=existing"));
     }
 
-    /// Invariant 6: without its data, such a member finds no cluster to join, and does not start.
+    /// Invariant 6: if its data is lost, a member that lists only itself finds no cluster to join, and does not start.
     #[test]
-    fn restarted_member_lists_only_itself() {
+    fn initial_cluster_of_restarted_member_lists_only_itself() {
         let arguments = Fixture::default().start(Start::OnDisk).arguments();
         assert!(has(
             &arguments,
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_follow_member_address_and_cluster_domain() {
+    fn advertised_url_depends_on_member_address_and_cluster_domain() {
         let pod = r#"{"memberAddress":"Pod","pod":{"ClusterDomain":".cluster.local"}}"#;
         let arguments = Fixture::with(pod).arguments();
         let url = "--advertise-client-urls=http://db-aaaaaaaaaa.db.prod.svc.cluster.local:2379";
@@ -184,7 +184,7 @@ mod tests {
     /// (`favoriteAddrFamily` in its package `net`). Members advertise host names instead of pod IP addresses. The same
     /// arguments therefore work with IPv4, IPv6 and dual stack.
     #[test]
-    fn arguments_work_with_both_ip_families() {
+    fn etcd_arguments_work_with_both_ip_families() {
         let arguments = Fixture::default().arguments();
         for flag in ["peer", "client", "metrics"] {
             let listens = format!("--listen-{flag}-urls=http://0.0.0.0:");
@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_depend_on_version() {
+    fn etcd_flags_depend_on_version() {
         // The columns are the version, pre-vote, and the metrics listener.
         for (version, pre_vote, metrics) in [
             ("3.2.13", false, false),
@@ -255,9 +255,9 @@ mod tests {
         assert!(!has(&arguments, "--name=other"));
     }
 
-    /// Invariant 23: in every stage, a member listens at the URL that it advertises.
+    /// Invariant 23: in every stage of the change to TLS, a member listens at the URL that it advertises.
     #[test]
-    fn listeners_and_advertised_urls_follow_tls_stage() {
+    fn member_listens_at_advertised_url_in_every_tls_stage() {
         let with = |stage: &str, accepts: bool| {
             Fixture::with(&format!(
                 r#"{{"TLS":{{"static":{{"member":{{"peerSecret":"p","serverSecret":"s"}},"operatorSecret":"o"}},

@@ -1,9 +1,9 @@
 //! A hash of the spec. A running pod is replaced if its recorded hash differs from the hash of the spec.
 //!
 //! The input is the spec, not the built pod. A release of the operator that builds pods differently therefore restarts
-//! no members ([ADR 14](../../../docs/adr/0014-what-rolls-out.md)). Equal specs have equal hashes in every release,
-//! which a test with two fixed hashes checks. A release that must hash other fields uses a new form number, and still
-//! recognizes the older forms.
+//! no members ([ADR 14](../../../docs/adr/0014-what-rolls-out.md)). Equal specs must have equal hashes in every
+//! release, which a test with two fixed hashes checks. A release that must hash other fields uses a new version number
+//! of the hash, and still recognizes older versions.
 
 use std::collections::BTreeMap;
 
@@ -11,12 +11,12 @@ use api::cluster::{EtcdClusterSpec, TlsPolicy};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// Prefix of the hash, with the form number.
+/// Prefix of the hash: the version number of the hash.
 const FORM: &str = "1-";
 
-/// The hash of the spec: the form number and sixteen hexadecimal digits. It covers only the fields that require a new
-/// pod. Image and version are compared separately, and volumes change without a new pod. Labels, annotations, CPU and
-/// memory change in place (`difference`).
+/// The hash of the fields of the spec that require a new pod: a version number and sixteen hexadecimal digits. Image
+/// and version are compared separately, and volumes change without a new pod. Labels, annotations, CPU and memory
+/// change in place (`difference`).
 pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     let mut pod = spec.pod.clone().unwrap_or_default();
     pod.persistent_volume_claim_spec = None;
@@ -40,8 +40,8 @@ pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     format!("{FORM}{}", digest(hashed))
 }
 
-/// The hash covers whether certificates are generated, but not their content: a member reads a renewed certificate
-/// without a restart.
+/// The TLS settings in the hash. Settings of generated certificates, such as their lifetime, are not included, because
+/// a member reads a renewed certificate without a restart.
 fn hashed_tls(tls: &TlsPolicy) -> Value {
     match tls.generated() {
         Some(generated) => serde_json::json!({
@@ -100,8 +100,8 @@ mod tests {
             "resources":{"requests":{"cpu":"1","ephemeral-storage":"1Gi"},"limits":{"memory":"1Gi"}},
             "extraArgs":["--log-level=debug"],"terminationGracePeriodSeconds":20,"priorityClassName":"high"}}"#;
 
-    /// A release that changes one of these hashes restarts the members of all clusters. Use a new form number instead,
-    /// and still recognize this form.
+    /// A release that changes one of these hashes restarts the members of all clusters. Use a new version number
+    /// instead, and still recognize this version.
     #[test]
     fn spec_hash_is_stable_across_releases() {
         assert_eq!(spec_hash(&spec("{}")), "1-44136fa355b3678a");
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn hash_changes_if_new_pod_is_needed() {
+    fn spec_hash_changes_if_new_pod_is_needed() {
         let before = spec_hash(&spec("{}"));
         for changed in [
             r#"{"pod":{"resources":{"limits":{"ephemeral-storage":"1Gi"}}}}"#,
@@ -125,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn hash_ignores_in_place_changes() {
+    fn spec_hash_ignores_in_place_changes() {
         let before = spec_hash(&spec("{}"));
         for same in [
             r#"{"size":5}"#,

@@ -1,8 +1,8 @@
-//! Builds the Kubernetes objects of a member from the EtcdCluster alone: Services, PersistentVolumeClaim, pod,
+//! Builds the Kubernetes objects of members from the EtcdCluster: Services, PersistentVolumeClaim, pod,
 //! PodDisruptionBudget and NetworkPolicy. Also checks the certificates with which a member is started.
 //!
-//! Pure: no client, no clock, no randomness. The cluster operator and the restore operator both build members with
-//! this crate, so a seed is an ordinary member from its start.
+//! This crate uses no client, no clock and no randomness. The cluster operator and the restore operator both build
+//! members with this crate. A seed, which is the first member of a restored cluster, is therefore an ordinary member.
 
 use api::EtcdCluster;
 use api::cluster::{EtcdClusterSpec, PeerStage, TlsPolicy, peers_of};
@@ -46,8 +46,8 @@ pub use services::{
 };
 pub use volume::volume_claim;
 
-/// Annotation with a hash of the fields of the spec that affect pods. If the hash of a pod differs from [`spec_hash`],
-/// the pod was created for another spec.
+/// Annotation with the hash of the fields that require a new pod. If the value differs from [`spec_hash`], the pod was
+/// created for another spec.
 pub const ANNOTATION_SPEC_HASH: &str = "etcd.database.coreos.com/spec-hash";
 
 /// Properties that all members of a cluster share.
@@ -57,13 +57,13 @@ pub struct Members<'a> {
     pub cluster: &'a str,
     /// The namespace in which the objects of members are created.
     pub namespace: &'a str,
-    /// The spec in effect of the EtcdCluster.
+    /// The spec that is in effect. It may differ from the stored spec.
     pub spec: &'a EtcdClusterSpec,
-    /// Owner reference for garbage collection. `None` only if the EtcdCluster does not come from an API server.
+    /// Owner reference for garbage collection. `None` only if the EtcdCluster was not read from an API server.
     pub owner: Option<OwnerReference>,
-    /// The token of the recorded bootstrap.
+    /// The cluster token of the bootstrap that the status records.
     pub token: &'a str,
-    /// The recorded cluster ID. `None` if the status has no record of it.
+    /// The cluster ID that the status records. `None` if the status has no cluster ID yet.
     pub cluster_id: Option<&'a str>,
 }
 
@@ -85,7 +85,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// How the addresses of members are formed.
+    /// The rules for the addresses of members.
     pub fn addresses(&self) -> Addresses {
         let tls = self.spec.tls.as_ref();
         Addresses {
@@ -99,7 +99,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// The TLS stage of connections between members.
+    /// The stage in which the change of peer connections to TLS is.
     pub fn peers(&self) -> PeerStage {
         peers_of(self.spec.tls.as_ref())
     }
@@ -115,7 +115,7 @@ impl<'a> Members<'a> {
     }
 
     /// The annotations that identify the cluster of a pod or PVC. If the EtcdCluster is created again without its
-    /// status, only they show to which cluster the object belongs.
+    /// status, only these annotations show to which etcd cluster the object belongs.
     fn identity_annotations(&self) -> BTreeMap<String, String> {
         let mut annotations = BTreeMap::from([(
             names::ANNOTATION_CLUSTER_TOKEN.to_owned(),
@@ -160,24 +160,24 @@ impl Role {
     }
 }
 
-/// The initial cluster in the flags of etcd.
+/// How etcd starts: the flags `--initial-cluster` and `--initial-cluster-state`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// One of the first members: state `new`, with the names of all first members. Used only within the recorded
-    /// bootstrap (invariant 6). If the disk has data, etcd continues with that data.
+    /// One of the first members: state `new`, with the names of all first members. Only the members of the bootstrap in
+    /// the status start in this way (invariant 6). If the disk has data, etcd ignores the flags and uses the data.
     Bootstrap {
         /// The names of all first members, including this one.
         members: Vec<String>,
     },
     /// A member that was added and has never run: state `existing`, with the [`initial_cluster`] of the member list
-    /// that etcd returned for the addition.
+    /// that etcd returned when the member was added.
     Join {
         /// `name=peer-url,...` of all members, including this one.
         initial_cluster: String,
     },
-    /// A member that has run before and gets a new pod on its disk: state `existing`, with only itself in the list. If
-    /// the data exists, etcd ignores the list. If the data is lost, etcd finds no other member and fails to start, so
-    /// it never starts empty under its old ID (invariant 6).
+    /// A member that has run before and gets a new pod: state `existing`, and the list contains only this member. If
+    /// the data exists, etcd ignores the list. If the data is lost, etcd finds no other member and fails to start.
+    /// Otherwise it could start with empty data under its old ID (invariant 6).
     OnDisk,
 }
 
@@ -187,7 +187,7 @@ pub fn initial_cluster(members: &[etcd::Member], joining: &str) -> String {
     for member in members {
         for url in &member.peer_urls {
             let known = Some(member.name.as_str()).filter(|name| !name.is_empty());
-            // A member that has not started has no name in the list, but its URL contains the name.
+            // A member that has not started yet has no name in the member list, but its URL contains the name.
             let name = known
                 .or_else(|| names::member_of_url(url))
                 .unwrap_or(joining);

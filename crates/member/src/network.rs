@@ -1,5 +1,5 @@
-//! The NetworkPolicy of a cluster, which decides who may connect to the members. Some network plugins do not enforce
-//! NetworkPolicies.
+//! The NetworkPolicy of a cluster, which selects the pods that may connect to the members. Some network plugins do not
+//! enforce NetworkPolicies.
 
 use std::collections::BTreeMap;
 
@@ -32,8 +32,8 @@ pub struct Operators {
     pub labels: BTreeMap<String, String>,
 }
 
-/// Builds the policy. It restricts only ingress, so that a seed can fetch its data. The kubelet's probes come from the
-/// node of the pod, and Kubernetes always allows them.
+/// Builds the policy. It restricts only ingress, because the first member of a restored cluster must download its data.
+/// Kubernetes always allows the kubelet's probes, because they come from the node of the pod.
 pub fn network_policy(
     members: &Members<'_>,
     access: &NetworkAccess,
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn network_policy_restricts_metrics_to_collectors() {
+    fn network_policy_restricts_metrics_port_to_listed_peers() {
         let metrics = json!([{ "namespaceSelector": { "matchLabels": { "team": "watch" } } }]);
         let policy = built(&json!({ "metrics": metrics }));
         let from = policy["spec"]["ingress"][2]["from"].as_array().unwrap();

@@ -23,7 +23,7 @@ use super::{
 pub const USER: i64 = 65532;
 const PROGRAM: &str = "/usr/local/bin/etcd";
 const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
-/// How long pods tolerate a lost node by default (admission plugin `DefaultTolerationSeconds`).
+/// How long a pod tolerates a lost node by default (admission plugin `DefaultTolerationSeconds`).
 const DEFAULT_TOLERATION: Duration = Duration::from_mins(5);
 const TAINT_NOT_READY: &str = "node.kubernetes.io/not-ready";
 const TAINT_UNREACHABLE: &str = "node.kubernetes.io/unreachable";
@@ -86,8 +86,8 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
         subdomain: Some(names::headless_service(members.cluster)),
         restart_policy: Some("Always".to_owned()),
         automount_service_account_token: Some(false),
-        // Service links would add environment variables for each Service in the namespace. etcd would read those with
-        // the prefix ETCD_ as flags.
+        // Service links would add environment variables for each Service in the namespace. etcd would read variables
+        // with the prefix ETCD_ as flags.
         enable_service_links: Some(false),
         containers,
         init_containers: (!policy.init_containers.is_empty())
@@ -128,8 +128,8 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
             port("metrics", names::METRICS_PORT),
         ]),
         readiness_probe: Some(probe::readiness(members, member.version)),
-        // The operator reads no logs. With this policy, the termination message contains the last log lines, which
-        // distinguish a damaged disk from an invalid setting.
+        // The operator does not read logs. With this policy, the termination message contains the last log lines. From
+        // these lines, the operator distinguishes a damaged disk from an invalid setting.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         resources: policy.resources.clone(),
         security_context: Some(
@@ -143,9 +143,9 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
     }
 }
 
-/// The environment of the etcd container. The limit of learners is a variable instead of a flag: etcd does not start
-/// with an unknown flag, but only logs an unknown variable. The image of a running pod can change, but its flags and
-/// variables cannot. With a variable, the image can change to releases with and without this setting.
+/// The environment of the etcd container. The limit of learners is a variable instead of a flag. The image of a running
+/// pod can change to a release that does not have this setting, but the pod's flags and variables cannot change. etcd
+/// does not start with an unknown flag, but only logs an unknown variable.
 fn environment(member: &Member<'_>, policy: &PodPolicy, arguments: &[String]) -> Vec<EnvVar> {
     let variable = |(name, value): (&str, String)| EnvVar {
         name: name.to_owned(),
@@ -162,10 +162,11 @@ fn environment(member: &Member<'_>, policy: &PodPolicy, arguments: &[String]) ->
     owned.chain(users).collect()
 }
 
-/// Whether a variable of `spec.pod.etcdEnv` is set in the pod. Validation rejects variables of flags that the operator
-/// owns, but an older object may contain them. For example, `ETCD_FORCE_NEW_CLUSTER` alone can destroy a cluster. A
-/// variable is also left out if its flag is on the command line, because etcd does not start with both (`verifyEnv` in
-/// its `pkg/flags`).
+/// Whether a variable of `spec.pod.etcdEnv` is set in the pod. Two kinds of variables are left out:
+/// - Variables of flags that the operator sets. For example, `ETCD_FORCE_NEW_CLUSTER` can destroy a cluster. Validation
+///   rejects such variables, but an older object may contain them.
+/// - Variables whose flag is on the command line, because etcd does not start with both (`verifyEnv` in its
+///   `pkg/flags`).
 fn is_allowed_variable(variable: &str, arguments: &[String]) -> bool {
     let given = |flag: String| arguments.iter().any(|argument| is_flag(argument, &flag));
     refused_variable(variable).is_none() && !flag_of_env(variable).is_some_and(given)
@@ -175,8 +176,8 @@ fn is_allowed_variable(variable: &str, arguments: &[String]) -> bool {
 /// so that clients switch to another member. Before 3.6 the setting is a flag
 /// (`--experimental-stop-grpc-service-on-defrag`, in 3.5 since 3.5.14). Since 3.6 it is a feature gate.
 ///
-/// etcd 3.6 does not start with both the flag and the gate, and no release starts with both a variable and its flag
-/// (`verifyEnv` in etcd's `pkg/flags`). The variable is therefore left out if the user sets the flag or the gate.
+/// The variable is left out if the user sets the flag or the gate: etcd 3.6 does not start with both the flag and the
+/// gate, and no release starts with both a variable and its flag (`verifyEnv` in etcd's `pkg/flags`).
 fn stop_grpc_on_defragmentation(
     member: &Member<'_>,
     policy: &PodPolicy,
@@ -265,8 +266,8 @@ pub fn container_security() -> SecurityContext {
     }
 }
 
-/// The affinity of the spec. If the spec has none, members prefer different nodes. With `antiAffinity` of v1beta2,
-/// members require different nodes.
+/// The affinity of the spec. If the spec has no affinity, members prefer different nodes, or require different nodes
+/// with `antiAffinity` of v1beta2.
 fn affinity(cluster: &str, policy: &PodPolicy) -> Affinity {
     if let Some(given) = &policy.affinity {
         return given.clone();
@@ -310,9 +311,9 @@ fn spread(cluster: &str, policy: &PodPolicy) -> Vec<TopologySpreadConstraint> {
     }]
 }
 
-/// The tolerations of the spec. By default, Kubernetes evicts the pods of a lost node after five minutes, and an
-/// `emptyDir` is lost together with its pod. If `spec.memberReplacement.after` is longer, the pods tolerate a lost node
-/// for that time.
+/// The tolerations of the spec. If `spec.memberReplacement.after` is longer than five minutes, the pods also tolerate a
+/// lost node for that time. By default, Kubernetes would evict them after five minutes, and the data in an `emptyDir`
+/// would be lost.
 fn tolerations(members: &Members<'_>, policy: &PodPolicy) -> Option<Vec<Toleration>> {
     let mut all = policy.tolerations.clone();
     let after = members.spec.replace_after();
@@ -340,7 +341,7 @@ fn own_members(cluster: &str) -> LabelSelector {
     }
 }
 
-/// Whether a container waits for an image that the kubelet cannot get. `reason` is the reason of the container's state
+/// Whether a container waits because the kubelet cannot pull its image. `reason` is the reason of the container's state
 /// `waiting`.
 pub fn is_image_failure(reason: &str) -> bool {
     matches!(

@@ -1,6 +1,6 @@
 //! The readiness probe. The kubelet sends HTTP requests, so the image needs neither a shell nor a client.
 //!
-//! There is no liveness probe, because it would kill a member again and again while the member loads a large database.
+//! There is no liveness probe, because it would kill a member repeatedly while the member loads a large database.
 
 use api::names::{CLIENT_PORT, METRICS_PORT};
 use api::version::EtcdVersion;
@@ -11,7 +11,7 @@ use super::Members;
 use super::flags::has_metrics_listener;
 
 /// The readiness probe. A ready member serves linearizable reads, so it is connected to a quorum. A member with a
-/// NOSPACE alarm stays ready, because it serves reads and must be reachable for the repair.
+/// NOSPACE alarm stays ready, because it serves reads, and clients must reach it to delete data.
 pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
     // Up to 3.4, a request to `/health` writes an entry to the Raft log, and etcd 3.6 does not start on a log with such
     // entries (`v2ToV3Request` in its `apply_v2.go`). The probe therefore requests `/version`, which etcd serves after

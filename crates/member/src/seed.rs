@@ -1,14 +1,13 @@
-//! The pod of a seed member: a member's pod with an additional init container. The init container fetches a snapshot
-//! from an object store or from another member, and copies the program `etcd-restore-operator` to a shared volume.
+//! The pod of a seed. A seed is the first member of a new cluster, and starts with a snapshot. The restore operator
+//! creates a seed from a backup. The cluster operator creates a seed from the remaining member after a quorum was lost.
 //!
-//! The etcd container starts this program. If the data directory does not exist, the program creates it with the tool
-//! in the etcd image. Then the program replaces itself with etcd. The crate `restore` contains the program.
+//! The pod of a seed has an additional init container. This container fetches the snapshot from an object store or from
+//! another member, and copies the program `etcd-restore-operator` to a shared volume. The etcd container starts the
+//! program. If the data directory does not exist, the program creates it with the tool in the etcd image. Then the
+//! program replaces itself with etcd. The crate `restore` contains the program.
 //!
-//! A second init container would make the start slower: the kubelet would have to start it, after up to a second in
-//! which the kubelet detects the end of the first one.
-//!
-//! Performs no I/O. The restore operator creates a seed from a backup. The cluster operator creates a seed from the
-//! survivor of a lost quorum.
+//! The data directory is not created in a second init container, because the start would take up to a second longer:
+//! the kubelet detects the end of a container with a delay. This module performs no I/O.
 
 use std::path::PathBuf;
 
@@ -52,8 +51,8 @@ pub struct Source {
 }
 
 impl Source {
-    /// Fetches the snapshot from a running member with etcd's Maintenance API. The init container rejects a member of
-    /// another cluster, and a snapshot older than `revision`.
+    /// Fetches the snapshot from a running member with etcd's Maintenance API. The init container fails if the member
+    /// belongs to another cluster or the snapshot is older than `revision`.
     pub fn member(client_url: &str, cluster_id: ClusterId, revision: i64) -> Self {
         Self {
             arguments: vec![
@@ -81,7 +80,7 @@ impl Source {
             secret: Some(SecretVolumeSource {
                 secret_name: Some(secret.to_owned()),
                 default_mode: Some(0o440),
-                // The pod must start again even after the Secret was deleted.
+                // The Secret is optional, because the pod must be able to restart after the Secret was deleted.
                 optional: Some(true),
                 items: None,
             }),
@@ -96,7 +95,7 @@ impl Source {
 pub struct Seed<'a> {
     /// The name of the seed.
     pub member: &'a str,
-    /// Version of etcd, and of the tool that creates its data directory.
+    /// Version of etcd and of the tool that creates the data directory.
     pub version: &'a EtcdVersion,
     /// Where the snapshot comes from.
     pub source: Source,
@@ -105,7 +104,7 @@ pub struct Seed<'a> {
     pub bump_revision: Option<u64>,
 }
 
-/// What the seed has found out about its snapshot.
+/// What the program of the seed reports about the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Contents {
@@ -123,20 +122,21 @@ pub struct Contents {
     pub origin: Option<Origin>,
 }
 
-/// The provenance of a seed's data: the backup that the data comes from. Recorded on the volume next to the data.
+/// The provenance of a seed's data: the backup from which the data was restored. It is stored on the volume next to the
+/// data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Origin {
-    /// SHA-256 of the storage block of the backup, in hexadecimal. A hash is used because the size of a termination
-    /// message is limited.
+    /// SHA-256 of the storage block of the backup, in hexadecimal. The block itself could exceed the maximum size of a
+    /// termination message.
     #[serde(rename = "place")]
     pub location_hash: String,
     /// The number by which the revision was increased, 0 for no increase.
     pub bump_revision: u64,
 }
 
-/// Settings for the creation of a seed's data directory: the first argument of `seed start`, as JSON. The other
-/// arguments are the unchanged command of etcd, so all flags in a seed's pod are flags of etcd.
+/// Settings for the creation of a seed's data directory. They are the first argument of `seed start`, as JSON. The
+/// other arguments are the command of etcd, so all flags of the etcd container are flags of etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataDirectorySettings {
@@ -155,7 +155,8 @@ pub struct DataDirectorySettings {
     pub bump_revision: Option<u64>,
 }
 
-/// The termination message of a seed's program. It does not exist if the program has replaced itself with etcd.
+/// The termination message of the program in a seed's pod. If the program has replaced itself with etcd, there is no
+/// such message.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
 pub enum Report {
@@ -235,8 +236,8 @@ fn fetch_container(pod: &PodSpec, seed: &Seed<'_>, operator: &OperatorImage) -> 
     }
 }
 
-/// Puts the program before etcd's command. The container uses the etcd image, so the tool that creates the data
-/// directory has the same version as the server.
+/// Puts the program before etcd's command. The program runs in the etcd image, so the tool that creates the data
+/// directory has the same version as etcd.
 fn start_with_program(etcd: &mut Container, members: &Members<'_>, seed: &Seed<'_>) {
     let tool = if seed.version.has_etcdutl() {
         "/usr/local/bin/etcdutl"
@@ -271,8 +272,8 @@ fn tools(read_only: bool) -> VolumeMount {
     }
 }
 
-/// The name of the seed member of a restore. It depends only on the UID of the restore, so concurrent operator
-/// processes, and a process after a crash, choose the same name.
+/// The name of the seed of a restore. The name depends only on the UID of the restore, so that concurrent operator
+/// processes choose the same name, as does a restarted process.
 pub fn seed_name(cluster: &str, restore: &str) -> String {
     let digest = Sha256::digest(restore);
     let mut random = [0; names::MEMBER_SUFFIX];
@@ -337,7 +338,7 @@ mod tests {
 
     /// The cluster operator reads flags from pods, so a seed must have exactly the flags of an ordinary member.
     #[test]
-    fn seed_runs_etcd_like_ordinary_member() {
+    fn seed_has_same_etcd_flags_as_ordinary_member() {
         let fixture = Fixture::durable();
         let member = Member {
             name: "db-aaaaaaaaaa",
@@ -365,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn revision_is_raised_only_on_request() {
+    fn seed_increases_revision_only_if_requested() {
         let with = built("3.6.16", Some(1_000));
         let fetch = fetch_arguments(&with);
         assert!(

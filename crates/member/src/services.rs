@@ -10,9 +10,9 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::Members;
 use super::difference::ANNOTATION_APPLIED_SPEC;
 
-/// The Service of a member. It gives the member its permanent address. The operator creates the Service before it adds
-/// the member and before it creates the pod. The Service publishes addresses of pods that are not ready, because a
-/// joining member is not ready.
+/// The Service of a member, which gives the member its permanent address. The operator creates the Service before it
+/// adds the member and before it creates the pod. The Service also publishes the address of a pod that is not ready,
+/// because a joining member is not ready.
 pub fn member_service(members: &Members<'_>, member: &str) -> Service {
     let labels = names::member_labels(members.cluster, member);
     Service {
@@ -29,8 +29,8 @@ pub fn member_service(members: &Members<'_>, member: &str) -> Service {
     }
 }
 
-/// The Service without endpoints: connections are refused immediately. First members start with such Services, see
-/// [`is_closed`].
+/// Changes a Service so that it has no endpoints and connections are refused immediately. The Services of first members
+/// are created in this way, see [`is_closed`].
 #[must_use]
 pub fn closed(mut service: Service) -> Service {
     let selector = service
@@ -43,9 +43,9 @@ pub fn closed(mut service: Service) -> Service {
     service
 }
 
-/// The Service without the second peer port, as the create request needs it. The create request counts as another field
-/// manager, so a later apply could not remove a port that the create request has set. The second port exists only while
-/// TLS between members is being switched, so it is applied after the create request.
+/// The Service without the second peer port, for the create request. The API server counts a create request as another
+/// field manager, so a later apply could not remove the port. The second port exists only while peer connections change
+/// to TLS. The operator applies it after the create request.
 #[must_use]
 pub fn without_second_port(mut service: Service) -> Service {
     if let Some(ports) = service.spec.as_mut().and_then(|spec| spec.ports.as_mut()) {
@@ -56,9 +56,9 @@ pub fn without_second_port(mut service: Service) -> Service {
 
 /// Whether a member's Service has no endpoints yet.
 ///
-/// At its start, each first member requests the bootstrap state of the others, with a timeout of one second (etcd's
-/// `isMemberBootstrapped`). Members that start concurrently listen, but do not answer yet, so each request would wait
-/// for its timeout. A refused connection fails immediately.
+/// When a first member starts, it asks the other first members whether they have formed the cluster, with a timeout of
+/// one second (etcd's `isMemberBootstrapped`). Members that start at the same time listen, but do not answer yet, so
+/// each request would wait for the timeout. Without endpoints, the request fails immediately.
 #[must_use]
 pub fn is_closed(service: &Service) -> bool {
     let selector = service
@@ -68,8 +68,8 @@ pub fn is_closed(service: &Service) -> bool {
     selector.is_some_and(|selector| selector.contains_key(names::LABEL_FORMED))
 }
 
-/// The headless Service with the name of the cluster. It serves discovery, existing clients, and addresses of the form
-/// `<member>.<cluster>.<namespace>.svc`.
+/// The headless Service with the name of the cluster. It is for discovery, for clients of v1beta2 clusters, and for
+/// addresses of the form `<member>.<cluster>.<namespace>.svc`.
 pub fn headless_service(members: &Members<'_>) -> Service {
     Service {
         metadata: members.metadata(
@@ -88,9 +88,11 @@ pub fn headless_service(members: &Members<'_>) -> Service {
     }
 }
 
-/// The client Service. It has no endpoints until the cluster ID is recorded, because a bootstrap that is abandoned
-/// later must not acknowledge writes. Its selector contains the token of the cluster, so that clients do not reach pods
-/// of an abandoned bootstrap. It selects only voters, because a learner rejects most requests.
+/// The client Service.
+/// - It has no endpoints until the status contains the cluster ID, because members of a bootstrap that is abandoned
+///   later must not acknowledge writes.
+/// - Its selector contains the token of the cluster, so that clients do not reach pods of an abandoned bootstrap.
+/// - It selects only voters, because a learner rejects most requests.
 pub fn client_service(members: &Members<'_>) -> Service {
     let none = ClientServicePolicy::default();
     let policy = members.spec.services.as_ref();
@@ -102,7 +104,7 @@ pub fn client_service(members: &Members<'_>) -> Service {
         names::cluster_labels(members.cluster),
     );
     let annotations = policy.annotations.clone().into_iter();
-    // From the recorded `spec.services.client`, the operator sees later which settings were removed from the spec.
+    // With the recorded `spec.services.client`, the operator later finds settings that were removed from the spec.
     let applied = applied.map(|applied| (ANNOTATION_APPLIED_SPEC.to_owned(), applied));
     let annotations = annotations.chain(applied);
     let annotations: BTreeMap<String, String> = annotations.collect();
@@ -142,7 +144,7 @@ pub fn has_same_policy(built: &Service, existing: &Service) -> bool {
     applied(built) == applied(existing)
 }
 
-/// A dual-stack Service gets both IP families. On a single-stack cluster it gets the only family.
+/// On a dual-stack Kubernetes cluster, the Service gets both IP families. On a single-stack cluster it gets one family.
 fn both_families() -> String {
     "PreferDualStack".to_owned()
 }
@@ -163,7 +165,7 @@ fn client_port() -> ServicePort {
     port("client", names::CLIENT_PORT)
 }
 
-/// The ports of a member. There is a second peer port while TLS between members is being switched.
+/// The ports of a member. There is a second peer port while peer connections change to TLS.
 fn ports(members: &Members<'_>) -> Vec<ServicePort> {
     let listeners = members.peers().listeners().iter();
     let peers = listeners.map(|(_, number)| match *number {
@@ -200,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn second_peer_port_exists_during_tls_switch() {
+    fn services_have_second_peer_port_during_tls_switch() {
         let ports = |service: Service| -> Vec<i32> {
             let ports = service.spec.unwrap().ports.unwrap();
             ports.iter().map(|port| port.port).collect()
@@ -241,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn service_without_endpoints_selects_no_pod() {
+    fn closed_member_service_selects_no_pod() {
         let fixture = Fixture::default();
         let open = member_service(&fixture.members(), "db-aaaaaaaaaa");
         let closed = closed(open.clone());
@@ -282,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn client_service_follows_spec() {
+    fn client_service_has_settings_of_spec() {
         let built = |json: &str| {
             let fixture = Fixture::with(json);
             client_service(&fixture.members())

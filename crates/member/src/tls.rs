@@ -1,8 +1,8 @@
-//! The TLS Secrets of a cluster. Checks them before a member is started with them. Also builds the [`Access`] with
-//! which the operators connect to members. Performs no I/O: `runtime::reach` reads the Secrets.
+//! Checks the TLS Secrets of a cluster before a member is started with them. Also builds the [`Access`] with which the
+//! operators connect to members. Performs no I/O: `runtime::reach` reads the Secrets.
 //!
-//! Key material leaves this module only inside an [`Access`] (invariant 14). No check of a certificate can be turned
-//! off (invariant 20).
+//! Key material leaves this module only inside an [`Access`] (invariant 14). Users cannot turn off the checks of
+//! certificates (invariant 20).
 
 mod check;
 mod material;
@@ -24,14 +24,14 @@ pub use started::Authorities;
 /// A TLS Secret and its content.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Slot {
-    /// The Secret that has the fault.
+    /// The name of the Secret.
     pub secret: String,
-    /// The content, or the fault that makes it unusable.
+    /// The content of the Secret, or the reason why it cannot be used.
     pub found: Result<Material, Fault>,
 }
 
-/// The TLS Secrets of a cluster. All are `None` if the cluster does not use TLS. Secrets of generated certificates are
-/// not included, because each member has its own.
+/// The TLS Secrets of a cluster. All are `None` if the cluster does not use TLS. The Secrets of generated member
+/// certificates are not included, because each member has separate Secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterTls {
     /// Certificate for traffic between members.
@@ -59,13 +59,13 @@ impl ClusterTls {
         }
     }
 
-    /// All faults of the Secrets, for members with these addresses. Performs no I/O.
+    /// All faults of the Secrets, for members with these addresses.
     pub fn faults(&self, addresses: &Addresses, now: Timestamp) -> Vec<Fault> {
         check::faults(self, addresses, now)
     }
 
-    /// All faults of the Secrets for running members, which trust the authorities with which they were started. A
-    /// Secret with a fault in `own` is not reported again. Performs no I/O.
+    /// All faults of the Secrets for running members, which trust the authorities with which they were started. Faults
+    /// of Secrets that already have a fault in `own` are left out.
     pub fn faults_of_started(
         &self,
         started: &BTreeMap<String, Authorities>,
@@ -77,9 +77,9 @@ impl ClusterTls {
         faults
     }
 
-    /// Completes a spec with two facts from the Secrets: the names of their keys, and the form of the member addresses
-    /// if the spec sets none. The form of running members (`running`) takes precedence. Without running members, the
-    /// form is `Pod` if the certificates cover only that form, and otherwise `Service`.
+    /// Completes a spec with data from the Secrets: the names of their keys and, if the spec does not set it,
+    /// `memberAddress`. The value of running members (`running`) takes precedence. Without running members, the value
+    /// is `Pod` if the certificates cover only these addresses, and otherwise `Service`.
     pub fn complete_spec(
         &self,
         spec: &mut EtcdClusterSpec,

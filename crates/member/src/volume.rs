@@ -1,4 +1,4 @@
-//! The PersistentVolumeClaim (PVC) of a member. It has the name of the member, and exists as long as the member.
+//! The PersistentVolumeClaim (PVC) of a member. The PVC has the name of the member, and exists as long as the member.
 
 use api::names;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -39,7 +39,7 @@ mod tests {
     }
 
     #[test]
-    fn pvc_identifies_its_cluster() {
+    fn pvc_annotations_identify_its_cluster() {
         let fixture = Fixture::durable();
         let claim = volume_claim(&fixture.members(), "db-aaaaaaaaaa").unwrap();
         assert_eq!(claim.metadata.name.as_deref(), Some("db-aaaaaaaaaa"));

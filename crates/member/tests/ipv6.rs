@@ -1,4 +1,4 @@
-//! Starts members with the flags of their pods, as real processes that can connect to each other only over IPv6.
+//! Starts members as real processes with the flags of their pods. The members can connect to each other only over IPv6.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::net::Ipv6Addr;
@@ -16,8 +16,7 @@ use tempfile::TempDir;
 
 const NAMES: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
 
-/// The ports and the data directory of one member. In pods, members need no separate ports, because each pod has its
-/// own address.
+/// The ports and the data directory of one member. All processes share one address, so each member needs other ports.
 struct Place {
     name: &'static str,
     peer: u16,
@@ -36,8 +35,9 @@ impl Drop for Running {
     }
 }
 
-/// The arguments of the pod with other URLs. In a pod, URLs contain the name of the member's Service, and all members
-/// use the same ports. Here, each member uses `[::1]` and ports of its own. The listen addresses are not changed.
+/// The arguments of the member's pod with other hosts and ports. In a pod, URLs contain the name of the member's
+/// Service, and all members use the same ports. Here, URLs contain `[::1]`, and each member has other ports. The listen
+/// addresses are not changed.
 fn arguments(of: &Place, places: &[Place], version: &EtcdVersion) -> Vec<String> {
     let cluster = EtcdCluster::new("db", EtcdClusterSpec::default());
     let members = Members::of(&cluster, "default", "token", None);
@@ -93,8 +93,8 @@ fn run(place: &Place, places: &[Place], version: &EtcdVersion, programs: &Progra
     Running(command.spawn().unwrap())
 }
 
-/// Three members with IPv6 addresses form a cluster and serve. The unspecified listen address covers both IP families,
-/// so the same flags work on single-stack and dual-stack clusters.
+/// Three members with IPv6 addresses form a cluster. The listen address `0.0.0.0` covers both IP families, so the same
+/// flags work on single-stack and dual-stack clusters.
 #[tokio::test]
 async fn members_form_cluster_over_ipv6_only() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -127,7 +127,7 @@ async fn members_form_cluster_over_ipv6_only() {
         };
         assert_eq!(list.members.len(), 3);
         for place in &places {
-            // This member may see the leader a moment later than the others.
+            // This member may find the leader a moment later than the other members.
             let status = loop {
                 match client
                     .status(&format!("http://[::1]:{}", place.client))

@@ -1,6 +1,6 @@
-//! The programs in the seed's pod, with real servers: backups in an S3 server, data directories that etcd's own tools
-//! create, and an etcd that is started as in a member's pod. If a required program is missing, the tests fail with the
-//! command that installs it.
+//! Tests the restore programs in the pod of a seed (the first member of a restored cluster). The tests use real
+//! servers: backups in an S3 server, data directories that etcd's own tools create, and an etcd that is started as in a
+//! member's pod. If a required program is missing, the tests fail with the command that installs it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::path::PathBuf;
@@ -211,7 +211,7 @@ async fn restores_all_keys_into(of: &'static str, minor: &str) {
     assert_eq!(fetched.revision, world.revision);
     assert!(
         !world.data().exists(),
-        "a data directory before it was verified"
+        "the data directory exists before the snapshot was verified"
     );
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let restored = prepare(&world.prepare(&peer_url)).unwrap();
@@ -241,22 +241,22 @@ async fn restores_all_keys_into(of: &'static str, minor: &str) {
 }
 
 #[tokio::test]
-async fn etcd_3_4_is_restored_with_its_own_tool() {
+async fn etcd_3_4_backup_is_restored_by_tool_of_same_minor() {
     restores_all_keys("3.4").await;
 }
 
 #[tokio::test]
-async fn etcd_3_5_is_restored_with_its_own_tool() {
+async fn etcd_3_5_backup_is_restored_by_tool_of_same_minor() {
     restores_all_keys("3.5").await;
 }
 
 #[tokio::test]
-async fn etcd_3_6_is_restored_with_its_own_tool() {
+async fn etcd_3_6_backup_is_restored_by_tool_of_same_minor() {
     restores_all_keys("3.6").await;
 }
 
 #[tokio::test]
-async fn etcd_3_7_is_restored_with_its_own_tool() {
+async fn etcd_3_7_backup_is_restored_by_tool_of_same_minor() {
     restores_all_keys("3.7").await;
 }
 
@@ -281,7 +281,7 @@ async fn restarted_seed_keeps_existing_data() {
     // The node has restarted, and the Secret and the backup were deleted in the meantime.
     let mut again = world.fetch_from("missing/nothing");
     again.secret = None;
-    // The program reports the existing data, even if the arguments require another SHA-256. The operator compares them.
+    // The program reports the existing data, even if the arguments require another SHA-256. The operator compares both.
     again.sha256 = Some("ab".repeat(32));
     assert_eq!(fetch(&again).await.unwrap(), first);
     assert_eq!(prepare(&world.prepare(&peer_url)).unwrap(), first);
@@ -324,7 +324,7 @@ async fn truncated_snapshot_is_fetched_again() {
 }
 
 #[tokio::test]
-async fn keeps_data_directory_that_another_program_created() {
+async fn data_directory_of_another_program_is_kept() {
     let world = World::new("3.6").await;
     std::fs::create_dir(world.data()).unwrap();
     std::fs::write(world.data().join("mark"), "another's").unwrap();
@@ -413,7 +413,7 @@ async fn seed_rejects_damaged_backup() {
 }
 
 #[tokio::test]
-async fn rejects_snapshot_damaged_on_volume() {
+async fn seed_rejects_snapshot_damaged_on_volume() {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let snapshot = world.volume.path().join("restore/snapshot.db");
@@ -426,7 +426,7 @@ async fn rejects_snapshot_damaged_on_volume() {
 }
 
 #[tokio::test]
-async fn rejects_backup_with_wrong_manifest() {
+async fn seed_rejects_backup_that_contradicts_its_manifest() {
     let world = World::new("3.6").await;
     for (field, value, says) in [
         ("sha256", json!("ab".repeat(32)), "SHA-256"),
@@ -457,7 +457,7 @@ async fn rejects_backup_with_wrong_manifest() {
 
 /// Invariant 9: a complete backup is rejected if it is not the chosen backup, with or without a manifest.
 #[tokio::test]
-async fn rejects_backup_that_overwrote_chosen_backup() {
+async fn seed_rejects_backup_that_overwrote_chosen_backup() {
     let world = World::new("3.6").await;
     world.put_manifest(&world.manifest()).await;
     let right = world.manifest()["sha256"].as_str().map(str::to_owned);
@@ -479,7 +479,7 @@ async fn rejects_backup_that_overwrote_chosen_backup() {
 
 /// Invariant 12: after decompression, the restored data equals what etcd sent.
 #[tokio::test]
-async fn fetches_compressed_backup_and_rejects_truncated_backup() {
+async fn seed_fetches_compressed_backup_and_rejects_truncated_backup() {
     let world = World::new("3.6").await;
     let mut compressor = Compressor::new().unwrap();
     let mut stored = Vec::new();
@@ -508,7 +508,7 @@ async fn fetches_compressed_backup_and_rejects_truncated_backup() {
 }
 
 #[tokio::test]
-async fn reports_wrong_location_or_secret_with_remedy() {
+async fn seed_reports_wrong_backup_location_or_secret_with_remedy() {
     let world = World::new("3.6").await;
     world
         .refuses(
@@ -585,7 +585,7 @@ async fn seed_result_is_written_to_termination_message() {
 }
 
 #[tokio::test]
-async fn reports_missing_or_failed_tool() {
+async fn missing_or_failed_restore_tool_is_reported() {
     let world = World::new("3.6").await;
     let mut arguments = world.prepare("http://127.0.0.1:1");
     let trouble = prepare(&arguments).unwrap_err();

@@ -171,27 +171,27 @@ async fn check_old_watch_is_rejected(member: &Member, revision: i64) {
 }
 
 #[tokio::test]
-async fn survivor_of_etcd_3_4_forms_new_cluster() {
+async fn etcd_3_4_survivor_forms_new_cluster() {
     check_new_cluster("3.4", None).await;
 }
 
 #[tokio::test]
-async fn survivor_of_etcd_3_5_forms_new_cluster() {
+async fn etcd_3_5_survivor_forms_new_cluster() {
     check_new_cluster("3.5", None).await;
 }
 
 #[tokio::test]
-async fn survivor_of_etcd_3_6_forms_cluster_above_lost_revisions() {
+async fn etcd_3_6_survivor_forms_new_cluster_with_raised_revision() {
     check_new_cluster("3.6", Some(BUMP)).await;
 }
 
 #[tokio::test]
-async fn survivor_of_etcd_3_7_forms_cluster_above_lost_revisions() {
+async fn etcd_3_7_survivor_forms_new_cluster_with_raised_revision() {
     check_new_cluster("3.7", Some(BUMP)).await;
 }
 
 #[tokio::test]
-async fn rejects_snapshot_of_other_cluster_or_old_revision() {
+async fn survivor_snapshot_of_other_cluster_or_older_revision_is_rejected() {
     let loss = Loss::new("3.6").await;
     let (ours, revision) = (loss.survivor.cluster_id, loss.survivor.revision);
     let other = loss.fetch(ClusterId(1), 0);

@@ -26,8 +26,8 @@ mod undo;
 
 pub use undo::Undo;
 
-/// Grace period for old members in seconds. It is short, because no member serves clients until the old members have
-/// stopped, and because the cluster no longer uses their data.
+/// Grace period for old members in seconds. A short period shortens the time without a serving member. The restored
+/// cluster does not use the data of the old members.
 const STOP_SECONDS: u32 = 1;
 
 /// The client that sends requests, and the tasks that undo late writes.
@@ -42,9 +42,8 @@ pub struct ExecuteContext {
 /// Sends the requests of a plan. `since` is the start time of the observation on which the plan is based.
 ///
 /// # Errors
-///
-/// Fails at the first request that the API server rejects, that has an unmet precondition, or whose observation is
-/// older than ten seconds. The remaining requests are not sent.
+/// Stops at the first failed request. A request fails if the API server rejects it, if its precondition is not met, or
+/// if the observation is older than ten seconds.
 pub async fn execute(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -71,7 +70,7 @@ pub async fn execute(
 }
 
 /// Writes the status of the EtcdRestore, with the observed resourceVersion as precondition. If the
-/// CustomResourceDefinition lacks a field that the status needs, writes only this problem.
+/// CustomResourceDefinition lacks a field of the status, the written status reports only this problem.
 ///
 /// # Errors
 ///
@@ -236,7 +235,8 @@ impl ExecuteContext {
             .map(drop)
     }
 
-    /// Deletes a pod if it is unchanged. Returns true if the pod is deleted and no other pod has its name.
+    /// Deletes a pod if it is unchanged. Returns true if the API server accepted the deletion, or if no pod of this
+    /// name exists.
     async fn delete_unchanged(
         &self,
         pod: &Pod,
@@ -248,7 +248,8 @@ impl ExecuteContext {
         match apply::delete_if_unchanged(&self.api::<Pod>(&namespace), pod).await? {
             Deleted::Accepted => Ok(true),
             Deleted::Changed => Ok(false),
-            // Invariant 11: another operator process may have created a new pod on the same volume.
+            // The observed pod no longer exists. Another operator process may have created a new pod on the same volume
+            // (invariant 11).
             Deleted::Gone => {
                 let next: Option<Pod> = self.read(&namespace, &pod.name_any()).await?;
                 Ok(next.is_none())
@@ -266,7 +267,8 @@ impl ExecuteContext {
     }
 }
 
-/// Invariant 11: a suspended operator process may have lost its lease, and sends no further write.
+/// Fails if the observation is older than ten seconds. The process may have been suspended since then, and may have
+/// lost its lease (invariant 11).
 fn in_time(since: Instant) -> Result<(), Error> {
     if apply::is_fresh(since) {
         return Ok(());

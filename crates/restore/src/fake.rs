@@ -18,8 +18,8 @@ use tower::service_fn;
 /// The received requests in order, each with its method and kind, such as `PATCH etcdrestores/status`.
 pub(crate) type Requests = Arc<Mutex<Vec<String>>>;
 
-/// Starts a server. `answer` gets a request and the number of earlier requests that were equal. It returns a status
-/// code and an object; with an error code, the object is ignored.
+/// Starts a server. `answer` gets a request and the number of earlier equal requests. It returns the status code and
+/// the object of the response. The object of an error is ignored.
 pub(crate) fn server(
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Client, Requests) {
@@ -63,7 +63,7 @@ pub(crate) fn reads() -> Arc<Slots> {
     Slots::new(SlotLimits::of_reads(&Scope::All))
 }
 
-/// A restore in place, without status.
+/// An EtcdRestore with `overwrite: true`, without status.
 pub(crate) fn restore_in_place() -> EtcdRestore {
     let spec =
         json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });

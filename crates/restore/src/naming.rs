@@ -22,7 +22,7 @@ pub fn target(restore: &EtcdRestore) -> &str {
     recorded.unwrap_or(&restore.spec.etcd_cluster.name)
 }
 
-/// The name of the seed member and the token of the new cluster. Both contain the UID of the EtcdRestore, so they are
+/// The name of the seed member and the token of the new cluster. Both depend on the UID of the EtcdRestore, so they are
 /// unique.
 pub fn seed(restore: &EtcdRestore) -> SeedStatus {
     SeedStatus {
@@ -45,15 +45,16 @@ mod tests {
 
     /// Invariant 11: two operator processes choose the same names.
     #[test]
-    fn seed_is_unique_per_restore() {
+    fn seed_name_and_token_are_unique_per_restore() {
         assert_eq!(seed(&restore("a")), seed(&restore("a")));
         assert_ne!(seed(&restore("a")).member, seed(&restore("b")).member);
         assert_ne!(seed(&restore("a")).token, seed(&restore("b")).token);
     }
 
-    /// Invariant 10: the operator finds the lock by the recorded name, not by the name in the current spec.
+    /// Invariant 10: after the start, the operator uses the recorded name of the cluster and ignores changes of the
+    /// spec.
     #[test]
-    fn changed_cluster_name_does_not_move_started_restore() {
+    fn started_restore_ignores_changed_cluster_name() {
         let mut restore = restore("a");
         let begun = seed(&restore);
         restore.status.get_or_insert_default().seed = Some(begun.clone());
@@ -63,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn seed_is_named_like_member() {
+    fn seed_name_has_format_of_member_names() {
         assert_eq!(
             names::cluster_of_member(&seed(&restore("a")).member),
             Some("main")

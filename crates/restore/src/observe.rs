@@ -49,12 +49,11 @@ pub struct ObserveContext<'a> {
     pub reads: &'a Arc<Slots>,
     /// The image of seed members.
     pub image: &'a OwnImage,
-    /// The problem with the Secrets that the spec of the cluster names for access to the members. `None` without a
-    /// problem.
+    /// Why the Secrets for connections to the members cannot be used. `None` if they can be used.
     pub fault: Option<&'a str>,
 }
 
-/// Reads the data that the plan needs in the current state of the restore. Data that it does not need is left out.
+/// Reads the data that the plan needs in the current state of the restore, and no other data.
 pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Observation {
     let mut observation = Observation {
         snapshot: Snapshot::not_read(),
@@ -118,8 +117,11 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
     observation
 }
 
-/// Reads the data that depends on the restore lock: the seed and the old members, the answer of the restored cluster,
-/// or the backup to check.
+/// Reads further data. Which data depends on the restore lock of the EtcdCluster:
+///
+/// - This restore holds the lock: the seed and the old members.
+/// - The lock was released after the cutover: the answer of the restored cluster.
+/// - The lock is not set yet: the backup to check.
 async fn read_target(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -176,8 +178,8 @@ async fn read_seed(
     members::check_storage(context.client, &mut snapshot.seed, &objects.seed).await;
     members::read_progress(&mut snapshot.seed, objects.seed.pod.as_ref()).await;
     let pod = objects.seed.pod.as_ref();
-    // For an aborted restore, no request is sent to etcd. A slow response would make every observation too old to be
-    // executed.
+    // Before the cutover, an aborted restore does not query etcd. A slow answer would make each observation older than
+    // ten seconds, and no action would be sent.
     let queries_seed = if cut_over {
         members::needs_answer(restore, snapshot)
     } else {
@@ -195,7 +197,7 @@ async fn read_seed(
     }
 }
 
-/// Whether the seed contains another backup than the recorded backup. The operator deletes such a seed without querying
+/// Whether the seed's data differs from the recorded backup. The operator deletes such a seed without querying
 /// its etcd.
 fn contains_other_backup(snapshot: &Snapshot) -> bool {
     let Pod::Present(facts) = &snapshot.seed.pod else {

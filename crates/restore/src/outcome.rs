@@ -10,8 +10,7 @@ use crate::plan::missing_storage::pvc_rejected;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Snapshot;
 
-/// Texts in rejections by a quota and by a limit range (admission plugins `resourcequota` and `limitranger` of
-/// Kubernetes).
+/// Texts in the errors with which Kubernetes rejects storage (admission plugins `resourcequota` and `limitranger`).
 const NO_STORAGE: [&str; 2] = ["exceeded quota", "storage usage per PersistentVolumeClaim"];
 
 /// The failure of a request.
@@ -49,8 +48,8 @@ impl Failure for Error {
 }
 
 impl Error {
-    /// Whether the EtcdRestore was changed or deleted after it was read, or the observation is too old. The next
-    /// reconcile then plans the step again.
+    /// Whether an object was changed or deleted after it was read, or the observation is too old. The next reconcile
+    /// then plans the step again.
     pub(crate) fn is_outdated(&self) -> bool {
         match self {
             Self::Write(error) | Self::Status(error) => error.is_conflict() || error.is_missing(),
@@ -76,8 +75,8 @@ impl Error {
     }
 }
 
-/// If the API server rejects the PVC because of missing storage, returns a plan that reports this problem with its
-/// remedy instead of the error. The rejection is no failure of the operator, so the controller does not back off.
+/// If a quota or limit range rejects the PVC, returns a plan that reports this problem with its remedy. The error is
+/// then removed, so the controller does not back off.
 pub(crate) fn replan_without_storage(
     restore: &EtcdRestore,
     snapshot: &Snapshot,

@@ -1,14 +1,14 @@
 //! Plans one action and the state to report, from the EtcdRestore and the snapshot.
 //!
-//! Pure, synchronous and total: no client, no clock, no randomness. The plan recognizes the state of the restore from
-//! the API objects alone, in this order:
+//! A plan is a pure function: it uses no client, no clock and no randomness. The progress of a restore is recorded only
+//! in API objects, which appear in this order:
 //!
-//! 1. the intent in the status of the restore,
+//! 1. the seed's name and the replaced cluster, in the status of the EtcdRestore,
 //! 2. the EtcdCluster with the restore lock,
 //! 3. the seed's Service, PersistentVolumeClaim and pod,
-//! 4. the verified seed in the status of the restore,
-//! 5. the cluster ID in the status of the cluster,
-//! 6. the released lock.
+//! 4. the cluster ID and the revision of the verified seed, in the status of the EtcdRestore,
+//! 5. the same cluster ID in the status of the EtcdCluster,
+//! 6. the EtcdCluster without the restore lock.
 
 use std::time::Duration;
 
@@ -51,7 +51,7 @@ pub use write::{Check, Object, Request};
 const OUTAGE_POLL: Duration = Duration::from_millis(200);
 /// Shortest interval of reconciles while the seed's etcd starts, because its start causes no event.
 const SEED_START_POLL: Duration = Duration::from_millis(100);
-/// The plan waits for the deletion of another pod with the seed's name. The node of that pod may not answer.
+/// Message while another pod has the seed's name. That pod remains if its node does not answer.
 const NAME_TAKEN: &str = "the deletion of another pod with the seed's name; if the node of that pod is lost permanently, delete the Node";
 
 /// Plans the next action.
@@ -91,7 +91,7 @@ fn remove_finalizer() -> Plan {
     )
 }
 
-/// Removes the finalizer of a halted restore before the rejection is reported. A rejected restore has nothing to clean
+/// Removes the finalizer of a rejected restore before the rejection is reported. Such a restore has nothing to clean
 /// up, so users must be able to delete it even when no operator runs.
 fn without_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     match plan.state {
@@ -100,7 +100,7 @@ fn without_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     }
 }
 
-/// The plan that follows from the EtcdRestore alone, because the restore has ended or its spec is rejected. `None` if
+/// The plan of a restore that has ended, or whose spec is rejected. The plan depends only on the EtcdRestore. `None` if
 /// the plan needs an observation.
 pub fn final_plan(restore: &EtcdRestore) -> Option<Plan> {
     let status = restore.status.as_ref();
@@ -207,7 +207,7 @@ fn without_cluster(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
         );
         return Plan::halt(Reason::ClusterMissing, message);
     }
-    // Invariant 10: the names are recorded before the objects are created.
+    // Invariant 10: the names of the seed's objects are recorded before the objects are created.
     if !seed_is_recorded(restore) || in_place::replaces(restore).is_some() {
         return record_intent(restore);
     }
@@ -235,17 +235,20 @@ fn seed_is_recorded(restore: &EtcdRestore) -> bool {
 
 fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let in_place = in_place::replaces(restore).is_some();
-    // After the cutover only the handover remains, even if the restore is deleted. In a new cluster, clients may have
-    // written to the seed, so no object of the seed is created again.
+    // After the cutover, the restore is completed even if the EtcdRestore is deleted. In a new cluster, clients may
+    // have written to the seed, so no object of the seed is created again.
     if in_place::has_cut_over(restore, cluster) {
         return if in_place {
             in_place::replace(restore, snapshot, cluster.durable)
         } else {
-            Plan::act(Action::ReleaseLock, "handing the cluster over")
+            Plan::act(
+                Action::ReleaseLock,
+                "handing the cluster over to the cluster operator",
+            )
         };
     }
     if in_place::is_aborted(restore) {
-        // An EtcdCluster that the restore has created is owned by the restore, so garbage collection deletes it.
+        // The EtcdRestore owns an EtcdCluster that it has created, so garbage collection deletes this EtcdCluster.
         return if in_place {
             in_place::withdraw(snapshot)
         } else {
@@ -335,7 +338,7 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(trouble);
     }
-    // Invariant 9: an answer at the seed's address is ignored until the backup is verified.
+    // Invariant 9: an answer at the seed's address counts only after the pod has reported a verified backup.
     let Some(restored) = pod.restored else {
         return Plan::wait_for("the backup to be fetched and verified in the seed's pod");
     };
@@ -398,7 +401,7 @@ fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving)
         return Plan::wait_for("the cluster operator to report the cluster as Available");
     }
     match serving {
-        // The hash is compared only before the cutover. It was not requested here.
+        // `Differs` cannot occur here, because the hash is compared only before the cutover.
         Serving::NotRead | Serving::Differs { .. } => Plan::wait_for("the cluster to serve"),
         Serving::Unknown(why) => Plan::wait_for(format!("the cluster to serve: {why}")),
         Serving::Serves { cluster_id, .. } if !cluster.is_cluster(cluster_id) => Plan::wait_for(

@@ -28,7 +28,7 @@ const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 pub(crate) struct ReconcileContext {
     /// The client for reads.
     pub(crate) client: Client,
-    /// Contains another client, which sends each write once (invariant 11).
+    /// The client for writes, which sends each write once (invariant 11), and the tasks that undo late writes.
     pub(crate) execute: ExecuteContext,
     /// The etcd client for clusters without TLS and authentication.
     pub(crate) etcd: EtcdClient,
@@ -50,11 +50,11 @@ impl Reconcile for ReconcileContext {
 }
 
 impl ReconcileContext {
-    /// Reconciles an EtcdRestore. `since` is the time from which the age of the observation counts.
+    /// Reconciles an EtcdRestore. `since` is the start time of the observation.
     async fn reconcile_since(&self, object: &EtcdRestore, since: Instant) -> Result<Done, Error> {
         let namespace = object.namespace().unwrap_or_default();
         let api: Api<EtcdRestore> = Api::namespaced(self.client.clone(), &namespace);
-        // The EtcdRestore is read again, because the cache may lack the operator's own last record.
+        // The EtcdRestore is read again, because the cache may not contain the operator's last status write yet.
         let Some(restore) = api.get_opt(&object.name_any()).await.map_err(Error::Read)? else {
             return Ok(Done::default());
         };
@@ -96,7 +96,8 @@ impl ReconcileContext {
         status::set_progress(&mut desired, &snapshot.seed.pod);
         let written = report(&self.execute, &restore, &desired, &now).await;
         match executed.and(written) {
-            // The status reports the delay. This is no failure, so the controller does not back off.
+            // The status reports that the observation took too long. The controller does not back off, because this is
+            // no failure.
             Err(Error::TooOld) => Ok(requeue(Some(CONFLICT_RETRY))),
             Err(Error::Status(error)) if error.is_conflict() => Ok(requeue(Some(CONFLICT_RETRY))),
             Err(Error::Status(error)) if error.is_missing() => Ok(Done::default()),
@@ -152,7 +153,7 @@ mod tests {
         }
     }
 
-    /// Invariant 11: a client that retries for minutes would send a write after its ten seconds.
+    /// Invariant 11: a client with retries could send a write more than ten seconds after the observation.
     #[tokio::test]
     async fn restore_writes_use_client_without_retries() {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" } });
@@ -182,7 +183,7 @@ mod tests {
         }
     }
 
-    /// An EtcdRestore in place that was deleted, its EtcdCluster, and the seed's Service.
+    /// A deleted EtcdRestore with `overwrite: true`, its EtcdCluster, and the seed's Service.
     fn aborted() -> (EtcdRestore, Value, Value) {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
         let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
@@ -209,9 +210,9 @@ mod tests {
         (restore, cluster, service)
     }
 
-    /// If this counted as a failure, the controller would back off.
+    /// An observation that took too long is no failure. After a failure, the controller would back off.
     #[tokio::test]
-    async fn old_observation_of_restore_is_repeated_without_failure() {
+    async fn outdated_observation_is_repeated_without_backoff() {
         for (age, too_old) in [(0, false), (11, true)] {
             let (restore, cluster, service) = aborted();
             let object = json!(restore);

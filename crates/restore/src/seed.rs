@@ -1,10 +1,10 @@
-//! The program in a seed's pod. `fetch` fetches the snapshot, from a store or directly from a member. `start` creates
-//! and verifies the data directory, and then the process becomes etcd. Both write their result as JSON to the
+//! The program in a seed's pod. `fetch` downloads the snapshot from a store or from a member. `start` creates and
+//! verifies the data directory, and then the process becomes etcd. Both commands write their result as JSON to the
 //! termination message of their container.
 //!
-//! The data directory is created under a temporary name, and is renamed after everything was verified. If it exists,
-//! nothing is fetched or created, so a restarted pod never overwrites live data. The program does not use the
-//! Kubernetes API.
+//! The data directory is created under a temporary name, and is renamed after everything was verified. If the data
+//! directory exists, the program downloads and creates nothing, so a restarted pod never overwrites live data. The
+//! program does not use the Kubernetes API.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -74,7 +74,7 @@ impl Paths {
         self.work().join("expected.json")
     }
 
-    /// The file that describes the snapshot in the data directory. It is kept.
+    /// The file that describes the snapshot in the data directory. The restore does not delete this file.
     fn restored(&self) -> PathBuf {
         self.volume.join("restored.json")
     }
@@ -131,7 +131,7 @@ async fn terminated() {
 }
 
 fn shorten(mut message: String) -> String {
-    // The other half of the limit is for the JSON around the message and for its escapes.
+    // The message gets half of the limit. The other half is for the JSON around the message, and for escapes.
     message.truncate(message.floor_char_boundary(MESSAGE_LIMIT / 2));
     message
 }

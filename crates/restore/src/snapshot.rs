@@ -26,9 +26,9 @@ pub struct Observation {
 pub struct Objects {
     /// The EtcdCluster as it was read. `None` if it does not exist.
     pub cluster: Option<EtcdCluster>,
-    /// The spec in effect of the EtcdCluster.
+    /// The spec of the EtcdCluster with the TLS settings and the address format in effect.
     pub effective: Option<EtcdClusterSpec>,
-    /// The recorded backup or, without a record, the backup that the spec names.
+    /// The recorded backup, or without a record the backup that the spec names.
     pub backup: Result<ChosenBackup, Trouble>,
     /// The image of the container `fetch`.
     pub image: Result<OperatorImage, String>,
@@ -47,8 +47,7 @@ pub struct SeedObjects {
     pub service: Option<Service>,
 }
 
-/// Whether an object cannot be used although it has the name of a seed's object: it is being deleted, or has another
-/// owner than `owner`.
+/// Whether the object occupies the name of a seed's object: it is being deleted, or its owner is not `owner`.
 pub(crate) fn takes_name<K: Resource>(object: &K, owner: &str) -> bool {
     let metadata = object.meta();
     metadata.deletion_timestamp.is_some() || !is_owned(metadata, owner)
@@ -57,15 +56,16 @@ pub(crate) fn takes_name<K: Resource>(object: &K, owner: &str) -> bool {
 /// The input of a plan, in addition to the EtcdRestore.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Snapshot {
-    /// The EtcdCluster with the name of the target.
+    /// The target EtcdCluster.
     pub cluster: Cluster,
-    /// The result of checking the backup. Read until the cluster is created or locked.
+    /// The result of the check of the backup. The backup is checked until the cluster is created or locked.
     pub source: Source,
     /// The backup to record. `None` if the record is valid or no backup was found.
     pub found: Option<ChosenBackup>,
     /// The objects of the seed. Read while the restore holds the lock of the cluster.
     pub seed: Seed,
-    /// The answer of etcd: from the seed before the handover, and from any member of the cluster after it.
+    /// The answer of etcd. Before the handover, the seed is queried. After the handover, any member of the cluster is
+    /// queried.
     pub serving: Serving,
     /// The pods of the old members. Read after the cutover.
     pub old_members: OldMembers,
@@ -97,7 +97,7 @@ pub enum OldMembers {
 }
 
 impl OldMembers {
-    /// Whether no old member is an endpoint: every pod is deleted, or is terminating and not ready.
+    /// Whether no old member is an endpoint of a Service: each pod is terminating and not ready, or no longer exists.
     pub fn have_stopped(&self) -> bool {
         matches!(self, Self::Known(pods) if pods.iter().all(|pod| pod.terminating && !pod.ready))
     }
@@ -116,7 +116,7 @@ pub struct OldPod {
     pub ready: bool,
 }
 
-/// The EtcdCluster with the name of the target.
+/// The target EtcdCluster.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Cluster {
     /// The API server did not answer.
@@ -129,7 +129,7 @@ pub enum Cluster {
     Present(Box<ClusterFacts>),
 }
 
-/// What the planner knows about the EtcdCluster.
+/// The facts about the EtcdCluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterFacts {
     /// The UID by which a recreated EtcdCluster is recognized.
@@ -144,7 +144,7 @@ pub struct ClusterFacts {
     pub paused: bool,
     /// Whether the members have volumes.
     pub durable: bool,
-    /// The problems in the spec because of which no seed may start.
+    /// The problems of the spec. With a problem, no seed is started.
     pub problems: Vec<Problem>,
 }
 
@@ -164,23 +164,23 @@ impl ClusterFacts {
     }
 }
 
-/// The result of checking the backup.
+/// The result of the check of the backup.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Source {
     /// The backup was not checked, because the plan does not need it.
     NotRead,
     /// The backup cannot be read or cannot be used.
     Unavailable(Trouble),
-    /// The backup is complete. Contains the spec of the cluster to create.
+    /// The backup can be restored. Contains the spec of the restored cluster.
     Ready(Box<EtcdClusterSpec>),
 }
 
-/// What the planner knows about the seed's objects.
+/// The facts about the seed's objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seed {
     /// Whether the seed's Service exists.
     pub service: Child,
-    /// The PersistentVolumeClaim. Not read if members have no volumes.
+    /// Whether the seed's PersistentVolumeClaim exists. Not read if members have no volumes.
     pub pvc: Child,
     /// Whether the seed's pod exists, and its state.
     pub pod: Pod,
@@ -229,7 +229,7 @@ pub enum Life {
     /// The pod is starting or running.
     #[default]
     Active,
-    /// The pod has ended, but the pause since its creation has not passed. It is not replaced yet.
+    /// The pod has ended. It was created too recently to be replaced.
     EndedRecently,
     /// The pod has ended: it was evicted, shut down with its node, or rejected by a kubelet. No container is restarted.
     Ended,
@@ -253,23 +253,24 @@ pub enum OtherBackup {
 pub struct PodFacts {
     /// Whether a kubelet still runs the pod.
     pub life: Life,
-    /// Whether the pod must not be replaced yet, because the pause since its creation has not passed.
+    /// Whether the pod was created too recently to be replaced.
     pub recent: bool,
     /// Whether the container `fetch` has succeeded, but its report is missing or unreadable. A kubelet may lose a
     /// termination message.
     pub report_lost: bool,
-    /// The backup of the pod; `None` if it is the recorded backup.
+    /// The backup of the pod, if it differs from the recorded backup.
     pub other_backup: Option<OtherBackup>,
-    /// Whether the pod accepts only the recorded SHA-256 and the recorded increase of the revision.
+    /// Whether the arguments of the pod require the recorded SHA-256 and the recorded `bumpRevision`. Such a pod cannot
+    /// restore another backup.
     pub checks_sha256: bool,
-    /// Why the pod does not start; `None` if it does. The kubelet retries.
+    /// Why the pod does not start. `None` without a problem. The kubelet retries the start.
     pub trouble: Option<Trouble>,
-    /// The revision that an etcd with the fetched and verified backup serves. etcd starts only after the data directory
-    /// was created, so any answer at the pod's address comes from this data.
+    /// The revision of the restored data. `None` until the pod has reported a downloaded and verified backup. etcd
+    /// starts only on the restored data, so each answer at the pod's address comes from this data.
     pub restored: Option<i64>,
     /// Whether etcd is ready on the verified data directory.
     pub verified: bool,
-    /// The hash of etcd's keys at the revision `restored`, if the manifest contains one.
+    /// The hash of etcd's keys at the revision `restored`, if the manifest contains a hash.
     pub hash: Option<KeyHash>,
     /// The SHA-256 of the fetched snapshot in hexadecimal.
     pub sha256: Option<String>,
@@ -297,7 +298,7 @@ pub enum Serving {
         /// The hash from etcd.
         found: u32,
     },
-    /// The seed's etcd answers.
+    /// etcd answers.
     Serves {
         /// The cluster ID in hexadecimal, without leading zeros.
         cluster_id: String,

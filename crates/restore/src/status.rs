@@ -13,7 +13,7 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Pod, PodFacts};
 
 /// The status after a reconcile. If a step has failed, the status reports the failure instead of the state of the plan,
-/// and contains no new record.
+/// and records nothing.
 pub fn compute(
     restore: &EtcdRestore,
     plan: &Plan,
@@ -46,8 +46,8 @@ pub fn compute(
     status
 }
 
-/// The status if the CustomResourceDefinition lacks a field that must be recorded: the current status, plus this
-/// problem. The restore does not continue without the record (invariant 10).
+/// The status if the CustomResourceDefinition lacks a field that must be recorded. The status reports this problem and
+/// otherwise stays unchanged. The restore does not continue without the record (invariant 10).
 pub fn outdated_definition(
     restore: &EtcdRestore,
     error: &dyn std::error::Error,
@@ -347,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn restore_rejection_sets_conditions_reason_and_phase() {
+    fn rejected_restore_sets_conditions_reason_and_phase() {
         let status = compute(
             &restore(),
             &planned(Action::Nothing, halted()),
@@ -366,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_outcome_keeps_restore_status() {
+    fn restore_status_is_unchanged_after_same_outcome() {
         let mut restore = restore();
         let plan = planned(Action::Nothing, halted());
         restore.status = Some(compute(&restore, &plan, None, &at(1)));
@@ -391,7 +391,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_outdated_restore_definition_in_known_fields() {
+    fn outdated_restore_crd_is_reported_in_existing_fields() {
         let mut restore = restore();
         let seed = api::restore::SeedStatus::default();
         restore.status.get_or_insert_default().seed = Some(seed);
@@ -416,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn progress_remains_after_fetch() {
+    fn progress_stays_in_status_after_download() {
         let mut status = EtcdRestoreStatus::default();
         let seed = |progress| {
             Pod::Present(PodFacts {

@@ -1,7 +1,7 @@
 //! The read-only admin server: `/healthz`, `/readyz` and `/metrics`.
 //!
-//! A standby is Ready, because it can take over the lease. If the process can neither lead nor take over the lease,
-//! `/readyz` fails, and its body names what the process waits for.
+//! A standby is ready, because it can take over the lease. `/readyz` fails while the process can neither lead nor take
+//! over the lease. The response then says what the process waits for.
 //!
 //! Every pod can connect to the port. Slow and idle connections are therefore closed, and the number of connections is
 //! limited, so that clients take little memory and few file descriptors.
@@ -69,7 +69,7 @@ pub enum Error {
     Serve(#[source] std::io::Error),
 }
 
-/// What prevents the process from leading. The code that waits for it sets the text, and `/readyz` reports the text.
+/// Readiness of the process, which `/readyz` reports. Code that waits, for example for the CRD, sets the text.
 #[derive(Clone, Default)]
 pub struct Readiness(Arc<Mutex<Waiting>>);
 
@@ -82,12 +82,12 @@ enum Waiting {
 }
 
 impl Readiness {
-    /// Reports the process as not ready. `what` continues the text "waiting for".
+    /// Marks the process as not ready. `/readyz` then reports `waiting for {what}`.
     pub fn waiting_for(&self, what: &str) {
         self.set(Waiting::For(what.to_owned()));
     }
 
-    /// Reports the process as ready: it leads, or it can take over the lease.
+    /// Marks the process as ready: the process leads, or can take over the lease.
     pub fn ready(&self) {
         self.set(Waiting::Nothing);
     }
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readyz_reports_missing_condition_until_ready() {
+    async fn readyz_fails_with_cause_until_process_is_ready() {
         let readiness = Readiness::default();
         let address = served(Admin {
             readiness: readiness.clone(),
@@ -308,7 +308,7 @@ mod tests {
         address
     }
 
-    /// A connection from another loopback address. It sends nothing.
+    /// Opens a connection from the loopback address `from`, and sends nothing.
     async fn idle(address: SocketAddr, from: &str) -> TcpStream {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         socket.bind(format!("{from}:0").parse().unwrap()).unwrap();

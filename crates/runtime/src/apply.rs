@@ -19,18 +19,18 @@ use serde_json::{Value, json};
 pub use crate::answer::is_not_found;
 use crate::outcome::Failure;
 
-/// Reason of a failed write: the schema of the installed CRD rejects it.
+/// Reason for a failed write: the schema of the installed CRD lacks a field of the object.
 pub const DEFINITION_OUTDATED: &str = "DefinitionOutdated";
 /// Part of the API server's message if the schema lacks a field of an applied object (`validate.go` of
 /// structured-merge-diff, `structuredmerge.go` of apimachinery's managedfields). The API server then rejects the whole
 /// object.
 const UNDECLARED: &str = "field not declared in schema";
 
-/// Maximum age of an observation when a write is sent (invariant 11). It is shorter than the lease: a process that was
-/// suspended until its lease expired sends no further write.
+/// Maximum age of the observed state on which a write is based (invariant 11). It is shorter than the lease duration,
+/// so a process that was suspended until its lease expired sends no write.
 pub const FRESH: Duration = Duration::from_secs(10);
 
-/// Invariant 11: true if an observation that began at this time is recent enough for a write.
+/// Invariant 11: whether state that was observed from `since` on is recent enough for a write.
 pub fn is_fresh(since: Instant) -> bool {
     since.elapsed() <= FRESH
 }
@@ -105,7 +105,7 @@ api::reasons! {
         Forbidden,
         /// The object does not exist.
         NotFound,
-        /// The object exists, or has changed.
+        /// The object already exists, or was changed after it was read.
         Conflict,
         /// The API server does not accept the content of the object.
         Refused,
@@ -135,7 +135,7 @@ impl ApiFailure {
     }
 }
 
-/// The reason for an error of the API server, as a label with few values.
+/// The reason of an error, as a metric label. Its values are the names in [`ApiFailure`].
 pub fn kube_reason(error: &kube::Error) -> &'static str {
     ApiFailure::of(error).as_str()
 }
@@ -278,8 +278,9 @@ where
 /// Applies the status subresource as `manager`, unless `current` equals `desired`. Fields that this manager has applied
 /// before and now omits are removed. Fields of other managers are not changed.
 ///
-/// Use this function only for reports, which the next reconcile writes again. On the status subresource, the API server
-/// ignores the UID, so a report can reach a new object of the same name. For records, use [`status_if_unchanged`].
+/// Use this function only for fields that each reconcile writes again. On the status subresource, the API server
+/// ignores the UID, so the status can reach a new object of the same name. For fields that later reconciles depend on,
+/// use [`status_if_unchanged`].
 ///
 /// # Errors
 /// Fails if the API server rejects the status or cannot be reached.
@@ -300,8 +301,8 @@ where
     write_status(api, manager, object, desired, None).await
 }
 
-/// Like [`status`], with the resourceVersion as precondition. Use this function for records, and for decisions that
-/// must not be made twice.
+/// Like [`status`], with the resourceVersion as precondition. Use this function for fields that later reconciles depend
+/// on, and for decisions that must not be made twice.
 ///
 /// # Errors
 /// Fails like [`status`]. The reason is `Conflict` if the object was changed after it was read, or was replaced by
@@ -422,25 +423,25 @@ where
     }
 }
 
-/// Whether `owner`, a UID, is one of the owners of the object.
+/// Whether the object has an owner reference with the UID `owner`.
 pub fn is_owned(metadata: &ObjectMeta, owner: &str) -> bool {
     let mut owners = metadata.owner_references.iter().flatten();
     owners.any(|one| one.uid == owner)
 }
 
-/// Whether an object has this owner and all of these labels.
+/// Whether the object has an owner reference with the UID `owner`, and all of `labels`.
 pub fn is_marked(metadata: &ObjectMeta, owner: &str, labels: &BTreeMap<String, String>) -> bool {
     let found = |key: &String| metadata.labels.as_ref()?.get(key);
     is_owned(metadata, owner) && labels.iter().all(|(key, value)| found(key) == Some(value))
 }
 
-/// The controller reference. With it, garbage collection deletes a child after its owner.
+/// The controller reference to `owner`. Garbage collection deletes objects with this reference after their owner.
 pub fn owner_reference<K: Resource<DynamicType = ()>>(owner: &K) -> Option<OwnerReference> {
     owner.controller_owner_ref(&())
 }
 
-/// The part of the API server's message that names the missing field, without the part about the object. `None` for any
-/// other message.
+/// The part of the API server's message about the field that the schema lacks, without the part about the object.
+/// `None` if the message reports another problem.
 fn undeclared(message: &str) -> Option<&str> {
     if !message.contains(UNDECLARED) {
         return None;
@@ -474,7 +475,7 @@ fn failed<K: Resource<DynamicType = ()>>(
     name: &str,
     source: kube::Error,
 ) -> Error {
-    // This project installs only the CRDs of its own API group, so only they get the remedy.
+    // The remedy is valid only for this project's CRDs.
     if K::group(&()) == api::names::GROUP
         && let kube::Error::Api(status) = &source
         && let Some(message) = undeclared(&status.message)
@@ -517,7 +518,7 @@ mod tests {
             rejected("etcdserver: request timed out").reason(),
             "ApiServerError"
         );
-        // The chart does not install the schema of this kind.
+        // The message is not changed for kinds that this project does not define.
         let error = rejected_for::<k8s_openapi::api::core::v1::Service>(rejection);
         assert_eq!(error.reason(), "ApiServerError");
         let error = rejected_for::<k8s_openapi::api::policy::v1::PodDisruptionBudget>(rejection);

@@ -1,5 +1,5 @@
-//! The command `check` for `helm test`: checks that running operators are ready, and changes nothing. The image
-//! contains no shell and no other HTTP client.
+//! The command `check` for `helm test`: checks that running operators are ready, and changes nothing. The operator has
+//! this command, because its image contains no shell and no HTTP client.
 
 use std::time::Duration;
 
@@ -12,8 +12,7 @@ use tracing::{error, info};
 use crate::client::sending_once;
 use crate::outcome::Chain;
 
-/// The command waits at most this long for an operator. A new Service has no endpoints until the kube-proxies have seen
-/// its pods.
+/// Time limit of the command. A new Service has no endpoints until the kube-proxies have seen its pods.
 const PATIENCE: Duration = Duration::from_mins(1);
 const RETRY: Duration = Duration::from_secs(1);
 

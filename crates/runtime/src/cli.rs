@@ -42,7 +42,8 @@ pub struct Common {
         default_value = "Annotated"
     )]
     pub scope: ClusterScope,
-    /// Manage the objects of this namespace instead of the operator's own namespace. Repeat the flag for more namespaces
+    /// Manage the objects of this namespace instead of the operator's own namespace. Repeat the flag for more
+    /// namespaces
     #[arg(long, value_name = "NAMESPACE", value_parser = namespace)]
     pub watch_namespace: Vec<String>,
     /// Namespace of the operator's own pod
@@ -88,7 +89,7 @@ impl Common {
     /// The scope of an operator in the namespace `own`.
     ///
     /// # Errors
-    /// If the flags contradict each other. The text has the remedy.
+    /// Fails if the flags contradict each other. The text contains the remedy.
     pub fn scope(&self, own: &str) -> Result<Scope, &'static str> {
         let listed = &self.watch_namespace;
         match (self.cluster_wide, self.scope) {
@@ -123,8 +124,8 @@ pub fn parse<P: Parser>() -> P {
     P::parse_from(two_dashes(std::env::args_os()))
 }
 
-/// Adds a second dash to flags with one. Go's flag package accepts `-cluster-wide` for `--cluster-wide`, and existing
-/// Deployments use this form.
+/// Adds a second dash to flags that begin with one dash. Go's flag package accepts `-cluster-wide` for
+/// `--cluster-wide`, and existing Deployments use this form.
 fn two_dashes(args: impl IntoIterator<Item = OsString>) -> Vec<OsString> {
     args.into_iter()
         .map(|arg| match arg.to_str() {
@@ -179,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_manage_one_namespace_and_create_crd() {
+    fn operator_manages_own_namespace_and_creates_crd_by_default() {
         let common = common(&[]);
         assert!(common.create_crd && !common.cluster_wide);
         assert_eq!(common.listen_addr, "0.0.0.0:8080".parse().unwrap());
@@ -187,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn flags_select_the_scope() {
+    fn flags_select_scope_of_operator() {
         let scope = |args: &[&str]| common(args).scope("own");
         assert_eq!(scope(&[]), Ok(Scope::namespace("own")));
         assert_eq!(scope(&["-cluster-wide"]), Ok(Scope::Annotated));
@@ -197,7 +198,7 @@ mod tests {
         let listed = ["--watch-namespace=b", "--watch-namespace=a"];
         let names = ["a", "b"].map(str::to_owned);
         assert_eq!(scope(&listed), Ok(Scope::Namespaces(names.into())));
-        // The own namespace is managed only if it is in the list.
+        // If --watch-namespace is given, the operator's own namespace must also be listed.
         let other = ["--watch-namespace=a", "--cluster-wide=false"];
         assert_eq!(scope(&other), Ok(Scope::namespace("a")));
     }
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_single_dash_flags_of_old_deployments() {
+    fn flags_with_single_dash_are_accepted() {
         let old = common(&["-cluster-wide", "-create-crd=false", "-listen-addr=:9090"]);
         assert!(old.cluster_wide && !old.create_crd);
         assert_eq!(old.listen_addr, "0.0.0.0:9090".parse().unwrap());
@@ -233,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_every_flag_of_v0_9_4() {
+    fn every_flag_of_v0_9_4_is_accepted() {
         for old in [
             "-listen-addr=0.0.0.0:8080",
             "-chaos-level=1",
@@ -254,7 +255,7 @@ mod tests {
 
     /// Go's flag package accepts these spellings of booleans.
     #[test]
-    fn accepts_go_boolean_spellings() {
+    fn boolean_flags_accept_all_spellings_of_go() {
         for (text, on) in [
             ("1", true),
             ("t", true),

@@ -1,5 +1,5 @@
-//! Compares the clock of the API server with the local clock. A wrong local clock must not be the only reason for a
-//! step that depends on the time.
+//! Compares the clock of the API server with the local clock. Operators check the difference before steps that depend
+//! on the time, because the local clock may be wrong.
 
 use http::Request;
 use http::header::{DATE, HeaderMap};
@@ -35,14 +35,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn clock_read_without_response_fails() {
+    async fn clock_difference_fails_without_response() {
         let closed_port = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let client = Client::try_from(closed_port).unwrap();
         assert!(difference(&client).await.is_err());
     }
 
     #[test]
-    fn reads_http_date_header() {
+    fn server_time_is_read_from_date_header() {
         let mut headers = HeaderMap::new();
         assert_eq!(server_time(&headers), None);
         headers.insert(DATE, "Sat, 21 Nov 2026 22:40:17 GMT".parse().unwrap());

@@ -1,7 +1,7 @@
 //! The controller of all three operators. It selects objects by scope, isolates objects that cannot be parsed, backs
 //! off for each object separately, limits the concurrency, and shuts down gracefully.
 //!
-//! The `Reconcile` implementation makes all decisions about an object.
+//! Each operator implements [`Reconcile`], which makes all decisions about an object.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
@@ -51,6 +51,9 @@ pub trait Reconcile: Send + Sync + 'static {
         + 'static;
     /// The error of a failed reconcile.
     type Error: Failure;
+    /// True if this operator manages the object, and therefore writes its conditions `Managed` and `Unreadable`. False
+    /// if another operator manages it.
+    const MANAGES: bool = true;
 
     /// Observes, plans, executes one step, and writes the status.
     fn reconcile(
@@ -70,7 +73,7 @@ pub async fn drive<R: Reconcile>(
         scope: operator.scope.clone(),
         report: operator.report.clone(),
         backoff: Backoff::default(),
-        marks: Marks::new(operator),
+        marks: R::MANAGES.then(|| Marks::new(operator)),
     });
     let cache = controllers.cache();
     operator.objects.count_with(move || {
@@ -84,7 +87,7 @@ pub async fn drive<R: Reconcile>(
     });
     let all = controllers.into_iter();
     let running = all.map(|controller| Box::pin(run(controller, Arc::clone(&driver))));
-    // A controller ends only at the shutdown. After a defect, the process ends and starts again.
+    // Controllers end only at the shutdown. If a defect ends one earlier, the process ends, and Kubernetes restarts it.
     let ((), _, others) = select_all(running).await;
     if operator.shutdown.is_cancelled() {
         join_all(others).await;
@@ -153,7 +156,8 @@ struct Driver<R: Reconcile> {
     scope: Scope,
     report: Arc<Report>,
     backoff: Backoff,
-    marks: Marks<R::Object>,
+    /// `None` if another operator manages the objects.
+    marks: Option<Marks<R::Object>>,
 }
 
 impl<R: Reconcile> Driver<R> {
@@ -176,23 +180,33 @@ impl<R: Reconcile> Driver<R> {
         object: &Guarded<R::Object>,
     ) -> Result<Action, R::Error> {
         if !self.scope.takes(object) {
-            let again = self
-                .marks
-                .report_unmanaged(reference, object.0.as_ref().ok())
-                .await;
+            let again = match &self.marks {
+                Some(marks) => {
+                    marks
+                        .report_unmanaged(reference, object.0.as_ref().ok())
+                        .await
+                }
+                None => None,
+            };
             return Ok(again.map_or_else(Action::await_change, Action::requeue));
         }
         match &object.0 {
             Err(invalid) => {
-                self.marks.unreadable(reference, invalid).await;
+                if let Some(marks) = &self.marks {
+                    marks.unreadable(reference, invalid).await;
+                }
                 Ok(Action::await_change())
             }
             Ok(readable) => {
-                self.marks.readable_again(reference, readable).await;
+                if let Some(marks) = &self.marks {
+                    marks.readable_again(reference, readable).await;
+                }
                 let started = Instant::now();
                 let result = self.reconciler.reconcile(Arc::new(readable.clone())).await;
                 self.report.outcome(reference, started.elapsed(), &result);
-                self.marks.report_managed(reference, readable).await;
+                if let Some(marks) = &self.marks {
+                    marks.report_managed(reference, readable).await;
+                }
                 let done = result?;
                 self.backoff.reset(object);
                 Ok(done
@@ -274,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn failures_back_off_only_their_object() {
+    fn repeated_failures_back_off_only_the_failing_object() {
         let backoff = Backoff::default();
         let (bad, good) = (object("bad"), object("good"));
         let delays: Vec<_> = (0..3).map(|_| backoff.next_action(&bad, &Failed)).collect();
@@ -303,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_with_retry_time_skips_back_off() {
+    fn failure_with_retry_time_is_retried_without_back_off() {
         let (backoff, bad) = (Backoff::default(), object("bad"));
         let pause = Duration::from_secs(7);
         for _ in 0..3 {

@@ -1,5 +1,6 @@
-//! The watches of an operator: one controller for each namespace of a list, or one for all namespaces. A namespace that
-//! cannot be watched, because it was deleted or a Role is missing, therefore delays no other (invariant 15).
+//! The watches of an operator: one controller for each listed namespace, or a single controller for all namespaces. A
+//! listed namespace that cannot be watched, because it was deleted or its Role is missing, therefore delays no other
+//! namespace (invariant 15).
 
 use std::fmt::Debug;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ where
         + Sync
         + 'static,
 {
-    /// Creates the controllers for `K`. The caller adds [`Self::watches`], and passes them to `drive`.
+    /// Creates the controllers for `K`. The caller adds [`Self::watches`], and passes the controllers to `drive`.
     pub fn new(operator: &Operator) -> Self {
         let apis = operator.scope.apis::<Guarded<K>>(&operator.client);
         let share = Config::default().concurrency(concurrency(apis.len()));
@@ -74,8 +75,8 @@ where
 
     /// Reconciles the objects that `mapper` returns for each changed object of another kind.
     ///
-    /// For children, `Other` is [`kube::core::PartialObjectMeta`]: an event only triggers a reconcile, so specs are
-    /// neither transferred nor cached. An object that cannot be parsed does not end the watch.
+    /// For children of `K`, use [`kube::core::PartialObjectMeta`] as `Other`: an event only triggers a reconcile, so
+    /// specs need not be transferred or cached. A child with an invalid spec then does not end the watch.
     #[must_use]
     pub fn watches<Other, I>(
         mut self,
@@ -99,7 +100,7 @@ where
         self
     }
 
-    /// Reconciles all objects after each message, or once after several.
+    /// Reconciles all objects after each message. Several pending messages cause only one reconcile of each object.
     #[must_use]
     pub fn reconcile_all_on(self, mut messages: mpsc::UnboundedReceiver<()>) -> Self {
         let (sender, receiver) = watch::channel(());
@@ -135,7 +136,7 @@ where
     }
 }
 
-/// The share of each controller in the concurrent reconciles.
+/// Maximum number of concurrent reconciles of each controller.
 fn concurrency(controllers: usize) -> u16 {
     let controllers = u16::try_from(controllers).unwrap_or(u16::MAX);
     CONCURRENCY.div_ceil(controllers.max(1))
@@ -186,9 +187,9 @@ mod tests {
     }
 
     #[test]
-    fn controllers_share_the_concurrent_reconciles() {
+    fn controllers_share_the_concurrency_limit() {
         assert_eq!([1, 2, 10, 64].map(concurrency), [64, 32, 7, 1]);
-        // 0 would mean no limit.
+        // A limit of 0 would mean no limit.
         assert_eq!(concurrency(1000), 1);
     }
 

@@ -17,12 +17,12 @@ use crate::outcome::Chain;
 use crate::scope::Scope;
 
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
-/// Annotation with the release that wrote the CRD. An older operator does not remove the fields of a newer release.
+/// Annotation with the release that wrote the CRD. An operator does not overwrite the CRD of a newer release.
 const RELEASE: &str = "etcd.database.coreos.com/release";
 
-/// Returns when objects of this kind can be listed in the operator's scope. Of a list of namespaces, one is enough: a
-/// namespace that was deleted must not stop the work in the others (invariant 15). With `create`, the operator first
-/// creates or updates the CRD that `create` builds.
+/// Waits until objects of this kind can be listed. If the scope is a list of namespaces, one readable namespace is
+/// enough: a deleted namespace must not stop the work in the others (invariant 15). If `create` is given, the operator
+/// first creates or updates the CRD that `create` builds.
 pub async fn ready(
     client: &Client,
     kind: &ApiResource,
@@ -54,8 +54,8 @@ pub async fn ready(
     }
 }
 
-/// Why objects cannot be listed yet; `None` if they can. The check lists objects, because the operator may lack the
-/// permission to read CRDs.
+/// Why objects cannot be listed yet; `None` if they can be listed. The check does not read the CRD, because the
+/// operator may lack the permission.
 async fn missing(client: &Client, kind: &ApiResource, scope: &Scope) -> Option<String> {
     let one = |name: &String| Api::namespaced_with(client.clone(), name, kind);
     let apis: Vec<Api<DynamicObject>> = match scope.namespaces() {
@@ -120,8 +120,7 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
 /// person, and is not updated.
 fn should_write(found: &CustomResourceDefinition, wanted: &CustomResourceDefinition) -> bool {
     let Some(release) = found.annotations().get(RELEASE) else {
-        // A CRD of `apiextensions.k8s.io/v1beta1` without subresources was created by coreos/etcd-operator. It is
-        // updated.
+        // Only coreos/etcd-operator created CRDs without subresources. The operator updates such a CRD.
         return found.spec.versions.iter().all(|v| v.subresources.is_none());
     };
     let same = serde_json::to_value(&found.spec.versions).ok()
@@ -158,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_crd_of_same_or_older_release() {
+    fn operator_updates_crd_of_same_or_older_release() {
         assert!(should_write(
             &crd(Some("0.0.9"), "v1beta2", true),
             &crd(None, "v1", true)
@@ -170,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_crd_of_newer_release_and_of_chart() {
+    fn operator_keeps_crd_of_newer_release_or_chart() {
         assert!(!should_write(
             &crd(Some("99.0.0"), "v1beta2", true),
             &crd(None, "v1", true)
@@ -182,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn updates_crd_of_old_operator() {
+    fn operator_updates_crd_of_coreos_operator() {
         assert!(should_write(
             &crd(None, "v1beta2", false),
             &crd(None, "v1", true)

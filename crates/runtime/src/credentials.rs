@@ -1,9 +1,9 @@
-//! The username and the password with which the operators authenticate to a cluster. They are kept in memory only and
-//! never printed (invariant 14).
+//! The username and the password with which the operators authenticate to a cluster. These credentials are kept in
+//! memory only and never printed (invariant 14).
 //!
-//! They come from two Secrets. The user's Secret, which `spec.auth.secret` names, contains the desired password. The
-//! operator's own Secret contains the passwords that the operator has set in etcd or is about to set. The operators can
-//! log in as long as either Secret contains a correct password (invariant 21).
+//! The credentials come from two Secrets. The user's Secret, which `spec.auth.secret` names, contains the desired
+//! password. The operator's own Secret contains the passwords that the operator has set in etcd or is about to set. The
+//! operators can log in as long as either Secret contains a correct password (invariant 21).
 
 use std::fmt;
 use std::time::Duration;
@@ -38,9 +38,9 @@ pub struct Recorded {
     pub user: String,
     /// The passwords, the newest first.
     pub passwords: Vec<String>,
-    /// The UID by which a recreated Secret is recognized.
+    /// The UID of the Secret. A recreated Secret has another UID.
     pub uid: String,
-    /// Resource version of the Secret, which is the precondition of the next write.
+    /// The resourceVersion of the Secret, as precondition of the next write.
     pub resource_version: String,
     /// True if the content cannot be parsed. `user` and `passwords` are then empty.
     pub is_damaged: bool,
@@ -51,7 +51,8 @@ pub struct Recorded {
 /// The credentials of a cluster, from both Secrets.
 #[derive(Clone, Default, PartialEq, Eq)]
 pub struct ClusterAuth {
-    /// User and password from `spec.auth.secret`, or the reason why they cannot be read. `None` without `spec.auth`.
+    /// User and password from `spec.auth.secret`, or the reason why the operator cannot read them. `None` without
+    /// `spec.auth`.
     wanted: Option<Result<(String, String), String>>,
     /// The content of the operator's own Secret. `None` if the Secret does not exist or cannot be read.
     recorded: Option<Recorded>,
@@ -78,7 +79,7 @@ pub enum Record {
     WantedUnmarked,
     /// The desired password is recorded first, followed by other passwords.
     WantedFirst,
-    /// The desired password is not recorded, or is not the first one.
+    /// The desired password is not recorded first, or cannot be read from the user's Secret.
     Others,
     /// The content of the Secret cannot be parsed.
     Damaged,
@@ -175,8 +176,8 @@ impl ClusterAuth {
         self.recorded.as_ref()
     }
 
-    /// The user and the passwords to record, the desired password first. With `others`, it is followed by all recorded
-    /// passwords that may still be valid in etcd.
+    /// The user and the passwords to record, the desired password first. If `others` is set, the recorded passwords of
+    /// the same user follow, because they may still be valid in etcd.
     pub fn to_record(&self, others: bool) -> Option<(String, Vec<String>)> {
         let Some(Ok((user, password))) = &self.wanted else {
             return None;
@@ -363,7 +364,7 @@ mod tests {
 
     /// Invariant 21: no password that etcd may have is dropped from the record.
     #[test]
-    fn invariant_21_record_keeps_every_possible_password() {
+    fn invariant_21_record_keeps_every_password_that_may_be_valid() {
         let changing = auth("c", &["b", "a"]);
         assert_eq!(changing.record(), Record::Others);
         let (_, passwords) = changing.to_record(true).unwrap();
@@ -378,7 +379,7 @@ mod tests {
 
     /// Invariant 21: the operators can log in with a recorded password while the user's Secret is missing.
     #[test]
-    fn invariant_21_recorded_password_works_without_secret() {
+    fn invariant_21_recorded_password_is_used_without_user_secret() {
         let mut missing = auth("c", &["b"]);
         missing.wanted = Some(Err("spec.auth.secret: Secret is missing".to_owned()));
         assert_eq!(missing.credentials().unwrap().password, "b");

@@ -1,7 +1,8 @@
-//! Grants of etcd endpoints. The NetworkPolicy of every cluster admits the operators, so an operator of several
-//! namespaces could carry the requests of one tenant to the cluster of another. Outside of the operator's own
-//! namespace, an object therefore names only endpoints that the administrator grants to its namespace (invariant 28).
-//! Pure.
+//! Grants of etcd endpoints to namespaces. The NetworkPolicy of every cluster admits the operators. An object of one
+//! tenant could therefore make an operator connect to the cluster of another tenant.
+//!
+//! Objects outside of the operator's own namespace may therefore name only endpoints that the administrator has granted
+//! to their namespace (invariant 28). This module performs no I/O.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -9,7 +10,7 @@ use std::str::FromStr;
 
 use api::names::{CLIENT_PORT, cluster_of_member, is_cluster_name};
 
-/// Every namespace or every host in a grant.
+/// In a grant, this text matches every namespace or every host.
 const ALL: &str = "*";
 
 /// The endpoints that one namespace or every namespace may name.
@@ -23,7 +24,7 @@ pub struct EndpointGrant {
 #[derive(Clone, Debug, PartialEq, Eq)]
 enum Hosts {
     All,
-    /// All names that end with this text, which begins with a dot.
+    /// All DNS names that end with this text. The text begins with a dot.
     Below(String),
     One(Host),
 }
@@ -35,7 +36,7 @@ enum Host {
     Address(IpAddr),
 }
 
-/// A text that is not a grant.
+/// The text of a grant that cannot be parsed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not <namespace>=<host>[:<port>], such as team-a=etcd.example.com, team-a=*.example.com:12379 or \
@@ -101,13 +102,13 @@ pub struct GrantedBy {
 #[derive(Clone, Debug, Default)]
 pub struct EndpointGrants {
     by: GrantedBy,
-    /// The namespace without restrictions; `None` if no namespace is restricted.
+    /// The operator's own namespace, which needs no grants. If `None`, no namespace needs grants.
     own: Option<String>,
     grants: Vec<EndpointGrant>,
 }
 
 impl EndpointGrants {
-    /// Invariant 28: every namespace except the operator's own has limits, whatever the scope of the operator is.
+    /// Invariant 28: every namespace except the operator's own needs grants, whatever the scope of the operator is.
     pub fn new(own: &str, by: GrantedBy, grants: Vec<EndpointGrant>) -> Self {
         Self {
             by,
@@ -155,8 +156,8 @@ impl EndpointRule {
     /// Checks that an operator may connect to a URL. The URL comes from an object or from the response of an etcd, so
     /// it may be hostile.
     ///
-    /// # Errors Fails if no grant covers the URL. The text continues a sentence that begins with the field and the URL,
-    /// and contains the remedy.
+    /// # Errors
+    /// Fails if no grant covers the URL. The text contains the remedy. The caller puts the field and the URL in front.
     pub fn check(&self, url: &str) -> Result<(), String> {
         let Some(limit) = &self.limit else {
             return Ok(());
@@ -204,8 +205,8 @@ impl fmt::Display for Host {
     }
 }
 
-/// The EtcdClusters of a namespace to which the host of a URL can belong, by the exact names that Kubernetes gives to
-/// their Services and pods. An IP address belongs to no cluster, because its owner changes.
+/// The names of the EtcdClusters in `namespace` to which the host of a URL can belong. Only the exact DNS names of
+/// their Services and pods count. IP addresses do not count, because another pod may have the address later.
 pub fn clusters_named(url: &str, namespace: &str) -> Vec<String> {
     let Some((Host::Name(host), CLIENT_PORT)) = target(url) else {
         return Vec::new();
@@ -232,7 +233,7 @@ pub fn clusters_named(url: &str, namespace: &str) -> Vec<String> {
         .collect()
 }
 
-/// The host and the port of a URL. `None` if another client could understand the URL as another host.
+/// The host and the port of a URL. `None` if another program could find a different host in the URL.
 fn target(url: &str) -> Option<(Host, u16)> {
     let (scheme, rest) = url.split_once("://")?;
     let usual = match scheme {
@@ -263,15 +264,15 @@ fn split_port(text: &str, usual: u16) -> Option<(&str, u16)> {
     let Some((host, port)) = text.split_once(':') else {
         return Some((text, usual));
     };
-    // Parsing a number would also accept a sign.
+    // `parse` would also accept a sign, as in `+2379`.
     let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
     let port = port.parse::<u16>().ok();
     let port = port.filter(|port| *port > 0 && is_number)?;
     Some((host, port))
 }
 
-/// Whether a text is a DNS name in lower case. Resolvers read a name as an IP address if its last label begins with a
-/// digit, such as `0x7f.1`.
+/// Whether a text is a DNS name in lower case. A name whose last label begins with a digit, such as `0x7f.1`, is
+/// rejected, because resolvers read it as an IP address.
 fn is_name(text: &str) -> bool {
     let is_numeric = |label: &str| label.starts_with(|first: char| first.is_ascii_digit());
     text.split('.').all(is_label) && !text.rsplit('.').next().is_some_and(is_numeric)
@@ -302,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_28_other_namespaces_need_a_grant() {
+    fn invariant_28_tenant_namespaces_need_a_grant_for_endpoints() {
         let url = "http://main-client.team-a.svc:2379";
         let refused = rule(&[], "team-b").check(url).unwrap_err();
         for part in [
@@ -315,7 +316,7 @@ mod tests {
         }
         assert!(rule(&[], "operators").allows(url));
         assert!(!rule(&[], "operators").is_limited());
-        // The grant of the message is sufficient.
+        // The grant that the message proposes is sufficient.
         let granted = ["team-b=main-client.team-a.svc:2379"];
         assert!(rule(&granted, "team-b").allows(url));
         assert!(!rule(&granted, "team-c").allows(url));
@@ -358,8 +359,7 @@ mod tests {
         }
     }
 
-    /// Two programs that parse these URLs may find different hosts in them. Even a grant for all hosts does not cover
-    /// them.
+    /// Programs may find different hosts in these URLs. Even a grant for all hosts does not cover the URLs.
     const AMBIGUOUS: [&str; 27] = [
         "",
         "main-client.b.svc:2379",
@@ -391,7 +391,7 @@ mod tests {
     ];
 
     #[test]
-    fn ambiguous_urls_are_never_covered() {
+    fn grant_for_all_hosts_does_not_cover_ambiguous_urls() {
         let all = rule(&["*=*", "*=*:80", "*=*.svc"], "b");
         for url in AMBIGUOUS {
             let refused = all.check(url).expect_err(url);
@@ -404,7 +404,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_28_clusters_are_found_only_by_exact_names_of_own_namespace() {
+    fn invariant_28_clusters_match_only_exact_names_in_own_namespace() {
         let named = |url: &str| clusters_named(url, "b");
         for url in [
             "http://main-client.b.svc:2379",

@@ -19,10 +19,11 @@ use tokio::task::JoinHandle;
 use crate::answer::is_not_found;
 use crate::notice::Notice;
 
-/// If a notice is repeated within this time, it increments the count of its Event. Later it creates a new Event.
+/// A notice that is repeated within this time increments the count of its Event. After this time, it creates a new
+/// Event.
 pub(crate) const SERIES: Duration = Duration::from_mins(6);
-/// Time limit for one publication. Later publications about the same object wait for it. The limit is shorter than the
-/// refill interval of the rate limit, so that the queue does not grow without bounds.
+/// Time limit for the publication of one Event, because later Events of the same object wait for it. The limit is
+/// shorter than the refill interval of the rate limit, so that the queue does not grow without bounds.
 const DEADLINE: Duration = Duration::from_secs(10);
 /// Maximum length of the note of an Event in bytes (events.k8s.io allows 1 kB).
 const NOTE_LIMIT: usize = 1000;
@@ -83,8 +84,8 @@ pub(crate) struct Series {
 }
 
 impl Series {
-    /// The Event for a notice about the object with this name. `last` is the previous Event for the same notice, and
-    /// its time.
+    /// The Event for a notice about the object with this name. `last` is the previous Event for the same notice, with
+    /// the time of its publication.
     pub(crate) fn next(last: Option<(Self, Instant)>, object: Option<&str>, now: Instant) -> Self {
         match last {
             Some((series, at)) if now.duration_since(at) < SERIES => Self {
@@ -168,7 +169,7 @@ fn shorten(note: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Two worker threads could run the publications out of order, because the first publication is slow.
+    /// Without a queue, two worker threads would publish later Events while the first publication is slow.
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn events_of_one_object_are_published_in_order() {
         let (sent, mut received) = tokio::sync::mpsc::unbounded_channel();
@@ -181,7 +182,10 @@ mod tests {
         }
         queue.push("b", async move { sent.send(("b", 0)).unwrap() });
         assert_eq!(received.recv().await, Some(("b", 0)));
-        assert!(received.try_recv().is_err(), "the first one is in flight");
+        assert!(
+            received.try_recv().is_err(),
+            "an Event overtook the first Event of `a`"
+        );
         opens.send(()).unwrap();
         for number in 0..100 {
             assert_eq!(received.recv().await, Some(("a", number)));
@@ -204,11 +208,11 @@ mod tests {
             tokio::task::yield_now().await;
         }
         queue.push("b", async {});
-        assert_eq!(queue.last.len(), 1, "completed tasks are removed");
+        assert_eq!(queue.last.len(), 1, "completed tasks must be removed");
     }
 
     #[test]
-    fn long_notes_are_cut_between_characters() {
+    fn long_event_note_is_truncated_between_characters() {
         let note = "\u{fc}".repeat(NOTE_LIMIT);
         let short = shorten(&note);
         assert!(short.len() <= NOTE_LIMIT && short.ends_with("..."));
@@ -216,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn repeated_notice_is_counted_until_the_series_ends() {
+    fn repeated_notice_is_counted_in_same_event_for_limited_time() {
         let now = Instant::now();
         let first = Series::next(None, Some("db"), now);
         assert!(first.count == 1 && first.name.starts_with("db."));

@@ -1,4 +1,5 @@
-//! The image of the running operator. Seed members prepare their data with the program in this image.
+//! The image of the running operator. If a pod prepares the data of a member before etcd starts, its init container
+//! runs this image.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, Client};

@@ -106,8 +106,8 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
     }
 }
 
-/// Tries to take the lease for one retry interval. Each attempt creates a new lock, because a lock reads the Lease only
-/// twice: when it is created, and when the term that it has read expires.
+/// Tries to take the lease for one retry interval. Each attempt creates a new `LeaseManager`, because a `LeaseManager`
+/// reads the Lease only when it is created and when the lease that it has read expires.
 async fn attempt(
     client: &Client,
     candidate: &Candidate,
@@ -215,7 +215,7 @@ mod tests {
         while !outage.is_over_limit(gave_up) {
             gave_up += CALL_TIMEOUT + Duration::from_millis(500);
         }
-        assert!(gave_up > first, "one failure is not the end");
+        assert!(gave_up > first, "the leader gave up after one failure");
         assert!(
             gave_up <= renewed + DURATION,
             "gave up {:?} after the renewal",
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn lease_renewal_ends_outage() {
+    fn lease_failures_with_long_gap_are_separate_outages() {
         let start = Instant::now();
         let mut outage = Outage::default();
         assert!(!outage.is_over_limit(start));

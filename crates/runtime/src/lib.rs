@@ -2,7 +2,7 @@
 //! API server, and the access to the members of a cluster. It also turns each outcome of a reconcile into a log line,
 //! an Event and a metric.
 //!
-//! This crate does not know the operators. It makes no decision about clusters, backups or restores.
+//! This crate does not depend on the crates of the operators. It makes no decision about clusters, backups or restores.
 
 pub mod admin;
 mod answer;
@@ -24,6 +24,7 @@ pub mod marks;
 mod notice;
 pub mod outcome;
 pub mod process;
+mod process_metrics;
 pub mod reach;
 mod reason;
 pub mod scope;

@@ -1,5 +1,5 @@
-//! The two conditions that the driver itself writes: `Unreadable` on an object that cannot be parsed, and `Managed`,
-//! which reports whether an operator manages the object.
+//! The two conditions that every operator writes in the same way: `Unreadable` on an object that cannot be parsed, and
+//! `Managed`, which reports whether an operator manages the object.
 //!
 //! Each of the two conditions has its own field manager, so the rest of the status is not changed.
 
@@ -27,11 +27,11 @@ pub const UNREADABLE: &str = "Unreadable";
 /// Type of the condition that reports whether an operator manages the object.
 pub const MANAGED: &str = "Managed";
 
-/// After this time, an object outside of this operator's scope counts as unmanaged. Until then, an operator with the
-/// other scope may be starting or waiting for its lease.
+/// After this time, an object outside of this operator's scope counts as unmanaged. Until then, the operator that
+/// manages the object may be starting or waiting for its lease.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// If no event arrives for this time, an object that still cannot be parsed is reported again.
+/// An object that still cannot be parsed is reported again if no watch event about it arrived for this time.
 const REPEAT_AFTER: Duration = Duration::from_hours(24);
 
 type Unreadable = HashMap<String, (String, Instant)>;
@@ -43,11 +43,11 @@ pub(crate) struct Marks<K> {
     scope: Scope,
     namespace: String,
     report: Arc<Report>,
-    /// The last reported parse error of each object, by UID. An error that is in this map is not written again.
+    /// The last reported parse error of each object, by UID. The same error is not written again.
     unreadable: Mutex<Unreadable>,
-    /// For each object outside of this operator's scope, by UID: its scope annotation, and when it was first seen.
+    /// Objects outside of this operator's scope, by UID: the scope annotation, and when the operator first saw it.
     waiting: Mutex<HashMap<String, (Option<String>, Instant)>>,
-    /// The objects for which this process has reported that it manages them, by UID, and the time of the last reconcile.
+    /// Objects that this process has reported as managed, by UID, with the time of their last reconcile.
     claimed: Mutex<HashMap<String, Instant>>,
     kind: PhantomData<fn() -> K>,
 }
@@ -100,9 +100,9 @@ where
         }
     }
 
-    /// Reports that this operator manages the object. If another operator has reported the same, this operator replaces
-    /// that report once, because a release that was uninstalled leaves its report behind. If the other operator still
-    /// runs and replaces the report too, it keeps its report. Otherwise the two would overwrite each other forever.
+    /// Sets the condition `Managed`. If another operator has set the condition, this process replaces it once, because
+    /// an uninstalled release leaves its condition behind. If the other operator still runs and sets the condition
+    /// again, this process no longer replaces it. Otherwise the two would overwrite each other forever.
     pub(crate) async fn report_managed(&self, reference: &ObjectReference, object: &K) {
         locked(&self.waiting).remove(&uid(reference));
         let is_first = is_first_claim(&mut locked(&self.claimed), uid(reference), Instant::now());
@@ -114,14 +114,15 @@ where
         if is_managed {
             return;
         }
-        let note = format!("managed by {}{}", self.name, place(&self.namespace));
+        let note = claim(self.name, &self.namespace);
         let generation = object.meta().generation;
         let condition = condition(MANAGED, "True", self.scope.reason(), &note, generation);
         self.write(reference, "scope", &json!([condition])).await;
     }
 
     fn is_own(&self, managed: &Value) -> bool {
-        is_report_of(managed, &self.scope, &self.namespace)
+        let claim = claim(self.name, &self.namespace);
+        is_report_of(managed, &self.scope, &claim)
     }
 
     /// Handles an object whose scope annotation requires another operator. If no such operator reports within [`GRACE`]
@@ -170,7 +171,7 @@ where
         GRACE.saturating_sub(now.duration_since(seen.1))
     }
 
-    /// Applies the conditions with a field manager of their own. With the operator's field manager, server-side apply
+    /// Applies the conditions with a separate field manager. With the operator's field manager, server-side apply
     /// would remove all other fields of the status, including the records of invariant 10.
     async fn write(&self, reference: &ObjectReference, part: &str, conditions: &Value) {
         let (Some(namespace), Some(name)) = (&reference.namespace, &reference.name) else {
@@ -219,21 +220,19 @@ impl Scope {
     }
 }
 
-/// The end of the message of the condition `Managed`. It identifies the release.
-fn place(namespace: &str) -> String {
-    format!(" in namespace {namespace}")
+/// The message of the condition `Managed` with the status `True`. It identifies the operator and its release.
+fn claim(operator: &str, namespace: &str) -> String {
+    format!("managed by {operator} in namespace {namespace}")
 }
 
-/// Whether an operator with this scope and in this namespace has written the condition `Managed`, with the status
-/// `True`. The backup operator also reconciles EtcdClusters, so the name of the operator does not count.
-fn is_report_of(managed: &Value, scope: &Scope, namespace: &str) -> bool {
-    let message = managed["message"].as_str().unwrap_or_default();
+/// Whether an operator with this scope and this message has written the condition `Managed`, with the status `True`.
+fn is_report_of(managed: &Value, scope: &Scope, claim: &str) -> bool {
     managed["status"] == "True"
         && managed["reason"] == scope.reason()
-        && message.ends_with(&place(namespace))
+        && managed["message"] == claim
 }
 
-/// Whether this process has not reported before that it manages the object. Entries of deleted objects expire.
+/// True if this process has not yet reported the object as managed. Entries of deleted objects expire.
 fn is_first_claim(claimed: &mut HashMap<String, Instant>, uid: String, now: Instant) -> bool {
     claimed.retain(|_, at| now.duration_since(*at) < REPEAT_AFTER);
     claimed.insert(uid, now).is_none()
@@ -321,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_conditions_in_any_object() {
+    fn condition_is_found_by_type_in_any_object() {
         let marked = json!({ "status": { "conditions": [{ "type": UNREADABLE }] } });
         assert!(condition_of(&marked, UNREADABLE).is_some());
         assert!(condition_of(&marked, MANAGED).is_none());
@@ -330,28 +329,36 @@ mod tests {
     }
 
     #[test]
-    fn report_names_release_that_manages_object() {
+    fn managed_condition_identifies_operator_that_wrote_it() {
         let report = |status: &str, reason: &str, namespace: &str| {
-            let message = format!("managed by etcd-operator{}", place(namespace));
+            let message = claim("etcd-operator", namespace);
             json!({ "type": MANAGED, "status": status, "reason": reason, "message": message })
         };
-        // Each row has a report, and whether it is of a namespaced, an annotated and an unlimited operator in `ops`.
+        // Each row has a condition, and whether an operator in `ops` with each of the three scopes has written it.
         for (report, expected) in [
             (report("True", "Namespaced", "ops"), [true, false, false]),
             (report("True", "ClusterWide", "ops"), [false, true, true]),
             (report("False", "NotManaged", "ops"), [false; 3]),
             (report("True", "Namespaced", "other"), [false; 3]),
             (report("True", "ClusterWide", "dev-ops"), [false; 3]),
+            (
+                json!({
+                    "type": MANAGED, "status": "True", "reason": "ClusterWide",
+                    "message": claim("etcd-backup-operator", "ops"),
+                }),
+                [false; 3],
+            ),
             (json!(null), [false; 3]),
         ] {
             let scopes = [Scope::namespace("ops"), Scope::Annotated, Scope::All];
-            let found = scopes.map(|scope| is_report_of(&report, &scope, "ops"));
+            let own = claim("etcd-operator", "ops");
+            let found = scopes.map(|scope| is_report_of(&report, &scope, &own));
             assert_eq!(found, expected, "{report}");
         }
     }
 
     #[test]
-    fn only_first_claim_in_process_replaces_other_report() {
+    fn process_replaces_condition_of_other_operator_only_once() {
         let (mut claimed, now) = (HashMap::new(), Instant::now());
         assert!(is_first_claim(&mut claimed, "1".into(), now));
         assert!(is_first_claim(&mut claimed, "2".into(), now));
@@ -359,7 +366,7 @@ mod tests {
         assert!(!is_first_claim(&mut claimed, "1".into(), later));
         let much_later = now + REPEAT_AFTER;
         assert!(!is_first_claim(&mut claimed, "1".into(), much_later));
-        assert_eq!(claimed.len(), 1, "the entry of 2 has expired");
+        assert_eq!(claimed.len(), 1, "the entry of object 2 must have expired");
     }
 
     #[test]

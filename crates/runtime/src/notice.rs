@@ -11,8 +11,8 @@ pub struct Notice {
     pub action: &'static str,
     /// The message. If a user must act, it contains the remedy.
     pub note: String,
-    /// True if the operator has made a change: the notice is then published each time. A notice about a state is
-    /// published once, as long as the state lasts.
+    /// True if the notice is about a change that the operator has made. Each change is published. A state is published
+    /// only once while it lasts.
     pub change: bool,
 }
 

@@ -44,7 +44,7 @@ pub trait Failure: StdError + Send + Sync + 'static {
     /// The reason in PascalCase, for the metric label and the Event. It never changes between releases.
     fn reason(&self) -> &'static str;
 
-    /// Changes that the reconcile has made although it failed.
+    /// Changes that the reconcile made before it failed.
     fn notices(&self) -> &[Notice] {
         &[]
     }
@@ -135,9 +135,9 @@ impl Metrics {
 /// The notices that were published recently, and the rate limits.
 #[derive(Default)]
 struct History {
-    /// By UID and reason, and then by note.
+    /// The notices of each object: by UID of the object and reason, and then by note.
     notes: HashMap<(String, &'static str), HashMap<String, Published>>,
-    /// By UID and reason.
+    /// The rate limits, by UID of the object and reason.
     allowances: HashMap<(String, &'static str), Allowance>,
 }
 
@@ -251,7 +251,7 @@ impl Report {
         }
     }
 
-    /// Marks the published states as ended that the latest reconcile no longer reports.
+    /// Marks each published state as ended that is not in `notices`, the notices of the latest reconcile.
     fn mark_ended(&self, object: &ObjectReference, notices: &[Notice]) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         for ((uid, reason), notes) in &mut history.notes {
@@ -266,7 +266,8 @@ impl Report {
 
     /// Publishes a notice as an Event and logs it, unless the same state was published before.
     pub fn publish(&self, object: &ObjectReference, notice: &Notice) {
-        // The lock is held until the notice is in the queue, so a higher count is published later.
+        // The lock is held until the notice is in the queue. Otherwise the counts of an Event could be queued out of
+        // order.
         let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
         let series = match self.decide(object, notice, Instant::now()) {
             Decision::Publish(series) => series,
@@ -395,7 +396,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn state_is_published_as_one_event_until_change() {
+    async fn unchanged_state_is_published_only_once() {
         let (report, object, now) = (report(), object("1"), Instant::now());
         let is_published = |notice: &Notice, at| {
             matches!(report.decide(&object, notice, at), Decision::Publish(_))
@@ -417,7 +418,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn history_of_notices_expires() {
+    async fn published_notices_are_removed_from_memory_after_expiry() {
         let (report, now) = (report(), Instant::now());
         let publish =
             |uid: &str, notice: &Notice, at| drop(report.decide(&object(uid), notice, at));
@@ -471,7 +472,7 @@ mod tests {
     }
 
     #[test]
-    fn metric_labels_are_limited_and_include_namespace() {
+    fn failure_metric_has_namespace_and_reason_as_labels() {
         let mut registry = Registry::default();
         let metrics = Metrics::register(&mut registry, "cluster");
         metrics

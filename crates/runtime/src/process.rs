@@ -1,7 +1,7 @@
 //! The parts of an operator process: logs, clients, admin server, CRD, lease, controller, shutdown.
 //!
-//! At the shutdown, the running reconciles finish before the lease is released. The next process therefore starts at
-//! once, and never runs concurrently with this one.
+//! At the shutdown, the process finishes its running reconciles, and then releases the lease. The next leader therefore
+//! starts at once, and its reconciles do not overlap with those of this process.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,7 +18,7 @@ use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
 use prometheus_client::metrics::MetricType;
 use prometheus_client::metrics::family::Family;
-use prometheus_client::metrics::gauge::{ConstGauge, Gauge};
+use prometheus_client::metrics::gauge::Gauge;
 use prometheus_client::registry::Registry;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -29,6 +29,7 @@ use crate::admin::{self, Admin, Readiness};
 use crate::cli::Common;
 use crate::client::sending_once;
 use crate::outcome::{Metrics, Report};
+use crate::process_metrics::ProcessMetrics;
 use crate::scope::Scope;
 use crate::{crd, lease};
 
@@ -140,8 +141,8 @@ impl Operator {
     }
 }
 
-/// Runs an operator until its end. `work` is called when this process becomes the leader, and must return after
-/// `Operator::shutdown`.
+/// Runs an operator until the process ends. `work` is called when this process becomes the leader, and must return
+/// after `Operator::shutdown` was canceled.
 ///
 /// # Errors
 /// Fails if a part of the process cannot start, if the lease is lost, or if the controller or the admin server ends
@@ -308,7 +309,7 @@ fn assemble(
         (namespace, identity),
         registry,
     );
-    registry.register_collector(Box::new(Memory));
+    registry.register_collector(Box::new(ProcessMetrics));
     let leader = Gauge::default();
     registry.register(
         "etcd_operator_leader",
@@ -372,37 +373,6 @@ impl Collector for OperatorMetrics {
     }
 }
 
-/// Memory and threads of the process, under the names that Prometheus defines.
-#[derive(Debug)]
-struct Memory;
-
-impl Collector for Memory {
-    fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
-        let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-        for (name, help, field, unit) in [
-            (
-                "process_resident_memory_bytes",
-                "Resident memory",
-                "VmRSS:",
-                1024,
-            ),
-            ("process_threads", "Threads", "Threads:", 1),
-        ] {
-            if let Some(value) = number(&status, field) {
-                let gauge = ConstGauge::new(value * unit);
-                gauge.encode(encoder.encode_descriptor(name, help, None, MetricType::Gauge)?)?;
-            }
-        }
-        Ok(())
-    }
-}
-
-/// The number in a field of `/proc/self/status`. `None` if the field is missing.
-fn number(status: &str, field: &str) -> Option<i64> {
-    let line = status.lines().find_map(|line| line.strip_prefix(field))?;
-    line.split_whitespace().next()?.parse().ok()
-}
-
 type Count = Box<dyn Fn() -> BTreeMap<String, i64> + Send + Sync>;
 
 /// The number of objects in each namespace. It is counted when the metrics are read.
@@ -461,25 +431,5 @@ impl Collector for ObjectsCollector {
             MetricType::Gauge,
         )?;
         family.encode(descriptor)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn exports_memory_and_threads_of_process() {
-        let mut registry = Registry::default();
-        registry.register_collector(Box::new(Memory));
-        let mut text = String::new();
-        prometheus_client::encoding::text::encode(&mut text, &registry).unwrap();
-        for name in ["process_resident_memory_bytes ", "process_threads "] {
-            let value = text
-                .lines()
-                .find_map(|line| line.strip_prefix(name))
-                .unwrap();
-            assert!(value.parse::<i64>().unwrap() > 0, "{text}");
-        }
     }
 }

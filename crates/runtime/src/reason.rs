@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn parses_reason_only_from_its_exact_text() {
+    fn reason_is_parsed_only_from_its_exact_text() {
         for reason in Reason::ALL {
             assert_eq!(Reason::parse(reason.as_str()), Some(*reason));
             assert_eq!(

@@ -49,7 +49,7 @@ impl Scope {
         namespaces.iter().map(one).collect()
     }
 
-    /// Whether objects of several namespaces share the operator.
+    /// Whether the operator manages objects in more than one namespace.
     pub fn is_shared(&self) -> bool {
         self.namespaces().is_none_or(|names| names.len() > 1)
     }
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn annotation_selects_objects_of_each_scope() {
+    fn scope_annotation_selects_managed_objects() {
         let list = Scope::Namespaces(["a", "b"].map(str::to_owned).into());
         // Each row has a scope, and the results without the annotation, with `clusterwide`, and with an unknown value.
         for (scope, expected) in [
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn listed_namespaces_have_one_api_each() {
+    async fn each_listed_namespace_is_watched_separately() {
         let config = kube::Config::new("http://localhost".parse().unwrap());
         let client = Client::try_from(config).unwrap();
         let urls = |scope: &Scope| -> Vec<String> {

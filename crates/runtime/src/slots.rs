@@ -1,9 +1,9 @@
 //! Admits tasks within three limits: for all tasks, per namespace and per store. One task is for example a transfer, or
 //! a read from a store whose answer takes memory.
 //!
-//! A waiting task occupies no slot, so the tasks of a busy store or namespace do not delay other tasks. Of the waiting
-//! tasks that the limits permit, the next one belongs to the namespace with the fewest running tasks. Of several such
-//! tasks, the oldest is next.
+//! A waiting task occupies no slot, so the tasks of a busy store or namespace do not delay other tasks. Among the
+//! waiting tasks that the limits permit, a task of the namespace with the fewest running tasks is next. If there are
+//! several, the oldest task is next.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,7 +38,7 @@ impl SlotLimits {
     }
 }
 
-/// What a task uses, as far as limits apply to it.
+/// The properties of a task to which limits apply.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
     /// The namespace of the object for which the task runs.
@@ -118,7 +118,8 @@ impl Slots {
                 slots: self.clone(),
                 place,
             };
-            // If the task no longer waits, the slot is dropped here, which admits another task. The lock is not held.
+            // If the task no longer waits, the slot is dropped here, which admits the next task. Dropping a slot needs
+            // the lock, so the lock is not held here.
             drop(admit.send(slot));
         }
     }

@@ -1,8 +1,8 @@
 //! Azure Blob Storage: one container, one identity.
 //!
-//! An object is a block blob. The service checks each block against its MD5, and a block list joins the blocks to the
-//! blob. Blocks that are in no list are invisible. Azure removes them after a week and has no request to remove them
-//! earlier (<https://learn.microsoft.com/rest/api/storageservices/put-block>).
+//! Each object is a block blob. The service checks each block against its MD5, and a block list then joins the blocks
+//! to a blob. Blocks that are in no block list are invisible. Azure deletes these blocks after a week, and has no
+//! request to delete them earlier (<https://learn.microsoft.com/rest/api/storageservices/put-block>).
 
 use std::num::NonZeroU32;
 use std::ops::Range;
@@ -70,7 +70,7 @@ impl AbsStore {
         })
     }
 
-    /// The same store with another maximum duration of a listing, for tests.
+    /// Changes the maximum duration of a listing, for tests.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn with_listing_timeout(mut self, timeout: Duration) -> Self {
@@ -168,7 +168,7 @@ impl AbsStore {
     }
 }
 
-/// A request context with the MD5 of the content. The service compares the MD5 with the received content.
+/// A request context with the MD5 of the content. The service compares the MD5 with that of the received content.
 fn with_md5(content: &[u8]) -> Context {
     let mut headers = Headers::new();
     headers.insert(CONTENT_MD5, STANDARD.encode(Md5::digest(content)));
@@ -190,8 +190,8 @@ fn described(blob: &Blob) -> Object {
 struct AbsSink {
     store: AbsStore,
     key: String,
-    /// A random number in the block IDs of this upload, which distinguishes its blocks from those of another upload of
-    /// the same key.
+    /// A random number in the block IDs of this upload. It distinguishes the blocks from those of other uploads of the
+    /// same key.
     upload: u64,
 }
 

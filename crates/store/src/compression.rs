@@ -1,5 +1,5 @@
-//! Compresses and decompresses Zstandard streams in constant memory. The size of an output piece does not depend on the
-//! input.
+//! Compresses and decompresses Zstandard streams in constant memory. The size of an output piece is limited,
+//! independent of the input.
 
 use std::io;
 
@@ -8,14 +8,14 @@ use zstd::stream::raw::{Decoder, Encoder, InBuffer, Operation, OutBuffer};
 /// The name of the compression in a manifest.
 pub const ZSTD: &str = "zstd";
 
-/// First bytes of a Zstandard stream. An etcd database starts with zeros, so the two can be distinguished.
+/// First bytes of a Zstandard stream. An etcd database starts with zeros instead.
 const MAGIC: [u8; 4] = [0x28, 0xb5, 0x2f, 0xfd];
 
 /// Number of bytes that are needed to recognize a Zstandard stream.
 pub const BEGINNING: usize = MAGIC.len();
 
-/// The default level of zstd. It compresses about as fast as a network transfers. Text keys and values shrink to a
-/// fifth or a third.
+/// The default level of zstd. It compresses about as fast as a network transfers data. Keys and values that are text
+/// shrink to a fifth or a third.
 const LEVEL: i32 = 3;
 
 /// Size of an output piece in bytes.
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn round_trips_with_any_chunk_size() {
+    fn compression_round_trips_with_any_chunk_size() {
         let zeros = Bytes::from(vec![0; 10 << 20]);
         for original in [Bytes::new(), content(1), content(3_000_001), zeros] {
             for chunk in [7_777, 1 << 20] {
@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn detects_truncation_and_damage() {
+    fn decompression_detects_truncation_and_damage() {
         let stored = compressed(&content(1 << 20), 1 << 16);
         for cut in [0, 3, 100, stored.len() - 5, stored.len() - 1] {
             assert!(expanded(&stored[..cut], 1 << 16).is_err(), "{cut}");

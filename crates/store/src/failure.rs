@@ -4,7 +4,7 @@ use std::error::Error as StdError;
 
 use crate::port::Error;
 
-/// Of the store's text, a message contains at most this number of characters.
+/// Maximum number of characters of the store's text in a message.
 const MAX_MESSAGE: usize = 1_000;
 
 /// The bucket and the endpoint as error messages show them.
@@ -28,8 +28,8 @@ impl Place {
         }
     }
 
-    /// Converts the error of a request without an object. For such a request, a missing bucket is reported as a missing
-    /// object.
+    /// Converts the error of a request that reads no object. If such a request fails because an object is missing, the
+    /// bucket is missing.
     pub(crate) fn about_bucket(&self, error: Error) -> Error {
         match error {
             Error::NoSuchObject { .. } => Error::NoSuchBucket {
@@ -41,7 +41,7 @@ impl Place {
 
     /// The error for a missing response.
     pub(crate) fn unreachable(&self, text: &str) -> Error {
-        // This is the error of rustls if a server responds without TLS.
+        // rustls reports this error if a server responds without TLS.
         if text.contains("InvalidContentType") {
             return Error::Unreachable {
                 endpoint: self.endpoint.clone(),
@@ -62,8 +62,8 @@ impl Place {
         }
     }
 
-    /// The error for a response that does not come from a store, or comes from another port of the store. A store
-    /// reports errors with a reason, and this response has none.
+    /// The error for an error response without a reason. It comes from another server than an object store, or from
+    /// another port of the store.
     pub(crate) fn foreign(&self, answer: &str) -> Error {
         Error::Other(format!(
             "{answer}: {} does not respond like an object store: correct the endpoint, and check whether it starts with \
@@ -72,8 +72,9 @@ impl Place {
         ))
     }
 
-    /// Like [`Place::answered`], for the response to a HEAD request. Such a response never has a body, so a missing
-    /// reason does not prove that the server is no store. A redirection or "method not allowed" still proves it.
+    /// Like [`Place::answered`], for the response to a HEAD request. Such a response never has a body, so it can come
+    /// from an object store although it has no reason. Only a redirection or "method not allowed" comes from another
+    /// server.
     pub(crate) fn answered_to_head(
         &self,
         key: &str,
@@ -90,7 +91,7 @@ impl Place {
         self.answered(key, code, message, status)
     }
 
-    /// The error for an error response. `code` and `message` are the store's own, and `status` is the HTTP status.
+    /// The error for an error response. `code` and `message` are from its body, and `status` is the HTTP status.
     pub(crate) fn answered(
         &self,
         key: &str,
@@ -98,7 +99,7 @@ impl Place {
         message: &str,
         status: Option<u16>,
     ) -> Error {
-        // Without a limit, a store could fill a condition, an Event and the log.
+        // Without this limit, a store could fill conditions, Events and the log.
         let short = |text: &str| text.chars().take(MAX_MESSAGE).collect::<String>();
         let text = || {
             let message = short(message);
@@ -153,7 +154,7 @@ impl Place {
             )
             | (_, Some(401 | 403)) => Error::AccessDenied(text()),
             ("NoSuchUpload" | "InvalidBlockList", _) => Error::Other(text()),
-            // Google reports a missing bucket with this message. The status alone would mean a missing object.
+            // Google reports a missing bucket only with this message. The status is the same as for a missing object.
             (_, Some(404)) if message.contains("bucket does not exist") => Error::NoSuchBucket {
                 bucket: self.bucket.clone(),
             },
@@ -277,7 +278,7 @@ mod tests {
         let text = no_identity.to_string();
         assert!(text.contains("name a Secret in the spec"), "{text}");
         assert!(!text.contains("check the credentials"), "{text}");
-        // A response without a reason does not come from a store, except for a response to HEAD.
+        // An error response without a reason does not come from an object store, unless the request was HEAD.
         for (status, is_foreign) in [(400, false), (412, false), (301, true), (405, true)] {
             let of = |error: Error| error.to_string().contains("correct the endpoint");
             let status = Some(status);

@@ -1,4 +1,4 @@
-//! A store for the operators' tests. It keeps objects in a directory, and its requests fail on demand.
+//! A store for the operators' tests. It stores objects in a directory. Tests can make its requests fail.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,7 +32,7 @@ pub enum Call {
     Delete,
 }
 
-/// A store in a directory. Its requests fail as the script says.
+/// A store in a directory. Tests choose which of its requests fail.
 #[derive(Clone, Debug)]
 pub struct FaultyStore {
     inner: LocalStore,
@@ -48,8 +48,8 @@ impl FaultyStore {
         }
     }
 
-    /// Lets the next request of this kind fail with `error`. If this is called several times, the errors are used in
-    /// order.
+    /// Makes the next request of this kind fail with `error`. After several calls, the requests fail with the errors in
+    /// the order of the calls.
     pub fn fail(&self, call: Call, error: Error) {
         self.fail_after(call, 0, error);
     }
@@ -62,7 +62,7 @@ impl FaultyStore {
             .push_back((call, working, error));
     }
 
-    /// Clears the script, so all further requests succeed.
+    /// Removes all errors that are still to come, so that all further requests succeed.
     pub fn forget(&self) {
         self.script
             .lock()

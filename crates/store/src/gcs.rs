@@ -1,8 +1,8 @@
 //! Google Cloud Storage: one bucket, one identity, over Google's JSON API.
 //!
-//! Google's own client reads responses of any size into memory, so it is used only to write small objects, and only at
-//! Google's own endpoint. The JSON API is used for everything else, because the client lists and looks up objects only
-//! over gRPC, and its chunked uploads have errors.
+//! Google's own client reads responses of any size into memory. This module therefore uses the client only to write
+//! small objects, and only at Google's own endpoint. All other requests use the JSON API, because the client lists and
+//! looks up objects only over gRPC, and its chunked uploads have errors.
 //!
 //! A resumable upload has no parts that can be sent concurrently. An unfinished upload is invisible and costs nothing.
 //! Google removes it after a week (<https://cloud.google.com/storage/docs/resumable-uploads>).
@@ -79,7 +79,7 @@ impl GcsStore {
         })
     }
 
-    /// The same store with another maximum duration of a listing, for tests.
+    /// Changes the maximum duration of a listing, for tests.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn with_listing_timeout(mut self, timeout: Duration) -> Self {
@@ -143,7 +143,7 @@ impl Version for GcsVersion {
     }
 }
 
-/// Passes the content on, and fails at its end if it does not match the CRC32C of the object.
+/// Forwards the content. At its end, fails if the content does not match the CRC32C of the object.
 fn verified(content: Body, expected: Option<String>) -> Body {
     let Some(expected) = expected else {
         return content;

@@ -1,5 +1,5 @@
-//! Grants for the operator's own cloud identity. An EtcdBackup or EtcdRestore without a Secret uses this identity, so
-//! an administrator grants namespaces the locations that they may use. Performs no I/O.
+//! Grants for the operator's own cloud identity. An EtcdBackup or EtcdRestore without a Secret uses this identity. An
+//! administrator therefore grants each namespace the locations that its objects may use. Performs no I/O.
 
 use std::str::FromStr;
 
@@ -15,7 +15,7 @@ pub struct Grant {
     place: String,
 }
 
-/// The error for a text that is not a grant.
+/// The error for a grant that cannot be parsed.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{0:?} is not <namespace>=<s3|gs>://<bucket>[/<prefix>] or <namespace>=abs://<account>[/<container>[/<prefix>]], such \
@@ -42,8 +42,8 @@ impl FromStr for Grant {
     }
 }
 
-/// Whether no part of the path is empty, `.` or `..`. A client or a store might resolve such a part, and the path would
-/// lead outside of the grant.
+/// Whether no part of the path is empty, `.` or `..`. A client or a store might resolve such a part, and the path could
+/// then leave the granted location.
 fn is_plain(path: &str) -> bool {
     path.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
@@ -53,16 +53,16 @@ fn is_plain(path: &str) -> bool {
 pub struct Grants {
     /// Name of the operator in messages, such as `backup operator`.
     pub operator: &'static str,
-    /// The namespace of the operator. It needs no grant, because users who may write there can use the identity without
-    /// the operator.
+    /// The operator's own namespace. It needs no grant, because users who may create pods there can use the identity
+    /// directly.
     pub own: String,
     /// The grants for all other namespaces.
     pub others: Vec<Grant>,
 }
 
 impl Grants {
-    /// Fails if the namespace may not use the location of `source` with the operator's identity. `ambient` is true if
-    /// the object names no Secret and therefore uses this identity.
+    /// Checks that objects of the namespace may use the location of `source` with the operator's identity. `ambient` is
+    /// true if the object names no Secret and therefore uses this identity.
     ///
     /// # Errors
     /// Fails if no grant covers the location. The text contains the field and the remedy.
@@ -110,7 +110,7 @@ impl Grants {
     }
 }
 
-/// The location that a grant must cover. Fails if TLS verification is off or the namespace chooses the CA: users of the
+/// The location that a grant must cover. Fails if TLS verification is off or the object names a CA: users of the
 /// namespace could then impersonate the store and get the operator's token.
 fn s3_place(s3: &S3Source) -> Result<String, &'static str> {
     if s3.insecure_skip_verify {
@@ -122,8 +122,8 @@ fn s3_place(s3: &S3Source) -> Result<String, &'static str> {
     without_endpoint("s3", s3.endpoint.as_deref(), &s3.path)
 }
 
-/// The location that a grant must cover. Fails for a custom endpoint, because the client would send a token to any
-/// server there.
+/// The location that a grant must cover. Fails for a custom endpoint, because the client would send the operator's
+/// token to this server.
 fn without_endpoint(
     scheme: &str,
     endpoint: Option<&str>,
@@ -135,8 +135,8 @@ fn without_endpoint(
     Ok(format!("{scheme}://{path}"))
 }
 
-/// The location that a grant must cover. Fails unless the endpoint is one of Azure's own servers, because the endpoint
-/// names the account and gets a token.
+/// The location that a grant must cover. The endpoint names the storage account, and the client sends it the operator's
+/// token. Fails unless the endpoint is one of Azure's own servers.
 fn abs_place(abs: &AbsSource) -> Result<String, &'static str> {
     let account = abs.endpoint.as_deref().and_then(account_at);
     let account = account.ok_or(
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_endpoint_without_secret_is_rejected() {
+    fn custom_endpoint_requires_secret() {
         let mut source = s3("backups/team-a/etcd");
         source.endpoint = Some("https://elsewhere".to_owned());
         let granted = grants(&["team-a=s3://backups"]);

@@ -6,8 +6,8 @@ use crate::failure::chain;
 use crate::limits::MIN_CHUNK;
 use crate::port::Error;
 
-/// Creates a client that trusts the CAs of the system (`SSL_CERT_FILE`). It follows no redirects, because the signature
-/// of a request is valid for one host only.
+/// Creates a client that trusts the CAs of the system (`SSL_CERT_FILE`). The client follows no redirects, because the
+/// signature of a request is valid only for one host.
 pub(crate) fn client(
     change: impl FnOnce(reqwest::ClientBuilder) -> reqwest::ClientBuilder,
 ) -> Result<reqwest::Client, Error> {

@@ -1,8 +1,7 @@
-//! The object-store port: a trait, one module for each provider, and a fake.
+//! Access to object stores: the trait [`Store`], one module for each provider, and a fake store for tests.
 //!
-//! Objects are written as streams, which are committed or aborted. No object is visible under its key before
-//! [`Upload::commit`] has returned. Keys are full object names. This crate neither creates names nor matches patterns
-//! of names.
+//! Objects are written as streams, which are committed or aborted. An object becomes visible under its key only when
+//! the stream is committed. Keys are full object names, which the callers of this crate choose.
 
 mod abs;
 pub mod compression;

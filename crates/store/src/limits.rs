@@ -9,8 +9,8 @@ use std::time::Duration;
 use crate::failure::Place;
 use crate::port::Error;
 
-/// Maximum size of one page of a listing in bytes. A page with 1,000 keys of the maximum length, escaped as XML, has 7
-/// MiB.
+/// Maximum size of one page of a listing in bytes. A page with 1,000 keys of the maximum length, escaped as XML, has
+/// 7 MiB.
 pub(crate) const MAX_PAGE: usize = 16 << 20;
 
 /// Maximum size in bytes of any other response that is read completely: errors, properties, results of writes. Such
@@ -46,7 +46,7 @@ pub(crate) struct Listing<'a, T> {
     entries: Vec<T>,
     text: usize,
     pages: usize,
-    /// Hashes of all markers so far, to detect a page that is repeated.
+    /// Hashes of the markers of all pages so far. If a marker occurs again, the store repeats a page.
     markers: HashSet<u64>,
     hasher: RandomState,
 }

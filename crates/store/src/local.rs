@@ -27,8 +27,8 @@ use upload::{LocalUpload, UnfinishedFile};
 /// Prefix of the names of unfinished files. These files are not objects.
 const UNFINISHED: &str = ".unfinished-";
 
-/// An unfinished file of another process counts as abandoned if it was not written for this time, which is longer than
-/// any pause of an upload.
+/// An unfinished file of another process counts as abandoned if it was not written for this time. No upload pauses for
+/// so long.
 const ABANDONED_AFTER: Duration = Duration::from_mins(10);
 
 /// Number of hexadecimal digits that identify the owner in the name of an unfinished file.
@@ -62,7 +62,7 @@ impl LocalStore {
         }
     }
 
-    /// Like [`LocalStore::new`], with the location that messages name.
+    /// Like [`LocalStore::new`], with the location that messages show.
     pub fn named(root: impl Into<PathBuf>, location: String) -> Self {
         Self {
             location,
@@ -80,8 +80,8 @@ impl LocalStore {
         self
     }
 
-    /// The part of the directory that belongs to a namespace: `namespaces/NAMESPACE`. Symbolic links are not followed
-    /// there. `quota` is the maximum size of its files in bytes.
+    /// A store in the part of the directory that belongs to a namespace: `namespaces/NAMESPACE`. This store follows no
+    /// symbolic links. `quota` is the maximum size of its files in bytes.
     #[must_use]
     pub fn for_namespace(&self, namespace: &str, quota: Option<u64>) -> Self {
         let tenant = Tenant {
@@ -161,7 +161,7 @@ impl LocalStore {
 
     fn begin_at(&self, key: &str, target: PathBuf) -> Result<LocalUpload, Error> {
         let explain = |error: std::io::Error| self.directory.explain(key, &error);
-        // The root directory is not created here: a volume that is not mounted is an error.
+        // The root directory must exist. If it is missing, the volume is not mounted.
         fs::metadata(self.directory.root()).map_err(explain)?;
         self.check_links(&target)?;
         let base = self.base();
@@ -188,7 +188,7 @@ impl LocalStore {
         self.check_links(&base)?;
         let mut objects = Vec::new();
         match walk(&base, "", prefix, MAX_ENTRIES, &mut objects) {
-            // The directory of a namespace is created with the first backup of the namespace.
+            // The first backup of a namespace creates the directory of the namespace.
             Err(error) if error.kind() == ErrorKind::NotFound && self.tenant.is_some() => {
                 fs::metadata(self.directory.root())
                     .map_err(|error| self.directory.explain("", &error))?;
@@ -280,7 +280,7 @@ fn target_of(unfinished: &str) -> Option<&str> {
     Some(target)
 }
 
-/// The file and its size; `None` if the path is no regular file.
+/// Opens a file. Returns the file and its size; `None` if the path is not a regular file.
 fn open_file(path: &Path) -> std::io::Result<Option<(File, u64)>> {
     let metadata = fs::metadata(path)?;
     if !metadata.is_file() {
@@ -375,8 +375,9 @@ impl Store for LocalStore {
     }
 }
 
-/// Lists objects below a directory. Enters only directories that can contain matches, because other directories, such
-/// as `lost+found`, may be inaccessible. Skips files that are deleted meanwhile. Ends after more than `limit` objects.
+/// Lists objects below a directory. Enters only directories that can contain objects with `prefix`, because other
+/// directories, such as `lost+found`, may be inaccessible. Skips files that are deleted meanwhile. Ends as soon as
+/// there are more than `limit` objects.
 fn walk(
     dir: &Path,
     below: &str,
@@ -475,9 +476,9 @@ mod tests {
         assert_eq!(store.list("nothing/there").await.unwrap(), []);
     }
 
-    /// Some unfinished files belong to running processes, and some to processes that no longer exist.
+    /// Unfinished files can belong to running processes, or to processes that no longer exist.
     #[tokio::test]
-    async fn lists_only_abandoned_files_of_other_owners() {
+    async fn unfinished_files_of_other_owners_are_listed_only_if_abandoned() {
         let dir = tempfile::tempdir().unwrap();
         let owned = |owner: &str| LocalStore::new(dir.path()).owned_by(owner);
         let count = async |store: &LocalStore| store.unfinished("etcd/").await.unwrap().len();
@@ -511,7 +512,8 @@ mod tests {
         error.to_string()
     }
 
-    /// Invariant 13: each namespace has its own objects, and the operator's namespace keeps its paths.
+    /// Invariant 13: each namespace has its own objects. The objects of the operator's own namespace are directly in
+    /// the root directory.
     #[tokio::test]
     async fn invariant_13_each_namespace_has_its_own_directory() {
         let dir = tempfile::tempdir().unwrap();
@@ -550,7 +552,7 @@ mod tests {
 
     /// Invariant 13: other software with access to the volume may have created links.
     #[tokio::test]
-    async fn invariant_13_symlinks_in_directory_of_namespace_are_not_followed() {
+    async fn invariant_13_namespace_cannot_use_symlinks() {
         let dir = tempfile::tempdir().unwrap();
         let own = LocalStore::new(dir.path());
         let victim = own.for_namespace("victim", None);
@@ -589,7 +591,7 @@ mod tests {
         assert!(linked.list("").await.is_err());
         assert!(tenant.unfinished("etcd/").await.is_err());
         let keys = tenant.list("etcd/").await.unwrap();
-        assert_eq!(keys, [], "a listing does not enter links");
+        assert_eq!(keys, [], "a listing must not follow symbolic links");
         assert_eq!(victim.head("etcd/main").await.unwrap().unwrap().size, 6);
         // The operator's own namespace belongs to the administrator, who may use links.
         let through = "namespaces/team-a/etcd/main";
@@ -619,7 +621,10 @@ mod tests {
         assert!(matches!(error, Error::Full(_)), "{error}");
         upload.abort().await.unwrap();
         store.put("two", vec![0; 400].into()).await.unwrap();
-        assert!(store.begin("three").await.is_err(), "the quota is used up");
+        assert!(
+            store.begin("three").await.is_err(),
+            "the quota must be used up"
+        );
         other.put("one", vec![0; 1000].into()).await.unwrap();
         own.put("one", vec![0; 5000].into()).await.unwrap();
         store.delete("one").await.unwrap();

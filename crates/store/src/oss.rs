@@ -1,5 +1,5 @@
-//! Alibaba Cloud OSS. [`crate::S3Store`] accesses OSS through its S3 endpoint. This module contains only the endpoint
-//! and the keys of the Secret. Performs no I/O.
+//! Alibaba Cloud OSS. [`crate::S3Store`] accesses OSS through its S3 endpoint. This module only finds the endpoint and
+//! reads the keys of the Secret. Performs no I/O.
 
 use crate::port::Error;
 use crate::s3::S3Keys;
@@ -73,9 +73,8 @@ mod tests {
     use crate::testing::{ACCESS_KEY, S3Server, SECRET_KEY, content, download, upload};
     use crate::{S3Store, Store};
 
-    /// OSS rejects a bucket in the path with `SecondLevelDomainForbidden`. In this test, only the host name with the
-    /// bucket resolves to the server. The server reads the bucket from the host name, and the signature includes the
-    /// host name.
+    /// OSS rejects a bucket in the path with `SecondLevelDomainForbidden`. In this test, only a host name that contains
+    /// the bucket resolves to the server. The server reads the bucket from the signed host name.
     #[tokio::test]
     async fn oss_requests_have_bucket_in_signed_host() {
         let domain = "s3.oss-eu-central-1.aliyuncs.com";
@@ -101,7 +100,7 @@ mod tests {
             .await
             .unwrap();
 
-        // The calls of a backup, a restore and a removal, with the key of a periodic backup.
+        // The requests of a backup, a restore and a deletion, with the key of a periodic backup.
         let key = "etcd/main_v7_2026-01-15-12:00:00";
         let whole = content(13 << 20);
         let stored = upload(&store, key, &whole, 1 << 20).await.unwrap();
@@ -122,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn converts_v1beta2_endpoints_to_s3_endpoints() {
+    fn oss_endpoint_is_converted_to_s3_endpoint() {
         let cases = [
             (
                 None,
@@ -162,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_missing_or_misspelled_key_of_kubernetes_secret() {
+    fn missing_or_misspelled_secret_key_is_reported() {
         let secret = |keys: &[&str]| -> SecretData {
             keys.iter()
                 .map(|key| ((*key).to_owned(), b"value".to_vec()))

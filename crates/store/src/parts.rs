@@ -1,4 +1,5 @@
-//! Splits an object into parts and sends several parts concurrently, in constant memory. Independent of the store.
+//! Splits an object into parts and sends several parts concurrently, in constant memory. The stores use this module
+//! through the trait [`Sink`].
 
 use std::time::Duration;
 
@@ -11,11 +12,11 @@ use crate::port::Error;
 /// Size of the first parts of an upload, in bytes.
 pub(crate) const PART: usize = 6 << 20;
 
-/// Maximum number of parts in flight. Together with the part that is being filled, they use 4 x 6 MiB of memory, or 4 x
-/// 12 MiB for objects larger than 6 GiB.
+/// Maximum number of parts in flight. These parts and the part that is being filled use 4 x 6 MiB of memory, or
+/// 4 x 12 MiB for objects larger than 6 GiB.
 const MAX_IN_FLIGHT: usize = 3;
 
-/// An abort waits this long for the parts in flight before it removes the upload.
+/// How long an abort waits for the parts in flight before it removes the upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// Number of parts after which the part size doubles. The size doubles only once, because a snapshot stream may be
@@ -25,7 +26,7 @@ const SMALL_PARTS: usize = 1000;
 /// Maximum number of parts. S3 accepts 10,000 parts for one object, Azure 50,000.
 const MAX_PARTS: usize = 10_000;
 
-/// The store's side of an upload.
+/// The requests with which a store receives the parts of an upload.
 #[async_trait]
 pub(crate) trait Sink: Clone + Send + Sync + 'static {
     /// What the store must know about each part to complete the upload.
@@ -40,7 +41,7 @@ pub(crate) trait Sink: Clone + Send + Sync + 'static {
 pub(crate) enum Written<P> {
     /// The content fits into one request and was not sent yet.
     Whole(Bytes),
-    /// All parts, sent and in order.
+    /// All parts, in order. They were already sent.
     Parts(Vec<P>),
 }
 
@@ -120,7 +121,7 @@ impl<S: Sink> Parts<S> {
         ))
     }
 
-    /// Moves the parts in flight out of the writer, so that an abort can wait for them.
+    /// Takes the parts in flight out of the writer, so that an abort can wait for them.
     pub(crate) fn take_in_flight(&mut self) -> InFlight<S::Part> {
         InFlight(std::mem::take(&mut self.in_flight))
     }
@@ -166,9 +167,9 @@ impl<S: Sink> Parts<S> {
 pub(crate) struct InFlight<P>(JoinSet<Result<(usize, P), Error>>);
 
 impl<P: Send + 'static> InFlight<P> {
-    /// Waits until no part is in flight, but not longer than the timeout. Without this wait, the store could receive a
-    /// part after the abort and keep it forever. A request that is dropped after the timeout may still complete in the
-    /// store.
+    /// Waits until no part is in flight, at most [`ABORT_TIMEOUT`]. Without this wait, the store could receive a part
+    /// after the abort and keep it forever. Requests that are still in flight after the timeout are canceled, but the
+    /// store may still complete them.
     pub(crate) async fn wait(mut self) {
         let all = async { while self.0.join_next().await.is_some() {} };
         if tokio::time::timeout(ABORT_TIMEOUT, all).await.is_err() {
@@ -192,7 +193,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn largest_upload_exceeds_largest_snapshot_in_fixed_memory() {
+    fn largest_allowed_snapshot_fits_in_maximum_parts() {
         let sizes = || (0..MAX_PARTS).map(|part| part_size(PART, part));
         // The largest value of --max-snapshot is 110 GiB.
         assert!(sizes().map(|size| size as u64).sum::<u64>() > 110 << 30);
@@ -201,7 +202,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn hostile_etcd_upload_of_endless_snapshot_ends_with_error() {
+    async fn hostile_etcd_endless_snapshot_ends_upload_with_error() {
         let mut parts = Parts::new(Discarding, 1);
         let chunk = Bytes::from(vec![0; 2 * MAX_PARTS + 10]);
         let error = parts.write(chunk).await.unwrap_err().to_string();
@@ -257,7 +258,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn parts_stay_in_order_within_budget() {
+    async fn parts_stay_in_order_within_concurrency_limit() {
         for size in [10, 11, 99, 100, 101, 1234] {
             let sink = Counting::default();
             let mut parts = Parts::new(sink.clone(), 10);

@@ -13,8 +13,8 @@ pub struct Object {
     pub size: u64,
     /// Time of the last write, in seconds since the epoch. `None` if the store does not report it.
     pub modified_unix_seconds: Option<i64>,
-    /// Identifies one version of the object, for example an entity tag. `None` if the store does not report it. Some
-    /// stores report it for a single object, but not in a listing.
+    /// Identifies one version of the object, for example an entity tag. `None` if the store does not report a tag. Some
+    /// stores report tags only for a single object, not in a listing.
     pub tag: Option<String>,
 }
 
@@ -38,12 +38,12 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// An upload may appear younger than its process by up to this number of seconds: times are whole seconds, and
-    /// clocks differ. Some stores (versitygw) report the time of the last part as the start, and may accept a part
-    /// after the process has ended.
+    /// The reported start of an upload may be this number of seconds after the end of its process: times are whole
+    /// seconds, and clocks differ. Some stores (versitygw) report the time of the last part as the start, and may
+    /// accept a part after the process has ended.
     const CLOCK_TOLERANCE: i64 = 5;
 
-    /// Whether the upload was started before a process that started at `unix_seconds`.
+    /// Whether the upload started before a process that started at `unix_seconds`.
     pub fn is_older_than(&self, unix_seconds: i64) -> bool {
         self.begun_unix_seconds < unix_seconds.saturating_add(Self::CLOCK_TOLERANCE)
     }
@@ -163,7 +163,7 @@ pub trait Store: Send + Sync {
     /// Removes an unfinished upload. Succeeds if the upload no longer exists. Changes no objects.
     async fn discard(&self, unfinished: &Unfinished) -> Result<(), Error>;
     /// Removes unfinished uploads of exactly this key that started before `begun_before`, in seconds since the epoch.
-    /// The caller passes the start of its own process, so the process of such an upload has died.
+    /// Callers pass the start of their own process: uploads that started earlier belong to a process that has ended.
     async fn discard_unfinished(&self, key: &str, begun_before: i64) -> Result<(), Error> {
         for unfinished in self.unfinished(key).await? {
             // Invariant 13: the listing by prefix also returns uploads of other objects.

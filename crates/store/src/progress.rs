@@ -1,8 +1,8 @@
-//! Serves the progress of a transfer in a container. The operator reads it over TCP.
+//! Reports the progress of a transfer from its container to the operator, over TCP.
 //!
-//! The termination message exists only after the container has ended, and a pod without a token cannot write to the API
+//! A container can write a termination message only when it ends, and a pod without a token cannot write to the API
 //! server. The container therefore sends two numbers to each client that connects, and reads nothing from the client.
-//! The operator reads a limited number of bytes and only displays the numbers. No decision depends on them.
+//! The operator reads a limited number of bytes. It only displays the numbers, and makes no decision with them.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -60,8 +60,8 @@ impl Meter {
     }
 }
 
-/// Sends the result of `now` to each client that connects, until the future is dropped. Returns at once if the port is
-/// already in use.
+/// Sends the result of `now` to each client that connects, until the caller drops the future. Returns at once if the
+/// port is already in use.
 pub async fn serve(now: impl Fn() -> Moved) {
     let everywhere = [
         SocketAddr::from((Ipv6Addr::UNSPECIFIED, PORT)),

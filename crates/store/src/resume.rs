@@ -1,7 +1,8 @@
-//! Reads an object from its start, and continues after a broken connection. Several parts of a large object are read
-//! concurrently, because stores limit a connection to the throughput of one disk (85 to 90 MB/s on S3:
-//! <https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html>). Works with any
-//! store.
+//! Reads an object of any store. If a connection breaks, the read continues at the last offset.
+//!
+//! Several parts of a large object are read concurrently, because stores limit a connection to the throughput of one
+//! disk (85 to 90 MB/s on S3:
+//! <https://docs.aws.amazon.com/AmazonS3/latest/userguide/optimizing-performance-guidelines.html>).
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,31 +27,31 @@ pub(crate) const PART: u64 = 8 << 20;
 /// caller consumes.
 const CONCURRENT_PARTS: usize = 6;
 
-/// Chunks with fewer bytes than this are joined.
+/// Chunks with fewer bytes than this number are joined.
 const MIN_CHUNK: usize = 16 << 10;
 
 /// The content of a part of an object.
 pub(crate) type Body = BoxStream<'static, Result<Bytes, Error>>;
 
-/// One version of an object. A read never returns bytes of another version of the object.
+/// One version of an object. If the object is replaced, a read fails. It never returns bytes of another version.
 #[async_trait]
 pub(crate) trait Version: Send + Sync + 'static {
-    /// The content of this range of the version. The range must not be empty.
+    /// Reads the range `part` of the version. The range must not be empty.
     async fn body(&self, part: Range<u64>) -> Result<Body, Error>;
     /// The endpoint as messages show it.
     fn endpoint(&self) -> String;
 }
 
-/// The start of an object. Its request was already sent.
+/// The first bytes of an object, from a request that was already sent.
 pub(crate) struct First {
     /// Number of bytes.
     pub(crate) size: u64,
-    /// Content of the bytes.
+    /// The bytes.
     pub(crate) body: Body,
 }
 
-/// Reads all `size` bytes of a version. The first part may already have been requested. Sends no further request if it
-/// contains the whole object.
+/// Reads all `size` bytes of a version. `first` is the first part, if it was already requested. If `first` contains the
+/// whole object, no further request is sent.
 pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> ObjectStream {
     let version = Arc::new(version);
     let first_size = first.as_ref().map_or(PART, |first| first.size);
@@ -71,8 +72,8 @@ pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> O
     ObjectStream { size, chunks }
 }
 
-/// Fails if a response does not start at the requested offset, because some stores and proxies ignore ranges.
-/// `content_range` is a header such as `bytes 8-99/1234`. Without this header, the length of the response decides.
+/// Fails if a response does not start at the requested offset. Some stores and proxies ignore ranges. `content_range`
+/// is a header such as `bytes 8-99/1234`. Without this header, the response must have the length of the range.
 pub(crate) fn check_range(
     content_range: Option<&str>,
     length: Option<u64>,
@@ -104,8 +105,7 @@ fn parts(from: u64, size: u64) -> impl Iterator<Item = Range<u64>> + Send {
     std::iter::successors(next(&(0..from)), next)
 }
 
-/// Reads a part and joins small chunks. A store may send each byte in its own chunk, and such a chunk takes 32 bytes of
-/// memory.
+/// Reads a part and joins small chunks. A store may send each byte in a separate chunk, which takes 32 bytes of memory.
 async fn joined(mut part: Body) -> Result<Vec<Bytes>, Error> {
     let (mut chunks, mut small) = (Vec::new(), BytesMut::new());
     while let Some(chunk) = part.try_next().await? {
@@ -131,7 +131,7 @@ struct Reading<V> {
     failures: u32,
 }
 
-/// Reads a part with retries. `body` is the content of a request for this part that was already sent.
+/// Reads a part with retries. `body` is the response to a request for this part, if it was already sent.
 fn resumed<V: Version>(version: Arc<V>, part: Range<u64>, body: Option<Body>) -> Body {
     let reading = Reading {
         version,
@@ -290,7 +290,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn small_object_takes_one_request() {
+    async fn small_object_is_read_in_one_request() {
         for size in [0, 1, PART - 1, PART] {
             let source = Arc::new(TestObject::of(size));
             let object = read(Arc::clone(&source), size, None);
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn part_resumes_at_last_offset() {
+    async fn interrupted_part_is_read_from_last_offset() {
         let size = 2 * PART + 5;
         let source = Arc::new(TestObject {
             breaks: (AtomicUsize::new(3), 100),

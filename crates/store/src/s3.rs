@@ -1,9 +1,11 @@
 //! S3 and S3-compatible stores: one bucket, one identity.
 //!
-//! Stores without checksums or checksum trailers are supported. A store that supports CRC32C says so when an upload
-//! starts, calculates the CRC32C of each part, and reports it. For other stores, `Content-MD5` protects the parts. In
-//! both cases, the store checks the signed SHA-256 of the body. The complete object is checked by its size, and by its
-//! checksum or entity tag.
+//! Stores without checksums or checksum trailers are supported:
+//! - A store that supports CRC32C says so when an upload starts. It calculates and reports the CRC32C of each part.
+//! - Other stores compare the `Content-MD5` of each part.
+//!
+//! In both cases, the store checks the signed SHA-256 of the body. This module then compares the size of the complete
+//! object, and its checksum or entity tag, with the sent data.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -48,7 +50,7 @@ pub struct S3Store {
     protection: S3Protection,
     part: usize,
     listing_timeout: Duration,
-    /// Set as soon as the store turns out not to calculate checksums of parts.
+    /// True if the store has rejected or ignored the request to calculate checksums of parts.
     no_checksums: Arc<AtomicBool>,
 }
 
@@ -75,9 +77,8 @@ impl S3Store {
         })
     }
 
-    /// Writes an object in one request and returns the expected checksums. The request always contains an MD5: before
-    /// the first request, nothing shows whether the store supports other checksums, and the MD5 of a small object costs
-    /// little.
+    /// Writes an object in one request and returns the expected checksums. The request always contains an MD5, because
+    /// the store may support no other checksum, and the MD5 of a small object is cheap.
     async fn put_whole(&self, key: &str, content: Bytes) -> Result<Whole, Error> {
         let md5 = md5_of(&content);
         let written = self
@@ -118,7 +119,7 @@ impl S3Store {
         Ok(store)
     }
 
-    /// The same store with parts of this size, for tests. Real stores reject parts smaller than 5 MiB.
+    /// Changes the size of parts, for tests. Real stores reject parts smaller than 5 MiB.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn with_parts_of(mut self, bytes: usize) -> Self {
@@ -126,7 +127,7 @@ impl S3Store {
         self
     }
 
-    /// The same store with another maximum duration of a listing, for tests.
+    /// Changes the maximum duration of a listing, for tests.
     #[cfg(any(test, feature = "testing"))]
     #[must_use]
     pub fn with_listing_timeout(mut self, timeout: Duration) -> Self {

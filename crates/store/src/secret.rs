@@ -29,8 +29,8 @@ pub(crate) fn optional<'a>(data: &'a SecretData, key: &str) -> Result<Option<&'a
     Ok(Some(text.trim()).filter(|text| !text.is_empty()))
 }
 
-/// Fails if a key is misspelled: it would be ignored without an error. Other unknown keys are allowed, because other
-/// programs may use the same Secret.
+/// Fails if a key is a misspelled known key, which would otherwise be ignored. All other unknown keys are allowed,
+/// because other programs may use the same Secret.
 pub(crate) fn reject_misspelled(data: &SecretData, known: &[&str]) -> Result<(), Error> {
     let plain = |key: &str| key.to_ascii_lowercase().replace(['-', '_', '.'], "");
     for key in data.keys().filter(|key| !known.contains(&key.as_str())) {

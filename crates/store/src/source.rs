@@ -1,5 +1,5 @@
-//! Opens a store from the storage block of a spec and the data of its Secrets. Outside of this module, only the store
-//! has the credentials (invariant 14).
+//! Opens the store that a storage block of a spec (such as `spec.s3`) describes, with the data of its Secrets. The
+//! credentials are passed only to the store (invariant 14).
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -34,7 +34,8 @@ pub struct SecretName<'a> {
     pub name: &'a str,
 }
 
-/// The Secrets that a storage block names. The caller reads them and passes their data to [`open`] as [`Secrets`].
+/// The Secrets that a storage block names. The caller reads these Secrets, and passes their data to [`open`] as
+/// [`Secrets`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SecretNames<'a> {
     /// The Secret with the credentials. `None` means the pod's own identity, if the store supports it (see
@@ -56,9 +57,9 @@ pub struct Secrets<'a> {
 /// Directories of this process that can be stores.
 #[derive(Clone, Debug, Default)]
 pub struct Directories {
-    /// The part of the operator's directory for the storage type `Local` that belongs to the namespace of the block.
+    /// For the storage type `Local`: the part of the operator's directory that belongs to the namespace of the object.
     pub local: Option<LocalStore>,
-    /// The directory where the PersistentVolumeClaim of the block is mounted.
+    /// For the storage type `PVC`: the directory where the PersistentVolumeClaim is mounted.
     pub claim: Option<PathBuf>,
 }
 
@@ -81,8 +82,8 @@ pub fn secrets_of<'a>(source: &StorageSource<'a>) -> SecretNames<'a> {
     SecretNames { credentials, ca }
 }
 
-/// The bucket and key that are accessed with the pod's own identity; `None` if the block names a Secret. The caller
-/// must check that the namespace of the object may use this identity.
+/// The bucket and the key that are accessed with the pod's own identity. `None` if the block names a Secret or uses a
+/// directory. The caller must check that the namespace of the object may use this identity.
 pub fn ambient(source: &StorageSource<'_>) -> Option<ObjectPath> {
     let no_secret = source.has_bucket() && secrets_of(source).credentials.is_none();
     no_secret
@@ -90,7 +91,7 @@ pub fn ambient(source: &StorageSource<'_>) -> Option<ObjectPath> {
         .flatten()
 }
 
-/// Opens the store of a block. Sends no request.
+/// Opens the store that a block describes. Sends no request.
 ///
 /// # Errors
 /// Fails if the configuration is invalid. [`Error::Invalid`] contains the field of the spec, and [`Error::Secret`] the
@@ -233,7 +234,7 @@ pub(crate) fn oss_config(
     })
 }
 
-/// Replaces the setting or the key in an error by the field of the spec.
+/// Names the field of the spec in an error, so that users know what to correct.
 fn in_spec(source: &StorageSource<'_>, error: Error) -> Error {
     let secrets = secrets_of(source);
     match error {
@@ -281,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn error_contains_invalid_secret_and_key() {
+    async fn error_names_invalid_secret_and_its_key() {
         let s3 = S3Source {
             path: "bucket/key".to_owned(),
             aws_secret: Some("aws".to_owned()),
@@ -335,7 +336,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn opens_every_storage_type() {
+    async fn store_opens_for_every_storage_type() {
         let local = LocalSource {
             path: "etcd/backup".to_owned(),
         };
@@ -371,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn only_buckets_without_secret_use_ambient_identity() {
+    fn only_buckets_without_secret_use_identity_of_pod() {
         let mut s3 = S3Source {
             path: "bucket/etcd/key".to_owned(),
             ..S3Source::default()

@@ -1,4 +1,4 @@
-//! Starts real object stores for tests, and contains the conformance test that every store passes.
+//! Starts real object stores for tests, and contains the conformance test that every store must pass.
 //!
 //! For tests only.
 #![allow(
@@ -21,7 +21,7 @@ pub use servers::{
     ACCESS_KEY, ACCOUNT, ACCOUNT_KEY, AzureServer, GoogleServer, S3Server, SECRET_KEY,
 };
 
-/// Pseudorandom bytes. A part at a wrong offset changes the content, so a test detects it.
+/// Pseudorandom bytes. If a part is stored at a wrong offset, the content changes, and a test detects this.
 pub fn content(size: usize) -> Bytes {
     let mut state = 0x9e37_79b9_7f4a_7c15_u64;
     let mut bytes = Vec::with_capacity(size + 8);
@@ -66,9 +66,9 @@ pub async fn download(store: &dyn Store, key: &str) -> Result<Bytes, Error> {
 /// What a store does with the unfinished uploads of a process that has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Leftovers {
-    /// The store lists them, and the operator removes them.
+    /// The store lists unfinished uploads, and the operator removes them.
     Removable,
-    /// The store does not list them, but removes them itself.
+    /// The store does not list unfinished uploads, but removes them after a time.
     Expiring,
 }
 
@@ -130,8 +130,8 @@ async fn objects_round_trip(store: &dyn Store) {
     assert_eq!(download(store, "a/b/small").await.unwrap(), content(70));
 }
 
-/// An object is replaced while it is read. The object is larger than the read buffer, so the read must return the old
-/// content or an error, and never the new content.
+/// An object is replaced while it is read. The read must return the old content or an error, and never the new content.
+/// The object is larger than the read buffer.
 async fn concurrent_replacement_does_not_mix_content(store: &dyn Store) {
     let before = content(80 << 20);
     let after: Bytes = before.iter().map(|byte| !byte).collect();
@@ -181,7 +181,7 @@ async fn upload_is_invisible_before_commit(store: &dyn Store) {
     );
 }
 
-/// Only uploads of exactly this key that are older than the process are discarded.
+/// A process discards an unfinished upload only if the key is equal and the upload is older than the process.
 async fn discards_uploads_of_dead_process(store: &dyn Store, leftovers: Leftovers) {
     let mut left = Vec::new();
     for key in ["a/b/left", "a/b/left-other"] {

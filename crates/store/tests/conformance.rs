@@ -29,7 +29,7 @@ async fn google_fulfills_store_contract() {
     conforms(&store, Leftovers::Expiring).await;
 }
 
-/// Small objects are written with Google's own client, as is done at Google's own endpoint.
+/// Small objects are written with Google's own client, as at Google's own endpoint.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn google_with_official_client_fulfills_store_contract() {
     let server = GoogleServer::start(&["bucket"]);

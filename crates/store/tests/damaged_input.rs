@@ -1,5 +1,5 @@
-//! The real clients get damaged responses of stores: listings in XML and JSON, descriptions of objects, errors. Every
-//! call ends, with a result or an error.
+//! The real clients receive damaged responses of stores: listings in XML and JSON, and errors. Every call must end,
+//! with a result or an error.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -82,7 +82,7 @@ impl TestServer {
     }
 }
 
-/// A server with one client for each kind of store. All cases of a test share it.
+/// A server with one client for each kind of store, which all cases of a test share.
 struct Clients {
     server: TestServer,
     runtime: Runtime,
@@ -106,7 +106,7 @@ impl Clients {
         }
     }
 
-    /// The names that a store lists from this response. `store` is 0 for S3, 1 for Google, 2 for Azure.
+    /// The keys that the client of a store finds in this response. `store` is 0 for S3, 1 for Google, 2 for Azure.
     fn list(&self, store: usize, status: u16, body: &str) -> Result<Vec<String>, Error> {
         *self.server.answer.lock().unwrap() = (status, body.to_owned());
         let listed = self.runtime.block_on(async {
@@ -144,11 +144,11 @@ fn undamaged_listings_are_read() {
 }
 
 #[test]
-fn damaged_answers_are_read_or_rejected() {
+fn damaged_responses_are_read_or_rejected() {
     let clients = Clients::start();
     proptest!(cases(48), |((store, status, body) in answers())| {
         if let Ok(names) = clients.list(store, status, &body) {
-            // A damaged response can repeat only a few objects.
+            // The damage can repeat only a few entries of the response.
             prop_assert!(names.len() < 100, "{:?}", names);
         }
         assert_little_memory();
@@ -159,7 +159,7 @@ proptest! {
     #![proptest_config(cases(256))]
 
     #[test]
-    fn damaged_grants_are_rejected_or_plain(
+    fn damaged_grant_never_contains_parent_directory(
         text in damaged_text(&["team-a=s3://backups/team-a", "b=abs://account/container", "c=gs://bucket"]),
     ) {
         if bounded(|| text.parse::<Grant>()).is_ok() {

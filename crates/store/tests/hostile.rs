@@ -1,5 +1,5 @@
-//! A hostile store sends endless responses and listings, wrong sizes and slow bytes. Every call ends with an error that
-//! names the store and the remedy, and uses limited memory.
+//! A hostile store sends endless responses and listings, wrong sizes and slow bytes. Every call must end with an error
+//! that names the store and the remedy, and must use limited memory.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -127,7 +127,7 @@ async fn hostile_store_endless_list_response_is_limited() {
 
 /// Errors and the results of writes are short, so their limit is low.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_other_endless_responses_are_limited() {
+async fn hostile_store_endless_error_and_write_responses_are_limited() {
     let endless = || Reply::new("x", Then::Repeat(vec![b'x'; 64 << 10]));
     for status in ["200 OK", "400 Bad Request", "403 Forbidden"] {
         let server = HostileServer::start(move |_| endless().with_status(status));
@@ -220,7 +220,7 @@ async fn hostile_store_slow_listing_times_out() {
     }
     let unfinished = s3.unfinished("prefix").await;
     assert_limit("S3 uploads", &server, unfinished, "did not end the listing");
-    // Without the time limit for the listing, each attempt would take 20 s.
+    // Without the time limit of the listing, each request would take 20 s.
     assert!(
         began.elapsed() < Duration::from_secs(15),
         "{:?}",
@@ -272,7 +272,7 @@ async fn hostile_store_memory_intensive_responses_are_limited() {
 
 /// The first part of an object is read into memory, so the store must not decide its size.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn hostile_store_wrong_size_of_part_is_rejected() {
+async fn hostile_store_oversized_first_part_is_rejected() {
     let server = HostileServer::start(|_| {
         Reply::new("x", Then::Repeat(vec![b'x'; 64 << 10]))
             .with_status("206 Partial Content")

@@ -1,4 +1,4 @@
-//! S3 against a real server: failures, and the data that failed uploads leave.
+//! Tests of the S3 client with a real server: failures, and the data that failed uploads leave behind.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::Arc;
@@ -104,7 +104,7 @@ async fn pass(
 }
 
 #[tokio::test]
-async fn sends_no_checksum_trailers() {
+async fn s3_client_sends_no_checksum_trailers() {
     let server = S3Server::start(&["bucket"]);
     let proxy = Proxy::start(&server, NEVER).await;
     let store = reach(proxy.config(&server)).await;
@@ -117,7 +117,7 @@ async fn sends_no_checksum_trailers() {
 }
 
 #[tokio::test]
-async fn broken_part_is_retried_alone() {
+async fn broken_part_upload_is_retried() {
     let server = S3Server::start(&["bucket"]);
     let cuts = Cuts {
         times: 4,
@@ -192,7 +192,7 @@ async fn await_nothing_unfinished(server: &S3Server) {
 }
 
 #[tokio::test]
-async fn aborted_or_dropped_upload_leaves_no_stored_data() {
+async fn aborted_or_dropped_upload_leaves_no_data() {
     let server = S3Server::start(&["bucket"]);
     let store = reach(server.config("bucket")).await;
     for abort in [true, false] {
@@ -219,7 +219,7 @@ async fn aborted_or_dropped_upload_leaves_no_stored_data() {
 }
 
 #[tokio::test]
-async fn errors_contain_cause_and_remedy() {
+async fn s3_errors_contain_cause_and_remedy() {
     let server = S3Server::start(&["bucket"]);
     let with = |change: fn(&mut S3Config)| {
         let mut config = server.config("bucket");
@@ -316,7 +316,7 @@ async fn objects_are_stored_with_object_lock() {
 }
 
 #[tokio::test]
-async fn store_without_encryption_gets_no_data() {
+async fn upload_fails_without_data_if_store_ignores_encryption() {
     let server = S3Server::start(&["bucket"]);
     let mut config = server.config("bucket");
     config.protection.encryption = Some(ServerSideEncryption::Aes256);
@@ -351,7 +351,7 @@ async fn invariant_12_store_rejects_damaged_data() {
                     tokio::select! {
                         read = client.read(&mut up) => {
                             let Ok(read @ 1..) = read else { return };
-                            // One byte of the body is damaged, long after the head of the request.
+                            // Damages one byte of each piece of the body, long after the head of the request.
                             if passed > 100_000 { up[read - 1] ^= 1 }
                             passed += read;
                             if server.write_all(&up[..read]).await.is_err() { return }

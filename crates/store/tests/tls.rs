@@ -1,4 +1,4 @@
-//! Connections to stores with TLS: they succeed with a trusted certificate, and fail with a remedy otherwise.
+//! TLS connections to stores succeed if the client trusts the certificate. Otherwise they fail with a remedy.
 #![allow(clippy::unwrap_used)]
 
 use std::path::Path;
@@ -114,10 +114,10 @@ async fn untrusted_certificate_is_reported() {
     }
 }
 
-/// The server that issues the container's identity has an untrusted certificate. The test starts itself as a child
-/// process with other environment variables, because it must not change those of this process.
+/// The server that issues the credentials for the pod's own identity has an untrusted certificate. The test runs in a
+/// child process with other environment variables, because it must not change the variables of this process.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn ambient_identity_is_fetched_with_verification() {
+async fn identity_request_verifies_server_certificate() {
     const URL: &str = "AWS_CONTAINER_CREDENTIALS_FULL_URI";
     if std::env::var_os(URL).is_some() {
         return assert_identity_is_verified().await;
@@ -128,7 +128,7 @@ async fn ambient_identity_is_fetched_with_verification() {
     let child = std::process::Command::new(std::env::current_exe().unwrap())
         .args([
             "--exact",
-            "ambient_identity_is_fetched_with_verification",
+            "identity_request_verifies_server_certificate",
             "--nocapture",
         ])
         .env(URL, format!("{}/identity", server.endpoint))

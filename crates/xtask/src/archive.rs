@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn manifest_names_config_and_layer_by_digest() {
+    fn image_manifest_names_config_and_layer_by_digest() {
         let dir = tempfile::tempdir().unwrap();
         let tar = dir.path().join("image.tar");
         let digest = image(dir.path()).write(&tar).unwrap();
@@ -309,7 +309,7 @@ mod tests {
     }
 
     #[test]
-    fn folders_precede_their_content() {
+    fn image_layer_lists_folders_before_their_files() {
         let dir = tempfile::tempdir().unwrap();
         let layer = dir.path().join("layer");
         image(dir.path()).write_layer(&layer).unwrap();
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn links_name_their_target() {
+    fn image_links_name_their_target() {
         let dir = tempfile::tempdir().unwrap();
         let layer = dir.path().join("layer");
         image(dir.path()).write_layer(&layer).unwrap();
@@ -352,7 +352,7 @@ mod tests {
     }
 
     #[test]
-    fn archives_are_reproducible() {
+    fn docker_archives_are_reproducible() {
         let dir = tempfile::tempdir().unwrap();
         let (a, b) = (dir.path().join("a.tar"), dir.path().join("b.tar"));
         image(dir.path()).write(&a).unwrap();

@@ -13,8 +13,8 @@ use crate::shell;
 /// The folder with the run folder of each checkout, and with the folder of the claimed slots.
 const RUN_BASE: &str = "/var/tmp/etcd-operator-testbed";
 
-/// The root of the checkout in which `cargo xtask` or `cargo test` was called. The checkout in which this program was
-/// compiled can be another one, because checkouts can share a target directory. It may not even exist any more.
+/// The root of the checkout in which `cargo xtask` or `cargo test` was called. The program may have been compiled in
+/// another checkout, because checkouts can share a target directory. That checkout may no longer exist.
 pub(crate) fn root() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
@@ -91,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn root_contains_workspace() {
+    fn checkout_root_contains_workspace() {
         assert!(root().join("Cargo.toml").is_file());
         assert!(testbed_sources().join("init.c").is_file());
     }

@@ -94,7 +94,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reports_places_and_tests_of_an_invariant() {
+    fn conformance_report_lists_code_and_tests_of_invariant() {
         let plan = "//! Invariant 5: dead members.\nfn plan() {}\n";
         let test = "#[test]\nfn invariant_5_keeps_disk() {\n}\n\n#[test]\nfn other() {\n}\n";
         let sources = [

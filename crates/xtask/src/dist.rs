@@ -127,7 +127,7 @@ fn check_output(folder: &Path) -> Result<()> {
 
 /// Writes all files into the empty folder `new`.
 fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
-    // Read first, because the next commands write files, and a changed checkout is marked as modified.
+    // The origin is read first. The next commands write files, and would mark the checkout as modified.
     let origin = Origin::of_checkout(&options.version, options.source.as_deref())?;
     if origin.source.is_none() {
         progress::say("labels and provenance will not name the source: set --source URL");

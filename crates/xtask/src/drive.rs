@@ -48,7 +48,7 @@ pub(crate) struct Program {
 /// The options of `cargo xtask soak`.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Soak {
-    /// How long to draw faults, in minutes. The last fault is repaired afterwards
+    /// How long to inject faults, in minutes. The last fault is repaired afterwards
     #[arg(long, default_value_t = 10)]
     minutes: u64,
     /// The seed of the faults, to repeat a soak [default: a new one]
@@ -248,7 +248,7 @@ fn program_among<'a>(built: &'a [PathBuf], name: &str) -> Result<&'a PathBuf> {
 #[derive(Clone)]
 pub(crate) struct Early {
     vars: Vec<(String, String)>,
-    /// Whether this command takes the testbed down at its end.
+    /// True if this command takes the testbed down at its end.
     end: bool,
     steps: Vec<(&'static str, Duration)>,
 }

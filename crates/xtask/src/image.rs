@@ -292,13 +292,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_programs_in_messages_of_cargo() {
+    fn programs_are_found_in_cargo_messages() {
         let messages = "{\"reason\":\"compiler-artifact\",\"executable\":null}\nnot json\n{\"executable\":\"/t/etcd-operator\"}\n";
         assert_eq!(executables(messages), [PathBuf::from("/t/etcd-operator")]);
     }
 
     #[test]
-    fn finds_each_diagnostic_once() {
+    fn repeated_compiler_diagnostics_are_shown_once() {
         let warning =
             "{\"reason\":\"compiler-message\",\"message\":{\"rendered\":\"warning: x\"}}\n";
         let artifact = "{\"reason\":\"compiler-artifact\"}\n";
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn tag_depends_on_content_and_labels() {
+    fn image_tag_depends_on_content_and_labels() {
         let dir = tempfile::tempdir().unwrap();
         let built = [program(dir.path(), "a")];
         let origin = Origin::unreleased();
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_only_newest_archives() {
+    fn only_newest_image_archives_are_kept() {
         let dir = tempfile::tempdir().unwrap();
         for number in 0..KEPT_ARCHIVES + 2 {
             fs::write(dir.path().join(format!("{number}.tar")), "").unwrap();

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reads_start_and_end_of_tests() {
+    fn start_and_end_of_tests_are_parsed() {
         assert_eq!(
             read(r#"{ "type": "test", "event": "started", "name": "a::b" }"#),
             Line::Started("a::b".into())
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_json_behind_other_output() {
+    fn test_result_after_other_output_on_same_line_is_parsed() {
         let line = r#"etcd says{ "type": "test", "event": "started", "name": "x" }"#;
         assert_eq!(read(line), Line::Started("x".into()));
         for other in ["plain text", "{\"level\":\"info\"}", ""] {
@@ -149,13 +149,13 @@ mod tests {
     }
 
     #[test]
-    fn slow_test_warning_is_not_an_end() {
+    fn slow_test_warning_does_not_end_test() {
         let line = r#"{ "type": "test", "event": "timeout", "name": "x" }"#;
         assert_eq!(read(line), Line::Other);
     }
 
     #[test]
-    fn reason_is_the_panic_without_backtrace() {
+    fn failure_reason_is_panic_without_backtrace() {
         let output = "NAME  READY\n\n\
              thread 'a::c' (7) panicked at e2e/src/sandbox.rs:63:13:\n\
              c: waited 180 s for: a pod\n\nCaused by:\n    a stall\n\nStack backtrace:\n   0: main\n";
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn reason_without_panic_is_error_or_last_lines() {
+    fn failure_reason_without_panic_is_error_or_last_lines() {
         assert_eq!(reason("x\nError: no\nbecause\n"), ["Error: no", "because"]);
         let long: Vec<String> = (0..40).map(|line| format!("line {line}")).collect();
         let last = reason(&long.join("\n"));
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn list_contains_tests_and_no_benchmarks() {
+    fn test_list_omits_benchmarks() {
         assert_eq!(
             listed("bootstrap::x: test\nb: benchmark\n\n1 test, 1 benchmark\n"),
             ["bootstrap::x"]

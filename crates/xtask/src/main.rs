@@ -1,6 +1,6 @@
-//! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `image`, `dist`, `site`, `packages`, `prose`, `conformance`
-//! and `testbed`. This crate runs other programs and contains nothing about etcd or Kubernetes objects. It must compile in
-//! seconds, because it installs the packages that the other crates need for compiling.
+//! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `image`, `dist`, `site`, `packages`, `prose`,
+//! `conformance` and `testbed`. This crate runs other programs and contains nothing about etcd or Kubernetes objects.
+//! It must compile in seconds, because it installs the packages that the other crates need for compiling.
 
 mod archive;
 mod checkout;
@@ -62,9 +62,10 @@ enum Command {
     /// `bench --dns cache30 cluster --rounds 10 --json FILE`.
     /// `bench backup --sizes 100,1024 --rounds 3` needs no testbed.
     Bench(drive::Program),
-    /// Break a cluster at random while clients use it, and check what the clients saw; see docs/contributing/testing.md.
+    /// Inject random faults while clients use a cluster, and check the clients' history; see
+    /// docs/contributing/testing.md.
     ///
-    /// The same seed draws the same faults. A failure prints the seed, and keeps the story and the history.
+    /// The same seed gives the same faults. A failed soak prints the seed, and keeps its steps and the clients' history.
     Soak(drive::Soak),
     /// Build the image of the operators as a docker-archive, and print its path, its sizes and its reference.
     ///
@@ -80,8 +81,8 @@ enum Command {
     /// Write every file of a release into one folder: image, chart, manifests, CRDs, bundle for OLM, SBOM, provenance,
     /// checksums.
     ///
-    /// Nothing is published. docs/contributing/releasing.md has the steps of a release. The first build takes about 20 minutes on two
-    /// cores.
+    /// Nothing is published. docs/contributing/releasing.md has the steps of a release. The first build takes about 20
+    /// minutes on two cores.
     Dist(dist::Options),
     /// Build the documentation site from docs with mdBook, check its links and anchors, and print its folder.
     ///

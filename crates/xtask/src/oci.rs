@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn index_leads_to_configuration_and_layer() {
+    fn image_index_refers_to_configuration_and_layer() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("image.tar");
         let written = write(&image(dir.path(), "program"), "r/x:1", &[], &file).unwrap();
@@ -242,7 +242,7 @@ mod tests {
     }
 
     #[test]
-    fn index_contains_images_of_other_architectures() {
+    fn image_index_contains_images_of_other_architectures() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("image.tar");
         let others = [of_other_architecture(dir.path())];
@@ -257,12 +257,12 @@ mod tests {
     }
 
     #[test]
-    fn damaged_archive_is_rejected() {
+    fn damaged_image_archive_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("image.tar");
         write(&image(dir.path(), "program"), "r/x:1", &[], &file).unwrap();
         let mut bytes = fs::read(&file).unwrap();
-        // Damages a blob: only the brackets of the first two files are not in a blob.
+        // Damages a blob: the last `}]` is in a blob, because only the first two files of the archive are not blobs.
         let at = bytes.windows(2).rposition(|pair| pair == b"}]").unwrap();
         bytes[at] = b' ';
         fs::write(&file, bytes).unwrap();

@@ -77,7 +77,7 @@ impl Origin {
     }
 }
 
-/// Whether files of the checkout differ from the commit or are not part of it.
+/// True if files of the checkout differ from the commit or are not part of it.
 pub(crate) fn is_modified() -> Result<bool> {
     Ok(!git(&["status", "--porcelain"])?.is_empty())
 }
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn remote_with_credentials_is_not_published() {
+    fn git_remote_with_credentials_is_not_published() {
         assert_eq!(
             public_address("https://example.com/a/b.git").as_deref(),
             Some("https://example.com/a/b")
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn version_must_be_that_of_the_workspace() {
+    fn release_version_must_match_workspace_version() {
         for good in [VERSION.to_owned(), format!("{VERSION}-rc.1")] {
             check_version(&good).unwrap();
         }

@@ -144,14 +144,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn package_of_two_purposes_is_listed_once() {
+    fn package_needed_for_build_and_testbed_is_listed_once() {
         let all = missing(&[Purpose::Build, Purpose::Testbed], |_| false);
         assert_eq!(all.iter().filter(|name| **name == "gcc").count(), 1);
         assert!(all.contains(&"protobuf-compiler") && all.contains(&"libseccomp-dev"));
     }
 
     #[test]
-    fn nothing_is_missing_if_all_packages_exist() {
+    fn no_package_is_reported_missing_if_all_exist() {
         assert!(missing(&[Purpose::Build, Purpose::Testbed], |_| true).is_empty());
     }
 }

@@ -36,7 +36,7 @@ pub(crate) struct Job {
     pub(crate) vars: Vec<(String, String)>,
     /// Number of tests in the program.
     pub(crate) tests: usize,
-    /// Whether the job must not run concurrently with another serial job.
+    /// True if the job must not run concurrently with another serial job.
     pub(crate) serial: bool,
 }
 
@@ -393,7 +393,7 @@ mod tests {
     const OK: &str = r#"echo '{ "type": "test", "name": "t", "event": "ok", "exec_time": 0.5 }'"#;
 
     #[test]
-    fn collects_outcomes_of_all_programs() {
+    fn outcomes_of_all_test_programs_are_collected() {
         let failed = r#"echo '{ "type": "test", "name": "t", "event": "failed", "stdout": "why" }'; exit 101"#;
         let mut done = run_scripts(&[("a", OK), ("b", failed)]);
         done.tests.sort_by(|one, other| one.name.cmp(&other.name));
@@ -410,7 +410,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_of_crashed_program_fail() {
+    fn running_tests_of_crashed_program_count_as_failed() {
         let dies = format!("{BEGIN}; echo the cause >&2; kill -9 $$");
         let done = run_scripts(&[("a", &dies)]);
         assert_eq!(
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[test]
-    fn failed_program_without_failed_test_is_reported() {
+    fn test_program_that_fails_without_failed_test_is_reported() {
         let done = run_scripts(&[("a", &format!("{OK}; exit 3"))]);
         assert_eq!(done.tests[1].name, "a::(its program)");
         assert!(
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn leftover_process_does_not_block_run() {
+    fn process_left_by_test_program_does_not_block_run() {
         let begun = Instant::now();
         let done = run_scripts(&[("a", &format!("{OK}; sleep 20 &"))]);
         assert_eq!(done.tests.len(), 1);
@@ -450,7 +450,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_jobs_start_before_longest() {
+    fn jobs_of_unknown_duration_start_first() {
         let mut pool = pool(&[Some(1), Some(9), None, Some(3)]);
         let order: Vec<_> = std::iter::from_fn(|| pool.next()).collect();
         assert_eq!(order, [2, 1, 3, 0]);

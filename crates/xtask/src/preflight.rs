@@ -237,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_go_version() {
+    fn go_version_is_parsed() {
         assert_eq!(minor_version("go1.26.8\n"), Some(26));
         assert_eq!(minor_version("go1.27rc1"), Some(27));
         assert_eq!(minor_version("devel"), None);
@@ -250,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn lack_of_space_is_reported_with_variable() {
+    fn lack_of_disk_space_is_reported_with_variable_to_set() {
         let dir = tempfile::tempdir().unwrap();
         let error = space(dir.path(), u64::MAX, "SOME_DIR").unwrap_err();
         assert!(error.to_string().contains("SOME_DIR"));

@@ -19,6 +19,8 @@ mod tools;
 pub(crate) use kubernetes::Kubernetes;
 #[cfg(test)]
 pub(crate) use tools::actionlint;
+#[cfg(test)]
+pub(crate) use tools::promtool;
 pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, hyperlink, mdbook, olm_validate};
 
 /// A part of each cache folder's name. Change this value when the build procedure changes, so that older results are
@@ -30,7 +32,7 @@ struct Build {
     /// The path of the program in the module's cache folder, if the program is not named like its package.
     output: &'static str,
     packages: &'static [&'static str],
-    /// Whether the program is linked with the C library. Only for programs that need it and are in no image.
+    /// True if the program needs the C library. Such a program must not be in an image.
     cgo: bool,
     tags: &'static str,
     /// Linker flags with the version of the program. Those of Kubernetes come from [`Kubernetes::linker_flags`].
@@ -456,7 +458,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn versions_come_from_go_mod() {
+    fn etcd_versions_are_read_from_go_mod() {
         let versions = etcd_versions().unwrap();
         assert_eq!(versions.len(), 5);
         for (version, minor) in versions
@@ -468,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn older_patch_release_comes_first() {
+    fn older_etcd_patch_release_is_listed_first() {
         let versions = etcd_versions().unwrap();
         let patches: Vec<u64> = versions
             .iter()
@@ -487,7 +489,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_required_version_in_both_forms() {
+    fn required_version_is_found_in_both_go_mod_forms() {
         assert_eq!(required("require a/b v1.2.3\n", "a/b").unwrap(), "1.2.3");
         assert_eq!(
             required(
@@ -515,7 +517,7 @@ mod tests {
     }
 
     #[test]
-    fn key_depends_on_sources_and_go_version() {
+    fn cache_key_depends_on_sources_and_go_version() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("go.mod"), "a").unwrap();
         let first = key(dir.path(), "go1").unwrap();

@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rough_durations_are_rounded() {
+    fn estimated_durations_are_rounded() {
         assert_eq!(rough(Duration::from_millis(74_600)), "75 s");
         assert_eq!(rough(Duration::from_secs(22 * 60 + 29)), "22 min");
     }

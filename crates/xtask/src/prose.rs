@@ -25,7 +25,7 @@ use crate::{checkout, shell};
 const SUBJECT_CHARACTERS: usize = 72;
 /// Commits on this branch are published, and are not checked.
 const PUBLISHED: &str = "origin/main";
-/// If no published branch exists, only the commits after this one are checked.
+/// If no published branch exists, only the commits after this commit are checked.
 const RECENT_COMMITS: &str = "HEAD~20";
 /// How often old vocabulary may occur in 1,000 lines of prose (docs/contributing/language.md).
 const VOCABULARY_LIMIT: usize = 40;
@@ -45,7 +45,7 @@ pub(crate) struct Options {
     /// How many passages to sample, in equal shares of doc comments, comments, test names, messages and documents.
     #[arg(long, default_value_t = 60)]
     count: usize,
-    /// Check the subjects of the commits after this one. The default is origin/main or, without it, the last 20.
+    /// Check the subjects of the commits after this commit [default: origin/main, or the last 20 commits without it]
     #[arg(long)]
     base: Option<String>,
 }
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn sample_names_file_line_and_kind() {
+    fn prose_sample_names_file_line_and_kind() {
         let passages = [
             found("a.rs", Kind::Comment, "One."),
             found("b.md", Kind::Document, "Two."),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn measures_lengths_of_documents_only() {
+    fn length_report_covers_only_documents() {
         let long = "word ".repeat(PARAGRAPH_WORDS + 1);
         let report = |kind| length_report(&[found("docs/a.md", kind, &long)]);
         let documents = report(Kind::Document);
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn documents_are_within_limits() {
+    fn documents_have_no_overlong_sentences_or_paragraphs() {
         let report = length_report(&read(&checkout::root()).unwrap());
         assert_eq!(report.matches("in documents: 0\n").count(), 2, "{report}");
     }
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_subjects_over_the_limit() {
+    fn commit_subjects_over_the_limit_are_reported() {
         let fits = format!("abc {}", "s".repeat(SUBJECT_CHARACTERS));
         let long = format!("def {}", "s".repeat(SUBJECT_CHARACTERS + 1));
         let report = subject_report(&[fits, long]);
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[test]
-    fn counts_old_vocabulary_per_thousand_lines() {
+    fn old_vocabulary_is_counted_per_thousand_lines() {
         let passages = [
             found("a.rs", Kind::TestName, "nobody_is_told"),
             found("b.md", Kind::Document, "The operator reports the loss."),
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn reviews_sources_and_documents_only() {
+    fn prose_review_covers_rust_sources_and_documents() {
         for file in ["crates/api/src/lib.rs", "docs/backup.md"] {
             assert!(parser(file).is_some(), "{file}");
         }

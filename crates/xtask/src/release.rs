@@ -34,7 +34,8 @@ pub(crate) fn compile() -> Result<Vec<PathBuf>> {
 }
 
 /// Rejects a program that contains the path of a directory of this machine. The same commit would give another program
-/// where the directory has another path. Paths of one component, like /src, also occur in other paths and are not checked.
+/// where the directory has another path. Paths of one component, like /src, also occur in other paths and are not
+/// checked.
 fn check_folders(program: &Path, folders: &[(PathBuf, &str)]) -> Result<()> {
     let bytes = fs::read(program).with_context(|| program.display().to_string())?;
     let text = String::from_utf8_lossy(&bytes);
@@ -101,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn program_with_folder_of_this_machine_is_rejected() {
+    fn program_that_contains_local_path_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
         let program = dir.path().join("program");
         let folders = [
@@ -116,14 +117,14 @@ mod tests {
     }
 
     #[test]
-    fn target_directory_is_replaced_after_the_checkout() {
+    fn target_directory_path_is_remapped_after_checkout_path() {
         let flags = flags(&folders().unwrap());
         let at = |name: &str| flags.iter().position(|flag| flag.ends_with(name)).unwrap();
         assert!(at("=/source") < at("=/target"), "{flags:?}");
     }
 
     #[test]
-    fn released_program_unwinds_and_checks_overflow() {
+    fn release_profile_unwinds_and_checks_overflow() {
         let text = fs::read_to_string(checkout::root().join("Cargo.toml")).unwrap();
         let (_, profile) = text.split_once("[profile.release]").unwrap();
         for line in [

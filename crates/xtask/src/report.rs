@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn names_stages_slowest_tests_and_reasons() {
+    fn test_report_lists_stages_slowest_tests_and_failure_reasons() {
         let mut report = Report {
             stages: vec![("clippy".into(), Duration::from_secs(3))],
             tests: vec![
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_twenty_slowest_tests() {
+    fn test_report_lists_twenty_slowest_tests() {
         let tests = (1..40)
             .map(|n| test(&format!("t{n}."), Outcome::Passed, n, ""))
             .collect();

@@ -37,7 +37,7 @@ pub(crate) fn inherit(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Polls until `ready` returns true. The error names `what` was not ready in time.
+/// Polls until `ready` returns true. After the time limit, fails with an error that contains `what`.
 pub(crate) fn wait_for(what: &str, limit: Duration, ready: impl FnMut() -> bool) -> Result<()> {
     wait_checking(what, limit, || Ok(()), ready)
 }
@@ -92,7 +92,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn error_contains_output_of_program() {
+    fn error_of_failed_program_contains_its_output() {
         let error =
             output(Command::new("sh").args(["-c", "echo the reason >&2; exit 3"])).unwrap_err();
         assert!(format!("{error}").contains("the reason"), "{error}");
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_times_out() {
+    fn wait_error_names_what_was_not_ready() {
         let error = wait_for("the moon", Duration::from_millis(1), || false).unwrap_err();
         assert!(error.to_string().contains("the moon"));
     }

@@ -64,7 +64,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     shell::output(&mut build)?;
     let mut check = Command::new(&hyperlink);
-    // The standard output has only the folder of the site.
+    // The standard output must contain only the folder of the site.
     check.arg("--check-anchors").arg(&out).stdout(io::stderr());
     shell::inherit(&mut check).context("the site has dead links")?;
     progress::say("the site is in");
@@ -86,7 +86,8 @@ fn check_out(folder: &Path) -> Result<()> {
 
 /// Serves the site. mdBook watches the copies of the pages, so changed pages are copied again.
 fn serve(mdbook: &Path, work: &Path, options: &Options) -> Result<()> {
-    // mdBook does not watch files that the nearest .gitignore lists, and that of the checkout lists the target directory.
+    // mdBook does not watch files that the nearest .gitignore lists. The checkout's .gitignore lists the target
+    // directory.
     let ignored = work.join(".gitignore");
     fs::write(&ignored, "").with_context(|| ignored.display().to_string())?;
     let copies = work.to_path_buf();

@@ -67,7 +67,7 @@ const E2E_PROGRAM: &str = "e2e/e2e";
 #[derive(Debug, Clone, clap::Args)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each one is a flag of the command"
+    reason = "each field is a flag of the command"
 )]
 pub(crate) struct Tests {
     #[command(flatten)]
@@ -280,7 +280,7 @@ impl Run {
         }
     }
 
-    /// The expected duration of the stages after this one.
+    /// The expected duration of all later stages.
     fn later(&self, stage: &str) -> Option<Duration> {
         let after = self.stages.iter().skip_while(|one| **one != stage).skip(1);
         after.map(|one| self.expected(one)).sum()
@@ -503,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn stages_depend_on_options() {
+    fn test_stages_depend_on_options() {
         assert_eq!(options(&["--unit"]).stages(), [COMPILE, UNITS]);
         let e2e = [COMPILE, TESTBED, IMAGE, E2E, BREAKING, DOWN];
         assert_eq!(options(&["--e2e"]).stages(), e2e);
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_in_marked_modules_are_recognized() {
+    fn tests_in_modules_alone_and_serial_are_recognized() {
         assert!(is_in(ALONE, "replace_member::alone::node_lost"));
         assert!(!is_in(ALONE, "scale::grows_alone"));
         assert!(!is_in(ALONE, "scale::alone"));
@@ -555,7 +555,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_filter_without_tests() {
+    fn filter_that_selects_no_test_is_rejected() {
         let mut compiled = Compiled::default();
         let says = |compiled: &Compiled| compiled.ensure_tests("drain").unwrap_err().to_string();
         assert!(says(&compiled).contains("no test of this run has \"drain\""));

@@ -625,7 +625,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lists_missing_and_unready_nodes() {
+    fn missing_and_unready_nodes_are_listed() {
         assert_eq!(
             unready(3, "node-0=True node-1=False node-10=True "),
             ["node-1", "node-2"]

@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn written_durations_are_read() {
+    fn recorded_durations_are_read_in_next_run() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("times.json");
         let mut times = Times::read_from(&file);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn damaged_file_counts_as_empty() {
+    fn damaged_duration_file_counts_as_empty() {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("times.json");
         fs::write(&file, "{\"stages\":{\"x\":-1.0},").unwrap();

@@ -88,7 +88,7 @@ struct Demo {
     steps: Vec<(String, Duration, String)>,
 }
 
-/// What the demo expects to find again after the restore.
+/// Facts about the original cluster that the demo compares with the restored cluster.
 struct Before {
     revision: i64,
     cluster_id: String,

@@ -67,8 +67,8 @@ impl Keyspace {
     }
 
     /// Like [`accept_if_done`], for a request that changes the login itself. If the first attempt succeeded, a retry
-    /// fails, because the client has no token or an outdated one. The request has succeeded if root can log in with
-    /// this password.
+    /// fails, because the client has no valid token. Therefore a login of root with this password proves the success
+    /// of the request.
     async fn ensure_root_login(
         &self,
         is_retry: bool,

@@ -123,7 +123,7 @@ impl SoakClient {
             let kind = match self.dice.below(10) {
                 0..=2 => "get",
                 3..=5 => "put",
-                // A swap must name the value that it expects, and this client knows none yet.
+                // A swap must name the expected value. This client has not read a value of the key yet.
                 _ if known[index].is_empty() => "get",
                 _ => "swap",
             };
@@ -140,7 +140,7 @@ impl SoakClient {
         }
     }
 
-    /// Sends one operation and records it. Returns the value that the key then has.
+    /// Sends one operation and records it. Returns the value of the key after the operation.
     async fn operate(&mut self, kind: &'static str, key: &str, expect: String) -> Result<String> {
         let client = self.client().await?;
         self.written += 1;

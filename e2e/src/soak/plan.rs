@@ -13,7 +13,7 @@ const SIZES: [usize; 3] = [3, 4, 5];
 /// The values of `spec.etcd.snapshotCount`. With a small value, a member that returns after a few writes already needs
 /// a snapshot from the leader.
 const SNAPSHOT_COUNTS: [u32; 4] = [500, 2_000, 10_000, 50_000];
-/// The percentage of steps that contain a change: of the spec, or a backup.
+/// The percentage of steps that contain a change of the spec or a backup.
 const CHANGE_PERCENT: u64 = 60;
 /// The percentage of changes during which a fault happens.
 const FAULT_PERCENT: u64 = 70;
@@ -117,8 +117,8 @@ pub struct Planner {
 }
 
 impl Planner {
-    /// A planner for a seed. `versions` are successive minor releases of etcd. Each can be upgraded to the next one and
-    /// downgraded again. The cluster starts with one of them.
+    /// A planner for a seed. `versions` are successive minor releases of etcd. The cluster starts with a random version
+    /// of these. Upgrades and downgrades change the version by one minor release.
     #[must_use]
     pub fn new(seed: u64, versions: &[String]) -> Self {
         let mut dice = Dice::new(seed, 0);
@@ -221,7 +221,7 @@ impl Planner {
             6..=7 => Fault::LoseVolume { pick },
             8 => Fault::StopNode {
                 pick,
-                // If a node is down for much longer, the operator replaces its members.
+                // If a node is down for a longer time, the operator replaces its members.
                 seconds: 5 + self.dice.below(40),
             },
             9..=10 => Fault::KillOperator {
@@ -294,10 +294,10 @@ mod tests {
         assert_ne!(plan(7, 200), plan(8, 200));
     }
 
-    /// If the plan of a seed changes, a failed soak of an earlier release cannot be repeated. Change this test only if
+    /// If the steps of a seed change, a failed soak of an earlier release cannot be repeated. Change this test only if
     /// the planner must change.
     #[test]
-    fn plan_of_seed_is_stable() {
+    fn seed_gives_same_steps_in_every_release() {
         let steps: Vec<String> = plan(1, 3).iter().map(|step| format!("{step:?}")).collect();
         assert_eq!(steps.join("\n"), STEPS_OF_SEED_1);
     }
@@ -308,7 +308,7 @@ Step { number: 2, change: None, delay: 0ns, fault: Some(DeletePods { count: 1, p
 Step { number: 3, change: Some(SnapshotCount(10000)), delay: 7.762s, fault: Some(LoseVolume { pick: 16 }) }";
 
     #[test]
-    fn changes_are_possible_from_the_spec_before() {
+    fn each_change_is_possible_from_previous_spec() {
         for seed in 0..200 {
             let mut planner = Planner::new(seed, &versions());
             for _ in 0..50 {
@@ -331,7 +331,7 @@ Step { number: 3, change: Some(SnapshotCount(10000)), delay: 7.762s, fault: Some
     }
 
     #[test]
-    fn every_step_leaves_a_recoverable_quorum() {
+    fn faults_affect_at_most_two_pods_and_one_minute() {
         for step in (0..200).flat_map(|seed| plan(seed, 50)) {
             match step.fault {
                 Some(Fault::DeletePods { count, .. } | Fault::KillContainers { count, .. }) => {
@@ -347,7 +347,7 @@ Step { number: 3, change: Some(SnapshotCount(10000)), delay: 7.762s, fault: Some
     }
 
     #[test]
-    fn every_kind_of_step_is_drawn() {
+    fn plan_contains_every_kind_of_change_and_fault() {
         let kind = |text: String| text.split([' ', '(']).next().map(str::to_owned);
         let steps = plan(3, 400);
         let changes: BTreeSet<_> = steps

@@ -19,14 +19,14 @@ use crate::writer::Access;
 const SILENCE: Duration = Duration::from_secs(5);
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// What a watcher has received.
+/// The events that a watcher has received.
 #[derive(Clone, Debug, Default)]
 pub struct WatchRecord {
     /// The events, in the order in which the watcher received them.
     pub events: Vec<Event>,
     /// How often the watcher has connected.
     pub connections: usize,
-    /// Why the watcher cannot continue. `None` if it can.
+    /// Why the watcher cannot continue. `None` if the watcher can continue.
     pub failure: Option<String>,
 }
 

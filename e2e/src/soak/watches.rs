@@ -8,7 +8,7 @@ use super::watchers::WatchRecord;
 /// The number of violations of one kind that are listed in full.
 const MOST_REPORTED: usize = 5;
 
-/// Checks what the watchers received:
+/// Checks the events that the watchers received:
 ///
 /// - The events of a watcher are in the order of their revisions, without duplicates, also after a reconnection.
 /// - No event is missing: the versions of a key have no gap, and all watchers received the same events.

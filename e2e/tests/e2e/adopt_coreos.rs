@@ -113,8 +113,8 @@ fn service(owner: &Value, name: &str, headless: bool) -> Value {
     service
 }
 
-/// A pod of the old cluster. `initial_members` are the members in its `--initial-cluster`. The last one is the member
-/// of this pod. If it is also the first, the pod bootstraps the cluster.
+/// A pod of the old cluster. `initial_members` are the members in its `--initial-cluster`; the last name is the member
+/// of this pod. With a single name, the pod bootstraps the cluster.
 fn pod(
     sandbox: &Sandbox,
     owner: &Value,
@@ -197,8 +197,8 @@ fn pod(
             "labels": { "app": "etcd", "etcd_node": name, "etcd_cluster": "c" } },
         "spec": {
             "hostname": name, "subdomain": "c", "automountServiceAccountToken": false,
-            // With TLS, members accept a new member only after DNS contains its name. A restart repeats the attempt, as
-            // the init container would wait.
+            // With TLS, members accept a new member only after DNS contains its name. In the original pod, an init
+            // container waits for DNS. Here, the container restarts until DNS contains the name.
             "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },

@@ -60,7 +60,7 @@ async fn killed_containers_restart_with_their_data() {
 
 /// All pods of a cluster without volumes are deleted. The status reports the loss and the command for a recovery.
 #[tokio::test]
-async fn reports_total_loss_without_new_bootstrap() {
+async fn loss_of_all_data_is_reported_without_new_bootstrap() {
     cluster_scenario("nothing_left", async |sandbox| {
         sandbox.apply(&cluster(&sandbox.env, "c", 3)?).await?;
         sandbox.await_members("c", 3).await?;
@@ -92,8 +92,8 @@ async fn reports_total_loss_without_new_bootstrap() {
     .await;
 }
 
-/// Waits until none of the pods in `before` exists and as many new pods are ready. The status is not used, because it
-/// may show the states in between too briefly.
+/// Waits until none of the pods in `before` exists and as many new pods are ready. The function does not read the
+/// status, because a poll may miss short intermediate states there.
 async fn await_other_pods(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     let old: Vec<_> = before.iter().map(|pod| &pod.metadata.uid).collect();
     until("every member has a new pod", DEADLINE, async || {

@@ -1,6 +1,5 @@
 //! A backup or restore without a Secret uses the operator's cloud identity, but only in locations that an administrator
-//! has granted to the namespace. All other locations are rejected. The test of cluster-wide operators contains these
-//! steps.
+//! has granted to the namespace. All other locations are rejected. `clusterwide.rs` runs these steps.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -179,7 +178,7 @@ pub(crate) async fn only_granted_identity_is_used(
     let backups = allowed.objects(Kind::EtcdBackup);
     let done = await_complete(&backups, "kept", DEADLINE).await?;
     ensure!(*field(&done, "/status/location") == format!("s3://{path}"));
-    // In this order: another location, another namespace, and a location whose name only begins like the granted one.
+    // `adjacent` begins with the name of the granted location, but is another location.
     let adjacent = format!("{}-b/etcd", grant.place);
     is_refused(allowed, Kind::EtcdBackup, "adjacent", &adjacent).await?;
     is_refused(other, Kind::EtcdBackup, "foreign", &path).await?;

@@ -1,5 +1,5 @@
 //! A member fails while the API server is down. Clients are served, and the operator repairs the member after the
-//! outage. The test of reboots contains this step.
+//! outage. `node_reboot.rs` runs this step.
 
 use anyhow::{Context, Result};
 use e2e::objects::{leader, node_of};

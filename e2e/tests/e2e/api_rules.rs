@@ -1,4 +1,4 @@
-//! The API server accepts valid manifests and rejects invalid ones, without operators. The manifests are the cases of
+//! The API server accepts valid and rejects invalid manifests, without operators. The manifests are the cases of
 //! the unit tests, the examples of this project, and the manifests of coreos/etcd-operator v0.9.4.
 
 use std::path::Path;

@@ -106,7 +106,7 @@ fn managed(enabled: bool) -> String {
 /// The operator enables authentication, changes the password, and disables authentication. A restored cluster has the
 /// users of its backup.
 #[tokio::test]
-async fn operator_enables_auth_changes_password_disables_auth() {
+async fn operator_enables_and_disables_auth_and_changes_password() {
     scenario_without_leaks("auth", async |sandbox| {
         let bucket = bucket(sandbox).await?;
         create_cluster(sandbox, 3, &managed(true)).await?;
@@ -134,7 +134,7 @@ async fn password_changes_and_backup_keeps_its_own(
 ) -> Result<()> {
     sandbox.apply(&secret(SECOND)).await?;
     // The restored cluster has the password of the backup, but the Secret contains the second password. The restore
-    // reports this.
+    // reports this difference.
     let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", path, "");
     sandbox.apply(&manifest).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
@@ -150,7 +150,7 @@ async fn password_changes_and_backup_keeps_its_own(
         },
     )
     .await?;
-    // The test does not trigger a reconcile, because the operator reads each Secret once a minute.
+    // No reconcile is triggered: the operator must read the Secret in its regular interval of a minute.
     await_password(sandbox, "c", SECOND).await?;
     ensure!(
         !accepts_password(sandbox, "c", FIRST).await?,
@@ -211,10 +211,10 @@ async fn disable_auth(sandbox: &Sandbox) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// The user enables authentication and changes the password. The EtcdCluster names the Secret with the password. So
-/// does a backup that uses endpoints. A restored cluster has the users of its backup.
+/// The user enables authentication and changes the password. The EtcdCluster and a backup by endpoints name the Secret
+/// with the password. A restored cluster has the users of its backup.
 #[tokio::test]
-async fn operators_log_in_where_user_manages_auth() {
+async fn operators_log_in_if_user_manages_auth() {
     scenario_without_leaks("auth_of_the_user", async |sandbox| {
         let bucket = bucket(sandbox).await?;
         create_cluster(sandbox, 1, "  auth: {secret: root}\n").await?;
@@ -273,7 +273,7 @@ async fn endpoints_are_backed_up(sandbox: &Sandbox, bucket: &Bucket) -> Result<S
 }
 
 /// Restores the backup in place and into a new cluster. The spec of the existing cluster and the template of the new
-/// one name the Secret.
+/// cluster name the Secret.
 async fn is_restored(sandbox: &Sandbox, path: &str) -> Result<()> {
     let (env, namespace, s3) = (&sandbox.env, &sandbox.namespace, sandbox.env.s3()?);
     let version = crate::fixtures::newest_version(env)?;

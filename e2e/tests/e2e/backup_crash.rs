@@ -1,5 +1,5 @@
 //! The backup operator crashes between the writes of a backup, to S3 and to a PVC. The next process completes the
-//! backup, and does not repeat a complete one. The test of backups on a PVC contains this step.
+//! backup, and does not repeat a complete backup. `backup_pvc.rs` runs these steps.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -23,8 +23,8 @@ struct Crash {
     adopted: bool,
 }
 
-/// Backups to a PVC and to S3 alternate. So a process that crashes during a backup of one kind has completed a backup
-/// of the other kind.
+/// Backups to a PVC and to S3 alternate. So each process completes a backup of one kind before it crashes during a
+/// backup of the other kind.
 const CRASHES: [Crash; 5] = [
     Crash {
         point: "backup-before-commit",

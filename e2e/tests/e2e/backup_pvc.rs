@@ -33,7 +33,7 @@ fn backup_pod_selector() -> ListParams {
     ListParams::default().labels("app.kubernetes.io/name=etcd-backup")
 }
 
-/// Waits until no backup pod exists. Each backup pod is deleted after its work.
+/// Waits until no backup pod exists. The operator deletes each backup pod after its work.
 async fn await_no_pods(sandbox: &Sandbox) -> Result<()> {
     let ours = backup_pod_selector();
     until("no backup pod is left", DEADLINE, async || {

@@ -98,7 +98,7 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
         "the status has revision {revision}"
     );
 
-    // The bucket contains nothing but the backup and its manifest, not even an unfinished upload.
+    // The bucket contains only the backup and its manifest, and no unfinished upload.
     let objects = bucket.keys().await?;
     ensure!(objects == [KEY, MANIFEST], "{objects:?}");
     ensure!(bucket.unfinished_uploads().await? == 0);

@@ -17,8 +17,7 @@ use crate::fixtures::{cluster, cluster_with, root};
 
 const MANIFEST: &str = ".manifest.json";
 pub(crate) const OPERATOR: &str = "app.kubernetes.io/component=etcd-backup-operator";
-/// Keys that belong to somebody else, although their names begin like the backups of `etcd`. Retention must not delete
-/// them.
+/// Keys of other software, although their names begin like the backups of `etcd`. Retention must not delete these keys.
 const SIBLINGS: [&str; 3] = [
     "etcd-prod_v9_2019-01-01-00:00:00",
     "etcd_v2_v9_2019-01-01-00:00:00",
@@ -120,7 +119,7 @@ async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Res
 async fn backup_schedules_survive_restarts_and_apply_retention() {
     scenario("backup_schedule", async |sandbox| {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        // The backups of the second cluster are made during the other steps, so it is created first.
+        // The cluster with a schedule is created first, because its backups are made during the other steps.
         let own = bucket(sandbox, "own").await?;
         let scheduled = cluster_with_schedule(sandbox, &own)?;
         let plain = cluster(&sandbox.env, "c", 1)?;
@@ -318,7 +317,7 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
             "-o",
             "name",
         ];
-        // It takes a moment until the rights of a new RoleBinding take effect.
+        // The rights of a new RoleBinding take effect after a short delay.
         let created = until_allowed("the account may create a backup", DEADLINE, async || {
             let created = kubectl::run_with_input(&sandbox.env, &create, Some(&manifest));
             Ok(Poll::Done(created.await?))
@@ -366,7 +365,7 @@ mod full {
     use crate::fixtures::cluster;
 
     #[tokio::test]
-    async fn retention_deletes_across_pages_of_a_bucket() {
+    async fn retention_deletes_backups_beyond_first_list_page() {
         scenario("retention_pages", async |sandbox| {
             let s3 = sandbox.env.s3()?;
             sandbox.apply(&aws_secret(s3, "aws")).await?;
@@ -404,8 +403,8 @@ mod full {
             )
             .await?;
             let left = bucket.keys().await?;
-            // The bucket contains the new backup, its manifest, the two newest old backups, and the keys of somebody
-            // else.
+            // The bucket contains the new backup, its manifest, the two newest old backups, and the keys of other
+            // software.
             let count = left.len();
             ensure!(count == 4 + SIBLINGS.len(), "{count} left: {left:?}");
             let is_left = |sibling: &&str| left.iter().any(|key| key == sibling);

@@ -12,8 +12,8 @@ use crate::fixtures::cluster;
 use crate::restore_sources::await_equal_restore;
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
-/// Lines under `spec` of the two cases. Without a policy, the backup is stored at the path itself. With a policy, its
-/// name contains the revision, and it is compressed.
+/// Lines under `spec` without and with a `backupPolicy`. Without a policy, the backup is stored at the path itself.
+/// With a policy, its name contains the revision, and it is compressed.
 const POLICIES: [(&str, &str); 2] = [
     ("once", ""),
     (
@@ -24,7 +24,7 @@ const POLICIES: [(&str, &str); 2] = [
 
 struct Store {
     name: &'static str,
-    /// Lines under `spec` of an EtcdBackup. `PATH` stands for the path.
+    /// Lines under `spec` of an EtcdBackup. The test replaces `PATH` by the path.
     block: String,
     /// The prefix of the location in the status.
     scheme: &'static str,
@@ -93,7 +93,7 @@ fn secrets(sandbox: &Sandbox) -> Result<String> {
 }
 
 #[tokio::test]
-async fn every_store_stores_and_restores_backups() {
+async fn every_store_type_saves_and_restores_backups() {
     bare_scenario("backup_stores", async |sandbox| {
         let local = "backups.localVolume.emptyDir.sizeLimit=64Mi";
         sandbox.install_operators_with(&["--set", local]).await?;

@@ -1,5 +1,5 @@
-//! Mistakes of users are rejected by the schema, or explained by a condition and an Event. They do not affect other
-//! objects. The test of the API server's rules contains all cases of the schema.
+//! Mistakes of users are rejected by the schema, or reported by a condition and an Event. They do not affect other
+//! objects. `api_rules.rs` covers all rules of the schema.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -98,14 +98,14 @@ fn object(kind: Kind, name: &str, spec: &str) -> String {
 
 /// Invariant 15: an invalid object that the API server has stored delays no other object.
 #[tokio::test]
-async fn invalid_clusters_are_rejected_or_explained() {
+async fn invalid_clusters_are_rejected_or_reported() {
     cluster_scenario("bad_cluster", async |sandbox| {
         let zero = object(Kind::EtcdCluster, "zero", "{size: 0}");
         ensure_rejected(sandbox, &zero, "size").await?;
 
         let version = newest_version(&sandbox.env)?;
         let unreal = "{size: 1, version: \"3.6.999\"}";
-        // The operator does not support this field, so it has no effect.
+        // This field has no effect, because the operator does not support it.
         let later = format!("{{size: 1, version: \"{version}\", pod: {{busyboxImage: busybox}}}}");
         // The named Secrets do not exist. The operator must not start a member without the requested encryption.
         let secret = format!(
@@ -143,7 +143,7 @@ async fn invalid_clusters_are_rejected_or_explained() {
 }
 
 #[tokio::test]
-async fn invalid_backups_and_restores_are_rejected_or_explained() {
+async fn invalid_backups_and_restores_are_rejected_or_reported() {
     scenario("bad_backup", async |sandbox| {
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         let early = restores_of_nothing(sandbox, &bucket);

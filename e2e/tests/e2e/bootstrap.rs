@@ -79,8 +79,8 @@ async fn three_members(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
-/// Members, their Services and the client Service have addresses of the testbed's IP family, and no others. The run of
-/// the tests over IPv6 thereby proves that it used IPv6.
+/// Members, their Services and the client Service have only addresses of the testbed's IP family. Without this check, a
+/// test run for IPv6 could use IPv4.
 async fn ip_family(sandbox: &Sandbox) -> Result<()> {
     let Some(family) = sandbox.env.ip_family.as_deref() else {
         return Ok(());

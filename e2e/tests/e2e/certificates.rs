@@ -21,7 +21,7 @@ pub(crate) const STATIC: &str = "  TLS:
       operatorSecret: operator
 ";
 
-/// The DNS names that the documentation of v1beta2 requires in certificates: those of the pods and of the client
+/// The DNS names that the documentation of v1beta2 requires in certificates: the names of the pods and of the client
 /// Service.
 pub(crate) fn pod_dns_names(sandbox: &Sandbox, cluster: &str) -> Vec<String> {
     let namespace = &sandbox.namespace;
@@ -91,8 +91,8 @@ pub(crate) async fn await_tls_ready(sandbox: &Sandbox, cluster: &str, says: &str
     .map(drop)
 }
 
-/// Like [`until`], but makes the operator and the kubelets read the Secrets of cluster `c` every few seconds. Without
-/// this they read them once a minute.
+/// Like [`until`], but makes the operator and the kubelets read the Secrets of cluster `c` every few seconds instead of
+/// once a minute.
 pub(crate) async fn until_with_reads<T>(
     sandbox: &Sandbox,
     what: &str,
@@ -114,7 +114,7 @@ pub(crate) async fn until_with_reads<T>(
     .await
 }
 
-/// A cluster of three members loses one, grows to five, and shrinks to three.
+/// Deletes the pod of one of three members, scales the cluster to five members, and scales it back to three.
 pub(crate) async fn change_members(sandbox: &Sandbox, cluster: &str) -> Result<()> {
     let pods = sandbox.member_pods(cluster).await?;
     if let Some(pod) = pods.first() {

@@ -197,7 +197,7 @@ async fn is_installed_again(sandbox: &Sandbox) -> Result<()> {
 }
 
 #[tokio::test]
-async fn chart_values_are_checked_by_schema() {
+async fn invalid_chart_values_are_rejected_by_schema() {
     let outcome: Result<()> = async {
         let env = Env::from_vars()?;
         let path = env.chart.to_string_lossy().into_owned();

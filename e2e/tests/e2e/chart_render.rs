@@ -42,8 +42,8 @@ async fn render(env: &Env, values: &Value) -> Result<String> {
     chart::helm(env, &words).await
 }
 
-/// The rendered objects, by KIND/NAME. Objects with the same kind and name have the key NAMESPACE/KIND/NAME, except the
-/// first one.
+/// The rendered objects, by KIND/NAME. If objects have the same kind and name, all but the first have the key
+/// NAMESPACE/KIND/NAME.
 fn objects(rendered: &str) -> Result<BTreeMap<String, Value>> {
     let mut found = BTreeMap::new();
     for document in serde_yaml_ng::Deserializer::from_str(rendered) {
@@ -94,7 +94,7 @@ async fn check(env: &Env, case: &Case) -> Result<()> {
 }
 
 #[tokio::test]
-async fn every_chart_value_has_its_effect() {
+async fn every_chart_value_changes_rendered_objects() {
     let outcome: Result<()> = async {
         let env = Env::from_vars()?;
         let cases: Vec<Case> = read("e2e/fixtures/chart/values.yaml")?;
@@ -119,7 +119,7 @@ fn set(values: &mut Value, path: &str) {
 }
 
 #[tokio::test]
-async fn values_of_the_old_chart_are_rejected_with_the_new_name() {
+async fn old_chart_values_are_rejected_with_new_names() {
     const OPERATORS: [&str; 3] = ["clusterOperator", "backupOperator", "restoreOperator"];
     let outcome: Result<()> = async {
         let env = Env::from_vars()?;

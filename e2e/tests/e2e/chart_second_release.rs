@@ -1,6 +1,6 @@
-//! A second release of the chart in another namespace. It can be installed without flags. If the installed CRDs are at
-//! least as new, it leaves them to the release that owns them. When the first release is uninstalled, the second one
-//! takes over its namespace (`scopes.rs`).
+//! A second release of the chart is installed in another namespace without flags. If the installed CRDs are at least as
+//! new as its own, the second release does not change them. After the first release is uninstalled, the second release
+//! manages the namespace of the first release (`scopes.rs`).
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::sandbox::RELEASE;
@@ -81,7 +81,7 @@ async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbo
         bail!("the second release changed CRDs of the first release");
     };
     ensure!(error.to_string().contains(&first.namespace), "{error}");
-    // The test has changed the label with kubectl, so Helm needs a flag to change it back.
+    // The test has changed the label with kubectl, so Helm needs a flag to reset the label.
     install(first, &["--force-conflicts"]).await?;
     install(second, &[]).await.map(drop)
 }
@@ -110,7 +110,8 @@ async fn share_crds(first: &Sandbox, second: &Sandbox) -> Result<()> {
     forget_owner(second).await
 }
 
-/// In the module `alone`, because the test changes the owner of the CRDs, on which other tests of the chart depend.
+/// In the module `alone`, because the test changes the owner of the CRDs. Other tests of the chart depend on this
+/// owner.
 mod alone {
     use e2e::sandbox::{RELEASE, bare_scenario};
     use e2e::{Sandbox, chart};
@@ -118,7 +119,7 @@ mod alone {
     use super::share_crds;
 
     #[tokio::test]
-    async fn second_release_leaves_crds_to_their_owner() {
+    async fn second_release_does_not_change_crds_of_first_release() {
         bare_scenario("chart_first_release", async |first| {
             let second = Sandbox::create("chart_second_release").await?;
             let outcome = share_crds(first, &second).await;

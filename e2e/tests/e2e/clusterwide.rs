@@ -1,5 +1,6 @@
-//! Cluster-wide operators and a namespaced operator share a Kubernetes cluster. The annotation of an object selects its
-//! manager. If an object has no manager, its status says so. The cluster-wide operators have their own cloud identity.
+//! Cluster-wide operators and a namespaced operator share a Kubernetes cluster. The annotation of an object selects the
+//! operators that manage it. If no operator manages an object, its status says so. The cluster-wide operators have a
+//! separate cloud identity.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_complete, await_object, condition};
@@ -209,7 +210,7 @@ mod serial {
     use crate::ambient_identity::remove_policies;
 
     #[tokio::test]
-    async fn clusterwide_operators_manage_annotated_objects_with_granted_identity() {
+    async fn clusterwide_operators_manage_only_annotated_objects() {
         cluster_scenario("clusterwide_own", async |namespaced| {
             let wide = Sandbox::create("clusterwide").await?;
             let empty = Sandbox::create("clusterwide_none").await?;

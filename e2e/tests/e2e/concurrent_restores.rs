@@ -1,5 +1,5 @@
 //! Two EtcdRestores restore into the same cluster at the same time: first into a new cluster, then into an existing
-//! one. The test of all sources contains these steps.
+//! cluster. `restore_sources.rs` runs these steps.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::manifests::restore_with;
@@ -49,8 +49,8 @@ async fn ended(sandbox: &Sandbox, name: &str) -> Result<DynamicObject> {
     .await
 }
 
-/// Ensures that the EtcdRestore was rejected because of the other one. Its message must contain one of the texts in
-/// `why`, and it must have no finalizer.
+/// Ensures that the EtcdRestore was rejected because of the other EtcdRestore. Its message must contain one of the
+/// texts in `why`, and it must have no finalizer.
 fn ensure_rejected(refused: &DynamicObject, why: &[&str]) -> Result<()> {
     let message = conditions_line(refused);
     ensure!(has_failed_for(refused, "ClusterExists"), "{message}");
@@ -155,7 +155,7 @@ pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Source
         .map(drop)
 }
 
-/// One of the backups is restored completely over the cluster `c`. It does not matter which one.
+/// Exactly one of the two backups is restored over the cluster `c`.
 pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -> Result<()> {
     let before = sandbox.await_members("c", 1).await?;
     let both = restore_both(sandbox, sources, "over", "c", "  overwrite: true\n").await?;

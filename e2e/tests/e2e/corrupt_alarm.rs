@@ -12,7 +12,7 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::await_one_volume_per_member;
 
 #[tokio::test]
-async fn corrupt_alarm_replaces_member_and_restores_writes() {
+async fn member_with_corrupt_alarm_is_replaced_and_writes_resume() {
     cluster_scenario("corrupt_alarm", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;

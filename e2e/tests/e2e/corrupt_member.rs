@@ -29,7 +29,7 @@ const DAMAGE: [(&str, &str, SelectMember); 2] = [
 ];
 
 #[tokio::test]
-async fn replaces_member_with_damaged_data() {
+async fn member_with_damaged_data_is_replaced() {
     cluster_scenario("corrupt_member", async |sandbox| {
         let testbed = Testbed::of(sandbox)?;
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;

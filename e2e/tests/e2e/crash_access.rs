@@ -92,11 +92,14 @@ async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
     keys.verify("kept/", KEYS).await.map(drop)
 }
 
-/// The operator leaves these states when it crashes: authorities exist without certificates; the user root exists while
-/// authentication is disabled; one of two recorded passwords is valid; authentication is disabled while passwords are
-/// recorded.
+/// The crashes leave these states:
+///
+/// - authorities without certificates
+/// - a user root while authentication is disabled
+/// - two recorded passwords, of which one is valid
+/// - recorded passwords while authentication is disabled
 #[tokio::test]
-async fn access_survives_operator_crashes_during_changes() {
+async fn clients_keep_access_after_operator_crashes() {
     cluster_scenario_without_leaks("crash_access", async |sandbox| {
         sandbox.apply(&secret(&password(0))).await?;
         let mut operator = CrashingOperator {
@@ -166,13 +169,13 @@ mod full {
     use crate::tls_generated::value;
 
     #[tokio::test]
-    async fn certificates_resume_after_crash_before_every_write() {
+    async fn certificate_changes_resume_after_crash_before_every_write() {
         cluster_scenario_without_leaks("crash_certificates", async |sandbox| {
             let mut operator = CrashingOperator {
                 sandbox,
                 crashes: 0,
             };
-            // All clusters that were created so far. A later call needs a new cluster, because an existing one may
+            // All clusters that were created so far. A later call needs a new cluster, because existing clusters may
             // already have passed the failpoint.
             let made = RefCell::new(Vec::new());
             let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
@@ -272,7 +275,7 @@ mod full {
     }
 
     #[tokio::test]
-    async fn access_changes_resume_after_crash_before_every_write() {
+    async fn auth_and_policy_changes_resume_after_crash_before_every_write() {
         cluster_scenario_without_leaks("crash_access", async |sandbox| {
             sandbox.apply(&secret(&password(0))).await?;
             let auth = "  auth: {secret: root}\n";

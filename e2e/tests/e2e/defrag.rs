@@ -1,5 +1,5 @@
 //! A database with much free space is defragmented while clients write. Members are defragmented one at a time. The
-//! leader is the last, after it has transferred its leadership.
+//! leader comes last, after it has transferred its leadership.
 
 use std::collections::BTreeSet;
 
@@ -89,7 +89,7 @@ async fn await_compacted(sandbox: &Sandbox, members: &[String]) -> Result<()> {
 }
 
 #[tokio::test]
-async fn defragments_members_one_by_one_leader_last() {
+async fn members_are_defragmented_one_by_one_with_leader_last() {
     cluster_scenario("defrag", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
@@ -152,7 +152,8 @@ async fn defragments_members_one_by_one_leader_last() {
         }
         let after = sandbox.await_members("c", 3).await?;
         same_members(&before, &after)?;
-        // On a busy machine, other elections can happen. Then the leader at each time is not known.
+        // On a busy machine, additional elections can happen. The order is then not checked, because the leader may
+        // have changed.
         if elections(sandbox, other).await? < elected + 1.5 {
             ensure!(
                 members[2]["name"] == led.as_str(),

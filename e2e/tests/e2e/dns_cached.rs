@@ -1,5 +1,5 @@
-//! DNS caches for 30 s that a name exists, or that it does not exist. kubeadm before 1.33 and NodeLocal DNS do the
-//! same. The test of reboots contains this step.
+//! DNS caches its answers for 30 s, also answers that a name does not exist. kubeadm before 1.33 and NodeLocal DNS use
+//! such caches. `node_reboot.rs` runs this step.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{leader, ready_members};

@@ -1,10 +1,10 @@
-//! The DNS of the Kubernetes cluster is down. The test of reboots contains this step. What must happen:
+//! The DNS of the Kubernetes cluster is down (a step of `node_reboot.rs`). During the outage:
 //!
 //! - Running members continue, because their connections exist. Clients that are connected or know an address are
 //!   served. If a follower is lost, the other members remain a quorum.
 //! - The operator stays ready. It does not change members that it cannot reach.
-//! - The operator creates a lost pod again on its volume at once, because this needs only the Kubernetes API. The etcd
-//!   in the pod starts, and joins the others when DNS works again.
+//! - The operator immediately creates a lost pod again on its volume, because this needs only the Kubernetes API. etcd
+//!   in the new pod connects to the other members when DNS works again.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::follower;

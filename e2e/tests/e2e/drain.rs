@@ -1,5 +1,5 @@
 //! An administrator drains a node. The disruption budget admits one eviction at a time, and the cluster continues to
-//! serve. The test of lost nodes contains this step.
+//! serve. `node_loss.rs` runs this step.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, members, node_of};

@@ -53,7 +53,7 @@ async fn are_created(sandbox: &Sandbox, text: &str, objects: &[Value]) -> Result
     let quota: ResourceQuota = serde_json::from_value(quota)?;
     let quotas = sandbox.api::<ResourceQuota>();
     quotas.create(&PostParams::default(), &quota).await?;
-    // The API server enforces the quota only after it was counted.
+    // The API server enforces the quota only after the quota controller has counted the pods.
     until("the quota is used up", DEADLINE, async || {
         let used = quotas
             .get("no-members")
@@ -98,7 +98,7 @@ async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
             Some("EtcdRestore") => Kind::EtcdRestore,
             _ => continue,
         };
-        // Operators for one namespace ignore it. The test of cluster-wide operators uses this example.
+        // Operators for one namespace ignore annotated objects. `clusterwide.rs` tests the annotated example.
         if object.pointer(SCOPE).is_none() {
             let name = object["metadata"]["name"].as_str();
             accepted.push(is_accepted(sandbox, kind, name.context("no name")?));

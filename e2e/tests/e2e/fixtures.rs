@@ -8,7 +8,7 @@ use k8s_openapi::api::authorization::v1::SubjectAccessReview;
 use kube::api::{Api, PostParams};
 use serde_json::json;
 
-/// The etcd version that most tests use: the newest one on the testbed.
+/// The etcd version that most tests use: the newest version on the testbed.
 pub(crate) fn newest_version(env: &Env) -> Result<String> {
     env.etcd_versions
         .last()

@@ -193,7 +193,7 @@ async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> R
 /// The old and the new members have certificates of the same CA. The old members verify the names of their peers in
 /// DNS.
 #[tokio::test]
-async fn joins_statefulset_with_tls_without_lost_writes() {
+async fn cluster_joins_statefulset_with_tls_without_lost_writes() {
     cluster_scenario_without_leaks("join_statefulset_tls", async |sandbox| {
         let (version, namespace) = (newest_version(&sandbox.env)?, &sandbox.namespace);
         let domains = ["", ".cluster.local"];
@@ -218,7 +218,7 @@ mod full {
     use super::*;
 
     #[tokio::test]
-    async fn joins_statefulset_without_lost_writes() {
+    async fn cluster_joins_statefulset_without_lost_writes() {
         cluster_scenario("join_statefulset", async |sandbox| {
             let version = newest_version(&sandbox.env)?;
             make_old(sandbox, &version, Form::Plain).await?;

@@ -76,7 +76,7 @@ pub(crate) struct Case {
 }
 
 impl Case {
-    /// Makes the change. Returns false if the API server rejects it, because then no user can make it.
+    /// Makes the change. Returns false if the API server rejects the change.
     pub(crate) async fn apply(&self, sandbox: &Sandbox) -> Result<bool> {
         let (kind, name) = &self.object;
         let api = objects_of(sandbox, kind)?;

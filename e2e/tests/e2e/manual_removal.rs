@@ -67,8 +67,8 @@ async fn manually_removed_members_keep_their_volumes() {
         let writer = Writer::start(sandbox, "c").await?;
         let victim = follower(&before)?;
         let id = member_id(&before, &victim)?;
-        // The test does not use the client Service, because it may select the member that is being removed. This member
-        // ends before it responds.
+        // The request does not use the client Service, because it may select the removed member, which ends before it
+        // responds.
         let leader = leader(&before)?;
         let words = ["exec", &leader, "--", "etcdctl", "member", "remove", &id];
         // etcd rejects a removal until all voters have been connected for 5 s.

@@ -9,7 +9,7 @@ use kube::api::{DynamicObject, ListParams};
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
-/// The members that the tests lose, one after the other.
+/// The members that each test loses, in this order.
 const VICTIMS: [(&str, SelectMember); 2] = [("a follower", follower), ("the leader", leader)];
 
 pub(crate) type SelectMember = fn(&DynamicObject) -> Result<String>;

@@ -131,7 +131,7 @@ mod alone {
     use crate::fixtures::{DURABLE, cluster, cluster_with};
 
     #[tokio::test]
-    async fn members_survive_reboots_and_outages() {
+    async fn members_survive_node_reboots_and_outages() {
         cluster_scenario("node_reboot", async |sandbox| {
             Testbed::with_faults(sandbox, async |testbed| {
                 sandbox.apply(&cluster(&sandbox.env, "plain", 3)?).await?;

@@ -17,8 +17,8 @@ use serde::de::DeserializeOwned;
 use crate::fixtures::cluster;
 
 const OPERATOR: &str = "etcd-operator";
-/// How late most clusters may start, even on a busy machine. If the operator waited for the cluster that hangs, most
-/// clusters would start later. A short freeze of the machine delays only one or two clusters.
+/// The longest acceptable start delay of most clusters, even on a busy machine. If the operator waited for the cluster
+/// that hangs, most clusters would start later. A short freeze of the machine delays only one or two clusters.
 const MAX_START_DELAY: Duration = Duration::from_secs(5);
 /// Maximum memory of the operator with ten clusters, in bytes.
 const MAX_MEMORY: f64 = 64.0 * 1024.0 * 1024.0;
@@ -99,14 +99,14 @@ async fn others_are_managed(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<
 }
 
 #[tokio::test]
-async fn hanging_cluster_does_not_delay_others() {
+async fn hanging_cluster_does_not_delay_other_clusters() {
     cluster_scenario("noisy_neighbor", async |sandbox| {
         let testbed = Testbed::of(sandbox)?;
         sandbox.apply(&cluster(&sandbox.env, "hanging", 3)?).await?;
         sandbox.await_members("hanging", 3).await?;
         let outcome = others_are_managed(sandbox, &testbed).await;
-        // The test continues the stopped processes, because they would block the deletion of the namespace. The cluster
-        // must recover then.
+        // The stopped processes continue, because they would block the deletion of the namespace. Then the cluster must
+        // recover.
         signal_members(sandbox, &testbed, "hanging", "SIGCONT").await?;
         outcome?;
         sandbox.await_members("hanging", 3).await.map(drop)

@@ -38,7 +38,7 @@ pub(crate) async fn await_writable(keys: &Keyspace) -> Result<()> {
 }
 
 #[tokio::test]
-async fn full_database_accepts_writes_after_deletion() {
+async fn full_database_accepts_writes_after_keys_are_deleted() {
     cluster_scenario("nospace", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, SMALL)?;
         sandbox.apply(&manifest).await?;
@@ -46,7 +46,7 @@ async fn full_database_accepts_writes_after_deletion() {
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
         keys.fill("kept/", 100, |_| {}).await?;
 
-        // Each write uses another key, so the history contains nothing to compact, and the database gets full at last.
+        // Each write uses another key, so the history contains nothing to compact, and the database finally gets full.
         // Until then, the operator frees space repeatedly. The values are small, because large values would leave much
         // free space in the file.
         let clusters = sandbox.objects(Kind::EtcdCluster);

@@ -33,7 +33,7 @@ const ISSUED: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 /// The base64 encoding of `-----BEGIN`.
 const PEM: &str = "LS0tLS1CRUdJTi";
 /// Annotations that must exist, but may have any value: fingerprints, which change when a certificate is issued again,
-/// and the mark of a Service.
+/// and the mark `started` of a Service.
 const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/started",
     "etcd.database.coreos.com/authorities",
@@ -241,16 +241,16 @@ async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObje
     Ok(())
 }
 
-/// Whether the test changes the object. One member represents all members, so the objects of the members in `others`
-/// are left out.
+/// Whether the test changes the object. The test changes the objects of only one member, so the objects of the members
+/// in `others` are left out.
 fn is_represented((_, name): &Name, others: &[String]) -> bool {
     !others
         .iter()
         .any(|member| name.starts_with(member.as_str()))
 }
 
-/// The changes that are repeated while a pod is lost. For records and marks that a new pod needs, these are all
-/// changes. For every other object, it is only the last change, which deletes the object if possible.
+/// The changes that are repeated while a pod is lost. A new pod needs some records and marks; all changes of these are
+/// repeated. For every other object, only the last change is repeated, which deletes the object if possible.
 fn with_a_lost_pod(cases: &[Case]) -> Vec<&Case> {
     let matters = |case: &&Case| match case.object.0 {
         "EtcdCluster" => [
@@ -274,8 +274,8 @@ fn with_a_lost_pod(cases: &[Case]) -> Vec<&Case> {
     }
 }
 
-/// Changes the objects of a cluster of three members with all features except authentication, while a client writes. A
-/// request waits for at most one restart, because members are terminated one by one.
+/// Changes the objects of a cluster of three members with all features except authentication, while a client writes.
+/// Members are terminated one by one, so each write waits for at most one restart.
 async fn change_everything(sandbox: &Sandbox) -> Result<()> {
     let spec = format!("{EVERYTHING}{DURABLE}");
     let manifest = cluster_with(&sandbox.env, "c", 3, &spec)?;
@@ -335,7 +335,7 @@ async fn change_auth_secrets(sandbox: &Sandbox) -> Result<()> {
 
 /// Invariant 26: the operator restores every object that a user has changed.
 #[tokio::test]
-async fn restores_every_changed_object() {
+async fn operator_repairs_every_changed_object() {
     cluster_scenario_without_leaks("object_repair", async |sandbox| {
         let (all, auth) = tokio::join!(change_everything(sandbox), change_auth_secrets(sandbox));
         all.and(auth)

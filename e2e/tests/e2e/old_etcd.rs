@@ -1,5 +1,5 @@
 //! etcd 3.4, the oldest supported release, accepts only one learner at a time. The operator must not add a second
-//! learner. The test of upgrades contains this step.
+//! learner. `upgrade.rs` runs this step.
 
 use std::convert::Infallible;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,7 +48,7 @@ pub(crate) async fn one_learner_at_a_time(sandbox: &Sandbox) -> Result<()> {
 async fn grow_and_replace(sandbox: &Sandbox) -> Result<()> {
     sandbox.scale("c", 5).await?;
     let object = sandbox.await_members("c", 5).await.context("scale to 5")?;
-    // Two members are lost at the same time. The operator replaces them one after the other.
+    // Two members are lost at the same time. The operator replaces one member at a time.
     let leader = leader(&object)?;
     let mut victims = ready_members(&object);
     victims.retain(|name| *name != leader);

@@ -28,24 +28,24 @@ use crate::upgrade::{await_version, change, manifest};
 
 const OPERATOR: &str = "etcd-operator";
 
-/// The writes of a bootstrap. The states after the crashes: a recorded intent; volumes and Services; serving members
-/// without a recorded cluster ID.
+/// The writes of a bootstrap. The crashes leave these states: recorded names of the first members; volumes and
+/// Services; serving members without a recorded cluster ID.
 const BOOTSTRAP: &[&str] = &[
     "before-apply-headless",
     "before-create-pod",
     "before-record-cluster-id",
 ];
-/// The writes that add a member. The states after the crashes: a recorded member that etcd does not know; a learner.
+/// The writes that add a member. The crashes leave these states: a recorded member that etcd does not know; a learner.
 const GROW: &[&str] = &["before-add-member", "before-promote-member"];
-/// The writes that remove a member. The states after the crashes: a member that etcd still has; the pod of a removed
-/// member; the volume of a removed member.
+/// The writes that remove a member. The crashes leave these states: a member that etcd still lists; the pod of a
+/// removed member; the volume of a removed member.
 const SHRINK: &[&str] = &[
     "before-remove-member",
     "before-delete-pod",
     "before-delete-disk",
 ];
-/// The writes of a downgrade. The states after the crashes: a downgrade that etcd does not know; a member with the
-/// other version, whose pod records the change.
+/// The writes of a downgrade. The crashes leave these states: a downgrade that etcd does not know; a member with the
+/// target version, whose pod still records the change of its image.
 const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 
 /// The crashes that the tests of this file cause in a default run.
@@ -55,7 +55,7 @@ const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROW, SHRINK, DOWNGRADE];
 /// reconciled at least once.
 const IDLE_TIME: Duration = Duration::from_secs(3);
 
-/// An operator that the test crashes again and again.
+/// An operator that the test crashes repeatedly.
 pub(crate) struct CrashingOperator<'a> {
     pub(crate) sandbox: &'a Sandbox,
     pub(crate) crashes: usize,
@@ -341,8 +341,8 @@ async fn crashes(
     Ok(())
 }
 
-/// Crashes the operator while clusters form. Returns the names of the clusters other than `c`. A cluster is added
-/// whenever the existing clusters had passed the failpoint before the process started.
+/// Crashes the operator while clusters form. Returns the names of the clusters other than `c`. If the existing clusters
+/// have already passed a failpoint, the test creates another cluster.
 async fn forms(sandbox: &Sandbox) -> Result<Vec<String>> {
     let version = sandbox.env.newest_of("3.6")?;
     let others = RefCell::new(Vec::new());
@@ -374,9 +374,9 @@ async fn downgrades(sandbox: &Sandbox) -> Result<String> {
     Ok(version.get().clone())
 }
 
-/// The tests of this file and those with `--full` crash the operator before each of its writes.
+/// The operator's sources and the lists of the tests, including the tests with `--full`, must name the same failpoints.
 #[test]
-fn operator_crashes_cover_every_write() {
+fn crash_tests_include_every_failpoint_of_cluster_operator() {
     let mut points: BTreeSet<String> = BTreeSet::new();
     let mut directories = vec![root().join("crates/cluster/src")];
     while let Some(directory) = directories.pop() {

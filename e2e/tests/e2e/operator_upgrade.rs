@@ -1,5 +1,4 @@
-//! A newer operator replaces the running operator, and restarts no member. The test of two operators contains this
-//! step.
+//! A newer operator replaces the running operator, and restarts no member. `two_operators.rs` runs this step.
 //!
 //! The test creates pods as another release of the operator might build them for the same spec: with another probe, an
 //! additional variable, and without termination messages. The annotations of these pods record the same spec.

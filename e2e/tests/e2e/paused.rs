@@ -38,7 +38,7 @@ async fn everything(sandbox: &Sandbox) -> Result<Vec<String>> {
 }
 
 #[tokio::test]
-async fn paused_cluster_is_reported_but_not_changed() {
+async fn operator_reports_but_does_not_change_paused_cluster() {
     cluster_scenario("paused_durable", async |sandbox| {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
@@ -72,7 +72,7 @@ async fn paused_cluster_is_reported_but_not_changed() {
             .await?;
         sandbox.scale("c", 5).await?;
         let found = everything(sandbox).await?;
-        // The reported status is newer than all three events. So the operator has reconciled the cluster, and changed
+        // The status already reports all three changes. So the operator has reconciled the cluster, and changed
         // nothing.
         let seen = await_object(
             &clusters,

@@ -1,6 +1,6 @@
-//! A majority of the members is lost. The operator reports the survivors. When the user or the policy approves it, a
-//! new cluster continues with the data of a survivor. The new cluster has all writes up to the survivor's revision. The
-//! status names the lost members.
+//! A majority of the members is lost. The operator reports the survivors. After an approval by the user or the policy,
+//! a new cluster continues with the data of a survivor. The new cluster has all writes up to the survivor's revision.
+//! The status names the lost members.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{
@@ -181,7 +181,7 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
 
 /// Without volumes, members are lost permanently when their pods are deleted.
 #[tokio::test]
-async fn majority_without_volumes_is_recovered_by_approval_and_policy() {
+async fn lost_majority_without_volumes_is_recovered_by_approval_or_policy() {
     cluster_scenario("quorum_plain", async |sandbox| {
         step("approve the recovery", approved_by_a_person(sandbox)).await?;
         step("recover by policy", approved_by_policy(sandbox)).await
@@ -191,7 +191,7 @@ async fn majority_without_volumes_is_recovered_by_approval_and_policy() {
 
 /// Each step uses the cluster that the previous step has recovered.
 #[tokio::test]
-async fn majority_with_volumes_is_recovered_after_approval() {
+async fn lost_majority_with_volumes_is_recovered_after_approval() {
     cluster_scenario("quorum_volumes", async |sandbox| {
         step("cancel the recovery", canceled(sandbox)).await?;
         step("abandon a hanging majority", abandons_majority(sandbox)).await?;
@@ -251,7 +251,7 @@ async fn approved_by_policy(sandbox: &Sandbox) -> Result<()> {
 
 /// The manifest of a cluster whose members have volumes.
 fn durable(sandbox: &Sandbox) -> Result<String> {
-    let spec = format!("{DURABLE}  recovery: {{after: 5s}}\n");
+    let spec = format!("{DURABLE}  recovery: {{after: 5s, keepVolumes: 5s}}\n");
     cluster_with(&sandbox.env, "c", 3, &spec)
 }
 
@@ -336,7 +336,7 @@ async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// A majority hangs with its data, and the user knows that it will not return. The cluster continues with the data of
-/// the survivor. The status names the other members, which are neither members nor endpoints any more.
+/// the survivor. The status names the hanging members, which are removed from the cluster and from the endpoints.
 async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
     let testbed = Testbed::of(sandbox)?;
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;

@@ -1,5 +1,5 @@
 //! The restore operator crashes before writes of a restore. Each process crashes at another write, and the last process
-//! completes the restore. The test of interrupted restores contains this step.
+//! completes the restore. `restore_interrupted.rs` runs the crashes in [`CRASHES`].
 
 use std::collections::BTreeSet;
 
@@ -18,7 +18,7 @@ use crate::restore_sources::await_equal_restore;
 
 const OPERATOR: &str = "etcd-restore-operator";
 
-/// At this write, the test lets the pod of the seed fail permanently.
+/// The operator deletes a failed pod of the seed. Before this write, the test lets the pod fail permanently.
 const CLEAR: &str = "restore-before-clear-pod";
 
 /// The crashes in every test run, during an in-place restore. They leave, in this order: some objects of the seed, all
@@ -177,13 +177,13 @@ pub(crate) async fn restart_operator(sandbox: &Sandbox) -> Result<()> {
     start_operator(sandbox).await
 }
 
-/// Replaces the operator by one with this failpoint. Waits until no other process exists.
+/// Restarts the operator with this failpoint. Waits until no other process exists.
 pub(crate) async fn restart_with_failpoint(sandbox: &Sandbox, point: &str) -> Result<()> {
     restart_with_env(sandbox, &format!("FAILPOINTS={point}=panic")).await?;
     let deployment = format!("deployment/{OPERATOR}");
     let wait = ["rollout", "status", &deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
-    // The previous process has no failpoint, so it must not acquire the lease and make the first writes.
+    // The previous process has no failpoint. It could acquire the lease and pass the write without a crash.
     sandbox.await_operator_pods(OPERATOR, 1).await
 }
 
@@ -258,9 +258,9 @@ pub(crate) async fn has_the_backup(sandbox: &Sandbox, running: &RunningCluster) 
     running.state.ensure_same(&is)
 }
 
-/// The tests of this file together crash the operator before each of its writes.
+/// The operator's sources and the lists of this file must name the same failpoints.
 #[test]
-fn restore_crashes_cover_every_write() {
+fn crash_tests_include_every_failpoint_of_restore_operator() {
     let mut points = BTreeSet::new();
     for file in ["plan/action.rs", "execute.rs"] {
         let path = root().join("crates/restore/src").join(file);
@@ -279,7 +279,8 @@ fn restore_crashes_cover_every_write() {
     assert!(CRASHES.iter().all(|point| IN_PLACE.contains(point)));
 }
 
-/// Crashes before every write, only with `--full`. In every run, the model of the restore covers all of them.
+/// Crashes before every write, only with `--full`. In every run, the model of the restore operator covers these
+/// crashes.
 mod full {
     use anyhow::{Result, ensure};
     use e2e::manifests::restore_with;
@@ -302,7 +303,7 @@ mod full {
     }
 
     #[tokio::test]
-    async fn restore_fails_or_creates_new_cluster_after_crashes() {
+    async fn failing_restore_and_new_cluster_restore_survive_crashes() {
         scenario("restore_crash_new", async |sandbox| {
             let running = cluster_with_backup(sandbox).await?;
             gives_up(sandbox, &running).await?;

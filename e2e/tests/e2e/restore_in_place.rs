@@ -86,7 +86,7 @@ pub(crate) fn restore_lock(cluster: &DynamicObject) -> Option<&String> {
     cluster.metadata.annotations.as_ref()?.get(RESTORE_LOCK)
 }
 
-/// Ensures that the restored cluster has a new token, which separates its members from the old ones.
+/// Ensures that the restored cluster has a new token, which distinguishes its members from the old members.
 pub(crate) fn ensure_new_token(before: &DynamicObject, after: &DynamicObject) -> Result<()> {
     let token = "/status/bootstrap/token";
     let (before, after) = (field(before, token), field(after, token));

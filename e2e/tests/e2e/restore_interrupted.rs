@@ -66,7 +66,7 @@ async fn new_cluster_is_deleted(
     );
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores.delete("new", &DeleteParams::default()).await?;
-    // The next process crashes at the same point.
+    // The new process keeps the failpoint, so it would crash if it continued the restore.
     restart_operator(sandbox).await?;
     await_restore_deleted(sandbox, "new").await?;
     until("all objects are deleted", DEADLINE, async || {
@@ -83,7 +83,8 @@ async fn new_cluster_is_deleted(
     Ok(begun)
 }
 
-/// A new restore can use the names of the deleted one. The cluster remains after this EtcdRestore has expired.
+/// A new EtcdRestore can use the names of the deleted EtcdRestore. Its cluster remains after the new EtcdRestore has
+/// expired.
 async fn new_cluster_is_restored_again(
     sandbox: &Sandbox,
     running: &RunningCluster,

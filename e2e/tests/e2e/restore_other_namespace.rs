@@ -1,5 +1,4 @@
-//! A restore in another namespace, and a snapshot that no operator has made. The test of all sources contains these
-//! steps.
+//! A restore in another namespace, and a snapshot of `etcdctl snapshot save`. `restore_sources.rs` uses both.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;

@@ -22,7 +22,7 @@ const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 const VERIFIED: &str = "restore-before-record-formed";
 
 #[tokio::test]
-async fn failed_seed_is_restored_from_the_recorded_backup() {
+async fn failed_seed_is_recreated_from_recorded_backup() {
     scenario("restore_seed", async |sandbox| {
         let plain = cluster(&sandbox.env, "c", 1)?;
         let (bucket, keys) = filled_cluster(sandbox, &plain, 1).await?;

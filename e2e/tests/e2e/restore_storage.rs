@@ -1,6 +1,6 @@
 //! The seed of a restore gets no volume. The restore reports the problem with a remedy. A restore into a new cluster
-//! continues when a volume can be created. An in-place restore does not change the running cluster. The test of failed
-//! restores contains these steps.
+//! continues when a volume can be created. An in-place restore does not change the running cluster.
+//! `restore_failures.rs` runs these steps.
 
 use anyhow::{Context, Result, ensure};
 use e2e::manifests::restore_with;
@@ -176,7 +176,7 @@ pub(crate) async fn await_no_seed(sandbox: &Sandbox, cluster: &str) -> Result<()
     .await
 }
 
-/// A quota of the namespace does not admit the volume of the seed. The restore fails after half a minute.
+/// A ResourceQuota of the namespace rejects the PVC of the seed. The restore fails after half a minute.
 pub(crate) async fn running_cluster_without_quota(
     sandbox: &Sandbox,
     running: &RunningCluster,

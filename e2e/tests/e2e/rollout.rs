@@ -15,8 +15,8 @@ use serde_json::{Value, json};
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 use crate::upgrade::WRITE_INTERVAL;
 
-/// The longest acceptable gap between two writes. It is many times the gap of a leadership transfer on an idle machine.
-/// But it is shorter than the gap if a member were recreated without a quorum.
+/// The longest acceptable gap between two writes. It is many times the gap of a leadership transfer on an idle machine,
+/// but shorter than the gap of a lost quorum while a member is recreated.
 pub(crate) const MAX_WRITE_GAP: Duration = Duration::from_secs(30);
 
 /// The UID and the number of restarts of every pod, by name.

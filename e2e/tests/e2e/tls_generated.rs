@@ -110,8 +110,8 @@ async fn generated_certificates_are_issued_renewed_and_rotated() {
     .await;
 }
 
-/// Ensures that each pod mounts only the certificates of its member. It must mount no private key of an authority, and
-/// no certificate of operators or clients.
+/// Ensures that each pod mounts only the certificates of its member. No pod may mount a private key of an authority, or
+/// a certificate of operators or clients.
 async fn has_own_secrets(sandbox: &Sandbox) -> Result<()> {
     urls_have_tls(sandbox, "c").await?;
     for pod in sandbox.member_pods("c").await? {
@@ -184,7 +184,8 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
 async fn members_are_added_and_removed(sandbox: &Sandbox) -> Result<()> {
     change_members(sandbox, "c").await?;
     let of_cluster = ListParams::default().labels("etcd_cluster=c");
-    // Two authorities, a certificate for operators, a certificate for clients, and two certificates for each member.
+    // Expected: two authorities, a certificate for operators, a certificate for clients, and two certificates for each
+    // member.
     let secrets = until(
         "certificates of removed members are deleted",
         DEADLINE,

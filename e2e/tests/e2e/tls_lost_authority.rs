@@ -122,8 +122,8 @@ async fn await_bundle(sandbox: &Sandbox, before: &Identity) -> Result<Identity> 
     .await
 }
 
-/// Damages the Secret of an authority. Members restart one by one, each when all others are ready. So a request of a
-/// client waits for at most one restart.
+/// Damages the Secret of an authority. Members restart one by one, each when all other members are ready. So a request
+/// of a client waits for at most one restart.
 async fn lose_authority(sandbox: &Sandbox, kind: &str, secret: &str, loss: Loss) -> Result<()> {
     let what = format!("{secret} is {loss:?}");
     let identity = client(sandbox, "c").await?;
@@ -170,8 +170,8 @@ async fn lose_authority_and_pod(sandbox: &Sandbox, kind: &str, secret: &str) -> 
     writer.finish(&what).await.map(drop)
 }
 
-/// Deletes all Secrets, as if the namespace had been restored without them. Then no new certificate has an authority
-/// that the running members trust. The operator restarts the members one by one, and needs no approval.
+/// Deletes all Secrets, as if the namespace had been restored without them. The running members then trust no authority
+/// that can sign new certificates. The operator restarts the members one by one, and needs no approval.
 async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
     let identity = client(sandbox, "c").await?;
     let kinds = ["peer", "server"];

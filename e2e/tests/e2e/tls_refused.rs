@@ -1,5 +1,5 @@
-//! Every port accepts only clients with a certificate of the port's own authority. Certificates of the cluster's other
-//! authority are rejected too. The port for health and metrics serves no data.
+//! Every port accepts only clients with a certificate of the authority for this port. For example, the peer port
+//! rejects certificates of the authority for clients. The port for health and metrics serves no data.
 
 use anyhow::{Context, Result, ensure};
 use e2e::kubectl::PortForward;

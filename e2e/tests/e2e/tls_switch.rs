@@ -1,6 +1,6 @@
 //! TLS is switched on and off while members run and clients write. First, members accept clients with and without TLS.
-//! Then all clients are changed. At last, members accept only one kind of clients. Clients that follow this order are
-//! always served.
+//! Then the user changes all clients. Finally, members accept only the new kind of clients. Clients that follow this
+//! order are always served.
 
 use std::time::Duration;
 
@@ -49,8 +49,8 @@ async fn switched(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// Waits until the status reports these TLS settings, as a user does. Either `TLSReady` is true for the newest
-/// generation, or the cluster has no TLS.
+/// Waits until the status reports these TLS settings. If TLS is on, also waits until `TLSReady` is true for the newest
+/// generation.
 async fn await_tls_mode(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("peers use {peers}, plaintext accepted: {accepts}");
@@ -215,7 +215,7 @@ async fn tls_is_switched_on_and_off_under_load() {
             generated_client(sandbox, "c").await
         });
         step("switch TLS on", switch_on).await?;
-        // Called here, because at the end of the test the cluster has no TLS, and so it may have no Secret.
+        // Checked here, because at the end of the test the cluster has no TLS, so it may have no Secret.
         ensure_no_leaks(sandbox).await?;
         let identity = generated_client(sandbox, "c").await?;
         step("switch TLS off", switch_off(sandbox, &identity)).await?;
@@ -294,11 +294,11 @@ async fn hibernated_cluster_switches_tls_after_resume() {
     .await;
 }
 
-/// The user requests a switch during an in-place restore. The operators connect to the seed with the TLS settings that
-/// it was created with. The switch starts when the cluster operator manages the cluster again. A backup does not wait
-/// for the switch.
+/// The user requests a switch during an in-place restore. The operators connect to the seed with the TLS settings with
+/// which the seed was created. The switch starts when the cluster operator manages the cluster again. A backup does not
+/// wait for the switch.
 #[tokio::test]
-async fn tls_switch_waits_for_restore_and_blocks_no_backup() {
+async fn tls_switch_waits_for_restore_but_not_for_backup() {
     scenario_without_leaks("tls_switch_restore", async |sandbox| {
         let s3 = sandbox.env.s3()?;
         let bucket = Bucket::create(s3, &sandbox.namespace).await?;

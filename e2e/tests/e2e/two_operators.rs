@@ -1,5 +1,5 @@
-//! Several cluster operators: two that hold different leases at the same time, a standby that takes over, and a newer
-//! release.
+//! Several cluster operators: two operators with different leases act at the same time, a standby takes over, and a
+//! newer release replaces an older release.
 
 use std::time::Instant;
 
@@ -64,7 +64,7 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
             return None;
         };
         if holder(&lease).as_deref() != Some(than) {
-            // This is the API server's time of the change, because a busy machine may deliver the change much later.
+            // The API server's time of the change. A busy machine may deliver the change to this test much later.
             let written = lease
                 .managed_fields()
                 .iter()
@@ -76,8 +76,8 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
         None
     });
     let (next, in_time) = next.await.context("the lease did not change")?;
-    // A process that finds an expired lease clears it before it acquires it. So a cleared lease was released only if it
-    // was cleared before its expiry.
+    // A process also clears an expired lease before it acquires the lease. So the previous holder released the lease
+    // only if it was cleared before its expiry.
     ensure!(in_time, "the lease expired and was not released");
     Ok(next)
 }
@@ -144,7 +144,7 @@ async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn concurrent_operators_and_failover_keep_cluster_safe() {
+async fn concurrent_operators_and_failover_lose_no_writes() {
     cluster_scenario("two_operators", async |sandbox| {
         let writer = step("act at the same time", both_act(sandbox)).await?;
         step("take over from each other", standby_takes_over(sandbox)).await?;

@@ -118,8 +118,8 @@ fn in_place(before: &MemberPods, after: &MemberPods, times: i32) -> Result<()> {
 /// Ensures that members restart one by one. A kubelet may report that a container was created and restarted before the
 /// container runs.
 ///
-/// Once a minute, a kubelet removes all ended containers except the newest. It counts a created container as an ended
-/// one. Then it no longer knows when the previous container ended. For such a member, only the start time is compared.
+/// Once a minute, a kubelet removes all ended containers except the newest, and counts a created container as ended.
+/// The end time of the previous container may then be lost. For such a member, only the start time is compared.
 async fn ensure_one_by_one(sandbox: &Sandbox, name: &str, before: &MemberPods) -> Result<()> {
     let what = "each member was restarted and runs";
     let mut restarts = until(what, DEADLINE, async || {
@@ -165,13 +165,13 @@ async fn await_reason(
 /// Upgrades members without volumes from 3.4 to 3.7, one minor release at a time. A client with retries sees no failed
 /// write, and no pod is replaced.
 #[tokio::test]
-async fn every_minor_is_upgraded_in_place_under_load() {
+async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
     cluster_scenario("upgrade_under_load", async |sandbox| {
         let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
         ensure!(oldest.starts_with("3.4."), "the oldest version is {oldest}");
         let newest = |minor: &str| sandbox.env.newest_of(minor);
         let (second, third, last) = (newest("3.5")?, newest("3.6")?, newest("3.7")?);
-        // Invariant 29: before 3.7, the operator appends that many entries to the log of each member.
+        // Invariant 29: before the upgrade to 3.7, the operator appends this number of entries to the log.
         let options = "  etcd: {snapshotCount: 1000}\n";
         sandbox.apply(&manifest("c", 3, oldest, options)).await?;
         let formed = await_version(sandbox, "c", 3, oldest).await?;
@@ -209,7 +209,7 @@ async fn every_minor_is_upgraded_in_place_under_load() {
 /// A kubelet delays the restart of a container if a container with the same image has run before. Therefore only few
 /// steps return to an earlier version.
 #[tokio::test]
-async fn version_changes_are_reversed_and_redirected_under_load() {
+async fn version_change_can_be_rolled_back_or_redirected() {
     cluster_scenario("versions", async |sandbox| {
         let (patch, old) = sandbox.env.oldest_and_newest_of("3.5")?;
         let new = sandbox.env.newest_of("3.6")?;
@@ -281,7 +281,7 @@ async fn are_rejected(
     sandbox
         .await_event(Kind::EtcdCluster, name, &["Warning", "VersionRefused"])
         .await?;
-    // The spec gets the running version again.
+    // Sets the spec back to the running version.
     change(sandbox, name, json!({ "version": runs })).await?;
     await_version(sandbox, name, 3, runs).await?;
     in_place(&before, &pods(sandbox, name).await?, 0)

@@ -43,7 +43,7 @@ pub(crate) async fn request_size(sandbox: &Sandbox, size: &str) -> Result<()> {
 }
 
 #[tokio::test]
-async fn larger_request_grows_volumes_without_restart() {
+async fn larger_storage_request_grows_volumes_without_restart() {
     cluster_scenario("volume_growth", async |sandbox| {
         with_class(sandbox, "growing", true, async |class| {
             let manifest = cluster_with(&sandbox.env, "c", 3, &claims_with(class, "64Mi"))?;

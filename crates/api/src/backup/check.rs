@@ -5,8 +5,8 @@ use crate::cluster::can_restore_from;
 use crate::problem::{Problem, names_of_set};
 use crate::storage::StorageType;
 
-/// The problems of the object. The schema rejects the same problems, but an object that is older than the schema may
-/// have them.
+/// The problems of the object. The schema rejects objects with such problems, but an object may be older than the
+/// schema.
 pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
     let spec = &backup.spec;
     let mut problems = spec
@@ -117,8 +117,8 @@ pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
     ])
 }
 
-/// The fields of a spec that have no effect in this release and must not be ignored. While such a field is set, the
-/// operator makes no backup. This release has no such field.
+/// The problems of fields that this release does not support and cannot safely ignore. While such a field is set, the
+/// operator makes no backup. This release supports all such fields.
 pub fn unsafe_to_ignore(_: &EtcdBackupSpec) -> Vec<Problem> {
     Vec::new()
 }
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn single_s3_backup_has_no_ineffective_fields() {
+    fn all_fields_of_single_s3_backup_are_in_effect() {
         let backup = backup(
             r#"{"etcdEndpoints":["http://a:2379"],"storageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#,
         );
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_each_problem_of_stored_object() {
+    fn each_invalid_field_of_stored_object_is_reported() {
         let cases = [
             (
                 r#"{"etcdEndpoints":null,"storageType":"S3","s3":{"path":"b/k"}}"#,
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn all_storage_types_have_no_ineffective_fields() {
+    fn all_fields_of_every_storage_type_are_in_effect() {
         for place in [
             r#""storageType":"S3","s3":{"path":"b/k","objectLock":{"mode":"COMPLIANCE","days":7},"insecureSkipVerify":true}"#,
             r#""storageType":"GCS","gcs":{"path":"b/k"}"#,
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn schedule_and_retention_are_in_effect() {
+    fn periodic_backup_uses_schedule_and_retention() {
         let backup = backup(
             r#"{"etcdCluster":{"name":"main"},"storageType":"S3","s3":{"path":"b/k"},"compression":"zstd","deletionPolicy":"Delete",
                 "ttlSecondsAfterFinished":1,"backupPolicy":{"schedule":"@daily","maxBackups":3,"retention":{"keepDaily":7}}}"#,

@@ -19,13 +19,13 @@ const TIME: &str = "%Y-%m-%d-%H:%M:%S";
 pub struct Numbered {
     /// Start of the backup, in whole seconds.
     pub time: Timestamp,
-    /// The revision of the member when the stream started. The backup may have a later revision, which its manifest
-    /// names.
+    /// The revision of the member when the snapshot stream started. The manifest contains the revision of the backup,
+    /// which may be later.
     pub revision: u64,
 }
 
-/// Prefix of the names of all periodic backups of a path. Names of other paths can start with this prefix too, so each
-/// listed name must be checked with [`parse`].
+/// Prefix of the names of all periodic backups of a path. Names of backups of other paths can have the same prefix, so
+/// callers must check each listed name with [`parse`].
 pub fn prefix(path: &str) -> String {
     format!("{path}_v")
 }
@@ -49,8 +49,8 @@ pub fn parse(path: &str, key: &str) -> Option<Numbered> {
             .timestamp(),
         revision: revision.parse().ok()?,
     };
-    // Each backup has exactly one name. A name with a sign, a leading zero or an additional character is therefore not
-    // accepted.
+    // A name with a sign, a leading zero or an additional character is rejected, because this module would not write
+    // such a name.
     (name(path, parts) == key).then_some(parts)
 }
 
@@ -79,7 +79,7 @@ mod tests {
 
     /// Invariant 13: a name that differs in one character does not belong to the path.
     #[test]
-    fn invariant_13_parses_only_exact_names() {
+    fn invariant_13_only_exact_backup_names_are_parsed() {
         let good = "etcd_v99_2018-12-31-23:59:59";
         assert!(parse("etcd", good).is_some());
         for other in [
@@ -103,7 +103,7 @@ mod tests {
         ] {
             assert_eq!(parse("etcd", other), None, "{other}");
         }
-        // A name in the list above is valid for the longer path.
+        // This name from the list belongs to the path `etcd_v2`.
         assert!(parse("etcd_v2", "etcd_v2_v99_2018-12-31-23:59:59").is_some());
     }
 
@@ -125,6 +125,6 @@ mod tests {
             time: at(10),
             revision: 1000,
         };
-        assert!(later > old, "revisions compare as numbers");
+        assert!(later > old, "revisions must compare as numbers");
     }
 }

@@ -41,8 +41,8 @@ pub struct NetworkAccess {
     )]
     #[schemars(schema_with = "embedded_list::<NetworkPolicyPeer>")]
     pub clients: Vec<NetworkPolicyPeer>,
-    /// Peers that may connect to the port for health and metrics, which exposes no data. If not set, all may
-    /// connect.
+    /// Peers that may connect to the port for health and metrics, which exposes no data. If not set, every peer
+    /// may connect.
     #[serde(
         default,
         deserialize_with = "null_as_empty",

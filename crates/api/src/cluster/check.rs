@@ -18,8 +18,8 @@ use crate::version::EtcdVersion;
 /// and needs time to deliver it to the members.
 const SHORTEST_CERTIFICATE: std::time::Duration = std::time::Duration::from_mins(3);
 
-/// The problems of the object. The schema rejects the same problems, but an object that is older than the schema may
-/// have them.
+/// The problems of the object. The schema rejects objects with such problems, but an object may be older than the
+/// schema.
 pub fn validate(cluster: &EtcdCluster) -> Vec<Problem> {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
     let mut problems = Vec::new();
@@ -98,8 +98,10 @@ fn recovery_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
         return Vec::new();
     };
     let after = recovery.after.as_ref();
+    let keep = recovery.keep_volumes.as_ref();
     let mut problems: Vec<Problem> = Problem::invalid_duration("spec.recovery.after", after)
         .into_iter()
+        .chain(Problem::invalid_duration("spec.recovery.keepVolumes", keep))
         .collect();
     if let Some(RecoveryPolicy::Unknown(text)) = &recovery.policy {
         problems.push(Problem::unknown(
@@ -268,10 +270,10 @@ pub fn not_in_effect(spec: &EtcdClusterSpec) -> Vec<String> {
     ])
 }
 
-/// The fields of a spec that have no effect in this release and must not be ignored. While such a field is set, the
+/// The problems of fields that this release does not support and cannot safely ignore. While such a field is set, the
 /// operator starts no member.
 pub fn unsafe_to_ignore(spec: &EtcdClusterSpec) -> Vec<Problem> {
-    // This release has no field of this kind.
+    // This release supports all such fields.
     let _ = spec;
     Vec::new()
 }
@@ -301,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_each_problem_of_stored_object() {
+    fn each_invalid_field_of_stored_object_is_reported() {
         let spec = EtcdClusterSpec {
             size: 9,
             version: "latest".into(),
@@ -315,6 +317,7 @@ mod tests {
             recovery: Some(Recovery {
                 policy: Some(RecoveryPolicy::from("Perhaps")),
                 after: Some(DurationText("soon".into())),
+                keep_volumes: Some(DurationText("long".into())),
             }),
             ..EtcdClusterSpec::default()
         };
@@ -330,6 +333,7 @@ mod tests {
                 "spec.pod.labels",
                 "spec.pod.extraArgs",
                 "spec.recovery.after",
+                "spec.recovery.keepVolumes",
                 "spec.recovery.policy"
             ]
         );
@@ -345,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_operator_variables_once_without_values() {
+    fn operator_variable_is_reported_once_without_its_value() {
         let stored = with_variables(
             &[
                 "ETCD_LOG_LEVEL",
@@ -368,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_operator_variable_with_any_source() {
+    fn operator_variable_is_rejected_with_any_value_source() {
         let text = r#"{"pod":{"etcdEnv":[
             {"name":"ETCD_DATA_DIR"},
             {"name":"ETCD_NAME","valueFrom":{"fieldRef":{"fieldPath":"metadata.name"}}},
@@ -379,7 +383,7 @@ mod tests {
 
     /// Manifests of coreos/etcd-operator can set these options only with variables.
     #[test]
-    fn rejects_variable_if_its_field_is_set() {
+    fn environment_variable_is_rejected_if_its_field_is_set() {
         for (flag, (name, etcd)) in super::super::TYPED_FLAGS.iter().zip([
             (
                 "ETCD_QUOTA_BACKEND_BYTES",
@@ -412,7 +416,7 @@ mod tests {
     }
 
     #[test]
-    fn allows_any_variable_in_other_containers() {
+    fn sidecars_may_set_any_environment_variable() {
         let text = r#"{"pod":{
             "sidecars":[{"name":"a","env":[{"name":"ETCD_NAME","value":"x"}]}],
             "initContainers":[{"name":"b","env":[{"name":"ETCD_DATA_DIR","value":"x"}]}]}}"#;
@@ -421,7 +425,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_exactly_the_fields_without_effect() {
+    fn only_fields_without_effect_are_reported() {
         let spec = |text: &str| -> EtcdClusterSpec { serde_json::from_str(text).unwrap() };
         for text in [
             r#"{"bootstrap":"Seed"}"#,
@@ -443,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn operator_and_server_secret_require_each_other() {
+    fn operator_tls_secret_and_server_tls_secret_require_each_other() {
         let tls = |server: Option<&str>, operator: Option<&str>| EtcdClusterSpec {
             tls: Some(TlsPolicy {
                 static_: Some(StaticTls {
@@ -471,7 +475,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_two_certificate_sources_and_short_validity() {
+    fn two_certificate_sources_or_short_validity_are_rejected() {
         let generated = |text: &str| EtcdClusterSpec {
             tls: serde_json::from_str(text).unwrap(),
             ..EtcdClusterSpec::default()
@@ -499,7 +503,7 @@ mod tests {
     }
 
     #[test]
-    fn ignores_empty_values_of_v1beta2() {
+    fn empty_v1beta2_fields_are_ignored() {
         let pod: PodPolicy = serde_json::from_str(
             r#"{"ClusterDomain":"","DNSTimeoutInSecond":0,"busyboxImage":"","labels":null}"#,
         )

@@ -1,9 +1,9 @@
-//! The etcd flags that users may set in `spec.pod.extraArgs` and `spec.pod.etcdEnv`. etcd reads the same flags from
-//! both, so the same list and the same rule apply to both. Performs no I/O.
+//! The etcd flags that users may set in `spec.pod.extraArgs` and `spec.pod.etcdEnv`. etcd reads its flags from the
+//! command line and from environment variables, so the same rule applies to both fields. Performs no I/O.
 
 /// Flags of etcd that the operator sets. `extraArgs` and `etcdEnv` may not set these flags, with or without the prefix
-/// `experimental-`. A trailing `*` stands for any suffix. The CEL rules of the schema repeat this list, and a test
-/// compares the two.
+/// `experimental-`. A trailing `*` matches any suffix. The CEL rules of the schema repeat this list, and a test
+/// compares both lists.
 pub const OWNED_FLAGS: &[&str] = &[
     "name",
     "data-dir",
@@ -63,7 +63,7 @@ pub fn is_flag(argument: &str, flag: &str) -> bool {
     name.is_some_and(|name| name.split('=').next() == Some(flag))
 }
 
-/// The remedy for an argument that `extraArgs` must not contain; `None` if the argument is allowed.
+/// The remedy if `extraArgs` must not contain an argument; `None` if the argument is allowed.
 pub fn refused_argument(argument: &str) -> Option<&'static str> {
     let Some(flag) = argument.strip_prefix("--") else {
         return Some("write one flag in each item, as --flag=value");
@@ -78,7 +78,7 @@ pub fn refused_argument(argument: &str) -> Option<&'static str> {
     }
 }
 
-/// The remedy for a variable that `etcdEnv` must not contain, whatever its value is; `None` if the variable is allowed.
+/// The remedy if `etcdEnv` must not contain a variable; `None` if the variable is allowed. The value does not matter.
 pub fn refused_variable(variable: &str) -> Option<&'static str> {
     let flag = flag_of_env(variable)?;
     is_owned(&flag).then_some("remove the variable, because the operator sets the flag")
@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejects_operator_flags() {
+    fn arguments_with_operator_flags_are_rejected() {
         for argument in [
             "--name=x",
             "--data-dir=/tmp",
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn allows_flags_not_set_by_operator() {
+    fn arguments_with_other_flags_are_allowed() {
         for argument in [
             "--log-level=debug",
             "--enable-pprof",
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn variable_names_follow_spelling_of_etcd() {
+    fn only_variables_in_spelling_of_etcd_set_flags() {
         let flag = |variable| flag_of_env(variable);
         assert_eq!(flag("ETCD_WAL_DIR").as_deref(), Some("wal-dir"));
         assert_eq!(
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_variables_of_operator_flags() {
+    fn environment_variables_of_operator_flags_are_rejected() {
         for variable in [
             "ETCD_FORCE_NEW_CLUSTER",
             "ETCD_WAL_DIR",
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn allows_variables_not_set_by_operator() {
+    fn other_environment_variables_are_allowed() {
         for variable in [
             "ETCD_AUTO_COMPACTION_RETENTION",
             "ETCD_QUOTA_BACKEND_BYTES",
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn recognizes_flag_on_command_line() {
+    fn flag_is_found_on_command_line() {
         for argument in ["--wal-dir=/x", "--wal-dir"] {
             assert!(is_flag(argument, "wal-dir"), "{argument}");
         }

@@ -4,9 +4,9 @@ use super::{EtcdCluster, TlsPolicy};
 use crate::names::ANNOTATION_JOIN;
 use crate::problem::Problem;
 
-/// The problem if the annotation and `spec.TLS` contradict each other: a join can complete only if the members of both
-/// clusters use the same URL scheme, `http` or `https`. If this cluster was bootstrapped itself, the annotation has no
-/// effect.
+/// The problem if the URLs in the annotation do not match `spec.TLS`. The members can join the other cluster only if
+/// both clusters use the same URL scheme, `http` or `https`. If this cluster has already bootstrapped a new etcd
+/// cluster, the annotation has no effect.
 pub(super) fn join_problem(cluster: &EtcdCluster) -> Option<Problem> {
     let urls = cluster
         .metadata

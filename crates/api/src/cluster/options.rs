@@ -131,9 +131,8 @@ fn enabled() -> bool {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct MemberReplacement {
-    /// Time for which a member may be down on a lost node before the operator replaces it although its disk
-    /// exists, such as `5m`. Default `60s`. The same limit applies to a member that does not start for an
-    /// unknown reason.
+    /// Time after which the operator replaces a member on a lost node although its disk still exists, such as
+    /// `5m`. Default `60s`. The same time applies to a member that does not start for an unknown reason.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<DurationText>,
     /// Minimum time for which the operator keeps the volume of a member that another client removed from
@@ -153,12 +152,16 @@ pub struct Recovery {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<RecoveryPolicy>,
     /// Time for which quorum must have been lost before `Automatic` starts a recovery, such as `5m`. Default
-    /// `60s`. After an approval, the operator waits for the same time for survivors that do not answer.
+    /// `60s`. After an approval, the operator waits this time for members that have data but do not answer.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<DurationText>,
+    /// Minimum time for which the operator keeps the volumes of the old members after a recovery, such as `24h`.
+    /// Default `1h`. The volumes are kept longer until the new cluster has its full size and is healthy.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keep_volumes: Option<DurationText>,
 }
 
-/// Options of etcd. Options that are not set keep etcd's own defaults.
+/// Options of etcd. An option that is not set has etcd's default.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (

@@ -1,9 +1,10 @@
-//! TLS between peers, and how it is switched while members run.
+//! The stages in which the operator switches TLS between peers on or off while members run.
 //!
 //! A member's peers connect to the peer URL in etcd's member list. A peer listener either uses TLS or does not
 //! (`configurePeerListeners` in etcd's `server/embed/etcd.go`). A switch therefore needs a second port and four stages.
-//! Two adjacent stages have one listener in common. When all peer URLs name this listener, the operator restarts the
-//! members with the next stage. From the second stage on, members have certificates and can dial both kinds of URLs.
+//! Two adjacent stages have one listener in common. When all peer URLs use this listener, the operator restarts the
+//! members in the next stage. From the second stage on, members have certificates, and can connect with and without
+//! TLS.
 
 use serde::{Deserialize, Serialize};
 
@@ -39,19 +40,19 @@ impl PeerStage {
         }
     }
 
-    /// The listener in the peer URL of a new member. Every member at this stage or at an adjacent stage listens on it
-    /// or can dial it.
+    /// The listener in the peer URL of a new member. Members in this stage and in adjacent stages can connect to this
+    /// listener.
     pub fn usual(self) -> PeerListener {
         (self >= Self::TlsTwice, PEER_PORT)
     }
 
-    /// The listener that two stages have in common. `None` if they have none.
+    /// The listener that two stages have in common. `None` if there is no such listener.
     pub fn shared_with(self, other: Self) -> Option<PeerListener> {
         let shared = |listener: &&PeerListener| other.listeners().contains(listener);
         self.listeners().iter().find(shared).copied()
     }
 
-    /// The next stage on the way to `other`. If the two are equal, returns `other`.
+    /// The next stage on the way to `other`. If both stages are equal, returns `other`.
     #[must_use]
     pub fn towards(self, other: Self) -> Self {
         let stages = Self::ALL;
@@ -83,7 +84,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn adjacent_stages_share_one_listener() {
+    fn adjacent_tls_stages_share_a_listener() {
         for (at, stage) in PeerStage::ALL.into_iter().enumerate() {
             for (there, other) in PeerStage::ALL.into_iter().enumerate() {
                 let shared = stage.shared_with(other);
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn new_member_is_reachable_at_adjacent_stages() {
+    fn new_member_is_reachable_in_adjacent_tls_stages() {
         for stage in PeerStage::ALL {
             assert!(stage.listeners().contains(&stage.usual()));
             // Members at the adjacent stage have certificates as well.
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn switch_passes_every_stage_in_both_directions() {
+    fn tls_switch_passes_every_stage_in_both_directions() {
         let on = [
             PeerStage::Plain,
             PeerStage::PlainAndTls,

@@ -156,8 +156,8 @@ pub struct PodPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub priority_class_name: Option<String>,
-    /// Service account of the pods. The operator mounts no token; a projected volume in `volumes` can mount
-    /// one.
+    /// Service account of the pods. The operator mounts no token; a projected volume in `volumes` can mount a
+    /// token.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub service_account_name: Option<String>,

@@ -1,4 +1,4 @@
-//! `EtcdCluster.status`: the observed state, and the few records that cannot be derived from etcd or the
+//! `EtcdCluster.status`: the observed state, and the few records that the operator cannot rebuild from etcd or the
 //! pods.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -114,7 +114,7 @@ pub struct EtcdClusterStatus {
     /// Name of the leader.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub leader: Option<String>,
-    /// Record of the bootstrap.
+    /// The first members and the cluster token. The operator records them before it creates anything.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bootstrap: Option<BootstrapStatus>,
     /// The last recovery from quorum loss: the decision, recorded before the recovery began, and the result.
@@ -124,7 +124,7 @@ pub struct EtcdClusterStatus {
     /// value approves nothing until the annotation is removed and set again.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stale_approval: Option<String>,
-    /// The last restore over this cluster: the cluster that was replaced.
+    /// The cluster that the last restore with `overwrite` replaced.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub replaced: Option<ReplacedStatus>,
     /// The last defragmentation of members, recorded before each call to a member.
@@ -164,6 +164,13 @@ pub struct EtcdClusterStatus {
     /// Condition that the next step waits for.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub waiting_for: Option<String>,
+    /// The last ten kinds of problems, newest first. An entry stays after its problem has ended.
+    #[serde(
+        default,
+        deserialize_with = "readable_items",
+        skip_serializing_if = "Vec::is_empty"
+    )]
+    pub last_errors: Vec<LastError>,
     /// The newest known backup of this cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_backup: Option<LastBackup>,
@@ -175,6 +182,23 @@ pub struct EtcdClusterStatus {
     )]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
+}
+
+/// A problem in the history of a cluster.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LastError {
+    /// Time at which the problem began. If it has occurred several times, the last of these times.
+    pub time: Time,
+    /// The reason of the condition `Degraded` at that time.
+    pub reason: String,
+    /// The message of the condition `Degraded` at that time.
+    pub message: String,
+    /// What the operator was about to do (`status.nextStep`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub step: Option<String>,
+    /// How often the problem has begun.
+    pub count: i32,
 }
 
 /// The TLS that members are started with, recorded before the first member starts with it.
@@ -203,7 +227,7 @@ impl TlsStatus {
         }
     }
 
-    /// Whether the fields of the record agree with each other. If a user has changed one of them, the whole record is
+    /// Whether the fields of the record are consistent. If a user has changed a single field, the whole record is
     /// invalid.
     pub fn is_consistent(&self) -> bool {
         *self == Self::new(&self.token, self.policy().as_ref())
@@ -250,13 +274,13 @@ pub struct RecoveryStatus {
     /// Cluster ID of the cluster that lost its quorum.
     #[serde(rename = "fromClusterID")]
     pub from_cluster_id: String,
-    /// Token of that cluster, as on its pods and PVCs.
+    /// Token of the cluster that lost its quorum, as in the annotations of its pods and PVCs.
     pub from_token: String,
     /// Member that provides the data of the new cluster.
     pub survivor: String,
-    /// Revision of the survivor. Later acknowledged writes may be missing in the new cluster.
+    /// Revision of the survivor. Acknowledged writes after this revision may be missing in the new cluster.
     pub revision: i64,
-    /// Members with lost data.
+    /// Members whose data is lost.
     #[serde(
         default,
         deserialize_with = "null_as_empty",
@@ -274,7 +298,7 @@ pub struct RecoveryStatus {
     pub member: String,
     /// Token of the new cluster.
     pub token: String,
-    /// Cluster ID of the new cluster, once it is recorded.
+    /// Cluster ID of the new cluster. Set when the recovery is complete.
     #[serde(
         default,
         rename = "toClusterID",
@@ -316,8 +340,8 @@ pub struct ReplacedStatus {
     /// Time of the replacement.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
-    /// Time until which the volumes of the replaced cluster are kept at least. If not set, they are deleted
-    /// when the new cluster is complete.
+    /// Earliest time at which the volumes of the replaced cluster are deleted. If not set, they are deleted when
+    /// the new cluster is complete.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keep_data_until: Option<Time>,
 }

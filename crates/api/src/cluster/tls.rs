@@ -30,8 +30,8 @@ pub struct TlsPolicy {
     /// Certificates that the operator creates, renews and replaces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub generated: Option<GeneratedTls>,
-    /// Members also accept clients without TLS on the same port. Use this while clients change, when TLS is
-    /// switched on or off. Default false.
+    /// Members also accept clients without TLS on the same port. Set this field while you switch TLS on or off,
+    /// until all clients are changed. Default false.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub accept_plaintext: Option<bool>,
     /// Stage of a switch of TLS between peers. Set by the operator; not a field of the object.
@@ -280,7 +280,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_default_to_documented_values() {
+    fn certificate_durations_have_documented_defaults() {
         let generated = |json: &str| -> GeneratedTls { serde_json::from_str(json).unwrap() };
         let hours = Duration::from_hours;
         let default = generated("{}");

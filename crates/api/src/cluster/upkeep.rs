@@ -91,12 +91,12 @@ pub struct Defragmentation {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub time_zone: Option<String>,
-    /// Minimum free share of a member's database file, in percent, for the operator to defragment this member
-    /// at any time.
+    /// The operator defragments a member, independent of the schedule, when at least this percentage of its
+    /// database file is free.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 10, max = 95))]
     pub free_percent: Option<i64>,
-    /// Minimum of free bytes in the file, in addition to `freePercent`. Default 104857600 (100 MiB).
+    /// Minimum number of free bytes for a defragmentation by `freePercent`. Default 104857600 (100 MiB).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1_048_576))]
     pub min_free_bytes: Option<i64>,
@@ -145,7 +145,7 @@ pub struct MemberDefragmentation {
     pub name: String,
     /// Time at which the operator called the member.
     pub start_time: Time,
-    /// Time at which the member had answered.
+    /// Time at which the member answered.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub completion_time: Option<Time>,
     /// Size of the database file before the defragmentation, in bytes.
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn full_database_is_compacted_only_per_spec() {
+    fn full_database_is_compacted_only_if_spec_sets_retention() {
         for (json, kept) in [
             ("{}", None),
             (r#"{"upkeep":{"noSpace":{"keepRevisions":10}}}"#, Some(10)),
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn database_quota_has_default_of_etcd() {
+    fn database_quota_defaults_to_default_of_etcd() {
         assert_eq!(spec("{}").quota_bytes(), 2 << 30);
         let given = spec(r#"{"etcd":{"quotaBackendBytes":16777216}}"#);
         assert_eq!(given.quota_bytes(), 16 << 20);

@@ -9,8 +9,8 @@ use crate::storage::StorageType;
 /// JSON path of the template, with a trailing dot.
 const TEMPLATE: &str = "spec.etcdCluster.template.";
 
-/// The problems of the object. The schema rejects the same problems, but an object that is older than the schema may
-/// have them.
+/// The problems of the object. The schema rejects objects with such problems, but an object may be older than the
+/// schema.
 pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
     let spec = &restore.spec;
     let mut problems = Vec::new();
@@ -80,7 +80,7 @@ pub fn not_in_effect(spec: &EtcdRestoreSpec) -> Vec<String> {
     fields
 }
 
-/// The fields of a spec that have no effect in this release and must not be ignored. While such a field is set, the
+/// The problems of fields that this release does not support and cannot safely ignore. While such a field is set, the
 /// operator restores nothing.
 pub fn unsafe_to_ignore(spec: &EtcdRestoreSpec) -> Vec<Problem> {
     let kind = spec.backup_storage_type.as_ref();
@@ -98,7 +98,7 @@ pub fn unsafe_to_ignore(spec: &EtcdRestoreSpec) -> Vec<Problem> {
     problems
 }
 
-/// The problem of a storage type that a seed cannot read. `None` if a seed can read it.
+/// The problem if a restore cannot read backups of this storage type. `None` if a restore can read them.
 pub fn unreachable(kind: &StorageType) -> Option<Problem> {
     unreadable_store(kind, "spec.storageType")
 }
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn s3_restore_has_no_ineffective_fields() {
+    fn all_fields_of_s3_restore_are_in_effect() {
         let restore = restore(
             r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#,
         );
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_each_problem_of_stored_object() {
+    fn each_invalid_field_of_stored_object_is_reported() {
         let cases = [
             (
                 r#"{"etcdCluster":{"name":"main"}}"#,
@@ -164,7 +164,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_template_fields_with_full_path() {
+    fn fields_of_restore_template_are_reported_with_full_path() {
         let restore = restore(
             r#"{"etcdCluster":{"name":"main","template":{"spec":{"pod":{"busyboxImage":"b"}}}},"backup":{"name":"a"}}"#,
         );

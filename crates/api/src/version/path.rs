@@ -6,8 +6,8 @@
 //!   etcd-io/website.
 //! - 3.5.20: issue 19557 in etcd-io/etcd. 3.5.1 to 3.5.19 do not write the promotion of a learner to the store that 3.6
 //!   reads.
-//! - 3.5.26: the post "zombie members" of December 2025 (issue 20967). With 3.6, members that were removed long ago
-//!   reappear.
+//! - 3.5.26: the post "zombie members" of December 2025 (issue 20967). After an upgrade from an earlier patch release
+//!   to 3.6, members that were removed long ago can reappear.
 //! - Downgrades: `allowedDowngradeVersion` in `server/etcdserver/version/downgrade.go` of etcd 3.6.
 
 use super::EtcdVersion;
@@ -26,7 +26,7 @@ pub enum UpgradeDirection {
     Down,
 }
 
-/// A minimum patch release that an upgrade to the next minor release requires.
+/// The minimum patch release from which a cluster can be upgraded to the next minor release.
 struct Floor {
     /// The minor release to which the cluster is upgraded.
     of: (u64, u64),
@@ -36,7 +36,7 @@ struct Floor {
     why: &'static str,
 }
 
-/// Ordered by patch release, because the error names the first requirement that is not met.
+/// The list is ordered by patch release, because the error contains the first requirement that is not met.
 const FLOORS: [Floor; 3] = [
     Floor {
         of: (3, 6),
@@ -136,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn allows_patch_changes_in_both_directions() {
+    fn patch_release_can_change_in_both_directions() {
         for (from, to) in [
             ("3.5.1", "3.5.35"),
             ("3.5.35", "3.5.1"),
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn allows_next_minor_from_minimum_patch() {
+    fn upgrade_to_next_minor_is_allowed_from_minimum_patch() {
         for (from, to) in [
             ("3.4.23", "3.5.35"),
             ("3.5.26", "3.6.0"),
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn downgrades_by_one_minor_down_to_3_5() {
+    fn downgrade_is_allowed_by_one_minor_down_to_3_5() {
         assert_eq!(between("3.6.16", "3.5.35"), Ok(UpgradeDirection::Down));
         assert_eq!(between("3.7.3", "3.6.16"), Ok(UpgradeDirection::Down));
         for (from, to, expected) in [

@@ -29,7 +29,7 @@ fn crd_yaml_is_up_to_date() {
     for (name, mut definition) in definitions() {
         // Deleting a CRD deletes all clusters, so Helm must keep the CRDs when a release is uninstalled.
         definition["metadata"]["annotations"] = json!({ "helm.sh/resource-policy": "keep" });
-        // If another release has installed CRDs of this version or a newer one, the chart leaves them unchanged.
+        // The chart does not change installed CRDs whose version is the same or newer.
         definition["metadata"]["labels"] = json!({
             "app.kubernetes.io/name": "etcd-operator",
             "app.kubernetes.io/version": env!("CARGO_PKG_VERSION"),
@@ -104,9 +104,9 @@ fn chart_version_matches_workspace() {
     assert_eq!(chart["appVersion"], env!("CARGO_PKG_VERSION"));
 }
 
-/// A tool that waits for an object must not take a new object for ready (kstatus).
+/// Tools that use kstatus must not regard a new object as ready.
 #[test]
-fn new_object_has_no_observed_generation_of_a_spec() {
+fn new_object_has_observed_generation_minus_one() {
     for (name, crd) in definitions() {
         let schema = &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
         let default = &schema["properties"]["status"]["default"];
@@ -129,9 +129,9 @@ fn conditions_are_merged_by_type() {
     }
 }
 
-/// Two operators write `status.TLS`. A write must not leave a field of the other operator's record.
+/// Two operators write `status.TLS`. After a write, no field of the other operator's record may remain.
 #[test]
-fn status_tls_is_replaced_atomically() {
+fn status_tls_field_is_replaced_as_a_whole() {
     let mut all = definitions().into_iter();
     let (_, crd) = all
         .find(|(name, _)| name.starts_with("etcdclusters."))

@@ -1,4 +1,4 @@
-//! Tests with manifests that users have: those of coreos/etcd-operator v0.9.4, and the examples of this project.
+//! Tests with the manifests of coreos/etcd-operator v0.9.4 and with the examples of this project.
 
 use std::path::Path;
 
@@ -124,7 +124,7 @@ fn examples_mark_fields_without_effect() {
 }
 
 #[test]
-fn first_example_equals_default_spec() {
+fn first_example_has_default_spec() {
     let path = root().join("examples/example-etcd-cluster.yaml");
     let object = objects(&path).remove(0);
     let typed: EtcdCluster = round_trip(&object, &path);

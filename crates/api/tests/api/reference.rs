@@ -9,7 +9,7 @@ pub(crate) fn page(definitions: &[Value]) -> String {
     let mut page = String::from(
         "<!-- Generated from the crate `api` by `UPDATE=1 cargo test -p api`. Do not edit. -->\n\n\
          # API reference\n\n\
-         Group `etcd.database.coreos.com`, version `v1beta2`. A dot separates a field from its parent object, `[]` stands for the items of a list.\n\
+         Group `etcd.database.coreos.com`, version `v1beta2`. A dot separates a field from its parent object, `[]` means the items of a list.\n\
          Fields marked *required* must be set. Fields of Kubernetes types are not listed: see the Kubernetes\n\
          API reference.\n",
     );
@@ -79,7 +79,7 @@ fn fields(schema: &Value, path: &str, rows: &mut Vec<String>) {
 }
 
 /// Whether a type belongs to this API. Only such types have descriptions, because Kubernetes types are embedded without
-/// them.
+/// descriptions.
 fn is_own(schema: &Value) -> bool {
     schema["properties"]
         .as_object()

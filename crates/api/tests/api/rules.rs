@@ -1,6 +1,6 @@
-//! Tests every rule of the schemas with two objects: the rule accepts one and rejects the other. The objects are the
-//! fixtures `e2e/fixtures/cel/{accepted,refused}/<rule>.yaml`. The end-to-end tests apply the same fixtures to a real
-//! kube-apiserver. The first line of a rejected fixture contains the expected message.
+//! Tests every rule of the schemas with two objects: an object that the rule accepts, and an object that it rejects.
+//! The objects are the fixtures `e2e/fixtures/cel/{accepted,refused}/<rule>.yaml`. The first line of a rejected fixture
+//! contains the expected message. The end-to-end tests apply the same fixtures to a real kube-apiserver.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -58,7 +58,7 @@ fn refused_fixtures_fail_only_for_expected_reason() {
                 "{}: expected {expected:?}, got {refusals:?}",
                 path.display()
             );
-            // Both a bound and its rule may report the field. Other errors are not allowed.
+            // A bound of the schema (such as `maximum`) and the rule may both report the field.
             assert!(refusals.len() <= 2, "{}: {refusals:?}", path.display());
         }
     }
@@ -112,7 +112,7 @@ fn is_refused(pod: &Value) -> bool {
     !refusals(&object).is_empty()
 }
 
-/// The schema and the operator must have the same rule. The operator validates as well, because the installed CRD may
+/// The schema and the operator must reject the same flags. The operator also checks them, because the installed CRD may
 /// be older.
 #[test]
 fn schema_and_operator_reject_same_flags_and_variables() {
@@ -166,7 +166,7 @@ fn schema_and_operator_reject_same_flags_and_variables() {
 
 /// If the operator reserves a flag, it also reserves the variable of the flag.
 #[test]
-fn schema_treats_variable_like_its_flag() {
+fn operator_reserves_variable_of_each_reserved_flag() {
     for owned in OWNED_FLAGS {
         let flag = owned.replace('*', "x");
         assert!(refused_argument(&format!("--{flag}")).is_some());
@@ -200,7 +200,7 @@ fn schema_rejects_variable_of_every_set_option() {
 
 /// The schema and the operator apply the same rules to the template of a restore.
 #[test]
-fn template_may_not_set_operator_flags() {
+fn restore_template_may_not_set_operator_flags() {
     let restore = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdRestore",
         "metadata": { "name": "example" }, "spec": { "backup": { "name": "b" }, "etcdCluster": { "name": "c",
             "template": { "spec": { "pod": { "etcdEnv": [{ "name": "ETCD_FORCE_NEW_CLUSTER", "value": "true" }] } } } } } });

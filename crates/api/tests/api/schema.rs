@@ -25,8 +25,8 @@ static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Replaces each rule with `optionalOldSelf` by its part for new objects: for a new object, the evaluator would pass
-/// `oldSelf` as null instead of an empty optional.
+/// Replaces each rule with `optionalOldSelf` by its part for new objects. The evaluator of this test cannot pass an
+/// empty optional as `oldSelf`, as the API server does for a new object.
 fn bind_old_self(schema: &mut Value) {
     for rule in schema["x-kubernetes-validations"]
         .as_array_mut()
@@ -37,7 +37,7 @@ fn bind_old_self(schema: &mut Value) {
             let text = rule["rule"].as_str().unwrap();
             let reduced = text
                 .strip_prefix("oldSelf.hasValue() || ")
-                .expect("a rule for creations");
+                .expect("the rule must apply to creations");
             *rule = serde_json::json!({ "rule": reduced, "message": rule["message"] });
         }
     }

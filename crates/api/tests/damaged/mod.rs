@@ -1,5 +1,5 @@
-//! Damaged variants of real inputs, for the parsers of every crate: they must not panic, and must need limited time and
-//! memory.
+//! Damaged variants of real inputs, for tests of the parsers in every crate. Parsers must not panic, and must use
+//! limited time and memory.
 
 #![allow(dead_code)] // Each crate uses the parts that it needs.
 
@@ -39,10 +39,10 @@ const TOKENS: &[&str] = &[
 /// Time limit for one parse. It is far more than a parser needs, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
 
-/// `PROPTEST_CASES` sets the number of cases, for a longer run.
+/// The number of test cases: `default`, or the value of the environment variable `PROPTEST_CASES`.
 pub(crate) fn cases(default: u32) -> ProptestConfig {
     let config = ProptestConfig {
-        // proptest prints the input of a failure, which repeats it. No file is written into the checkout.
+        // proptest prints the input of each failure. It must not also write this input to a file in the checkout.
         failure_persistence: None,
         ..ProptestConfig::default()
     };

@@ -14,17 +14,17 @@ use crate::reason::Reason;
 /// What to do with the EtcdBackup of a cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Action {
-    /// No change: the EtcdBackup is as desired, or none is desired and none exists.
+    /// No change, because the EtcdBackup is as desired or not needed.
     Nothing,
     /// Create or change the EtcdBackup.
     Apply(Box<EtcdBackup>),
     /// Delete the EtcdBackup, because `spec.backup` was removed.
     Delete(Box<EtcdBackup>),
-    /// No change: an EtcdBackup of another owner has the name.
+    /// No change, because an EtcdBackup of another owner has the cluster's name.
     Taken,
 }
 
-/// Plans the change for an EtcdCluster. `existing`: the EtcdBackup with the cluster's name.
+/// Plans the change for an EtcdCluster. `existing` is the EtcdBackup with the cluster's name.
 pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Action {
     if cluster.meta().deletion_timestamp.is_some() {
         return Action::Nothing;
@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn creates_owned_backup_for_cluster() {
+    fn cluster_spec_creates_etcdbackup_owned_by_cluster() {
         let cluster = cluster(|object| {
             object["metadata"]["annotations"] = json!({ ANNOTATION_SCOPE: "clusterwide" });
         });
@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn follows_cluster_spec_and_suspends_in_hibernation() {
+    fn backup_follows_cluster_spec_and_is_suspended_in_hibernation() {
         let backup = created(&cluster(|_| ()));
         for (field, value) in [
             ("/spec/backup/backupPolicy/maxBackups", json!(9)),
@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn deletes_only_backup_owned_by_cluster() {
+    fn only_etcdbackup_owned_by_cluster_is_deleted() {
         let backup = created(&cluster(|_| ()));
         let without = cluster(|object| object["spec"] = json!({}));
         assert!(matches!(plan(&without, Some(&backup)), Action::Delete(_)));

@@ -44,7 +44,7 @@ mod tests {
         Client::new(service_fn(answer), "prod")
     }
 
-    /// Invariants 1 and 9.
+    /// Invariants 1 and 9: without the time of the API server, no backup is removed.
     #[tokio::test]
     async fn removal_requires_api_server_time() {
         let behind = Timestamp::now() - SignedDuration::from_hours(48);

@@ -54,7 +54,8 @@ pub(super) async fn source(
     })
 }
 
-/// Determines how the operator connects to a URL of a spec, if at all (invariant 28).
+/// Determines whether the operator may connect to a URL of the spec, directly or through the addresses of pods
+/// (invariant 28).
 async fn reach(
     client: &Client,
     namespace: &str,
@@ -79,7 +80,7 @@ async fn reach(
     Ok(EndpointReach::NotGranted(why))
 }
 
-/// The forms of address that the members of an EtcdCluster may have. The certificates determine the form.
+/// The address formats that the members of an EtcdCluster may have. The certificates determine the format.
 async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Vec<Addresses> {
     let name = cluster.name_any();
     let policy = cluster.spec.tls.as_ref();
@@ -99,7 +100,7 @@ async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Ve
 
 /// The members of an EtcdCluster, at the addresses of their pods. Users cannot change this data: only the cluster
 /// operator writes the names of members and the cluster ID, and only the kubelet writes the address of a pod. A pod in
-/// the network of its node is left out, because it has no address of its own.
+/// the host network is left out, because its address belongs to the node.
 async fn pods_of(
     client: &Client,
     cluster: &EtcdCluster,
@@ -233,7 +234,7 @@ fn urls_of(cluster: &EtcdCluster, addresses: &Addresses) -> Vec<String> {
 }
 
 /// The endpoints of a spec, with complete host names. Manifests for coreos/etcd-operator may name a Service without a
-/// namespace. This means the namespace of the EtcdBackup, and the operator may run in another namespace.
+/// namespace. Such a name means the namespace of the EtcdBackup, but the operator may run in another namespace.
 fn completed(given: &[String], namespace: &str) -> Vec<String> {
     given.iter().map(|url| endpoint(url, namespace)).collect()
 }
@@ -390,7 +391,7 @@ mod tests {
     /// Invariant 28: the restriction does not apply to the operator's own namespace, to an operator for one namespace,
     /// and to granted endpoints.
     #[tokio::test]
-    async fn invariant_28_granted_endpoint_is_called_directly() {
+    async fn invariant_28_operator_connects_directly_to_granted_endpoint() {
         let url = "http://main-client.team-a.svc:2379";
         for rule in [
             EndpointRule::default(),
@@ -409,7 +410,7 @@ mod tests {
 
     /// Invariant 28: the users of a namespace can change its Services, so the operator connects to the pods.
     #[tokio::test]
-    async fn invariant_28_cluster_of_other_namespace_is_called_at_its_pods() {
+    async fn invariant_28_operator_connects_to_pods_in_other_namespace() {
         let spec = json!({ "etcdCluster": { "name": "main" } });
         for (rule, expected) in [
             (EndpointRule::default(), None),

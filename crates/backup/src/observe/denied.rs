@@ -1,5 +1,5 @@
-//! Adds the identity to a store's denial of access: the Secret and its field in the spec. The denial itself names
-//! neither. Performs no I/O.
+//! Completes the message if a store denies access: adds the Secret and its field in the spec, which the store does not
+//! know. Performs no I/O.
 
 use api::EtcdBackup;
 use store::secrets_of;
@@ -7,10 +7,10 @@ use store::secrets_of;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Destination, Snapshot, Work, WorkState};
 
-/// Prefix of a denial by a store. A denial by etcd has another prefix.
+/// Prefix of the message if a store denies access. A message from etcd has another prefix.
 const STORE_DENIAL: &str = "access denied: ";
 
-/// Adds the field and the Secret to every denial of a store in the snapshot.
+/// Adds the field and the Secret to each message of a store that denies access.
 pub(super) fn name_secret(backup: &EtcdBackup, snapshot: Snapshot) -> Snapshot {
     let identity = identity(backup);
     let complete = |trouble: Trouble| match &identity {
@@ -45,7 +45,7 @@ fn in_work<T>(state: WorkState<T>, complete: &impl Fn(Trouble) -> Trouble) -> Wo
     }
 }
 
-/// The identity that the store denied: a field with its Secret, or the identity of the operator's pod.
+/// The identity that the store rejected: a field with its Secret, or the identity of the operator's pod.
 fn identity(backup: &EtcdBackup) -> Option<String> {
     let spec = &backup.spec;
     let blocks = spec.blocks();
@@ -99,7 +99,7 @@ mod tests {
         let ambient = json!({ "storageType": "GCS", "gcs": { "path": "b/k" } });
         let named = name_secret(&backup(&ambient), snapshot.clone());
         let Destination::Unknown(trouble) = named.destination else {
-            panic!("not unknown")
+            panic!("the destination is not unknown")
         };
         assert!(
             trouble.message.starts_with("spec.gcs names no Secret"),

@@ -2,7 +2,7 @@
 //!
 //! Each EtcdBackup applies its retention rules to the backups whose manifest names it, and ignores the backups of the
 //! other EtcdBackups. A backup has no owner if it has no manifest, or if its EtcdBackup was deleted or moved to another
-//! path. To such a backup, every EtcdBackup with that path applies its rules.
+//! path. Every EtcdBackup with that path applies its rules to a backup without an owner.
 
 use std::collections::BTreeSet;
 
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn includes_suspended_but_not_moved_backups() {
+    fn same_path_includes_suspended_but_not_moved_etcdbackups() {
         let all = [
             backup("moved", |object| {
                 object["spec"]["s3"]["path"] = json!("bucket/elsewhere");
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn includes_backup_that_cannot_be_parsed() {
+    fn same_path_includes_etcdbackup_that_cannot_be_parsed() {
         let later = json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
             "metadata": { "name": "later", "namespace": "n", "uid": "later" },

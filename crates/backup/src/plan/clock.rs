@@ -1,6 +1,6 @@
-//! Compares the operator's clock with a second clock, the API server's, before removals. Performs no I/O.
+//! Compares the operator's clock with the clock of the API server before removals. Performs no I/O.
 //!
-//! With a clock that is ahead, every backup seems old, and new backups get names with times in the future. All
+//! If the operator's clock is ahead, every backup seems old, and new backups get names with times in the future. All
 //! retention rules compare such times, so no rule is applied while the clocks differ (invariant 9).
 
 use api::EtcdBackup;
@@ -10,7 +10,7 @@ use jiff::{SignedDuration, Timestamp};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Snapshot;
 
-/// Up to this difference between the clocks of the operator and of the API server, backups are removed.
+/// Largest difference between the clocks of the operator and the API server with which backups are removed.
 const MAX_DIFFERENCE: SignedDuration = SignedDuration::from_hours(1);
 
 /// Why no backup may be removed. `None` if the clocks agree, or if they were not compared.

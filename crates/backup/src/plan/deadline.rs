@@ -14,8 +14,8 @@ use crate::snapshot::{Moved, Snapshot, Stored, Work, WorkState};
 /// Default time limit of a backup, for a small database. Each MiB of the database adds a second.
 const BASE_LIMIT: SignedDuration = SignedDuration::from_mins(10);
 
-/// Maximum time limit, also for `timeoutInSecond: 0`. Without a maximum, a tenant could occupy a transfer slot forever
-/// that all tenants share.
+/// Maximum time limit, also for `timeoutInSecond: 0`. Without a maximum, the backups of one namespace could forever
+/// occupy transfer slots that all namespaces share.
 const MAX_LIMIT: SignedDuration = SignedDuration::from_hours(48);
 
 /// A transfer that was canceled at the deadline must end within this time. Requests that hang must not delay the report
@@ -105,7 +105,7 @@ fn reported_deadline(status: Option<&EtcdBackupStatus>) -> Option<String> {
     let complete = find(&status.conditions, &ConditionType::Complete)?;
     let reports =
         complete.status == "False" && complete.reason == Reason::DeadlineExceeded.as_str();
-    // The reported deadline of a periodic EtcdBackup may be that of its previous backup.
+    // The reported deadline of a periodic EtcdBackup may belong to its previous backup.
     let is_current = status.reason.as_deref() == Some(complete.message.as_str());
     (reports && is_current).then(|| complete.message.clone())
 }

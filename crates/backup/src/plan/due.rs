@@ -24,7 +24,7 @@ pub(super) fn next_run(backup: &EtcdBackup, now: Timestamp) -> Next {
     if is_repeated {
         return Next::Due;
     }
-    // coreos/etcd-operator recorded only successful backups.
+    // Objects of coreos/etcd-operator may lack the start time, because that operator recorded only successful backups.
     let last = status.and_then(|status| {
         let times = [
             status.start_time.as_ref(),
@@ -89,8 +89,8 @@ pub(super) fn retention_result<'a>(
 
 /// The time until which a backup that is due waits for the retention rules; `None` if it does not wait.
 ///
-/// If backups take longer than their interval, the next backup is always due, and without this wait the rules would
-/// never be applied. A slow store delays a backup by at most [`RETENTION_WAIT`]. Afterwards, the removal continues
+/// If backups take longer than their interval, the next backup is always due. Without this wait, the rules would never
+/// be applied. A slow store delays a backup by at most [`RETENTION_WAIT`]. Afterwards, the removal continues
 /// concurrently with the backup.
 pub(super) fn retention_wait(
     backup: &EtcdBackup,

@@ -29,13 +29,13 @@ pub enum Job {
     Transfer {
         /// Client URLs to which the transfer connects first.
         endpoints: Vec<String>,
-        /// Where the backup is written in the store.
+        /// The name of the backup's object in the store.
         name: ObjectName,
-        /// True if the object is compressed.
+        /// Whether the object is compressed.
         compress: bool,
         /// The record of the EtcdCluster for the manifest.
         cluster: Option<Box<ManifestCluster>>,
-        /// Which members the transfer may call.
+        /// The members to which the transfer may connect.
         limits: EndpointLimits,
     },
     /// A removal in this process, from the store that observe has opened.
@@ -75,8 +75,8 @@ pub(super) fn transfer(
     else {
         return Ok(None);
     };
-    // A pod with a volume runs in the namespace of the EtcdBackup. It reaches only what other pods of that namespace
-    // reach.
+    // A pod with a volume runs in the namespace of the EtcdBackup, and reaches the same endpoints as other pods of that
+    // namespace.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {
@@ -128,7 +128,7 @@ pub(super) fn transfer(
     }))
 }
 
-/// The URLs to call for the endpoints in a spec, and the ID of the only cluster that may answer.
+/// The URLs to which the transfer connects for the endpoints in a spec, and the ID of the only cluster that may answer.
 ///
 /// Invariant 28: an endpoint outside of the namespace needs a grant. If one endpoint has no grant, all are rejected.
 fn reachable(
@@ -166,8 +166,7 @@ fn reachable(
     Ok((urls, own))
 }
 
-/// The deletion of the pod for the recorded start. `None` unless the plan ends this start and this process has no
-/// worker for it.
+/// The job that deletes the pod of the recorded backup, if the plan ends this backup and the backup runs in a pod.
 pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
     let ends = plan.action == Action::RecordIntent
         || matches!(
@@ -405,9 +404,9 @@ mod tests {
         }
     }
 
-    /// Invariant 28: a DNS name in the namespace may resolve to any address. The address of a pod is reliable.
+    /// Invariant 28: a DNS name in the namespace may resolve to any address. Only the address of a pod is reliable.
     #[test]
-    fn invariant_28_own_cluster_is_called_at_pods_with_recorded_id() {
+    fn invariant_28_operator_connects_to_pods_with_recorded_cluster_id() {
         let planned = |reaches: &[EndpointReach]| {
             let inputs = of_endpoints(store(), reaches);
             match transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH) {
@@ -428,7 +427,7 @@ mod tests {
             Ok((at("e0.prod.svc"), None))
         );
         assert_eq!(planned(&[pods(7), pods(8)]), Err(Reason::InvalidSpec));
-        // A pod with a volume runs in the namespace itself.
+        // A pod with a volume runs in the namespace, so it uses the URL of the spec.
         let inputs = of_endpoints(volume(), &[pods(7)]);
         let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
         let Some(Job::InPod { order, .. }) = planned else {
@@ -458,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn transfer_gets_incomplete_object_of_earlier_attempt() {
+    fn transfer_replaces_incomplete_object_of_earlier_attempt() {
         let inputs = of_cluster(store(), false, false);
         let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
         let Some(Job::Transfer {
@@ -526,7 +525,7 @@ mod tests {
         };
         assert_eq!(newest, "s3://b/newest");
         assert!(others.contains("another"));
-        // Invariant 9: the order for the pod contains the earlier of the two clocks' times.
+        // Invariant 9: the order for the pod contains the earlier time of the two clocks.
         let planned = surplus(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
         let Some(Job::InPod { order, .. }) = planned else {
             panic!("{planned:?}")

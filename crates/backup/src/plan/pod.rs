@@ -18,13 +18,13 @@ use crate::pvc::{AUTH, Order, ROOT, TLS, Task};
 
 const VOLUME: &str = "backups";
 const PROGRAM: &str = "/usr/local/bin/etcd-backup-operator";
-/// The name of a pod contains this number of digits of a digest.
+/// Number of digits of the digest in the name of a pod.
 const NAME_DIGITS: usize = 20;
 /// Memory request and memory limit. A transfer streams the snapshot and needs little memory.
 const MEMORY: (&str, &str) = ("64Mi", "256Mi");
 
-/// The name of the pod for this order. It is derived from the order, so that a second operator process finds the pod of
-/// the first (invariant 11).
+/// The name of the pod for this order. It is derived from the order, so a second operator process finds the pod of the
+/// first process (invariant 11).
 fn name(order: &Order) -> String {
     name_of(&order.uid, &order.work_id())
 }
@@ -58,7 +58,7 @@ fn secrets(order: &Order) -> Vec<(&'static str, &'static str, &str)> {
         .collect()
 }
 
-/// The pod that carries out the order.
+/// Builds the pod that carries out the order.
 pub(super) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -> Pod {
     let secrets = secrets(order).into_iter().map(|(name, _, secret)| Volume {
         name: name.to_owned(),

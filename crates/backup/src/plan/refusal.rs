@@ -50,7 +50,7 @@ fn exposed_password(backup: &EtcdBackup) -> Option<Problem> {
 }
 
 /// True if the URL names a Service of the namespace, or a pod behind such a Service. The host may contain only letters,
-/// digits, dots and hyphens, so that no client finds another host in the URL.
+/// digits, dots and hyphens, so every client reads the same host from the URL.
 fn is_in_namespace(url: &str, namespace: &str) -> bool {
     let address = url.strip_prefix("http://").unwrap_or(url);
     let address = address.strip_suffix('/').unwrap_or(address);

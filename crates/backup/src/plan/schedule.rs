@@ -90,7 +90,7 @@ impl Schedule {
     }
 
     /// The next run after the run that started at `last`. `created` is the creation time of the EtcdBackup. If several
-    /// runs were missed, one run is due. EtcdBackups with different `seed` get a different jitter.
+    /// runs were missed, one run is due. The jitter depends on `seed`.
     pub fn next(
         &self,
         last: Option<Timestamp>,
@@ -112,7 +112,7 @@ impl Schedule {
         if let Some(deadline) = self.deadline
             && now.duration_since(planned) > deadline
         {
-            // The latest missed run or, if its starting deadline has passed too, the next run.
+            // The latest missed run. If its starting deadline has passed too: the next run.
             let missed = now.duration_since(planned).as_secs() / interval.as_secs().max(1);
             let intervals =
                 |count: i64| SignedDuration::from_secs(interval.as_secs().saturating_mul(count));
@@ -132,7 +132,7 @@ impl Schedule {
         seed: &str,
         now: Timestamp,
     ) -> Next {
-        // Runs with a starting deadline in the past are skipped without a search. The operator may have been down for a
+        // Skips the runs whose starting deadline has passed. There may be many such runs if the operator was down for a
         // long time.
         let from = match self.deadline {
             // A starting deadline before the first representable time skips no run.
@@ -179,8 +179,8 @@ fn later(time: Timestamp, by: SignedDuration) -> Timestamp {
     time.checked_add(by).unwrap_or(Timestamp::MAX)
 }
 
-/// True if the schedule matches any day. For February 30, the search for the next run would examine three thousand
-/// years and delay the EtcdBackups of other users.
+/// True if the schedule matches any day. For a day that never occurs, such as February 30, the search for the next run
+/// would examine three thousand years and delay the EtcdBackups of other users.
 fn has_day(cron: &Cron) -> bool {
     let days = std::iter::successors(Some(FIRST_DAY), |day| day.tomorrow().ok());
     days.take(DAYS).any(|date| {
@@ -253,7 +253,7 @@ mod tests {
         Schedule::of(&policy(json)).unwrap().unwrap()
     }
 
-    /// The planned time, without the jitter.
+    /// The next run, rounded down to a full minute. The rounding removes the jitter.
     fn next(json: &str, last: Option<&str>, now: &str) -> Next {
         let found = schedule(json).next(last.map(at), at("2026-01-01T00:00:00Z"), "seed", at(now));
         match found {
@@ -286,7 +286,7 @@ mod tests {
         assert_eq!(next(HOURLY, last, "2026-01-01T11:00:30Z"), Next::Due);
     }
 
-    /// Behavior, backups 4.
+    /// Requirement "backups 4" of docs/conformance.md.
     #[test]
     fn jitter_is_deterministic_and_bounded() {
         let last = at("2026-01-15T12:00:00Z");
@@ -363,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn schedule_waits_for_first_run() {
+    fn cron_schedule_without_backup_waits_for_first_run() {
         let daily = r#"{"schedule":"@daily"}"#;
         let tomorrow = Next::At(at("2026-01-02T00:00:00Z"));
         assert_eq!(next(daily, None, "2026-01-01T08:00:00Z"), tomorrow);
@@ -477,7 +477,7 @@ mod tests {
         );
     }
 
-    /// Without this check, the search for the next time of such a schedule would take seconds.
+    /// Without the rejection, the search for the next run of such a schedule would take seconds.
     #[test]
     fn rejects_schedule_with_empty_list_entry() {
         for schedule in [", 3 * * *", "0 3 * * ,", "0,,1 3 * * *"] {
@@ -491,7 +491,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_rare_days_and_searches_no_impossible_ones() {
+    fn finds_rare_days_and_skips_search_for_impossible_days() {
         for (expression, expected) in [
             ("0 0 29 2 *", Some("2028-02-29T00:00:00Z")),
             ("0 0 31 1,4 *", Some("2026-01-31T00:00:00Z")),
@@ -527,7 +527,7 @@ mod tests {
         /// For every policy and every time, no run is due directly after a run, and the next run becomes due within the
         /// interval plus the jitter.
         #[test]
-        fn next_run_waits_and_becomes_due(
+        fn next_run_becomes_due_within_interval_and_jitter(
             interval in 1_i64..1_000_000,
             deadline in prop::option::of(0_i64..100_000),
             away in 0_i64..10_000_000,

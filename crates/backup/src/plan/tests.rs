@@ -1,4 +1,4 @@
-//! Scenarios of the planner: an EtcdBackup, a snapshot, and the next step.
+//! Tests of the planner. Each test has an EtcdBackup, a snapshot, and the expected plan.
 
 use std::time::Duration;
 
@@ -127,7 +127,7 @@ fn starts_transfer_if_destination_is_free() {
 }
 
 #[test]
-fn invariant_1_does_not_start_while_store_is_unknown() {
+fn invariant_1_transfer_waits_while_store_content_is_unknown() {
     let backup = begun(|_| ());
     let unknown = known(Work::Idle, Destination::Unknown(refused()));
     let plan = plan(&backup, &unknown, at(1));
@@ -240,7 +240,7 @@ fn failed_attempt_is_retried_after_pause() {
 }
 
 #[test]
-fn requeues_at_deadline_at_the_latest() {
+fn next_reconcile_is_not_later_than_deadline() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 310 }));
     let unknown = known(Work::Idle, Destination::Unknown(refused()));
     let failed = Snapshot {
@@ -387,7 +387,7 @@ fn time_limit_grows_with_database_up_to_48_hours() {
 }
 
 #[test]
-fn complete_backup_counts_after_deadline() {
+fn complete_backup_succeeds_even_after_deadline() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
     let plan = plan(
         &backup,
@@ -398,7 +398,7 @@ fn complete_backup_counts_after_deadline() {
 }
 
 #[test]
-fn deletion_cancels_transfer() {
+fn deletion_of_etcdbackup_cancels_transfer() {
     let mut backup = begun(|_| ());
     backup.metadata.deletion_timestamp = Some(at(1).into());
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
@@ -503,7 +503,7 @@ fn rejects_invalid_specs_with_field_and_remedy() {
                 failed.message
             );
         }
-        // After the spec is corrected, the operator backs up with the same EtcdBackup.
+        // After the spec is corrected, the same EtcdBackup starts a backup.
         let mut corrected = fresh();
         corrected.metadata.generation = Some(2);
         corrected.status = after.status;
@@ -516,7 +516,7 @@ fn rejects_invalid_specs_with_field_and_remedy() {
 }
 
 #[test]
-fn rejected_spec_is_checked_again() {
+fn rejected_spec_is_checked_in_each_reconcile() {
     let backup = with(|object| {
         object["spec"]["etcdEndpoints"] = json!(["https://secure:2379"]);
     });
@@ -556,7 +556,7 @@ fn stuck_pvc_backup_is_reported_while_its_pod_waits() {
     assert_eq!(canceling.action, Action::AbandonTransfer);
     let canceling = after(reported, &canceling, at(60));
     let Verdict::Failed(trouble) = plan(&canceling, &canceled(), at(61)).verdict else {
-        panic!("not failed")
+        panic!("the backup has not failed")
     };
     assert!(trouble.message.contains("Multi-Attach"), "{trouble:?}");
 }

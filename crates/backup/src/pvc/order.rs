@@ -32,13 +32,13 @@ pub struct Order {
     pub claim: String,
     /// The path of the spec, below the root of the volume.
     pub path: String,
-    /// The UID of the EtcdBackup. It marks unfinished files on the PVC.
+    /// The UID of the EtcdBackup. The unfinished files of the EtcdBackup on the PVC are marked with this UID.
     pub uid: String,
-    /// What the pod must do.
+    /// The task of the pod.
     pub task: Task,
 }
 
-/// What the pod must do.
+/// The task of a pod.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "camelCase")]
 pub enum Task {
@@ -105,7 +105,7 @@ impl Order {
         format!("store {begun}")
     }
 
-    /// The newest backup, after which the retention rules are applied; `None` for other tasks.
+    /// The newest backup in an order that applies the retention rules; `None` for other orders.
     fn newest(&self) -> Option<Numbered> {
         let Task::Surplus { newest, .. } = &self.task else {
             return None;
@@ -276,7 +276,7 @@ mod tests {
     }
 
     #[test]
-    fn failure_report_keeps_reason_and_fits() {
+    fn long_failure_report_is_shortened_and_keeps_reason() {
         let trouble = Trouble::new(Reason::StoreUnreachable, "é".repeat(5000));
         let text = serde_json::to_string(&Report::failed(trouble)).unwrap();
         assert!(text.len() < 4096);

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn report_of_terminating_backup_pod_counts() {
+    fn report_of_terminating_backup_pod_is_used() {
         let done = json!({ "terminated": { "exitCode": 0, "message": r#"{"result":"removed","deleted":2,"kept":[]}"# } });
         let report = Report::Removed {
             deleted: 2,
@@ -163,12 +163,12 @@ mod tests {
         );
         let killed = json!({ "terminated": { "exitCode": 137, "reason": "OOMKilled" } });
         let PodState::Ended(report) = state_of(with_state(&killed), false) else {
-            panic!("not ended")
+            panic!("the pod has not ended")
         };
         assert!(format!("{report:?}").contains("OOMKilled"));
         let PodState::Ended(_) = state_of(json!({ "phase": "Failed", "reason": "Evicted" }), false)
         else {
-            panic!("not ended")
+            panic!("the pod has not ended")
         };
     }
 
@@ -177,7 +177,7 @@ mod tests {
         let missing = json!({ "phase": "Pending", "conditions": [{ "type": "PodScheduled", "status": "False",
             "message": "persistentvolumeclaim \"backups\" not found" }] });
         let PodState::Stuck(trouble) = state_of(missing, false) else {
-            panic!("not stuck")
+            panic!("the pod is not stuck")
         };
         assert!(
             trouble.message.contains("spec.pvc.claimName") && trouble.message.contains("not found")
@@ -185,13 +185,13 @@ mod tests {
         let pull =
             with_state(&json!({ "waiting": { "reason": "ImagePullBackOff", "message": "m" } }));
         let PodState::Stuck(trouble) = state_of(pull, false) else {
-            panic!("not stuck")
+            panic!("the pod is not stuck")
         };
         assert_eq!(trouble.reason, Reason::ImageNotFound);
     }
 
     #[test]
-    fn pod_without_started_container_is_not_working() {
+    fn pod_counts_as_starting_until_its_container_runs() {
         let creating = json!({ "waiting": { "reason": "ContainerCreating" } });
         let mut mounting = with_state(&creating);
         mounting["phase"] = json!("Pending");

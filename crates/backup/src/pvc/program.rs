@@ -39,7 +39,7 @@ pub async fn run(arguments: &Volume) -> bool {
     let meter = Meter::default();
     let report = tokio::select! {
         report = work(arguments, &meter) => report.unwrap_or_else(Report::failed),
-        // The process serves the progress until it ends.
+        // Serves the progress until the order is carried out.
         report = async { progress::serve(|| meter.read()).await; std::future::pending().await } => report,
     };
     let text = serde_json::to_string(&report).unwrap_or_default();
@@ -215,7 +215,7 @@ mod tests {
         assert!(upload.commit().await.is_err());
     }
 
-    /// Invariant 9: the clock of the node may be years ahead of the operator's clock.
+    /// Invariant 9: the clock of the node may be years ahead, so the pod uses the time in the order.
     #[tokio::test]
     async fn invariant_9_retention_in_pod_ignores_node_clock() {
         let dir = tempfile::tempdir().unwrap();

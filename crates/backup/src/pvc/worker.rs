@@ -187,8 +187,8 @@ impl<T> PodWorker<T> {
         )
     }
 
-    /// The newest warning Event about the pod or, if there is none, the given message. If the operator may not list
-    /// Events, the text names the command that shows them.
+    /// The newest warning Event about the pod, or else `message`. If both are missing, the text names the command that
+    /// shows the Events.
     async fn reason_of_kubelet(&self, pod: &Pod, message: String) -> String {
         let events: Api<Event> = self.api();
         let uid = pod.uid().unwrap_or_default();
@@ -242,7 +242,7 @@ impl<T> PodWorker<T> {
     }
 }
 
-/// How far the start of a pod with a node has come.
+/// The state of the start of a pod that has a node.
 struct Start {
     since: Instant,
     reported: Option<Instant>,

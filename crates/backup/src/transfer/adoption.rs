@@ -1,5 +1,5 @@
-//! Finds a backup of an operator process that ended before it reported the backup. The operator adopts a complete
-//! backup of the same EtcdBackup, and replaces an incomplete one.
+//! Finds a backup that an earlier operator process has stored but not reported. The operator adopts a complete backup
+//! of the same EtcdBackup, and replaces an incomplete backup.
 
 use api::backup::name;
 use api::manifest::{BackupManifest, manifest_key};
@@ -22,7 +22,7 @@ pub enum EarlierAttempt {
     Incomplete(ObjectName),
 }
 
-/// The EtcdBackup that looks for its backup in the store.
+/// The EtcdBackup for which the store is searched.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
     /// The UID of the EtcdBackup.
@@ -31,7 +31,8 @@ pub struct Owner<'a> {
     /// cluster. The start time in the manifest has whole seconds, so it cannot exclude a backup that was made just
     /// before a change of the spec.
     pub cluster: Option<&'a str>,
-    /// True if the whole content is read and compared when the store has no tags. This takes too long for a reconcile.
+    /// Whether the whole content is read and compared if the store has no tags. A reconcile does not set this, because
+    /// the read takes too long.
     pub verify_content: bool,
 }
 
@@ -72,16 +73,16 @@ pub async fn earlier_attempt(
     };
     let mut leftover = None;
     for object in listed {
-        // Invariant 13: names of objects of other paths may start with the same prefix.
+        // Invariant 13: skips objects of other paths whose names start with the same prefix.
         if name::parse(&path, &object.key).is_none_or(|parts| parts.time != time) {
             continue;
         }
         let found = unchanged(store, &object.key, owner, |manifest| owner.owns(manifest));
         match found.await? {
             Some(stored) => return Ok(EarlierAttempt::Complete(stored)),
-            // An object without a manifest is incomplete. So is an object with the owner's manifest that does not match
-            // it, because another writer has overwritten the object. An object with the manifest of another EtcdBackup
-            // belongs to a backup that started in the same second.
+            // An object without a manifest is incomplete. An object that does not match the manifest of its owner is
+            // also incomplete, because another writer has overwritten it. An object with the manifest of another
+            // EtcdBackup belongs to a backup that started in the same second.
             None => match manifest_of(store, &object.key).await? {
                 Some(manifest) if !owner.owns(&manifest) => {}
                 _ => leftover = Some(object.key),
@@ -95,9 +96,9 @@ pub async fn earlier_attempt(
     }))
 }
 
-/// Finds the backup at a key like [`complete_backup`]. Also requires that the object was not overwritten after its
-/// manifest was written, because the process that wrote both may have ended before it confirmed them (`confirm`). Only
-/// the adoption uses this check: a valid copy of a backup has another tag.
+/// Like [`complete_backup`], but also requires that the object was not overwritten after its manifest was written. The
+/// process that wrote both may have ended before it checked this (`confirm`). Only the adoption uses this check,
+/// because a valid copy of a backup has another tag.
 async fn unchanged(
     store: &dyn Store,
     key: &str,

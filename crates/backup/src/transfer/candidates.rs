@@ -1,4 +1,4 @@
-//! Selects the member that sends the snapshot: the healthiest follower or, without one, the leader. Performs no I/O.
+//! Selects the member that sends the snapshot: the healthiest follower, or else the leader. Performs no I/O.
 
 use std::collections::BTreeMap;
 
@@ -171,12 +171,12 @@ mod tests {
     }
 
     #[test]
-    fn takes_snapshot_of_leader_if_it_is_the_only_member() {
+    fn leader_sends_snapshot_if_it_is_the_only_member() {
         assert_eq!(order(vec![answer("leader", 1, 5)]), ["leader"]);
     }
 
     #[test]
-    fn prefers_any_member_to_corrupt_or_leaderless_one() {
+    fn corrupt_and_leaderless_members_are_last_choice() {
         let mut corrupt = answer("corrupt", 2, 500);
         corrupt.status.errors.push("alarm:CORRUPT".to_owned());
         let mut alone = answer("alone", 3, 500);

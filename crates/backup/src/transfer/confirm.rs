@@ -97,7 +97,7 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     let put = store.put(&manifest_key, text.into()).await;
     put.map_err(|error| in_store(&error))?;
     fail::fail_point!("backup-after-manifest");
-    // Invariant 12 (complete backups).
+    // Invariant 12: the backup is complete only if the store returns its manifest.
     if !has_manifest(store, key, manifest).await? {
         return Err(replaced(store, key));
     }

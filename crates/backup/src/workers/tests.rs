@@ -1,4 +1,4 @@
-//! Scenarios of the workers. Their stores accept no object until the test opens a gate.
+//! Tests of the workers. Their stores accept no object until the test opens a gate.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -38,7 +38,7 @@ impl Store for Gated {
     }
     async fn begin(&self, key: &str) -> Result<Box<dyn Upload>, Error> {
         let _open = self.gate.acquire().await;
-        assert!(key != PANICS, "on purpose");
+        assert!(key != PANICS, "the test requests this panic");
         self.inner.begin(key).await
     }
     async fn put(&self, key: &str, content: Bytes) -> Result<(), Error> {
@@ -169,8 +169,10 @@ async fn limits_concurrent_transfers() {
     for index in 0..7 {
         case.enqueue(&index.to_string(), || true);
     }
-    case.until("four run", |case| case.count(true) == LIMITS.concurrent)
-        .await;
+    case.until("four transfers run", |case| {
+        case.count(true) == LIMITS.concurrent
+    })
+    .await;
     assert_eq!(case.count(false), 3);
     case.gate.add_permits(1);
     for _ in 0..7 {
@@ -185,20 +187,24 @@ async fn limits_concurrent_transfers() {
 }
 
 #[tokio::test]
-async fn slow_store_delays_no_other_store() {
+async fn slow_store_does_not_delay_transfers_to_other_stores() {
     let case = Case::new();
     for index in 0..6 {
         case.enqueue_at("slow", &index.to_string(), || true);
     }
-    case.until("two run", |case| case.count(true) == LIMITS.per_store)
-        .await;
+    case.until("two transfers run", |case| {
+        case.count(true) == LIMITS.per_store
+    })
+    .await;
     case.enqueue_at("other", "6", || true);
-    case.until("the other store's runs", |case| case.count(true) == 3)
-        .await;
+    case.until("the transfer to the other store runs", |case| {
+        case.count(true) == 3
+    })
+    .await;
     assert!(matches!(case.workers.observe("6").work, Work::Running(_)));
     case.gate.add_permits(1);
     // The tasks get their slots in the order of the queue.
-    case.until("all have ended", |case| {
+    case.until("all transfers have ended", |case| {
         (0..7).all(|index| {
             matches!(
                 case.workers.observe(&index.to_string()).work,
@@ -209,17 +215,19 @@ async fn slow_store_delays_no_other_store() {
     .await;
 }
 
-/// The time in the queue is needed because it does not count for the time limit of a backup.
+/// The time limit of a backup excludes the time in the queue.
 #[tokio::test]
-async fn queue_time_accumulates_until_forgotten() {
+async fn queue_time_accumulates_over_attempts() {
     let mut case = Case::new();
     for index in 0..3 {
         case.enqueue_at("slow", &index.to_string(), || true);
     }
-    case.until("two run", |case| case.count(true) == LIMITS.per_store)
-        .await;
+    case.until("two transfers run", |case| {
+        case.count(true) == LIMITS.per_store
+    })
+    .await;
     let queue_time = |case: &Case| case.workers.observe("2").queue_time;
-    case.until("the third waits", |case| {
+    case.until("the third transfer waits", |case| {
         queue_time(case) > Duration::from_millis(300)
     })
     .await;
@@ -269,18 +277,22 @@ impl Worker for PodTask {
 }
 
 #[tokio::test]
-async fn stuck_pods_delay_no_other_store() {
+async fn stuck_pods_do_not_delay_transfers_to_other_stores() {
     let case = Case::new();
     for index in 0..10 {
         let task = PodTask(format!("pvc://n/{}", index / 2));
         case.workers
             .enqueue(("n", &index.to_string()), task, || true);
     }
-    case.until("all wait for their pods", |case| case.count(true) == 10)
-        .await;
+    case.until("all tasks wait for their pods", |case| {
+        case.count(true) == 10
+    })
+    .await;
     case.enqueue("10", || true);
-    case.until("the other store's runs", |case| case.count(true) == 11)
-        .await;
+    case.until("the transfer to the other store runs", |case| {
+        case.count(true) == 11
+    })
+    .await;
     case.shutdown.cancel();
     case.gate.add_permits(1);
     case.workers.join().await;
@@ -323,7 +335,7 @@ async fn worker_backs_off_after_each_failure() {
 }
 
 #[tokio::test]
-async fn deletion_cancels_and_forgets_transfer() {
+async fn worker_cancels_transfer_of_deleted_etcdbackup() {
     let mut case = Case::new();
     let exists = Arc::new(AtomicBool::new(true));
     let observed = exists.clone();
@@ -402,13 +414,15 @@ async fn invariant_10_transfer_writes_nothing_before_attempt_is_recorded() {
     assert_eq!(work(&case, "2"), Work::Queued);
     assert!(std::fs::read_dir(case.dir.path()).unwrap().next().is_none());
     case.workers.start("0", 3);
-    case.until("the first has ended", |case| {
+    case.until("the first transfer has ended", |case| {
         matches!(work(case, "0"), Work::Ended(_))
     })
     .await;
     assert_eq!(case.workers.observe("0").recorded_count, Some(3));
-    case.until("the next is ready", |case| work(case, "2") == Work::Ready)
-        .await;
+    case.until("the next transfer is ready", |case| {
+        work(case, "2") == Work::Ready
+    })
+    .await;
     assert_eq!(work(&case, "1"), Work::Ready);
     // The next attempt of this process does not increase the count, but waits for its own record.
     let transfer = case.transfer("other", "0");
@@ -431,7 +445,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         record_timeout,
         ..LIMITS
     });
-    // One task more than the store has slots is queued.
+    // Queues one task more than the store has slots.
     let all: Vec<String> = (0..=LIMITS.per_store)
         .map(|index| index.to_string())
         .collect();
@@ -449,7 +463,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
             other => panic!("{uid}: {other:?}"),
         }
     };
-    case.until("all have timed out", |case| {
+    case.until("all transfers have timed out", |case| {
         all.iter().all(|uid| timed_out(case, uid))
     })
     .await;
@@ -482,7 +496,7 @@ async fn task_is_ended_at_its_time_limit() {
 }
 
 #[tokio::test]
-async fn slow_store_of_namespace_delays_no_other_namespace() {
+async fn slow_store_of_one_namespace_does_not_delay_other_namespaces() {
     let case = Case::with(Limits {
         per_namespace: 2,
         ..LIMITS
@@ -492,10 +506,11 @@ async fn slow_store_of_namespace_delays_no_other_namespace() {
         let transfer = Unrecorded(case.transfer(&uid, &uid));
         case.workers.enqueue(("slow", &uid), transfer, || true);
     }
-    case.until("two run", |case| case.count(true) == 2).await;
+    case.until("two transfers run", |case| case.count(true) == 2)
+        .await;
     let other = Unrecorded(case.transfer("5", "5"));
     case.workers.enqueue(("other", "5"), other, || true);
-    case.until("the other tenant's runs", |case| {
+    case.until("the transfer of the other namespace runs", |case| {
         matches!(case.workers.observe("5").work, Work::Running(_))
     })
     .await;
@@ -503,7 +518,7 @@ async fn slow_store_of_namespace_delays_no_other_namespace() {
     assert!(case.workers.queued_for("4").is_some());
     assert_eq!(case.workers.queued_for("5"), None);
     case.gate.add_permits(1);
-    case.until("all have ended", |case| {
+    case.until("all transfers have ended", |case| {
         (0..6).all(|index| {
             matches!(
                 case.workers.observe(&index.to_string()).work,
@@ -516,7 +531,7 @@ async fn slow_store_of_namespace_delays_no_other_namespace() {
 
 /// Two tenants use the same bucket name at different endpoints.
 #[test]
-fn endpoint_is_part_of_slot_key() {
+fn stores_at_different_endpoints_have_separate_limits() {
     struct At(LocalStore, &'static str);
 
     #[async_trait]

@@ -42,8 +42,7 @@ fn own_and_started(file: &str) -> impl Iterator<Item = String> {
     found.filter_map(move |process| std::fs::read_to_string(process.path().join(file)).ok())
 }
 
-/// The sum of the first `count` times. The first two are the times of the process itself, the next two those of its
-/// ended child processes.
+/// The sum of the first `count` times: two times of the process, then two times of its ended child processes.
 fn times(stat: &str, count: usize) -> Duration {
     /// Linux counts in hundredths of a second.
     const TICK: Duration = Duration::from_millis(10);

@@ -6,7 +6,7 @@ use api::manifest::ManifestCluster;
 use super::*;
 
 #[tokio::test]
-async fn next_operator_finds_complete_backup() {
+async fn next_operator_process_adopts_complete_backup() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;

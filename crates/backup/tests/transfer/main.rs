@@ -132,7 +132,7 @@ async fn restored(programs: &Programs, file: &Path, key: &str) -> (i64, Vec<u8>)
     }
     etcd.kill().unwrap();
     etcd.wait().unwrap();
-    answer.expect("the restored etcd serves")
+    answer.expect("the restored etcd does not serve")
 }
 
 #[tokio::test]
@@ -194,7 +194,7 @@ async fn backs_up_with_dead_endpoint_and_without_quorum() {
         .unwrap();
     let dead = format!("http://127.0.0.1:{}", free_port());
     let endpoints = vec![dead, members[alive].client_url.clone()];
-    // On a busy machine, some of the runs may exceed the limit.
+    // At least one run must end within three seconds. On a busy machine, some runs may take longer.
     let mut times = Vec::new();
     while times
         .last()
@@ -366,7 +366,7 @@ async fn reports_failures_of_etcd_and_store() {
     );
 }
 
-/// Which members an operator may call for namespace `team-b`, with these grants.
+/// The limits of a transfer for namespace `team-b` with these grants.
 fn limited(grants: Vec<EndpointGrant>) -> EndpointLimits {
     let by = GrantedBy::default();
     EndpointLimits {
@@ -375,7 +375,8 @@ fn limited(grants: Vec<EndpointGrant>) -> EndpointLimits {
     }
 }
 
-/// Invariant 28: the answer of an etcd may name members of other clusters.
+/// Invariant 28: the answer of etcd may name members of other clusters. The operator connects to them only with a
+/// grant.
 #[tokio::test]
 async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     let victim = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -386,7 +387,7 @@ async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     };
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &start).await;
     let grant = format!("team-b={victim_url}").parse().unwrap();
-    // The case without a connection comes first. A pending connection of another case would be counted for it.
+    // The case that expects no connection is first: a pending connection of an earlier case would be counted.
     for (limits, connects) in [
         (limited(Vec::new()), false),
         (limited(vec![grant]), true),
@@ -406,7 +407,7 @@ async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     }
 }
 
-/// Invariant 28: the address of a deleted pod may now belong to a member of another cluster.
+/// Invariant 28: the address of a deleted pod may now belong to another cluster, whose snapshot must not be stored.
 #[tokio::test]
 async fn invariant_28_backup_never_contains_another_cluster() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
@@ -475,7 +476,7 @@ async fn invariant_12_rejects_snapshot_with_wrong_checksum() {
 }
 
 #[tokio::test]
-async fn invariant_12_store_failure_is_no_success() {
+async fn invariant_12_backup_fails_if_store_fails() {
     let whole = recorded().await;
     let denied = || store::Error::AccessDenied("403".to_owned());
     for call in [

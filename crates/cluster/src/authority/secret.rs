@@ -19,7 +19,7 @@ pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
 pub(crate) const TLS_KEY: &str = "tls.key";
 /// The key of the trusted CAs in a Secret.
 pub(crate) const AUTHORITIES: &str = "ca.crt";
-/// The key of the CA that signs after the current CA. Before it signs, all members must trust it.
+/// The key of the next CA. All members must trust the next CA before it signs.
 pub(crate) const NEXT_CERTIFICATE: &str = "next.crt";
 pub(crate) const NEXT_KEY: &str = "next.key";
 
@@ -97,7 +97,7 @@ impl Held {
         anchors.any(|anchor| anchor.subject == subject)
     }
 
-    /// Reads the Secret as the Secret of a CA: drops certificates that cannot sign.
+    /// Removes certificates that cannot sign, because this is the Secret of a CA.
     pub(crate) fn of_authority(self) -> Self {
         Self {
             certificate: self.certificate.filter(|leaf| leaf.can_sign),

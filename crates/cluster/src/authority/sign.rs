@@ -69,8 +69,8 @@ pub(crate) fn leaf(
         .collect::<Result<_, _>>()?;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = match request.used {
-        // A member uses its serving certificate also as a client certificate: for connections to its peers, and for
-        // the connection of the JSON gateway to its own listener.
+        // A member also uses its serving certificate as a client certificate: for connections to its peers, and for
+        // connections of etcd's JSON gateway to the member's own listener.
         CertificateUse::Peer | CertificateUse::Server => vec![
             ExtendedKeyUsagePurpose::ServerAuth,
             ExtendedKeyUsagePurpose::ClientAuth,

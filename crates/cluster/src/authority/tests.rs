@@ -59,7 +59,7 @@ fn verifies(made: &Made, trusted: &Made, usage: KeyUsage, at: Timestamp) -> bool
 }
 
 #[test]
-fn certificate_is_verified_only_by_its_issuer() {
+fn certificate_verifies_only_against_its_issuer() {
     let peers = authority(CaScope::Peers, rule().authority_validity, now()).unwrap();
     let clients = authority(CaScope::Clients, rule().authority_validity, now()).unwrap();
     let peer = made(CertificateUse::Peer, &peers);
@@ -107,7 +107,7 @@ fn member_cert_has_all_addresses_and_no_wildcard() {
 }
 
 #[test]
-fn renews_at_two_thirds_and_never_outlives_issuer() {
+fn certificate_expires_with_issuer_and_is_renewed_at_two_thirds() {
     let short = Duration::from_hours(1);
     let clients = authority(CaScope::Clients, short, now()).unwrap();
     let server = made(CertificateUse::Server, &clients);
@@ -139,7 +139,7 @@ fn certificates_have_unique_keys_and_serial_numbers() {
 }
 
 #[test]
-fn invariant_14_planner_view_of_secret_has_no_key() {
+fn invariant_14_planner_gets_no_private_key_of_secret() {
     let clients = authority(CaScope::Clients, rule().authority_validity, now()).unwrap();
     let server = made(CertificateUse::Server, &clients);
     let owner = OwnerReference {

@@ -75,7 +75,7 @@ impl ExecuteContext<'_> {
         members.iter().map(|name| self.client_url(name)).collect()
     }
 
-    /// The client URL of a member: the address of its pod, or the endpoint of an external member. If neither is known,
+    /// The client URL of a member: at the address of its pod, or the advertised URL of an external member. Otherwise
     /// the URL of the member's Service.
     fn client_url(&self, member: &str) -> String {
         let known = self.urls.get(member);

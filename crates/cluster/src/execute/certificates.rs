@@ -1,8 +1,8 @@
 //! Sends generated certificates: generates a key, writes it to a Secret, and drops it.
 //!
-//! Invariant 11: a Secret is created under its fixed name, or replaced with a resourceVersion precondition. A
-//! certificate is signed only by the CA that the observation contains. Invariant 14: no key is logged, and each key is
-//! sent only to its Secret.
+//! Invariant 11: a Secret is created under its fixed name, or replaced with a resourceVersion precondition. A CA signs
+//! only if its Secret has not changed since the observation. Invariant 14: no key is logged, and each key is sent only
+//! to its Secret.
 
 use api::names::{self, CertificateUse};
 use jiff::Timestamp;
@@ -95,7 +95,7 @@ impl ExecuteContext<'_> {
                 by,
             } => self.write_trust(rule, (owner, *used), over, by).await,
             CertificateWrite::Mark { secret, over } => self.mark_secret(rule, secret, over).await,
-            // The planner builds generic actions for these two writes (`plan::actions`).
+            // `plan::actions` builds a patch or a deletion instead of these two writes.
             CertificateWrite::Notify { .. } | CertificateWrite::Discard { .. } => Ok(None),
         }
     }
@@ -109,7 +109,7 @@ impl ExecuteContext<'_> {
         })
     }
 
-    /// The creation time of certificates. The same clock decides whether a certificate is valid.
+    /// The creation time of certificates, from the clock by which the planner also checks them.
     fn time(&self) -> Timestamp {
         self.observed.clock.for_certificates(Timestamp::now())
     }
@@ -142,7 +142,7 @@ impl ExecuteContext<'_> {
         let signer = read_one(&held.signs.certificate).map_err(broken)?;
         let names = rule.names(owner, used);
         // With authentication, etcd takes the common name of a client certificate as the user name. The operator's
-        // certificate therefore has a reserved name. No user has the names of the other certificates by accident.
+        // certificate therefore has a reserved name. The other names match no etcd user by accident.
         let common_name = match used {
             CertificateUse::Peer | CertificateUse::Server => owner.to_owned(),
             CertificateUse::Operator => names::OPERATOR_USER.to_owned(),

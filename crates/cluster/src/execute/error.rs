@@ -26,8 +26,8 @@ pub enum Error {
         /// Kind and name.
         what: String,
     },
-    /// The observation is too old for writes, because the process was suspended. If the chain has set a mark, the
-    /// process removes the mark.
+    /// The observation is too old for writes, for example because the process was suspended. If the chain has set the
+    /// annotation `started` on a Service, the executor removes it.
     #[error("the observation is older than {} seconds, and the operator reads it again", FRESH.as_secs())]
     TooOld,
     /// The member list differs from the list from which the change was planned.
@@ -75,8 +75,8 @@ pub enum Error {
 }
 
 impl Error {
-    /// True if the next reconcile resolves the error: the action lost a race, or etcd is not ready yet. The operator
-    /// then plans again shortly and reports no failure.
+    /// True if planning again resolves the error: the object changed since the observation, or etcd is not ready yet.
+    /// The operator then plans again shortly and reports no failure.
     pub fn is_passing(&self) -> bool {
         match self {
             Self::Exists { .. } | Self::Changed { .. } | Self::ListChanged | Self::TooOld => true,
@@ -119,7 +119,7 @@ impl Error {
             | Self::Certificate { .. }
             | Self::Held { .. }
             | Self::Rejected { .. } => true,
-            // A conflict (409) comes from another controller, such as a quota. An object that already exists gives a
+            // Here a conflict (409) comes from admission, such as a quota. An object that already exists gives a
             // different error.
             Self::Api(error) => {
                 let said = matches!(

@@ -1,5 +1,4 @@
-//! Writes the operator's record of the passwords in etcd to its Secret. Before that, the passwords are in memory only
-//! (invariant 14).
+//! Writes the operator's record of etcd's passwords to a Secret. Plans contain no passwords (invariant 14).
 
 use api::names;
 use k8s_openapi::api::core::v1::Secret;
@@ -26,8 +25,8 @@ impl ExecuteContext<'_> {
         }
     }
 
-    /// Invariants 11 and 21: the resourceVersion precondition prevents the write from overwriting a password that
-    /// another process has recorded.
+    /// Invariants 11 and 21: with the resourceVersion precondition, the write never replaces a password that another
+    /// process has recorded.
     async fn record_passwords(&self, others: bool) -> Result<Option<String>, Error> {
         let Some((user, passwords)) = self.auth.to_record(others) else {
             return Err(Error::Missing(

@@ -22,7 +22,7 @@ use crate::action::{
 };
 use crate::execute::{Error, ExecuteContext};
 
-/// What all kinds of sent objects have in common.
+/// The traits of all object types that actions send.
 pub(super) trait Sent:
     Resource<DynamicType = (), Scope = NamespaceResourceScope>
     + Serialize
@@ -107,8 +107,8 @@ impl ExecuteContext<'_> {
         Ok(applied.resource_version())
     }
 
-    /// Sends a patch. The age of the observation is not checked, because a mark must be removable after the observation
-    /// is too old.
+    /// Sends a patch. Does not check the age of the observation: the annotation `started` must be removable even if the
+    /// observation is too old.
     pub(super) async fn patch(&self, patch: &Patch) -> Result<Option<String>, Error> {
         match patch.kind {
             Kind::Service => self.patch_of::<Service>(patch).await,

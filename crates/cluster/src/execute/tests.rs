@@ -1,5 +1,5 @@
-//! Executes steps against a minimal API server. The tests check the requests that the operator sends, and the marks
-//! that it removes.
+//! Executes steps against a minimal API server. The tests check which requests the operator sends, and when it removes
+//! the start mark from a Service.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -31,8 +31,8 @@ enum Does {
     InTurn(&'static [u16]),
 }
 
-/// A server that accepts all other requests at once. It records the kind of each request. For a Service, it also
-/// records the mark and the resourceVersion precondition.
+/// Answers requests for objects of `kind` as `does` says, and accepts all other requests at once. It records the kind
+/// of each request. For a Service, it also records the start mark and the resourceVersion precondition.
 struct Server {
     kind: &'static str,
     does: Does,
@@ -99,7 +99,7 @@ async fn started_with(
     (asked, acted.remove(0))
 }
 
-/// Starts the member again from several observations. Each of them leads to the same step.
+/// Starts the member again from several observations, each time with the same step.
 async fn started_again(
     (kind, does): (&'static str, Does),
     (state, mark): (State, Mark),
@@ -190,7 +190,7 @@ const CLAIMS: &str = "persistentvolumeclaims";
 const LONG: Duration = Duration::from_mins(1);
 
 #[tokio::test]
-async fn invariant_11_removes_start_mark_if_observation_expires_before_creation() {
+async fn invariant_11_start_mark_is_removed_if_observation_expires() {
     let (little, more) = (Duration::from_millis(500), Duration::from_millis(600));
     let (asked, acted) = started(("services", Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
@@ -202,7 +202,7 @@ async fn invariant_11_removes_start_mark_if_observation_expires_before_creation(
     // Without a volume, the operator creates the pod directly after the Service.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
-    // If the PVC exists, the next reconcile creates the pod. Another process may have created the pod by then.
+    // If the PVC exists, the start mark stays: the next reconcile or another process creates the pod.
     let (asked, acted) = started((CLAIMS, Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, CLAIMS]);
     assert!(
@@ -216,7 +216,7 @@ async fn invariant_11_removes_start_mark_if_observation_expires_before_creation(
 }
 
 #[tokio::test]
-async fn invariant_6_removes_start_mark_only_if_no_pod_can_have_been_created() {
+async fn invariant_6_start_mark_is_removed_only_if_no_pod_was_created() {
     let refusals = [
         (403, "Forbidden"),
         (409, "Conflict"),
@@ -244,7 +244,7 @@ async fn invariant_6_removes_start_mark_only_if_no_pod_can_have_been_created() {
 
 /// Invariants 6 and 11 (state `new`; fencing).
 #[tokio::test]
-async fn retries_creation_after_start_mark_while_observation_is_fresh() {
+async fn creation_after_start_mark_is_retried_while_observation_is_fresh() {
     for (code, reason) in [
         (429, "TooManyRequests"),
         (503, "ServiceUnavailable"),
@@ -252,7 +252,7 @@ async fn retries_creation_after_start_mark_while_observation_is_fresh() {
     ] {
         let does = Does::Answers(code, reason);
         let (mut asked, acted) = started((CLAIMS, does), (true, Duration::from_secs(1))).await;
-        // A 429 means that the request certainly had no effect.
+        // After status 429, the operator removes the mark, because the request certainly had no effect.
         assert_eq!(
             code == 429,
             asked.pop_if(|one| *one == TAKEN_BACK).is_some()
@@ -265,17 +265,17 @@ async fn retries_creation_after_start_mark_while_observation_is_fresh() {
             "{code}: {asked:?}"
         );
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
-        // Before the mark is set, the operator does not retry, because the next reconcile repeats the step without
-        // harm.
+        // Before the start mark is set, the operator does not retry, because the next reconcile repeats the step
+        // without harm.
         let (asked, _) = started(("services", does), (true, LONG)).await;
         assert_eq!(asked.len(), 1, "{code}: {asked:?}");
     }
 }
 
-/// Invariant 6: no other process removes the mark. If the mark remained, the operator would never use the member's name
-/// again.
+/// Invariant 6: no other process removes the start mark. If the mark remained, the operator would never use the
+/// member's name again.
 #[tokio::test]
-async fn retries_removal_of_start_mark() {
+async fn failed_removal_of_start_mark_is_retried() {
     for codes in [&[200, 403, 429, 200], &[200, 403, 503, 200]] {
         let (asked, acted) = started(("", Does::InTurn(codes)), (true, LONG)).await;
         assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
@@ -288,10 +288,10 @@ async fn retries_removal_of_start_mark() {
     assert_eq!(acted.failed.len(), 2, "{:?}", acted.failed);
 }
 
-/// Setting and removing the mark changes the cluster's own Service. Each change triggers a reconcile at once, so that
-/// only the back-off limits the rate.
+/// Setting and removing the start mark changes a Service, which triggers a reconcile at once. Only the back-off limits
+/// the rate.
 #[tokio::test]
-async fn rejected_start_backs_off() {
+async fn rejected_member_start_is_retried_with_backoff() {
     let refused = Does::Answers(403, "Forbidden");
     for (kind, mark, requests) in [
         (CLAIMS, Mark::First, 3),
@@ -319,7 +319,7 @@ async fn rejected_start_backs_off() {
     assert_eq!(asked, [MARKED, CLAIMS, MARKED, CLAIMS]);
 }
 
-/// Invariants 6 and 11: a renewed mark must have a new value. With the same value, the resourceVersion would not
+/// Invariants 6 and 11: a renewed start mark must have a new value. With the same value, the resourceVersion would not
 /// change, and the process that set the first mark could remove the renewed mark.
 #[tokio::test]
 async fn renewed_start_mark_is_never_removed() {

@@ -1,5 +1,4 @@
-//! Observes access control: reads the Secrets and the NetworkPolicy together with the other objects, and checks whether
-//! etcd accepts the credentials.
+//! Observes access control: reads the Secrets and the NetworkPolicy, and checks whether etcd accepts the credentials.
 
 use api::names;
 use etcd::Etcd;
@@ -29,7 +28,7 @@ pub async fn policy(
     })
 }
 
-/// Adds to the objects of a cluster the Secrets that the spec names.
+/// Reads the Secrets of `spec.auth`, and adds their state and the state of the NetworkPolicy to the snapshot.
 pub async fn complete(
     client: &Client,
     (operators, policy): (&Operators, Option<NetworkPolicy>),
@@ -54,7 +53,8 @@ pub async fn complete(
     snapshot.auth = auth;
 }
 
-/// Checks whether etcd accepts the credentials. In most reconciles, the answers to earlier calls already show this.
+/// Checks whether etcd accepts the credentials. In most reconciles, this needs no call, because earlier answers already
+/// show the result.
 pub(super) async fn ask(etcd: &dyn Etcd, via: &[String], observed: &mut Observed) {
     if observed.members.known().is_some() {
         observed.access.login = seen(etcd.login(via).await);

@@ -57,7 +57,7 @@ pub(super) async fn read(
     Ok(reads.await?.into_iter().flatten().collect())
 }
 
-/// Removes the problem that a generated certificate does not exist yet, because the operator will issue it.
+/// Removes the problem of a missing Secret if the operator will create the Secret.
 pub(super) fn expect(observed: &mut Observed) {
     let certificates = &observed.certificates;
     if let Some(rule) = &certificates.rule
@@ -72,8 +72,8 @@ pub(super) fn expect(observed: &mut Observed) {
     }
 }
 
-/// Marks each pod that must be recreated because its etcd trusts other CAs than it should. A pod without a volume is
-/// replaced by a new member. Such a pod is marked only if the running members would accept a new member.
+/// Records for each pod whose etcd trusts outdated CAs that the pod must be recreated. A member without a volume is
+/// replaced instead, so its pod is included only if the running members would accept a new member.
 pub(super) fn differ(observed: &mut Observed) {
     let certificates = &observed.certificates;
     let running = observed.pods.iter().filter(|(_, pod)| pod.running);

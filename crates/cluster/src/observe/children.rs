@@ -10,9 +10,8 @@ use crate::diff;
 use crate::quantity::bytes;
 use crate::snapshot::{self, Claim, Disk, Removal};
 
-/// The relation of an object to the EtcdCluster with this UID. `Some(true)`: the EtcdCluster owns the object.
-/// `Some(false)`: the object has no owner, but a cluster token by which the cluster can adopt it. `None`: any other
-/// object.
+/// Whether the EtcdCluster with this UID owns the object. `Some(false)`: the object has no owner, but has a cluster
+/// token, so the cluster may adopt it. `None`: the object belongs to another owner, or has no token.
 pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
     match diff::owner(metadata) {
         Some(owner) => (owner == uid).then_some(true),
@@ -97,7 +96,7 @@ pub fn member_service(
     uid: &str,
 ) -> Option<snapshot::Service> {
     let name = service.name_any();
-    // A person may have changed the label. The name still identifies the Service.
+    // The label may have been changed. The name still identifies the Service.
     let is_named = names::cluster_of_member(&name) == Some(members.cluster);
     let is_labelled = service.labels().get(names::LABEL_MEMBER) == Some(&name);
     let owner = diff::owner(&service.metadata);

@@ -1,11 +1,11 @@
-//! Reads the API server's clock. Decisions about lost pods compare it with timestamps from Kubernetes.
+//! Reads the API server's clock, for decisions about lost pods: these depend on timestamps from Kubernetes.
 //!
-//! A pod shows since when its node has been lost, its deletion has been overdue, or its container has been failing. The
-//! control plane's clocks set these timestamps. If the operator's own clock were ahead, a pod that was just deleted
-//! would seem overdue for a long time, and the operator would remove its member with its disk (invariant 5).
+//! A pod shows since when its node has been lost, its deletion has been overdue, or its container has been failing.
+//! These timestamps come from the control plane's clocks. If the operator's own clock were ahead, a pod that was just
+//! deleted would seem overdue for a long time, and the operator would remove its member with its volume (invariant 5).
 //!
 //! Decisions about generated certificates use the same clock (invariant 20). In all other cases, the operator does not
-//! read the clock.
+//! read the API server's clock.
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
@@ -70,7 +70,7 @@ mod tests {
 
     /// Invariants 5 and 20 (dead members; certificates).
     #[tokio::test]
-    async fn lost_pod_and_generated_certificates_require_api_server_time() {
+    async fn api_server_time_is_read_for_lost_pods_and_generated_certificates() {
         let plain = json!({ "name": "db-a" });
         let deleted = json!({ "name": "db-a", "deletionTimestamp": "2020-11-21T00:00:30Z" });
         for (pod, generates, asks) in [
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn invariant_5_lost_unlabeled_pod_requires_api_server_time() {
+    async fn invariant_5_api_server_time_is_read_for_unlabeled_lost_pod() {
         let client = server_without_labels();
         let read = crate::observe::objects(&client, "prod", "db").await;
         let objects = read.unwrap().unwrap();

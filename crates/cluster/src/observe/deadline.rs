@@ -1,8 +1,8 @@
 //! Decides how long an observation waits for the member list.
 //!
-//! The member list needs a quorum. While too few voters can take part, the list arrives late or never. Work that does
-//! not need the list, such as recreating pods on their disks, must not wait for it. An election is not such an outage:
-//! each member still answers with its own status, and the list gets its full deadline.
+//! etcd answers the request for the member list only with a quorum. Without a quorum, work that does not need the list
+//! must not wait for it, for example recreating pods on their volumes. During an election, each member still answers
+//! with its own status, and the request gets its full deadline.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use etcd::{MemberId, Status};
 use crate::plan::quorum_of;
 use crate::snapshot::{Observed, Pod};
 
-/// How long the observation waits for the list after it knows that too few voters can take part.
+/// How long the operator waits for the list after [`too_few`] has found that too few voters can take part.
 const LEFT: Duration = Duration::from_millis(250);
 
 /// Requests the member list and the members' own statuses concurrently. The list is `None` if it does not arrive
@@ -38,8 +38,9 @@ pub(super) async fn both<L, S>(
 /// members. A voter cannot take part if its pod is missing or terminating, or if the pod is not ready and the member
 /// does not answer.
 ///
-/// The report is ignored if the leader that a running member reports answers as well. That leader may be the whole
-/// quorum after a recovery or a restore, and with authentication its list needs a login first.
+/// False if a running member reports a leader, and that leader answers. After a recovery or a restore, that leader may
+/// be the only voter, while the last status report still names the old voters. With authentication, its list takes
+/// longer, because the operator must log in first.
 pub(super) fn too_few<E>(observed: &Observed, asked: &[String], own: &[Result<Status, E>]) -> bool {
     let voters = &observed.reported_voters;
     let stays = |name: &String| observed.pods.get(name).filter(|pod| pod.stays());
@@ -76,9 +77,9 @@ mod tests {
         too_few(&scene.observed, &asked, &own)
     }
 
-    /// Invariant 1: an election is no outage.
+    /// Invariant 1: during an election, the operator waits for the member list.
     #[test]
-    fn invariant_1_waits_for_member_list_unless_quorum_is_impossible() {
+    fn invariant_1_member_list_is_awaited_unless_quorum_is_impossible() {
         let three = || Scene::formed(&["a", "b", "c"]).durable();
         let unready = |mut scene: Scene, member: &str| {
             scene.observed.pods.get_mut(member).unwrap().ready = false;
@@ -108,7 +109,7 @@ mod tests {
         ] {
             assert!(few(&scene()), "{:?}", scene().observed.pods);
         }
-        // The status report still names the members before the restore. A seed that serves is the whole quorum.
+        // The status still lists the members before the restore. A seed that serves is the whole quorum.
         let mut seed = Scene::formed(&["s"]);
         seed.observed.reported_voters = ["a", "b", "c"].map(String::from).into();
         assert!(!few(&seed));
@@ -119,7 +120,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn member_list_is_not_awaited_without_quorum() {
+    async fn member_list_gets_short_deadline_without_quorum() {
         assert_eq!(both(pending::<()>(), ready(1), |_| true).await, (None, 1));
         assert_eq!(both(ready(2), ready(1), |_| true).await, (Some(2), 1));
         let slow = async {

@@ -1,5 +1,4 @@
-//! Observes the external members of a cluster that this EtcdCluster joins. The operator calls these members at the
-//! addresses that they advertise.
+//! Observes the external members of a cluster that this EtcdCluster joins, at the client URLs in etcd's member list.
 
 use api::EtcdCluster;
 use api::names;
@@ -11,7 +10,7 @@ use super::{seen, status};
 use crate::plan::name_of;
 use crate::snapshot::{Observed, Seen};
 
-/// The endpoints in the annotation of the EtcdCluster.
+/// The endpoints in the annotation `join` of the EtcdCluster.
 pub(super) fn endpoints(cluster: &EtcdCluster) -> Vec<String> {
     let annotation = cluster.annotations().get(names::ANNOTATION_JOIN);
     let list = annotation.map(String::as_str).unwrap_or_default();
@@ -19,9 +18,9 @@ pub(super) fn endpoints(cluster: &EtcdCluster) -> Vec<String> {
     urls.map(str::to_owned).collect()
 }
 
-/// Additional endpoints to which the operator sends the request for the member list, if this EtcdCluster has joined an
-/// existing cluster. Such an EtcdCluster is recorded without first members, because its cluster did not start here. For
-/// a cluster that started here, the operator calls no external endpoint, even if the annotation names some.
+/// Additional endpoints to which the operator sends the request for the member list, if this EtcdCluster joins an
+/// existing cluster. The status of such an EtcdCluster records no first members. For a cluster that this operator
+/// bootstrapped, the operator calls no external endpoint, even if the annotation names some.
 ///
 /// Invariant 28: if one endpoint has no grant, the operator calls none of them.
 pub(super) fn via(observed: &Observed) -> &[String] {
@@ -38,8 +37,8 @@ pub(super) fn via(observed: &Observed) -> &[String] {
     }
 }
 
-/// Reads the status of the external members. Invariant 28: the answer of an external etcd may be hostile, so the
-/// operator calls no advertised URL without a grant. The status of a member at such a URL stays unknown.
+/// Reads the status of the external members. Invariant 28: an external etcd may be hostile, so the operator calls a URL
+/// from its member list only with a grant. Without a grant, the status of the member is unknown.
 pub(super) async fn ask(etcd: &dyn Etcd, observed: &mut Observed) {
     let Seen::Known(list) = &observed.members else {
         return;
@@ -79,7 +78,7 @@ mod tests {
     use crate::plan::tests::scene::Scene;
 
     #[test]
-    fn annotation_contains_endpoints_of_cluster_to_join() {
+    fn endpoints_are_read_from_join_annotation() {
         let mut cluster = EtcdCluster::new("db", api::cluster::EtcdClusterSpec::default());
         assert!(endpoints(&cluster).is_empty());
         let urls = "http://x:2379, http://y:2379,".to_owned();
@@ -88,9 +87,9 @@ mod tests {
         assert_eq!(endpoints(&cluster), ["http://x:2379", "http://y:2379"]);
     }
 
-    /// Invariant 7: the annotation has no effect on a cluster that started here.
+    /// Invariant 7: the annotation has no effect on a cluster that this operator bootstrapped.
     #[test]
-    fn local_cluster_never_calls_external_endpoints() {
+    fn bootstrapped_cluster_never_calls_endpoints_of_join_annotation() {
         let url = "http://x:2379".to_owned();
         let mut new = Scene::nothing(3).observed;
         new.join = vec![url.clone()];
@@ -98,7 +97,7 @@ mod tests {
         let mut began_here = Scene::formed(&["a", "b", "c"]).observed;
         began_here.join = vec![url.clone()];
         assert!(via(&began_here).is_empty());
-        // A joined cluster has no recorded first members.
+        // A joined cluster has no recorded bootstrap members.
         began_here.intent.as_mut().unwrap().members.clear();
         assert_eq!(via(&began_here), [url]);
     }

@@ -2,8 +2,8 @@
 //!
 //! The kubelet reports the last 2048 bytes of a failed container's log (`FallbackToLogsOnError`). The texts in this
 //! file come from the sources of etcd and bbolt. They were tested with etcd 3.5, 3.6 and 3.7 on damaged data
-//! directories. An unknown text yields [`Cause::Failed`]: whether the member is then replaced depends on time and on
-//! the other members.
+//! directories. Any other text yields [`Cause::Failed`]: the member is then replaced only if the failure lasts and all
+//! other voters are healthy.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
 
@@ -11,7 +11,7 @@ use crate::snapshot::{Cause, Ending};
 
 /// Messages of etcd about a damaged data directory.
 const DAMAGED: [&str; 20] = [
-    // The write-ahead log (`server/storage/wal`).
+    // Messages about the write-ahead log (`server/storage/wal`).
     "walpb: crc mismatch",
     "wal: crc mismatch",
     "wal: file not found",
@@ -26,28 +26,27 @@ const DAMAGED: [&str; 20] = [
     // The snapshot and the database do not match, or either of them is missing (`etcdserver/bootstrap.go`).
     "failed to recover v3 backend from snapshot",
     "failed to find database snapshot file",
-    // The database (`bbolt/errors`, and bbolt's assertions about pages).
+    // Messages about the database (`bbolt/errors`, and bbolt's assertions about pages).
     "invalid database",
     "checksum error",
     "file size too small",
     "Page expected to be",
     "invalid freelist page",
     "unexpected page type",
-    // Raft: the log lacks entries that this member had acknowledged.
+    // Raft's message if the log lacks entries that this member had acknowledged.
     "Was the raft log corrupted, truncated, or lost?",
-    // At its start, the member compares its data with the other members (`etcdserver/corrupt.go`).
+    // Messages of the comparison with other members at the start (`etcdserver/corrupt.go`).
     "found data inconsistency with peers",
     "etcdserver: corrupt cluster",
 ];
 
-/// etcd's message for an empty data directory: by etcd's member list, the member has started before, but its disk has
-/// no data.
+/// etcd's message if the data directory is empty, but the member list shows that the member has started before.
 const EMPTY: &str = "has already been bootstrapped";
-/// The message for an empty data directory if `--initial-cluster` contains only the member itself. The operator
-/// recreates every pod on an existing disk in this way.
+/// etcd's message if the data directory is empty, and `--initial-cluster` contains only the member itself. Every pod
+/// that the operator recreates on an existing volume has such an `--initial-cluster`.
 const EMPTY_AND_ALONE: &str = "cannot fetch cluster info from peer urls";
 
-/// Failures that have another cause than the data. A replacement would fail in the same way.
+/// Messages about failures that have another cause than the data. A replacement would fail in the same way.
 const SURROUNDINGS: [&str; 9] = [
     "no space left on device",
     "permission denied",
@@ -102,8 +101,8 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     // A long stack trace may have pushed the final message out of the 2048 bytes.
     let last = begin(text).map_or(text, |at| &text[at..]);
     let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
-    // After a fault, Go prints the stacks of all goroutines. The frames of bbolt and the message before them may then
-    // be cut off.
+    // After a crash, Go prints the stacks of all goroutines. If the final message is cut off, the frames of bbolt may
+    // be cut off as well, so frames of the package that opens the database count too.
     let in_database = match begin(text) {
         Some(_) => &DATABASE[..1],
         None => &DATABASE[..],
@@ -176,7 +175,7 @@ mod tests {
 
     /// Messages of etcd 3.5.35, 3.6.16 and 3.7.3 for data directories that were damaged on purpose.
     #[test]
-    fn recognizes_damaged_data_by_etcd_messages() {
+    fn damaged_data_is_recognized_by_etcd_messages() {
         let assertion = "panic: assertion failed: Page expected to be: 38, but self identifies as 5916057363541774340\n\ngoroutine 1";
         let trace = "goroutine 140 [running]:\ngo.etcd.io/bbolt._assert(...)\n\tgo.etcd.io/bbolt@v1.3.12/db.go:1395";
         let cut_off = "etcd/server/v3/storage/backend.New(...)\n\tgo.etcd.io/etcd/server/v3@v3.7.3/storage/backend/backend.go:170";
@@ -242,13 +241,13 @@ mod tests {
             &log("panic", "failed to open database", "invalid database"),
             false,
         ) else {
-            panic!("not known")
+            panic!("the message was not recognized as damaged data")
         };
         assert_eq!(words, "failed to open database: invalid database");
     }
 
     #[test]
-    fn recognizes_empty_disk_of_member_without_peers() {
+    fn empty_disk_is_recognized_if_initial_cluster_names_only_the_member() {
         let text = log(
             "fatal",
             "discovery failed",
@@ -261,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_errors_bad_flags_and_signals_are_no_damage() {
+    fn out_of_memory_bad_flags_and_signals_are_no_data_damage() {
         assert_eq!(after(137, "OOMKilled", "", false), Cause::Memory);
         assert_eq!(after(137, "Error", "", false), Cause::Ended);
         assert_eq!(after(0, "Completed", "", false), Cause::Ended);

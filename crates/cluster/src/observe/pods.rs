@@ -64,7 +64,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.running.is_some()),
         running_since: etcd.and_then(running_since),
-        // On a lost node, the kubelet's last status remains, and the node controller has written a newer one.
+        // On a lost node, the container's status is outdated, and the node controller has set the condition `Ready` to
+        // false.
         ready: etcd.is_some_and(|status| status.ready) && unready.is_none(),
         restarts: etcd.map_or(0, |status| status.restart_count),
         role: pod
@@ -84,8 +85,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     }
 }
 
-/// True if the pod shows a time since when it has been lost or failing. The age of that time decides whether the member
-/// is replaced.
+/// True if the pod shows since when its node has been lost or its container has been failing. Whether the operator
+/// replaces the member depends on the length of this time.
 pub(super) fn tells_a_time(pod: &KubePod) -> bool {
     let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
     let fails = |etcd: &ContainerStatus| !etcd.ready && etcd.restart_count > 1;
@@ -115,7 +116,7 @@ fn since(condition: &PodCondition) -> Option<Timestamp> {
 /// - No node reaches the volume: the only node with the volume no longer exists, or is marked as unreachable.
 ///
 /// If a pod was not ready when its node failed, nothing shows the loss until Kubernetes evicts the pod: the controller
-/// writes only changes of `Ready`, which was already false. The time of such a member starts at the end of the evicted
+/// writes only changes of `Ready`, which was already false. The member then counts as lost from the end of the evicted
 /// pod's grace period. Kubernetes evicts after 300 s, or after the toleration times in `spec.pod`.
 ///
 /// The condition `DisruptionTarget` of an eviction (`DeletionByTaintManager` in `pkg/controller/tainteviction`) proves
@@ -157,7 +158,8 @@ fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
             || reason.ends_with("didn't match PersistentVolume's node affinity")
             || reason.ends_with("no available volume zone")
     };
-    // The messages of newer schedulers do not name the taint. Control-plane nodes never have the volume.
+    // The messages of newer schedulers do not name the taint. Taints of control-plane nodes count, because these nodes
+    // never have the volume.
     let taints = [
         "taint {node.kubernetes.io/",
         "taint {node-role.kubernetes.io/",
@@ -272,8 +274,8 @@ fn trouble(pod: &KubePod) -> Option<Trouble> {
     containers.find_map(container_trouble)
 }
 
-/// The kubelet's message without the parts that differ between attempts: the back-off, and the ports of the connection.
-/// Otherwise each attempt would produce a new message.
+/// The kubelet's message without the back-off and the ports of the connection. These parts differ in each attempt, and
+/// would change the condition each time.
 fn stable(message: &str) -> String {
     let (_, cause) = message
         .rsplit_once("ErrImagePull: ")
@@ -318,7 +320,7 @@ fn last_words(last: &ContainerState) -> String {
     let Some(ended) = &last.terminated else {
         return String::new();
     };
-    // The containers of a seed write their report as JSON.
+    // Containers of a seed write their termination message as JSON.
     let said = ended
         .message
         .as_deref()
@@ -363,7 +365,7 @@ mod tests {
     }
 
     #[test]
-    fn image_pull_error_has_stable_message() {
+    fn image_pull_error_message_omits_addresses() {
         let waiting = |reason: &str, message: &str| {
             let status = json!({ "phase": "Pending", "containerStatuses": [{ "name": "etcd", "image": "", "imageID": "",
                 "ready": false, "restartCount": 0, "state": { "waiting": { "reason": reason, "message": message } } }] });
@@ -383,13 +385,13 @@ mod tests {
     }
 
     #[test]
-    fn pod_shows_lost_node() {
+    fn ready_condition_of_node_controller_shows_lost_node() {
         let none = json!({});
         let lost = seen(&none, &conditions("False", None, "True"));
         assert_eq!(lost.lost_since, Some(at("2026-11-21T00:10:00Z")));
         assert!(
             !lost.ready && lost.running,
-            "the kubelet's last status is older"
+            "the container status of a lost node is outdated"
         );
         // Statuses that the kubelet of a live node writes.
         for (ready, reason, containers) in [
@@ -405,7 +407,7 @@ mod tests {
 
     /// Neither the kubelet's last status nor an eviction proves that a node is lost.
     #[test]
-    fn unready_pod_is_lost_from_end_of_eviction() {
+    fn unready_pod_counts_as_lost_after_eviction_grace_period() {
         let mut unready = conditions("False", Some("ContainersNotReady"), "False");
         let none = json!({});
         assert_eq!(seen(&none, &unready).lost_since, None);
@@ -421,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn deleted_pod_is_lost_from_end_of_grace_period() {
+    fn deleted_pod_counts_as_lost_after_grace_period() {
         // `deletionTimestamp` is the end of the grace period, not the time of the deletion.
         let ends = json!({ "deletionTimestamp": "2026-11-21T00:20:30Z", "deletionGracePeriodSeconds": 30 });
         let pod = seen(&ends, &conditions("True", None, "True"));
@@ -433,12 +435,12 @@ mod tests {
         assert_eq!(
             lost.lost_since,
             Some(at("2026-11-21T00:10:00Z")),
-            "the node was lost before"
+            "the node was lost before the deletion"
         );
     }
 
     #[test]
-    fn unreachable_volume_means_lost_node() {
+    fn pending_pod_counts_as_lost_if_no_node_reaches_its_volume() {
         let pending = |message: &str| {
             let status = json!({ "phase": "Pending", "conditions": [{ "type": "PodScheduled", "status": "False",
                 "reason": "Unschedulable", "message": message, "lastTransitionTime": "2026-11-21T00:10:00Z" }] });

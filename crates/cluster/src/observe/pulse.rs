@@ -2,8 +2,9 @@
 //!
 //! A joining member serves clients only after it has applied the entry with its own client URLs. That may take 7 s
 //! longer than the rest of the start (docs/benchmarks.md). The health listener is open from the start. The operator
-//! calls it only for members that have not been observed to serve. If such a member also answers on its client
-//! listener, the client listener's answer is used, except for the connection to the leader.
+//! calls the health listener only of learners and of voters that are not client endpoints. If such a member also
+//! answers on its client listener, the operator uses the health listener only to find out whether the member is
+//! connected to the leader.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -21,8 +22,8 @@ use super::{IMPATIENCE, status as serving};
 use crate::plan::is_late_to_serve;
 use crate::snapshot::{Pod, Role};
 
-/// etcd's flag for the health listener. The operator configures this listener without TLS. It calls the listener only
-/// if the pod has this flag.
+/// etcd's flag for the health listener, which has no TLS. The operator calls the listener only if the pod has this
+/// flag.
 const LISTENER: &str = "--listen-metrics-urls";
 
 /// How long the operator waits for the client listener after the health listener has answered. A serving member answers
@@ -43,8 +44,7 @@ fn heard(pulse: Result<Result<Pulse, Error>, Elapsed>) -> Option<Pulse> {
     pulse.ok().and_then(Result::ok)
 }
 
-/// Calls the client listener of one member. For a member that has not been observed to serve, also calls its health
-/// listener.
+/// Calls the client listener of one member. For a member that may be joining, also calls its health listener.
 pub(super) async fn status(
     etcd: &dyn Etcd,
     url: &str,
@@ -70,8 +70,8 @@ pub(super) async fn status(
     };
     match answer {
         Ok(answer) => (answer, pulse),
-        // A pod is ready before its etcd serves. If the health listener does not answer, or the member has had enough
-        // time to start serving, then the member is only slow.
+        // The pod is ready. If the health listener does not answer, or the member has had enough time to join, the
+        // member may only be slow: it gets the full deadline.
         Err(_) if pod.ready && (pulse.is_none() || is_late_to_serve(pod, now)) => {
             (own.await, pulse)
         }
@@ -79,13 +79,12 @@ pub(super) async fn status(
     }
 }
 
-/// True for a learner, and for a voter that is not in the client Service because it has not served yet.
+/// True for a learner, and for a voter outside of the client Service.
 fn may_be_joining(pod: &Pod) -> bool {
     matches!(pod.role, Some(Role::Learner | Role::Busy { .. })) && pod.flags.contains(LISTENER)
 }
 
-/// True for a voter whose pod is ready. After its time outside of the client Service, such a voter serves, and a late
-/// answer only means that its disk is slow.
+/// True for a voter whose pod is ready. If such a voter answers late, its disk is probably slow.
 fn has_served(pod: &Pod) -> bool {
     pod.ready && pod.role != Some(Role::Learner)
 }
@@ -136,7 +135,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn invariant_24_only_members_that_do_not_serve_get_health_calls() {
+    async fn invariant_24_only_learners_and_drained_members_get_health_calls() {
         let busy = Role::Busy {
             since: scene::at(0),
         };
@@ -154,10 +153,10 @@ mod tests {
         assert_eq!(asked(false, &old).await, (false, false));
     }
 
-    /// If the short deadline applied to all members, a slow serving member would count as not serving yet and would
-    /// never become an endpoint.
+    /// If the short deadline applied to all members, a slow member would never count as serving, and would never become
+    /// an endpoint.
     #[tokio::test]
-    async fn joining_member_gets_shorter_client_deadline() {
+    async fn only_new_or_unready_member_gets_shorter_client_deadline() {
         let busy = |seconds: i64| {
             pod(Role::Busy {
                 since: scene::at(seconds),
@@ -177,8 +176,8 @@ mod tests {
         }
     }
 
-    /// Without this rule, each observation of a joining member would take the full deadline. The answer of the health
-    /// listener is enough for a promotion.
+    /// The answer of the health listener is enough for a promotion, so the operator does not wait for the client
+    /// listener until the deadline.
     #[tokio::test]
     async fn health_answer_shortens_client_deadline() {
         let asked = async |tells: bool| {
@@ -203,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn health_is_read_at_pod_address() {
+    fn health_listener_is_called_at_pod_ip() {
         let at = |address: &str| {
             let status = serde_json::json!({ "podIP": address });
             let pod = serde_json::json!({ "metadata": { "name": "a" }, "status": status });

@@ -1,5 +1,5 @@
-//! Requests that are only needed without a quorum: for the member list that each member has on its disk, and to the
-//! seed of a recovery.
+//! Sends the requests that the operator needs only without a quorum. Each running member returns the member list on its
+//! disk, and the seed of a recovery returns its status.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,13 +16,14 @@ use crate::observe::{KubeSnapshot, seen};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Recovery, SeedAnswer, Seen};
 
+/// Deadline of the request for the member list while a recovery is in progress.
 const UNDER_WAY: Duration = Duration::from_millis(500);
 
 /// Reads the records of a recovery from the status of the EtcdCluster.
 pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Recovery {
     let approval = cluster.annotations().get(names::ANNOTATION_RECOVER);
-    // If a restore has replaced the cluster, its recovery has ended too. The record of the recovery then names the
-    // token of the former cluster.
+    // If a restore has replaced the cluster during a recovery, the recovery has ended: its record names the token of
+    // the former cluster.
     let token = status.bootstrap.as_ref().map(|bootstrap| &bootstrap.token);
     let is_of_this_cluster = |record: &RecoveryStatus| {
         record.phase != RecoveryPhase::InProgress || token == Some(&record.from_token)
@@ -48,18 +49,17 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
     }
 }
 
-/// Deadline of the request for the member list. During a recovery, the deadline is short, so that the request does not
-/// delay the recovery. A quorum that has returned answers at once. A quorum that returns later cannot have acknowledged
-/// writes through the client Service.
+/// Deadline of the request for the member list. Short during a recovery, so that the request does not delay the
+/// recovery. A quorum that has returned answers within this time. A quorum that returns later has acknowledged no
+/// writes through the client Service, which has no endpoints during a recovery.
 pub(super) fn patience(observed: &Observed) -> Duration {
     let record = observed.recovery.record.as_ref();
     let under_way = record.is_some_and(|record| record.phase == RecoveryPhase::InProgress);
     if under_way { UNDER_WAY } else { Duration::MAX }
 }
 
-/// Names of the members in a status that coreos/etcd-operator wrote. Only that operator wrote names without further
-/// details. A report of this operator has more data about each member, and may be left from an earlier EtcdCluster of
-/// the same name.
+/// Names of the members in a status that coreos/etcd-operator wrote: only that operator wrote names without details. A
+/// status that this operator wrote does not count, because it may describe an earlier EtcdCluster of the same name.
 fn named_before(status: &EtcdClusterStatus) -> BTreeSet<String> {
     let ours = status.bootstrap.is_some() || !status.member_details.is_empty();
     let members = status.members.iter().filter(|_| !ours);

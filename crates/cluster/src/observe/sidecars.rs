@@ -1,20 +1,21 @@
-//! Member pods with other containers than etcd: a sidecar from the user's spec, or a container that a webhook added.
+//! Member pods with sidecars: containers from the user's spec, or containers that a webhook added.
 //!
-//! A pod is ready only if all its containers are ready. While a sidecar is slow, the condition `Ready` therefore does
-//! not describe etcd: a member may have served for days in a pod that was never ready. If the etcd container of such a
-//! pod exits, the operator must not count the exit as a failed start.
+//! A pod is ready only if all its containers are ready. If a sidecar is not ready, the condition `Ready` does not
+//! describe etcd: a member may have served for days in a pod that was never ready. If etcd then exits, the operator
+//! must not count the exit as a failed start.
 
 use std::time::Duration;
 
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus, Pod};
 
-/// An etcd container that ran for longer than this had started successfully on its data.
+/// An etcd container that ran for longer than this before its exit had started successfully on its data.
 const LONG: Duration = Duration::from_mins(10);
 
-/// The time since which etcd itself has not been ready. `since`: the time since which the pod has not been ready. In a
-/// pod with sidecars, the result is not earlier than the start of the last run of the etcd container. If that run was
-/// long, the result is not earlier than its end.
+/// Returns the time since which etcd has not been ready. `since` is the time since which the pod has not been ready.
+///
+/// Without sidecars, both are the same. With sidecars, the result is not earlier than the start of the etcd container's
+/// last run that ended. After a run of more than [`LONG`], the result is not earlier than its end.
 pub(super) fn unready_since(
     pod: &Pod,
     etcd: Option<&ContainerStatus>,
@@ -30,8 +31,7 @@ pub(super) fn unready_since(
     bound.map_or(since, |bound| since.max(bound))
 }
 
-/// True if the pod has another container than etcd that counts for its readiness. Init containers that exit do not
-/// count.
+/// True if the readiness of the pod depends on other containers than etcd. Init containers that exit do not count.
 fn has_sidecars(pod: &Pod) -> bool {
     pod.spec.as_ref().is_some_and(|spec| {
         let mut init = spec.init_containers.iter().flatten();
@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn slow_sidecar_is_no_failed_start() {
+    fn unready_sidecar_is_not_reported_as_failed_start() {
         let etcd = json!({ "name": "etcd", "image": "", "imageID": "", "ready": true, "restartCount": 0,
             "state": { "running": { "startedAt": "2026-11-21T00:00:00Z" } } });
         let pod = seen(&sidecar(), &etcd);
@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_after_long_run_is_no_failed_start() {
+    fn exit_of_etcd_after_long_run_is_no_failed_start() {
         let long = restarted("2026-11-21T01:00:00Z", "2026-11-21T09:00:00Z");
         let short = restarted("2026-11-21T08:59:50Z", "2026-11-21T09:00:00Z");
         let native = json!({ "containers": [{ "name": "etcd" }],

@@ -1,5 +1,4 @@
-//! Determines the TLS settings with which members were started. The sources are the record in the status and the pods.
-//! Performs no I/O.
+//! Determines the TLS settings with which members were started, from `status.TLS` and the pods. Performs no I/O.
 
 use std::collections::BTreeSet;
 
@@ -77,13 +76,13 @@ fn listener(url: &str) -> Option<PeerListener> {
     Some((scheme == "https", port.parse().ok()?))
 }
 
-/// True if a member accepts only clients with TLS, according to its flags. `None` if the flags do not say so.
+/// True if a member accepts only clients with TLS, according to its flags. `None` if the pod has no such flags.
 pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
     let urls = pods::argument(pod, CLIENTS)?;
     Some(!urls.contains("http://"))
 }
 
-/// The TLS settings with which members were started, according to the record in the status and to the pods.
+/// The TLS settings with which members were started, according to `status.TLS` and the pods.
 pub(super) fn started(cluster: &EtcdCluster, pods: &[Pod]) -> Started {
     let uid = cluster.uid().unwrap_or_default();
     let status = cluster.status.as_ref();
@@ -181,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_20_running_cluster_changes_tls_in_stages() {
+    fn invariant_20_unsafe_tls_change_of_running_cluster_is_refused() {
         for (wanted, said, scheme) in [
             (CLIENTS_TOO, None, "http"),
             (r#"{"generated":{}}"#, Some("null"), "http"),
@@ -198,7 +197,7 @@ mod tests {
     }
 
     #[test]
-    fn tls_changes_without_stages_take_effect() {
+    fn equivalent_or_unknown_tls_settings_follow_spec() {
         for (wanted, said, scheme) in [
             ("null", None, "http"),
             (
@@ -217,14 +216,14 @@ mod tests {
     }
 
     #[test]
-    fn invariant_23_cluster_without_pods_keeps_tls_settings() {
+    fn invariant_23_recorded_tls_settings_are_kept_without_pods() {
         for (wanted, was) in [(BETWEEN, "null"), ("null", BETWEEN), (CLIENTS_TOO, "null")] {
             let cluster = recorded(wanted, policy(was).as_ref(), "token");
             let rollout = rollout(&cluster, &[]);
             assert!(rollout.recorded);
             assert_eq!(rollout.at, policy(was), "{wanted}");
         }
-        // A record of a former cluster, from before a restore or a recovery, is ignored.
+        // A record with the token of a former cluster, from before a restore or a recovery, is ignored.
         let restored = recorded(BETWEEN, None, "before");
         let mut old = pod(Some("null"), "http");
         old.annotations_mut()
@@ -237,7 +236,7 @@ mod tests {
     /// A person deleted the EtcdCluster without its children, and created it again without its status and with another
     /// `spec.TLS`.
     #[test]
-    fn invariant_23_orphaned_members_change_tls_in_stages() {
+    fn invariant_23_members_of_recreated_cluster_change_tls_in_stages() {
         for (wanted, was) in [(BETWEEN, "null"), ("null", BETWEEN)] {
             let scheme = if was == "null" { "http" } else { "https" };
             let mut orphan = pod(Some(was), scheme);
@@ -277,7 +276,7 @@ mod tests {
 
     /// Members that another operator started can listen on IPv6 addresses.
     #[test]
-    fn reads_listeners_of_both_ip_families() {
+    fn listeners_with_ipv4_and_ipv6_addresses_are_read() {
         for (url, expected) in [
             ("http://0.0.0.0:2380", Some((false, 2380))),
             ("https://[::]:2382", Some((true, 2382))),

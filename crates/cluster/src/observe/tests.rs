@@ -111,7 +111,7 @@ fn seen(mend: impl FnOnce(&mut Objects)) -> Observed {
 }
 
 #[test]
-fn members_are_called_at_pod_addresses_without_dns() {
+fn members_are_called_at_pod_ip() {
     let urls = |address: Option<&str>| {
         let mut objects = made(durable());
         objects.pods[0].status = Some(PodStatus {
@@ -132,7 +132,7 @@ fn members_are_called_at_pod_addresses_without_dns() {
 }
 
 #[test]
-fn first_members_without_endpoints_are_not_called() {
+fn bootstrap_members_without_endpoints_are_not_called() {
     use crate::snapshot::Role;
     let asked_as = |role: Role, closed: bool| {
         let mut objects = made(durable());
@@ -154,7 +154,7 @@ fn first_members_without_endpoints_are_not_called() {
 }
 
 #[test]
-fn built_objects_have_no_drift() {
+fn objects_built_by_operator_have_no_drift() {
     let observed = seen(|_| {});
     assert_eq!(observed.shared.headless, Kept::AsMade(()));
     assert_eq!(observed.shared.client, Kept::AsMade(true));
@@ -189,7 +189,7 @@ fn built_objects_have_no_drift() {
 /// The API server adds defaults to the objects. If they counted as drift, the operator would write the objects again
 /// and again.
 #[test]
-fn api_server_defaults_are_no_drift() {
+fn defaults_set_by_api_server_are_no_drift() {
     let observed = seen(|objects| {
         for service in &mut objects.services {
             let spec = service.spec.as_mut().unwrap();
@@ -244,7 +244,7 @@ fn client_service_with_other_selector_has_drift() {
 }
 
 #[test]
-fn children_of_other_owners_belong_to_no_member() {
+fn objects_of_other_owners_belong_to_no_member() {
     let observed = seen(|objects| {
         objects.pods[0].metadata.owner_references.as_mut().unwrap()[0].uid = "older".into();
         objects.claims[0].metadata.owner_references = None;
@@ -255,7 +255,7 @@ fn children_of_other_owners_belong_to_no_member() {
 }
 
 #[test]
-fn invariant_7_orphans_with_token_belong_to_cluster() {
+fn invariant_7_objects_with_token_but_no_owner_belong_to_cluster() {
     let observed = seen(|objects| {
         objects.pods[0].metadata.owner_references = None;
         objects.claims[0].metadata.owner_references = None;
@@ -265,7 +265,7 @@ fn invariant_7_orphans_with_token_belong_to_cluster() {
 }
 
 #[test]
-fn kubelet_messages_reach_planner() {
+fn container_state_is_converted_to_pod_problem() {
     let cases = [
         (
             json!({ "waiting": { "reason": "ErrImageNeverPull", "message": "not present" } }),
@@ -304,7 +304,7 @@ fn kubelet_messages_reach_planner() {
 }
 
 #[test]
-fn unscheduled_pod_shows_reason() {
+fn unschedulable_pod_reports_scheduler_message() {
     let observed = seen(|objects| {
         let status = json!({ "phase": "Pending", "conditions": [{
             "type": "PodScheduled", "status": "False", "reason": "Unschedulable", "message": "0/3 nodes are available" }] });
@@ -317,7 +317,7 @@ fn unscheduled_pod_shows_reason() {
 }
 
 #[test]
-fn evicted_pod_keeps_no_data() {
+fn evicted_pod_counts_as_stopped() {
     let observed = seen(|objects| {
         objects.pods[0].status = Some(
             serde_json::from_value(json!({ "phase": "Failed", "reason": "Evicted" })).unwrap(),
@@ -341,13 +341,13 @@ fn cluster_without_objects_has_no_members_and_services() {
     );
 }
 
-/// The seed reports its failure as JSON in its termination message. The status must contain only the text of the
-/// failure.
+/// The init container of a seed reports its failure as JSON in its termination message. The status must contain only
+/// the text of the failure.
 #[test]
-fn seed_failure_is_reported_as_text() {
+fn failure_report_of_seed_is_reported_as_text() {
     let observed = seen(|objects| {
         let report =
-            r#"{"result":"failed","reason":"EtcdUnreachable","message":"nobody answers at b"}"#;
+            r#"{"result":"failed","reason":"EtcdUnreachable","message":"no answer from b"}"#;
         let status = json!({ "phase": "Pending", "initContainerStatuses": [{
             "name": "fetch", "image": "", "imageID": "", "ready": false, "restartCount": 2,
             "state": { "waiting": { "reason": "CrashLoopBackOff", "message": "back-off 10s" } },
@@ -356,14 +356,14 @@ fn seed_failure_is_reported_as_text() {
     });
     let trouble = observed.pods[MEMBER].trouble.as_ref().unwrap();
     assert!(
-        trouble.message().ends_with("nobody answers at b)"),
+        trouble.message().ends_with("no answer from b)"),
         "{trouble:?}"
     );
 }
 
 /// The unavailable time is read from the condition in the status, so it survives a restart of the operator.
 #[test]
-fn reads_recovery_records_of_object() {
+fn recovery_approval_and_unavailable_time_are_read_from_object() {
     let observed = seen(|objects| {
         let approval = (
             "etcd.database.coreos.com/recover".to_owned(),
@@ -384,7 +384,7 @@ fn reads_recovery_records_of_object() {
 
 /// A member's object without its labels still belongs to the cluster. The operator restores the labels.
 #[test]
-fn unlabeled_member_is_unowned_until_relabeled() {
+fn member_objects_without_labels_are_found_for_label_repair() {
     let owned = |label: &'static str| {
         let observed = seen(|objects| {
             let pod = objects.pods[0].metadata.labels.as_mut().unwrap();
@@ -406,7 +406,7 @@ fn unlabeled_member_is_unowned_until_relabeled() {
 }
 
 #[test]
-fn same_named_objects_of_other_owners_are_distinguished() {
+fn objects_with_same_name_of_other_owners_are_recognized() {
     let shared =
         |mend: &dyn Fn(&mut k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta)| {
             let observed = seen(|objects| {
@@ -439,7 +439,7 @@ fn same_named_objects_of_other_owners_are_distinguished() {
 /// Invariant 7: if the status shows a cluster of coreos/etcd-operator, the operator bootstraps no new cluster, even if
 /// no object of the old cluster exists.
 #[test]
-fn old_operator_status_proves_earlier_cluster() {
+fn status_of_coreos_operator_proves_earlier_cluster() {
     let named = |status: serde_json::Value| {
         let observed = seen(|objects| {
             objects.cluster.status = Some(serde_json::from_value(status).unwrap());
@@ -455,7 +455,7 @@ fn old_operator_status_proves_earlier_cluster() {
 
 /// Neither the phase `Pending` nor a missing phase indicates a lost volume.
 #[test]
-fn only_phase_lost_means_lost_volume() {
+fn only_pvc_phase_lost_counts_as_lost_volume() {
     let lost = |phase: Option<&str>| {
         let seen = seen(|objects| {
             objects.claims[0].status = phase.map(|phase| PersistentVolumeClaimStatus {

@@ -1,5 +1,5 @@
-//! Determines the problems of a cluster's certificates, and the form of the addresses that the certificates must
-//! cover. Performs no I/O: the Secrets are already read.
+//! Finds the problems of a cluster's certificates, and the form of the addresses that the certificates must cover.
+//! Performs no I/O.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,8 @@ use member::tls::{Authorities, ClusterTls, Slot};
 use super::{KubeSnapshot, pods};
 use crate::tls::Tls;
 
-/// The flag with the advertised peer URL. It shows the form of a running member's address.
+/// The flag with the advertised peer URL, which shows the form of a running member's address: `member.namespace.svc` or
+/// `member.cluster.namespace.svc`.
 const ADVERTISED: &str = "--initial-advertise-peer-urls=";
 
 /// The form of the addresses that the running members use; `None` if no pod shows it.
@@ -54,7 +55,7 @@ pub(super) fn seen(snapshot: &KubeSnapshot, now: Timestamp) -> Tls {
     }
 }
 
-/// The CAs with which the running members were started. Members without this annotation are left out.
+/// The CAs with which the running members were started, from the annotations of their pods.
 fn started(snapshot: &KubeSnapshot) -> BTreeMap<String, Authorities> {
     let observed = &snapshot.without_etcd;
     let running = observed.pods.iter().filter(|(_, pod)| pod.running);
@@ -90,7 +91,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn running_member_shows_form_of_address() {
+    fn peer_url_flag_shows_address_form_of_running_member() {
         let addresses = Addresses {
             namespace: "prod".to_owned(),
             cluster: "db".to_owned(),

@@ -1,5 +1,5 @@
-//! If the labels of an object were removed, reads the object by its name. Otherwise its member would count as lost
-//! although its pod or PVC exists (invariant 1).
+//! Reads objects by name if their labels were removed. Otherwise their members would count as lost although the pod or
+//! PVC exists (invariant 1).
 //!
 //! The operator lists a cluster's objects by label. If the status names a member, and the list of pods, PVCs or
 //! Services lacks it, the operator reads that object by its name. A healthy cluster needs no such read. A lost member
@@ -32,8 +32,8 @@ type Objects<'a> = (
     &'a mut Vec<Service>,
 );
 
-/// Adds the missing objects to the lists. The order of the reads is the same as for the lists, so that concurrent
-/// writes of a second operator process never look like a loss.
+/// Adds the missing objects to the lists. Reads in the same order as the lists, so that concurrent writes of another
+/// operator process never look like a lost object.
 pub(super) async fn complete(
     client: &Client,
     cluster: &EtcdCluster,
@@ -59,8 +59,8 @@ where
     Ok(found.into_iter().flatten().collect())
 }
 
-/// The objects that the status implies and that no list contains: of each member, and the Services of the whole
-/// cluster.
+/// The objects that should exist by the status and that no list contains: the objects of each member, and the Services
+/// of the whole cluster.
 fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Missing {
     let Some(status) = cluster.status.as_ref() else {
         return Missing::default();
@@ -93,8 +93,8 @@ fn absent<K: ResourceExt>(list: &[K], names: impl Iterator<Item = String>) -> Ve
     names.filter(|name| !there.contains(name)).collect()
 }
 
-/// True if an object of a member has the two kinds of labels: those by which the operator lists objects, and those by
-/// which Services select pods.
+/// True if an object of a member has the labels by which the operator lists objects, and the labels by which Services
+/// select pods.
 pub(super) fn is_labelled(metadata: &ObjectMeta, cluster: &str, member: &str) -> bool {
     let has = metadata.labels.as_ref();
     let mut wanted = names::member_labels(cluster, member).into_iter();
@@ -115,7 +115,7 @@ mod tests {
     use crate::observe::tests::made_durable;
 
     #[test]
-    fn unlisted_members_in_status_are_read_by_name() {
+    fn objects_are_read_by_name_if_list_lacks_member_of_status() {
         let asked = |mend: &dyn Fn(&mut crate::objects::Objects)| {
             let mut objects = made_durable();
             mend(&mut objects);

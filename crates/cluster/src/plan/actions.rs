@@ -1,5 +1,5 @@
-//! Builds actions: the object, the patch or the call, with its precondition, failpoint, text and Event. Performs no
-//! I/O. A plan therefore contains the exact requests.
+//! Builds actions: complete requests to Kubernetes or etcd, each with its precondition, failpoint, text and Event.
+//! Performs no I/O.
 
 mod calls;
 mod patches;
@@ -184,8 +184,8 @@ pub(crate) fn certificate(write: Certificate) -> Action {
         Reason::CertificateRenewed => (reason, "Renew"),
         _ => (reason, "Rotate"),
     });
-    // The certificates of a member are created before its pod and its PVC, even if an earlier attempt has left some
-    // certificates.
+    // A member's certificates are created before its PVC and its pod. If this fails, the annotation `started` is always
+    // removed.
     let start = matches!(write, C::Issue { .. }).then_some(StartPart::Follow(Undo::Always));
     let text = write.to_string();
     let request = match write {

@@ -1,9 +1,8 @@
 //! Clusters that this operator did not create ([ADR 15](../../../../docs/adr/0015-adoption.md)). The operator adopts
 //! clusters of coreos/etcd-operator together with their pods. A new EtcdCluster can join any other cluster.
 //!
-//! The operator records either kind of cluster under the existing cluster ID, which a quorum of its members reports. It
-//! never bootstraps such a cluster (invariant 7). This module changes no member: afterwards, the members are replaced
-//! like those of any cluster.
+//! The operator records the cluster ID that a quorum of the existing members reports, and never bootstraps such a
+//! cluster (invariant 7). This module changes no member. Other modules replace the members later.
 
 use std::collections::BTreeSet;
 
@@ -16,10 +15,10 @@ use crate::plan::{BLIND, Draft};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Seen};
 
-/// The annotation as messages name it.
+/// The name of the annotation in messages.
 const ANNOTATION: &str = "metadata.annotations[etcd.database.coreos.com/join]";
 
-/// Records an existing cluster if its objects lack the annotations of this operator; `None` without such objects.
+/// Records an existing cluster if all its pods and volumes lack the annotations of this operator; otherwise `None`.
 ///
 /// Invariant 7: pods and volumes that belong to the EtcdCluster are part of a cluster, even if other software created
 /// them. The operator changes nothing until a quorum has identified that cluster.
@@ -81,10 +80,9 @@ pub(super) fn join(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Dr
     Some(draft)
 }
 
-/// Checks that members of both clusters can connect to each other: they are peers for some time, and a member with TLS
-/// cannot connect to a member without TLS. If the spec contradicts the peer URLs of the joined cluster, the operator
-/// starts and adds no member. Returns a draft with this problem. `None` if the settings match, or if the list already
-/// contains a member of this EtcdCluster.
+/// Returns a draft with a problem if the members of this EtcdCluster could not connect to the members of the joined
+/// cluster: with TLS on only one side, no connection is possible. The operator then starts and adds no member. `None`
+/// if the TLS settings match, or if the list already contains a member of this EtcdCluster.
 pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a>> {
     let observed = build.observed;
     let rollout = observed.tls_rollout.as_ref()?;
@@ -120,11 +118,12 @@ pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a
     Some(draft)
 }
 
-/// Reports an external member of the joined cluster, or an endpoint of the annotation, that has no grant; `None` if
-/// each of them has a grant. Invariant 28: without a grant, no member of either cluster is added, promoted or removed.
+/// Reports a missing grant: of an external member of the joined cluster, or of an endpoint in the annotation. `None` if
+/// every grant exists. Invariant 28: without a grant, the operator adds, promotes and removes no member of either
+/// cluster.
 ///
-/// A cluster that started here ignores the annotation. After the last external member is removed, the annotation has no
-/// effect any more.
+/// The annotation has no effect on a cluster that this operator bootstrapped, nor after the last external member is
+/// removed.
 pub(super) fn is_not_granted(build: Builder<'_>) -> Option<Draft<'_>> {
     let observed = build.observed;
     let intent = observed.intent.as_ref();
@@ -204,9 +203,9 @@ fn record(list: &Members, members: BTreeSet<String>, said: String, draft: &mut D
     draft.add(draft.build.record_intent(&intent, Some(list.cluster_id)));
 }
 
-/// The reason to wait if members that other software runs may be the quorum that does not answer. The missing objects
-/// of this cluster say nothing about those members. No recovery starts then, even if it is approved (invariant 16:
-/// clients never reach two clusters).
+/// Waits if the quorum that does not answer may consist of external members. The operator cannot see whether external
+/// members are lost. No recovery starts then, even if a person has approved it (invariant 16: clients never reach two
+/// clusters).
 pub(super) fn is_joining<'a>(build: Builder<'a>, why: &str) -> Option<Draft<'a>> {
     if build.observed.join.is_empty() {
         return None;
@@ -221,8 +220,8 @@ pub(super) fn is_joining<'a>(build: Builder<'a>, why: &str) -> Option<Draft<'a>>
     Some(draft)
 }
 
-/// True while the cluster is being adopted and some of its pods have no annotations yet. Until they have, the client
-/// Service stays unchanged and routes to all pods.
+/// True while the cluster is being adopted and some of its pods have no annotations yet. Until then, the client Service
+/// stays unchanged and routes to all pods.
 pub(super) fn is_under_way(observed: &Observed) -> bool {
     let unmarked = observed
         .pods

@@ -1,8 +1,8 @@
-//! Enables and disables etcd authentication, and changes the password. The operators never lose their access.
+//! Enables and disables etcd authentication, and changes the password, without a loss of the operators' access to etcd.
 //!
-//! Invariant 21: the operator records a password in its own Secret before it sets the password in etcd. It drops a
-//! recorded password only after etcd has accepted the desired one. At any time, the user's Secret or the operator's
-//! Secret therefore contains the valid password.
+//! Invariant 21: the operator records a password in its own Secret before it sets the password in etcd. It deletes a
+//! recorded password only after etcd has accepted the desired password. At any time, the user's Secret or the
+//! operator's Secret therefore contains the valid password.
 
 use api::names::auth_secret;
 use etcd::Login;
@@ -14,8 +14,8 @@ use crate::plan::{Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Seen};
 
-/// Reports members that rejected the operator's credentials; `None` if no member did. Such an answer proves that the
-/// cluster is alive, so no data is lost.
+/// Reports that members rejected the operator's credentials; `None` if no member did. A member that rejects credentials
+/// runs, so its data is not lost.
 pub(super) fn refused(build: Builder<'_>) -> Option<Draft<'_>> {
     let (desired, observed, _) = build.inputs();
     let why = observed.access.refused.as_ref()?;
@@ -150,10 +150,8 @@ mod tests {
         access.collect()
     }
 
-    /// Invariant 21: no matter how far an earlier attempt came, the operator records the password before it sets the
-    /// password in etcd.
     #[test]
-    fn invariant_21_records_password_before_etcd_gets_it() {
+    fn invariant_21_password_is_recorded_before_it_is_set_in_etcd() {
         use AccessWrite::{ChangePassword, Enable, Record as Note};
         let off = |record| writes(&planned(Some(true), Login::Off, record));
         assert_eq!(off(Record::None), [Note { others: true }, Enable]);
@@ -168,9 +166,8 @@ mod tests {
         assert_eq!(former(Record::WantedFirst), [ChangePassword]);
     }
 
-    /// Invariant 21: the operator drops the former password only after etcd has accepted the new one.
     #[test]
-    fn invariant_21_keeps_former_password_until_etcd_accepts_new_one() {
+    fn invariant_21_old_password_is_kept_until_etcd_accepts_new_one() {
         let accepted = |record| writes(&planned(Some(true), Login::Accepted, record));
         for record in [Record::None, Record::Others, Record::WantedFirst] {
             assert_eq!(accepted(record), [AccessWrite::Record { others: false }]);
@@ -179,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn disables_auth_only_if_operator_enabled_it() {
+    fn auth_is_disabled_only_if_operator_enabled_it() {
         let by_user = planned(Some(false), Login::Accepted, Record::None);
         assert_eq!(writes(&by_user), []);
         assert!(
@@ -196,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_no_etcd_user_without_spec_auth_enabled() {
+    fn etcd_auth_is_unchanged_without_spec_auth_enabled() {
         for login in [Login::Off, Login::Accepted, Login::Former] {
             for record in [Record::None, Record::Others, Record::Wanted] {
                 assert_eq!(writes(&planned(None, login.clone(), record)), []);
@@ -205,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn enables_auth_for_root_only() {
+    fn auth_is_not_enabled_for_user_other_than_root() {
         let mut scene = Scene::formed(&["a", "b", "c"]);
         scene.desired.access.auth = Some(true);
         scene.desired.access.secret = Some("admin".to_owned());
@@ -220,7 +217,7 @@ mod tests {
     }
 
     #[test]
-    fn network_policy_follows_spec() {
+    fn network_policy_is_applied_or_deleted_as_spec_says() {
         let with = |wanted: bool, network| {
             let mut scene = Scene::formed(&["a", "b", "c"]);
             scene.desired.access.network = wanted;

@@ -1,7 +1,7 @@
 //! Plans for a formed cluster without a trustworthy member list.
 //!
-//! Invariant 1: this module removes, adds and deletes no member. It may delete pods that have failed for good, because
-//! they contain no data, and the seed of a canceled recovery, because the seed is not a member of this cluster.
+//! Invariant 1: this module removes, adds and deletes no member. It deletes only two kinds of pods: failed pods whose
+//! data is on a volume, and the seed of a canceled recovery, which is not a member of this cluster.
 
 use std::collections::BTreeSet;
 
@@ -17,8 +17,8 @@ use crate::plan::{
 use crate::reason::Reason;
 use crate::snapshot::{Disk, Intent, Observed, Pod, Role};
 
-/// Plans without a trustworthy member list: the operator removes, adds and deletes no member (invariant 1). It
-/// recreates pods on their volumes, because a quorum of volumes is enough for a cluster (invariant 8).
+/// Plans without a trustworthy member list. Recreates pods on their volumes, because a quorum of volumes is enough for
+/// a cluster (invariant 8).
 pub(super) fn blind<'a>(
     build: Builder<'a>,
     identity: (&Intent, ClusterId),
@@ -60,7 +60,7 @@ pub(super) fn blind<'a>(
     draft.join(ended::clear(build, &initial));
     draft.join(roll::in_the_dark(build, intent));
     draft.join(objects::troubles(build, &initial));
-    // Members that reject the operator's login are alive. Their answers do not show whether a quorum exists.
+    // No recovery starts if members reject the operator's login, or if the quorum may consist of external members.
     if let Some(end) = auth::refused(build).or_else(|| adoption::is_joining(build, why)) {
         draft.join(end);
         return draft;
@@ -77,8 +77,8 @@ pub(super) fn blind<'a>(
     draft
 }
 
-/// Invariant 7: an object with the ID of another cluster, or with another token, is neither adopted nor started. A
-/// volume of the cluster before a recovery has another token.
+/// Invariant 7: an object with the ID of another cluster, or with another token, is neither adopted nor started. After
+/// a recovery, the volumes of the old cluster have another token.
 ///
 /// Invariant 25: if other software removed a member from etcd, the operator starts no pod on the volume of that member
 /// either.

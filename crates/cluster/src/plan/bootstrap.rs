@@ -11,6 +11,7 @@ use jiff::Timestamp;
 
 use crate::plan::actions::{self, Builder};
 use crate::plan::age::age;
+use crate::plan::disks::unfit_claim;
 use crate::plan::member_objects;
 use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
@@ -40,8 +41,8 @@ pub(super) fn unrecorded<'a>(
         traces.retain(|(.., found)| found.is_some());
     }
     if recorded.is_none() {
-        // Invariant 6: the objects of a first member may be deleted after the bootstrap was abandoned, so a member
-        // without objects may have run. It has served no client, because no object carries a cluster ID.
+        // Invariant 6: without a cluster ID, a bootstrap continues only if all its first members have objects. A member
+        // without objects may have run and lost its data. No client was served, because no object has a cluster ID.
         traces.retain(|(_, members, found)| {
             found.is_some() || members.iter().all(|name| view::is_known(observed, name))
         });
@@ -50,7 +51,7 @@ pub(super) fn unrecorded<'a>(
         // Invariant 7: the token on pods and volumes proves that a cluster exists, so the operator records it again.
         draft.say(format!("record the cluster found on {}", join(members)));
         let cluster_id = recorded.or(*found);
-        // A joined cluster has no first members, and the operator continues to call its external members.
+        // Other software created a joined cluster, so no first members are recorded.
         let joined = !observed.join.is_empty()
             && cluster_id.is_some_and(|id| adoption::token(observed, id) == *token);
         let intent = Intent {
@@ -219,16 +220,15 @@ fn first_data(observed: &Observed, name: &str) -> Data {
         observed.services.get(name),
     );
     match view::data(pod, disk, service, false) {
-        // The Service is created first, with its mark. If there is no Service, neither the pod nor the PVC was ever
-        // created.
+        // The operator creates the Service before the PVC and the pod. Without a Service, neither was ever created.
         Data::Gone if service.is_none() && pod.is_none() && disk.is_none() => Data::NeverMade,
         data => data,
     }
 }
 
-/// True if the member cannot start: its data is damaged, its volume was lost before a pod mounted it, or the node of
-/// its pod or volume has been lost for the time that the user has set. No write is acknowledged during a bootstrap, so
-/// the operator does not wait longer.
+/// True if the member cannot start, for one of three reasons: its data is damaged; its volume was lost before a pod
+/// mounted it; the node of its pod or volume has been lost for `spec.memberReplacement.after`. If the bootstrap is
+/// abandoned, no data is lost, because no write was acknowledged.
 fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestamp) -> bool {
     let Some(pod) = observed.pods.get(name) else {
         return false;
@@ -257,20 +257,32 @@ fn given_up(
     }
     let running = first_pods(observed, intent).filter(|pod| pod.running);
     if running.count() >= quorum {
-        return None; // The first members form the cluster on their own. The operator applies changes of the spec afterwards.
+        return None; // The first members form the cluster now. The operator applies changes of the spec afterwards.
     }
     let outdated = |pod: &Pod| {
         pod.image != desired.image
             || pod.spec_hash.as_ref() != Some(&desired.spec_hash)
             || pod.difference.resources.is_some()
     };
-    if first_pods(observed, intent).any(outdated) {
+    if first_pods(observed, intent).any(outdated) || has_unfit_claim(desired, observed, intent) {
         return Some("the spec changed after the first members were created".to_owned());
     }
     let (size, first) = (desired.first, intent.members.len());
     (size != first).then(|| {
         format!("the spec now requests {size} members, but {first} first members were planned")
     })
+}
+
+/// True if a PVC of a first member has no volume yet, and cannot be changed to match the spec. Its StorageClass may not
+/// exist, and Kubernetes does not allow another class for an existing PVC.
+fn has_unfit_claim(desired: &Desired, observed: &Observed, intent: &Intent) -> bool {
+    let Some(wanted) = &desired.claim else {
+        return false;
+    };
+    let first = intent.members.iter();
+    first
+        .filter_map(|name| observed.disks.get(name))
+        .any(|disk| disk.claim.capacity.is_none() && unfit_claim(&disk.claim, wanted).is_some())
 }
 
 fn give_up(why: &str, names: &mut NewNames, draft: &mut Draft) {
@@ -304,7 +316,7 @@ fn discard_others(intent: &Intent, draft: &mut Draft) {
     }
 }
 
-/// True if the Services of the first members get their endpoints.
+/// True if the Services of the first members may have endpoints.
 ///
 /// At its start, a first member asks all other members, one after another and for one second each, whether it was
 /// bootstrapped before. A member that is starting accepts the connection but does not answer. Without endpoints, the
@@ -392,8 +404,7 @@ pub(super) fn first_members(observed: &Observed, token: &str) -> BTreeSet<String
     of_token.flat_map(|(_, members, _)| members).collect()
 }
 
-/// A token on pods and volumes without an owner or of this EtcdCluster, the members that these objects name, and their
-/// cluster ID if they have one.
+/// A token found on pods and PVCs, the members that these objects name, and the cluster ID if an object records it.
 type Trace = (String, BTreeSet<String>, Option<ClusterId>);
 
 fn traces(observed: &Observed) -> Vec<Trace> {

@@ -1,8 +1,8 @@
 //! Generated certificates. The operator creates them before the first member, renews them in time, and rotates their
 //! certificate authorities (CAs) without locking out a member or a client.
 //!
-//! This module needs no answer of etcd. A cluster with expired certificates answers no request, but still gets new
-//! certificates.
+//! This module needs no answer from etcd, because a cluster with expired certificates answers no request and must get
+//! new certificates.
 //!
 //! The rotation of a CA has four steps. Each step starts only after the previous step has reached every member
 //! (invariant 20):
@@ -36,12 +36,13 @@ pub(super) use rejoin::wait_for_certificates;
 /// Clients have at least this time to load certificates of the new CA.
 const SHORTEST_GRACE: Duration = Duration::from_mins(1);
 
-/// The outcome of the conflicts with other phases (`plan::conflicts`).
+/// What the other phases of this plan do, as computed by `plan::conflicts::settle`.
 #[derive(Default)]
 pub(super) struct Settled {
-    /// Members that another phase starts. Their certificates are part of that start.
+    /// Members that another phase starts. That phase's actions include their certificates.
     pub(super) started: BTreeSet<String>,
-    /// True if the plan no longer adds a member, because the other members would reject the new member.
+    /// True if the addition of a member was removed from the plan, because the other members would reject the new
+    /// member.
     pub(super) adds: bool,
     /// True if no member can start with the current certificates. No serving member may be restarted then.
     pub(super) held: bool,
@@ -57,7 +58,7 @@ pub(super) struct Keeper<'a> {
     now: Timestamp,
 }
 
-/// Maintains the certificates, except those of members that this plan starts: these are part of the start.
+/// Maintains all certificates, except the certificates of members in `settled.started`.
 pub(super) fn keep<'a>(
     build: Builder<'a>,
     keeper: Option<&Keeper>,
@@ -327,8 +328,8 @@ impl Keeper<'_> {
         uses.into_iter().filter(move |_| clients)
     }
 
-    /// The valid CAs in the trust bundles of the existing Secrets. Expired CAs are left out: no connection with them is
-    /// possible, so a gradual rotation is not either.
+    /// The valid CAs in the trust bundles of the existing Secrets. Expired CAs are left out, because no certificate of
+    /// theirs is accepted.
     fn trusted_already(&self, scope: CaScope) -> Vec<Vec<u8>> {
         let leaves = self.leaves(scope);
         let all = leaves.iter().flat_map(|leaf| &leaf.trusts);
@@ -339,8 +340,8 @@ impl Keeper<'_> {
     }
 
     /// The CAs that the trust bundle must contain in addition to its signing CA and its next CA. `None` if the bundle
-    /// is complete: it contains these two CAs and the issuer of every certificate in use. If it is incomplete, the
-    /// Secret of the CA was replaced.
+    /// is complete: it contains these two CAs and the issuer of every certificate in use. An incomplete bundle shows
+    /// that the Secret of the CA was replaced.
     fn incomplete(&self, scope: CaScope, held: &Held) -> Option<Vec<Vec<u8>>> {
         let own = [held.certificate.as_ref(), held.next.as_ref()].into_iter();
         let own: Vec<&String> = own.flatten().map(|leaf| &leaf.fingerprint).collect();
@@ -393,8 +394,8 @@ impl Keeper<'_> {
         pods.filter(|(_, pod)| pod.running && !pod.failed)
     }
 
-    /// Invariant 20: true if every member that must trust a CA was started with it. For this, the Secret of every
-    /// certificate contains the CA, and every pod was created afterwards.
+    /// Invariant 20: true if the Secret of every certificate has the complete trust bundle of this CA, and every pod
+    /// was started with that bundle and is ready.
     fn reached_all(&self, scope: CaScope, held: &Held) -> bool {
         let in_secrets = self
             .leaves(scope)
@@ -447,7 +448,7 @@ impl Keeper<'_> {
             let due = leaf.renewal() <= self.now && leaf.not_after < signs.not_after;
             due || !wanted.iter().all(covers)
         } else if leaf.not_after <= self.now {
-            // An expired certificate is useless, so it is replaced at once.
+            // No member accepts an expired certificate, so it is replaced at once.
             true
         } else if authority.trusts_issuer(&leaf.issuer) {
             self.reached_all(scope, authority)

@@ -8,8 +8,8 @@ use crate::plan::{BLIND, Draft, SHORTLY, SOON};
 use crate::reason::Reason;
 use crate::snapshot::{Observed, Seen};
 
-/// True if etcd reports equal hashes of all voters at one revision. A phase calls this last, because each member reads
-/// its whole database for its hash.
+/// True if etcd reports equal hashes of all voters at one revision. Called only when all other conditions are met,
+/// because each member reads its whole database for its hash.
 pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     if view.voters().count() < 2 {
@@ -67,9 +67,9 @@ pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
     true
 }
 
-/// True if the member's release keeps a deletion that was made at the revision of the compaction. Releases before
-/// 3.4.34 and 3.5.16 drop it (etcd pull requests 18274 and 18475). The hashes of an earlier and a later release
-/// therefore differ, although neither member has lost data.
+/// True if the member's release keeps a deletion that was made at the revision of a compaction. Releases before 3.4.34
+/// and 3.5.16 delete it (etcd pull requests 18274 and 18475). Hashes from such different releases therefore differ,
+/// although no data is lost.
 fn compacts_like(observed: &Observed, member: &MemberState) -> bool {
     let version = member
         .pod

@@ -1,11 +1,12 @@
-//! Members that join at the same time. While they start, they must not reach each other.
+//! Members that join at the same time. While they start, their Services have no endpoints, so that they cannot connect
+//! to each other.
 //!
-//! At its start, a joining member requests three things from each other member: the member list, the version, and
-//! whether a downgrade is in progress. It asks one member after another, and waits up to 10 s, 7 s and 7 s for each
+//! At its start, a joining member requests three things from the other members: the member list (timeout 10 s), the
+//! version (7 s), and whether a downgrade is in progress (7 s). It asks one member after another
 //! (`bootstrapExistingClusterNoWAL` and `isCompatibleWithCluster` in etcd's `server/etcdserver`).
 //!
 //! A joining member listens at once, but answers only after its own requests are done. Two members that start together
-//! would therefore wait for each other until the timeouts. If the connection is refused, neither waits.
+//! would therefore wait for each other until the timeouts. If connections between them are refused, they do not wait.
 
 use std::time::Duration;
 
@@ -22,24 +23,23 @@ const CLOSED: Duration = Duration::from_secs(5);
 /// container in whole seconds.
 const ASKING: Duration = Duration::from_secs(2);
 
-/// True if the new members start behind Services without endpoints: several members join a single voter, for example
-/// after a restore. They need the voter's snapshot, which takes longer than the delay of their Services. Members that
-/// join several voters may receive all entries from the log. A delayed Service would slow them down.
+/// True if the new members start behind Services without endpoints: if several members join a single voter, for example
+/// after a restore. These members wait for the voter's snapshot anyway. Members that join several voters may need no
+/// snapshot, so Services without endpoints would slow them down.
 pub(super) fn begin_apart(view: &View, count: usize) -> bool {
     count > 1 && view.voters().count() == 1
 }
 
-/// True if the member's Service gets its endpoints: all members behind Services without endpoints have sent their
-/// requests, or the time limit has passed. Without the limit, a member could wait forever for the pod of another
-/// member.
+/// True if the member's Service may have endpoints: the requests of all members behind Services without endpoints are
+/// done, or the time limit has passed. Without the limit, a member could wait forever for a pod that never starts.
 pub(super) fn may_be_reached(
     (observed, now): (&Observed, Timestamp),
     view: &View,
     member: &MemberState,
 ) -> bool {
     let is_old = |pod: &Pod| age(pod.created, now) >= CLOSED;
-    // A voter always gets endpoints. Only learners and first members start behind Services without endpoints, and in a
-    // cluster with a voter, enough first members run.
+    // A voter always gets endpoints. Only learners and first members start behind Services without endpoints. In a
+    // formed cluster, the first members no longer need this.
     member.votes() || member.pod.is_none_or(is_old) || { view.members.iter() }
         .filter(|member| begins_apart(member) && !member.votes())
         .all(|member| has_asked((observed, now), member))
@@ -52,9 +52,7 @@ pub(super) fn begins_apart(member: &MemberState) -> bool {
 
 /// True if the member's requests to the other members are done.
 ///
-/// A running container does not prove this, because a slow container may still be sending requests. A learner's answer
-/// about downgrades does not prove it either, because it comes only after the leader's snapshot. The proof is etcd's
-/// health listener, which opens after the requests (`StartEtcd` in etcd's `server/embed/etcd.go`). If the operator
+/// etcd opens its health listener after these requests (`StartEtcd` in etcd's `server/embed/etcd.go`). If the operator
 /// cannot reach that listener, it waits for a fixed time.
 fn has_asked((observed, now): (&Observed, Timestamp), member: &MemberState) -> bool {
     let heard = observed.pulses.contains_key(&member.name) || member.serves();

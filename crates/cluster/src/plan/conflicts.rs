@@ -1,17 +1,16 @@
 //! Resolves conflicts between the phases of a plan. No other module resolves them.
 //!
-//! 1. **Priority** is the order in which the phases are called. A phase returns its actions. It neither reads nor
-//!    changes the actions of another phase. At most one phase changes the members (invariant 2): the first phase that
-//!    requests a change.
+//! 1. **Priority** is the order in which the phases are called. A phase neither reads nor changes the actions of
+//!    another phase. If several phases request a change of the members, only the first request counts (invariant 2).
 //! 2. **Deferrable work.** A phase whose work can wait does not read the actions of earlier phases. It gets an
-//!    [`Earlier`] that summarizes them. Depending on its work, the phase waits if there is any action, a change of the
-//!    members, or a member that is taken out of service.
+//!    [`Earlier`] that summarizes them. Depending on its work, the phase waits for any action, for changes of the
+//!    members, or for restarts.
 //! 3. **Certificates forbid actions** (invariant 20). [`settle`] removes forbidden actions once, after all other
-//!    phases. It removes whole chains, because the mark on a Service belongs to the pod in the same chain. It also
-//!    removes a forbidden change of the members.
-//! 4. **Certificates come first.** [`settle`] puts the certificates of a member before its pod, and before the mark on
-//!    its Service. It deletes the certificates before the Service, because the operator needs the Service to find
-//!    them.
+//!    phases. It removes whole chains, because the actions of a chain depend on each other. It also removes a forbidden
+//!    change of the members.
+//! 4. **Certificates come first.** [`settle`] puts the certificates of a member before its pod, and before the
+//!    annotation `started` on its Service. It deletes the certificates before the Service, because the operator finds
+//!    them by the name of the Service.
 //! 5. The certificates themselves are the last phase. No action of this phase is removed.
 
 use std::collections::BTreeSet;
@@ -63,8 +62,8 @@ impl Earlier {
 }
 
 impl Draft<'_> {
-    /// Requests a change of the members or of the leader. Invariant 2: only the first request counts. Returns false
-    /// for a later request.
+    /// Requests a change of the members or of the leader. Invariant 2: only the first request counts. Later requests
+    /// return false.
     pub(super) fn request_change(&mut self, change: Change, said: String) -> bool {
         if self.change.is_some() {
             return false;
@@ -105,8 +104,8 @@ pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
     }
 }
 
-/// For invalid certificates: removes the start of the affected members, and the stop of serving members. Returns true
-/// if certificates prevent starts.
+/// If certificates are invalid, removes the start of members and the stop of serving members. Returns true if
+/// certificates prevent starts.
 fn hold_back_for_faults(draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     if !observed.tls.faults.is_empty() {
@@ -166,7 +165,7 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
         if !ready {
             return false;
         }
-        // The certificates come before the mark that a pod may exist, so that a rejected certificate leaves no mark. A
+        // The certificates come before the annotation `started`, so that a rejected certificate leaves no annotation. A
         // new Service comes before the certificates, because the operator finds their Secrets by the name of the
         // Service.
         let prepares = |action: &Action| match &action.request {
@@ -187,7 +186,7 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
     started
 }
 
-/// Deletes the certificates of a member before its Service, because the operator needs the Service to find them.
+/// Deletes the certificates of a member before its Service, because the operator finds them by the name of the Service.
 fn certificates_before_services(keeper: &Keeper, draft: &mut Draft) {
     for chain in &mut draft.chains {
         let all = chain.iter().enumerate();

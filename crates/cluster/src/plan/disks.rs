@@ -1,9 +1,8 @@
-//! The members' volumes. A volume grows in place. If that is impossible, a member with a new volume replaces the
+//! The members' volumes. A volume grows in place. For any other change, a new member with a new volume replaces the old
 //! member.
 //!
-//! A member always keeps its volume. If a volume cannot meet the spec (a smaller size, or another StorageClass), its
-//! member is replaced like any other member: one at a time, after a transfer of the leadership, and never below the
-//! quorum (invariants 2 and 3).
+//! If a volume cannot be changed to match the spec (a smaller size, or another StorageClass), its member is replaced:
+//! one member at a time, after a transfer of the leadership, and never below the quorum (invariants 2 and 3).
 
 use crate::plan::actions::{self, Builder};
 use crate::plan::view::Fate;
@@ -29,7 +28,7 @@ pub(super) fn unfit(desired: &Desired, member: &MemberState) -> Option<String> {
 }
 
 /// Why a PVC cannot be changed to match the spec; `None` if it can, or if it matches already.
-fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
+pub(super) fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
     // If the spec sets no StorageClass, any class is accepted: Kubernetes chooses its default class, which may change.
     if let Some(class) = &wanted.class
         && has.class.as_ref() != Some(class)

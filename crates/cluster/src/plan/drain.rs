@@ -1,11 +1,11 @@
-//! Drains a member from the client Service before the member stops or becomes busy. New connections then reach other
-//! members, and the clients that it disconnects reconnect to other members.
+//! Drains a member from the client Service before the member stops or is defragmented. Clients then connect to other
+//! members.
 //!
 //! No state records a drain. Each plan computes from the observed state which members must be drained ([`is_drained`],
 //! [`keep`]). All other members become endpoints again ([`settle`]), no matter which process drained them.
 //!
-//! A drain closes no existing connection: neither Kubernetes nor etcd moves it. A member that stops closes its
-//! connections. A member that is being defragmented keeps them, and its clients wait up to their own deadlines.
+//! A drain closes no existing connection. A member that stops closes its connections. A member that is being
+//! defragmented keeps them, and its clients wait up to their own deadlines.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -55,7 +55,7 @@ pub(super) fn keep(member: &MemberState, draft: &mut Draft) {
     }
 }
 
-/// Drains the members in `drained`, which other phases need, and makes all other members endpoints again.
+/// Drains the members in `drained`, which other phases have requested, and makes all other members endpoints again.
 pub(super) fn settle<'a>(
     build: Builder<'a>,
     view: &View,
@@ -76,7 +76,7 @@ pub(super) fn settle<'a>(
         keep(member, &mut draft);
     }
     // Invariant 22: clients always reach a serving member. Members that this plan makes endpoints again do not count
-    // yet, because the order in which the labels of a plan are written is open.
+    // yet, because the labels of a plan are written in no fixed order.
     let stays = |member: &MemberState| {
         is_endpoint(member) && is_in(member) && !draft.drained.contains(&member.name)
     };
@@ -85,7 +85,7 @@ pub(super) fn settle<'a>(
     } else {
         [].into()
     };
-    // The member itself reports that it does not serve yet.
+    // A joining member does not serve yet, so it is never an endpoint.
     let joining = view.voters().filter(|member| member.is_joining());
     out.extend(joining.map(|member| member.name.clone()));
     for member in view.voters() {
@@ -115,7 +115,7 @@ pub(super) fn settle<'a>(
     draft
 }
 
-/// True if the member has been drained, and for no longer than `most`.
+/// True if the member was drained at most `most` ago.
 pub(super) fn is_out_since(now: Timestamp, member: &MemberState, most: Duration) -> bool {
     match member.pod.and_then(|pod| pod.role) {
         Some(Role::Busy { since }) => age(since, now) <= most,

@@ -1,5 +1,5 @@
 //! The spec in effect: the user's spec with the TLS settings that the members use at present, and with the data of the
-//! TLS Secrets. Performs no I/O: the user's object stays unchanged.
+//! TLS Secrets. The user's object in the API server does not change.
 //!
 //! The builders, the planner and the comparison of objects use the spec in effect. A user may change `spec.TLS` in one
 //! step, but the members change in several steps (invariant 23).
@@ -29,8 +29,8 @@ impl Effective {
         // A running cluster keeps its TLS settings until the operator starts its members with other settings.
         cluster.spec.tls.clone_from(&rollout.at);
         let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
-        // The members of a running cluster keep the form of their addresses, even if their certificates now cover the
-        // other form.
+        // The members of a running cluster keep the form of their addresses, even if their certificates now cover
+        // another form.
         let form = objects.form.clone();
         let tls = &objects.tls;
         tls.complete_spec(&mut cluster.spec, (&namespace, &name), form);
@@ -40,7 +40,7 @@ impl Effective {
         Self { cluster, rollout }
     }
 
-    /// The spec in effect of a cluster without members: the spec as written.
+    /// The spec in effect of a cluster without members: the user's spec.
     #[cfg(test)]
     pub(crate) fn as_written(cluster: EtcdCluster) -> Self {
         let started = crate::switch::Started::default();
@@ -98,7 +98,7 @@ mod tests {
     const PEERS: &str = r#"{"static":{"member":{"peerSecret":"p"}}}"#;
 
     #[test]
-    fn spec_in_effect_follows_rollout_and_keeps_object() {
+    fn spec_in_effect_has_recorded_tls_settings_during_rollout() {
         let (objects, effective) = effective(PEERS, Some("null"));
         assert_eq!(effective.cluster().spec.tls, None);
         assert_eq!(objects.cluster.spec.tls, policy(PEERS));
@@ -107,14 +107,14 @@ mod tests {
     }
 
     #[test]
-    fn new_cluster_uses_spec_as_written() {
+    fn new_cluster_uses_tls_settings_of_spec() {
         let (objects, effective) = effective(PEERS, None);
         assert_eq!(effective.cluster().spec, objects.cluster.spec);
         assert_eq!(effective.tls_rollout().next, None);
     }
 
     #[test]
-    fn ignores_tls_stage_in_user_spec() {
+    fn tls_stage_in_user_spec_is_ignored() {
         let (mut objects, _) = effective(PEERS, None);
         if let Some(tls) = &mut objects.cluster.spec.tls {
             tls.peer_stage = Some(PeerStage::TlsTwice);

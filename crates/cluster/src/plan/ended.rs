@@ -1,8 +1,9 @@
-//! Failed pods with data on volumes. Kubernetes evicted these pods, a graceful node shutdown ended them, or a kubelet
-//! rejected them. Kubernetes keeps the pod objects and does not restart their containers. The operator deletes the
-//! pods, and creates new pods on the volumes.
+//! Pods in phase `Failed` with data on volumes: evicted, ended by a graceful node shutdown, or rejected by a kubelet.
+//! Kubernetes keeps these pods and does not restart their containers. The operator deletes them, and creates new pods
+//! on the volumes.
 //!
-//! The deletion loses no data, with or without a quorum: such a pod has no running container and contains no data.
+//! The deletion loses no data, with or without a quorum: a failed pod has no running container, and its data is on the
+//! volume.
 
 use crate::plan::Draft;
 use crate::plan::actions::{self, Builder};

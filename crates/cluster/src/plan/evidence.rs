@@ -1,9 +1,9 @@
-//! Evidence about a cluster without a serving quorum. This module only classifies members; other modules act on the
-//! result.
+//! Finds out which members of a cluster without a serving quorum are lost, and which still have their data. This module
+//! only classifies members; other modules act on the result.
 //!
-//! The voters are known from two sources: the report in the status, and the member list that each member has on its
-//! disk. Each list may be stale, so a loss counts only if every available list confirms it. Without any list, nothing
-//! counts as lost (invariant 1).
+//! The operator has two sources for the voters' names: the report in the status, and the member list on each member's
+//! disk. Each list may be stale. The quorum therefore counts as lost only if a majority of every list is lost. Without
+//! any list, nothing counts as lost (invariant 1).
 
 use std::collections::BTreeSet;
 
@@ -26,7 +26,7 @@ pub(super) enum Member {
     Damaged(String),
 }
 
-/// The remains of the cluster.
+/// The members of a cluster without a serving quorum, and what they still have.
 #[derive(Clone, Debug)]
 pub(super) struct Evidence {
     /// Names of all members that at least one list contains as a voter.
@@ -52,7 +52,7 @@ impl Evidence {
             .map(|name| (name.clone(), member(observed, cluster_id, name)))
             .collect();
         let led = members.iter().any(|(_, member)| *member == Member::Led);
-        // True if every list contains fewer than a quorum of members that satisfy `counts`.
+        // True if in every list, fewer than a quorum of the voters satisfy `counts`.
         let too_few = |counts: &dyn Fn(&str) -> bool| {
             let few = |list: &BTreeSet<String>| {
                 list.iter().filter(|name| counts(name)).count() < quorum_of(list.len())
@@ -69,8 +69,8 @@ impl Evidence {
         }
     }
 
-    /// The survivor from which a recovery starts: the survivor with the highest committed index, and among these the
-    /// one with the highest applied index.
+    /// The survivor from which a recovery starts: the survivor with the highest committed index. If several have the
+    /// same index, the survivor with the highest applied index.
     pub(super) fn most_advanced(&self) -> Option<(&str, &Status)> {
         let survivors = self.members.iter().filter_map(|(name, member)| {
             let Member::Survives(status) = member else {
@@ -203,9 +203,9 @@ fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {
         && view::data(pod, disk, observed.services.get(name), true) == Data::There
 }
 
-/// True if a container of the member may still run, or its data may return: a terminating pod on an unreachable node
-/// may have a running container, and a person can restore the lost volume of a PVC. Also true for a member that other
-/// software runs: it has no Kubernetes object here, and may be part of a serving quorum.
+/// True if the member may still run, or its data may return. There are three cases: a terminating pod on an unreachable
+/// node may have a running container; a person can restore the lost volume of a PVC; a member that other software runs
+/// may be part of a serving quorum.
 fn is_something_left(observed: &Observed, intent: &Intent, name: &str) -> bool {
     let pod = pod(observed, intent, name).filter(|pod| !pod.failed);
     let strange = |other: &String| other.split(' ').next_back() == Some(name);

@@ -29,8 +29,8 @@ const RULES: [Rule; 8] = [
     corrupt,                  // Invariant 19.
 ];
 
-/// The rules for failed members. While a rule of this list applies to some member, no other member is replaced because
-/// of its pod.
+/// The rules for failed members. While one of them applies to a member, no other member is replaced because its pod
+/// must be recreated.
 const FAILURES: [Rule; 4] = [
     without_data_but_serving,
     without_data,
@@ -38,11 +38,11 @@ const FAILURES: [Rule; 4] = [
     out_of_service,
 ];
 
-/// After this number of restarts, etcd's error about damaged data is accepted: another start would read the same data.
+/// After this number of restarts, the operator believes etcd's error about damaged data: another start would read the
+/// same data.
 const DAMAGED_RESTARTS: i32 = 2;
-/// After a change to another minor release, the reported error certainly comes from the new release after this number
-/// of restarts. Until the new container ends, Kubernetes reports the end of the old container, and the kubelet may have
-/// restarted the old container during the change.
+/// After a change to another minor release, an error counts only after this number of restarts. Before, Kubernetes may
+/// still report the exit of a container with the old release.
 const REREAD_RESTARTS: i32 = 4;
 /// After this number of restarts, a member that fails for an unknown reason may be replaced. The kubelet waits 10, 20,
 /// 40 and 80 s between the restarts.
@@ -127,8 +127,7 @@ fn failing<'a>(member: &MemberState<'a>) -> Option<&'a Pod> {
         .filter(|_| member.data == Data::There && !member.serves())
 }
 
-/// Replaces an external member, which another operator or a person runs, as soon as enough members of this EtcdCluster
-/// are voters. The leadership is transferred before the removal, as before each removal of a leader.
+/// An external member, which another operator or a person runs, is replaced by a member of this EtcdCluster.
 fn of_joined_cluster(facts: &Facts, member: &MemberState) -> Option<Fate> {
     adoption::is_replaced(facts.observed, member).then(|| {
         let why = "it is an external member, and this cluster replaces it";
@@ -140,7 +139,7 @@ fn serves_in_its_pod(member: &MemberState) -> bool {
     member.serves() && member.pod.is_some_and(Pod::stays)
 }
 
-/// The PVC was deleted while a pod has mounted the volume. The member runs until its next restart.
+/// The PVC was deleted while the pod had the volume mounted. The member runs until its next restart.
 fn without_data_but_serving(_: &Facts, member: &MemberState) -> Option<Fate> {
     let on_volume = member.pod.is_some_and(|pod| pod.durable);
     let applies = member.data == Data::Gone && serves_in_its_pod(member) && on_volume;
@@ -192,13 +191,14 @@ fn is_lost(fate: &Fate) -> bool {
     matches!(fate, Fate::Lost(_))
 }
 
-/// The data is only in the pod, and the pod must be recreated. The replacement joins before the member is removed.
+/// The member's data is only in its pod, and the pod must be recreated. The replacement joins before the member is
+/// removed.
 fn outdated_in_its_pod(facts: &Facts, member: &MemberState) -> Option<Fate> {
     let (id, why) = facts.outdated.as_ref()?;
     (*id == member.id()).then(|| Fate::Leaves(why.clone()))
 }
 
-/// The volume does not match the spec, and Kubernetes cannot change it accordingly.
+/// The volume does not match the spec, and Kubernetes cannot make this change to a volume.
 fn on_unfit_volume(facts: &Facts, member: &MemberState) -> Option<Fate> {
     disks::unfit(facts.desired, member).map(Fate::Leaves)
 }
@@ -213,11 +213,12 @@ fn corrupt(facts: &Facts, member: &MemberState) -> Option<Fate> {
 }
 
 /// Exception to invariant 5: a volume on a lost node exists, but may be unreachable forever. The member counts as lost
-/// after the time that the user has set.
+/// after `spec.memberReplacement.after`.
 ///
 /// The removal is safe because the quorum guard requires a quorum among the remaining voters that answer. Every
-/// acknowledged write is in the log of a majority of the old voters. A majority of the remaining voters commits the
-/// removal. The two majorities share at least one member, which passes on the log.
+/// acknowledged write is in the logs of a majority of the old voters. After the removal, a leader needs the votes of a
+/// majority of the remaining voters. The two majorities share at least one voter, and that voter elects only a leader
+/// with the write in its log.
 ///
 /// If the node returns, its etcd learns from the other members that it was removed. The removed member can neither vote
 /// nor restart under its name. The operator deletes its pod and its volume.
@@ -266,7 +267,7 @@ fn unusable(
     if pod.changed.as_ref().is_some_and(to_blame) {
         return (Fate::Stays, None);
     }
-    // A pod that was ready before its container ended had a healthy run. Such an end is no failure to start.
+    // If the pod was ready until its container ended, etcd had started successfully. The end is then no failed start.
     let Some(since) = pod.unready_since.filter(|since| since < at && pod.stays()) else {
         return (Fate::Stays, None);
     };
@@ -294,8 +295,8 @@ fn is_same_minor(pod: &Pod, from: &str) -> bool {
     runs.is_some() && runs == minor(from)
 }
 
-/// True if all other voters are healthy, and a voter among them runs with the same image and settings. For a learner
-/// with a changed image, its former version is compared, because the learner failed with that version.
+/// True if all other voters are healthy, and a voter among them runs with the same image and settings. A learner whose
+/// image was changed failed with its former version, so that version is compared.
 fn is_alone_in_it(member: &MemberState, pod: &Pod, members: &[MemberState]) -> bool {
     let others = || {
         members

@@ -10,7 +10,7 @@ use crate::plan::{Draft, STEADY, objects, recovery};
 use crate::reason::Reason;
 use crate::snapshot::Disk;
 
-/// Stops the members, or keeps them stopped. Returns false unless the cluster hibernates now.
+/// Stops the members, or keeps them stopped. Returns true if the cluster hibernates now.
 pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
     let (desired, observed, _) = build.inputs();
     let mut draft = Draft::new(build);
@@ -18,7 +18,7 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         return (draft, false);
     }
     let Some(intent) = &observed.intent else {
-        // The operator first identifies a cluster that has lost its status. This starts no member.
+        // If the status is lost but objects exist, the operator first identifies the cluster. This starts no member.
         if !observed.pods.is_empty() || !observed.disks.is_empty() || observed.cluster_id.is_some()
         {
             return (draft, false);
@@ -53,14 +53,15 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         draft.problem(Reason::HibernationRefused, text);
         return (draft, false);
     }
-    // Without any volume, the cluster cannot resume. The operator reports a lost quorum then.
+    // Without any volume, the cluster cannot resume, so the operator reports a lost quorum instead.
     let serves_again = |disk: &Disk| disk.stays() && !disk.is_evidence();
     if !observed.disks.values().any(serves_again) {
         return (draft, false);
     }
     let open = recovery::lets_clients_in(observed, intent);
     draft.join(objects::shared_services(build, open));
-    // All members are stopped at once: in any order, the last members would have no quorum.
+    // All members are stopped at once. Stopping them one after another would not help: the last members have no quorum
+    // in any order.
     for (member, pod) in observed.pods.iter().filter(|(_, pod)| !pod.terminating) {
         draft.say(format!("stop {member}"));
         draft.add(actions::delete_pod(member, &pod.uid));

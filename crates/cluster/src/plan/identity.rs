@@ -1,5 +1,5 @@
-//! Corrects the token and cluster ID in the status. Each pod and volume has both values in its annotations as well. If
-//! the status contradicts all of these annotations, a person has edited the status.
+//! Corrects the token and the cluster ID in the status after a person has edited them. Each pod and PVC has both values
+//! in its annotations as well.
 
 use etcd::ClusterId;
 
@@ -7,11 +7,11 @@ use crate::plan::actions::Builder;
 use crate::plan::{Draft, bootstrap};
 use crate::snapshot::{Intent, Observed};
 
-/// Invariant 26: corrects the record; `None` if the record is correct.
+/// Invariant 26: corrects the status; `None` if the status is correct, or if the annotations contradict each other.
 ///
-/// A recovery or a restore replaces the token and the cluster ID together. If the status has one of the two values that
-/// all annotations have, the status and the annotations belong to the same cluster. The operator then takes the other
-/// value from the annotations.
+/// A recovery or a restore replaces the token and the cluster ID together. If the status and all annotations have the
+/// same token or the same cluster ID, they belong to the same cluster. The operator then takes the differing value from
+/// the annotations.
 pub(super) fn correct<'a>(
     build: Builder<'a>,
     (intent, recorded): (&Intent, ClusterId),

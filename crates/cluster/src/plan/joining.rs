@@ -1,9 +1,8 @@
 //! Members that follow the leader and do not serve clients yet.
 //!
 //! A member takes part in Raft seconds before it serves clients: it first applies the entry with its own client URLs,
-//! for which it may wait 7 s (docs/benchmarks.md). During that time, its health listener reports its ID, its leader,
-//! its connections and its applied index, and the operator reads this report in the current reconcile. The planner
-//! requires less from a serving member.
+//! for which it may wait 7 s (docs/benchmarks.md). During that time, the operator reads the member's ID, leader,
+//! connections and applied index from the member's health listener.
 //!
 //! Invariant 24: such a member counts only for promotions, and not as healthy. The operator sends it no requests,
 //! transfers no leadership to it, and does not rely on it for a removal. The client Service does not select the member
@@ -22,8 +21,8 @@ use crate::snapshot::{Observed, Pod, Role, Seen};
 /// member's client URLs.
 const LATE: Duration = Duration::from_secs(30);
 
-/// The applied index of a learner that follows the leader and does not serve clients yet. The same for a voter for a
-/// limited time after its promotion, while the client Service does not select it yet. `None` for every other member.
+/// The applied index of a member that follows the leader and does not serve clients yet: a learner, or a voter shortly
+/// after its promotion that the client Service does not select yet. `None` for every other member.
 pub(super) fn applied(
     member: &Member,
     (name, pod): (&str, Option<&Pod>),
@@ -36,15 +35,15 @@ pub(super) fn applied(
         Some(Role::Voter) | None => false,
     };
     let _ = pod.filter(|pod| pod.stays()).filter(is_new)?;
-    // Invariant 19: a member that is being defragmented does not answer. It is not joining.
+    // Invariant 19: a member that does not answer because it is being defragmented is not joining.
     if observed.upkeep.defragmenting() == Some(name) {
         return None;
     }
-    // The entry that publishes the member's client URLs is committed.
+    // True if the entry with the member's client URLs is committed.
     let joined = !member.client_urls.is_empty();
     let silent = matches!(observed.statuses.get(name), Some(Seen::Unknown(_)));
     let pulse = observed.pulses.get(name).filter(|_| joined && silent)?;
-    // A learner reports its last known leader even without a connection to it. Its report is then stale.
+    // A learner without a connection to the leader still reports the last known leader.
     let connected = is_connected(pulse, observed.leader()?);
     let follows = pulse.member_id == member.id && pulse.has_leader && connected;
     follows.then_some(pulse.raft_applied_index)
@@ -54,8 +53,8 @@ fn is_connected(pulse: &Pulse, leader: MemberId) -> bool {
     leader == pulse.member_id || pulse.peers.contains(&leader)
 }
 
-/// True if a learner reports that it is not connected to the leader. Its answers to clients, and the leader that it
-/// reports, are then stale. False for a learner with a health listener that the operator has not called.
+/// True if a learner's health listener reports no connection to the leader. The learner's answers to clients, and the
+/// leader that it reports, are then stale. False if the operator has not called that listener.
 pub(super) fn is_cut_off(member: &MemberState, observed: &Observed) -> bool {
     let pulse = observed.pulses.get(&member.name);
     let pulse = pulse.filter(|pulse| pulse.member_id == member.id());
@@ -64,7 +63,7 @@ pub(super) fn is_cut_off(member: &MemberState, observed: &Observed) -> bool {
         .is_some_and(|(pulse, leader)| !is_connected(pulse, leader))
 }
 
-/// True if the member had more time to start serving than a join takes.
+/// True if the member does not serve after the time that a join takes at most.
 pub(crate) fn is_late_to_serve(pod: &Pod, now: Timestamp) -> bool {
     let since = match pod.role {
         Some(Role::Busy { since }) => Some(since),
@@ -80,7 +79,8 @@ pub(super) fn has_caught_up(applied: u64, committed: u64) -> bool {
     applied >= committed - committed / 10
 }
 
-/// Invariant 24: for a promotion, a joining member counts as soon as it follows the leader.
+/// Invariant 24: for the promotion of a learner, a joining member counts as healthy as soon as it follows the leader
+/// and has caught up.
 pub(super) fn takes_part(member: &MemberState, committed: u64) -> bool {
     let follows = member.follows.filter(|_| member.is_joining());
     member.is_healthy() || follows.is_some_and(|applied| has_caught_up(applied, committed))

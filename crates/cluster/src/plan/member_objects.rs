@@ -18,8 +18,7 @@ pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
         .collect()
 }
 
-/// True if etcd lists a member of this name, or if the etcd in this pod reports the ID of a listed member. The peer
-/// URLs make no difference.
+/// True if etcd lists a member of this name, or if the etcd in the pod of this name reports the ID of a listed member.
 pub(super) fn is_listed(observed: &Observed, view: &View, name: &str) -> bool {
     if view.members.iter().any(|member| member.name == name) {
         return true;
@@ -36,8 +35,8 @@ pub(super) fn another_cluster(observed: &Observed, name: &str) -> Option<Cluster
     pod.or(disk).filter(|id| Some(*id) != observed.cluster_id)
 }
 
-/// True if the operator created the Service for a future member: the Service has no mark, and neither a pod nor a
-/// volume exists. Names of first members do not count, because these names were used.
+/// True if the operator created the Service for a future member: the Service lacks the annotation `started`, and
+/// neither a pod nor a volume exists. Names of first members do not count, because these names were used.
 pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
     if observed
         .intent
@@ -54,7 +53,7 @@ pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
             .is_some_and(|service| !service.started && service.owned)
 }
 
-/// Creates or repairs the Service of an existing member. `open`: the new Service has endpoints.
+/// Creates or repairs the Service of an existing member. `open`: the Service may have endpoints.
 pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &mut Draft) {
     match service {
         None => {
@@ -72,9 +71,10 @@ pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &m
     }
 }
 
-/// Renews the mark of a member, if another process has begun to start the member. That process can then no longer
-/// remove the mark. The mark is renewed at most once: if the API server rejected the next write each time, repeated
-/// renewals would trigger one reconcile after another.
+/// Renews the annotation `started` on the Service of a member that another operator process has begun to start. The
+/// renewal changes the resourceVersion, so that process can no longer remove the annotation. The annotation is renewed
+/// at most once. Otherwise, if the API server rejected each following write, every renewal would trigger another
+/// reconcile.
 pub(super) fn mark_again(name: &str, service: &Service, draft: &Draft) -> Option<Action> {
     (!service.renewed).then(|| draft.build.mark_service_again(name, service))
 }
@@ -95,7 +95,7 @@ pub(super) fn start_on_disk(
     draft.try_chain(pod.map(|pod| first.into_iter().chain([pod]).collect()));
 }
 
-/// Creates a pod on an existing volume. The mark is set first, as before the creation of every pod.
+/// Sets the annotation `started` on the member's Service, and then creates the pod on its existing volume.
 pub(super) fn pod_on_disk(service: Option<&Service>, start: &Start, draft: &mut Draft) {
     let mark = service
         .filter(|service| !service.started)

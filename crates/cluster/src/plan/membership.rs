@@ -80,7 +80,7 @@ pub(super) fn start<'a>(
     draft
 }
 
-/// Requests the next change of the members, or reports why the change waits.
+/// Requests the next addition, promotion or removal of a member, or reports why it waits.
 pub(super) fn change<'a>(build: Builder<'a>, view: &View, names: &mut NewNames) -> Draft<'a> {
     let (desired, observed, now) = build.inputs();
     let mut part = Draft::new(build);
@@ -128,8 +128,8 @@ fn unhealthy(member: &MemberState, why: &str, now: Timestamp, draft: &mut Draft)
     draft.wait(Reason::MemberUnhealthy, text, delay);
 }
 
-/// Reports members that other software added and that never started. The quorum depends on them if they are voters. The
-/// operator changes nothing, because it cannot know whether a person still needs them.
+/// Reports members that other software added and that never started. If they are voters, the quorum depends on them.
+/// The operator does not remove them, because a person may still need them.
 fn foreigners(view: &View, draft: &mut Draft) {
     let unstarted = |member: &&MemberState| member.data == Data::Elsewhere && !member.joined();
     for member in view.members.iter().filter(unstarted) {
@@ -164,14 +164,14 @@ fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
     }
 }
 
-/// Removes learners that can never catch up. Learners have no vote, so the quorum guard is not needed.
+/// Removes a learner that is lost or must be replaced. Learners have no vote, so the quorum guard is not needed.
 fn settle_learners(view: &View, draft: &mut Draft) -> bool {
     let lost = view.learners().find(|member| member.fate != Fate::Stays);
     lost.is_some_and(|member| remove(view, member, member.why(), draft))
 }
 
-/// Recreates a pod on its volume if etcd refused the member list for which the pod was built. A member without a volume
-/// counts as lost in this case.
+/// Recreates a pod on its volume if etcd exited because the pod's `--initial-cluster` is outdated. A member without a
+/// volume counts as lost in this case.
 fn renew(view: &View, draft: &mut Draft) {
     let names = view.names();
     for member in view

@@ -19,7 +19,7 @@ use crate::snapshot::{Cause, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
 
 /// The operator reports a pod that has not started after this time. A large image takes some time to pull.
 const SLOW: Duration = Duration::from_secs(20);
-/// A pod without a node is a problem after this time. Until then, a node may be on its way.
+/// A pod without a node is a problem after this time. Until then, the cluster autoscaler may be adding a node.
 const UNPLACED: Duration = Duration::from_mins(1);
 
 /// Maintains the Services of the whole cluster. The client Service gets endpoints only after the cluster ID is recorded
@@ -40,7 +40,8 @@ pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
     if adoption::is_under_way(observed) && observed.shared.client != Kept::Missing {
         return draft;
     }
-    // Invariant 7: with this ID, the remaining objects prove that a cluster existed, even if the status is lost later.
+    // Invariant 7: clients can write only after all pods and volumes have the cluster ID. If the status is lost later,
+    // these objects prove that a cluster existed.
     let open = open && (observed.shared.client == Kept::AsMade(true) || is_marked(observed));
     if observed.shared.client != Kept::AsMade(open) {
         if open {
@@ -104,7 +105,7 @@ pub(super) fn labels<'a>(
     let mut draft = Draft::new(build);
     for member in &view.members {
         let role = match member.pod.and_then(|pod| pod.role) {
-            // If the member must stay out of the endpoints, `drain` decides this later.
+            // `drain` decides later whether the member stays out of the endpoints.
             Some(role @ Role::Busy { .. }) if member.votes() => role,
             // Invariant 24 (members that do not serve clients yet).
             Some(Role::Learner) if joining::is_yet_to_serve(member) => Role::Busy { since: now },
@@ -139,7 +140,7 @@ pub(super) fn labels<'a>(
     draft
 }
 
-/// Maintains the Service of every listed member, if the member has another object.
+/// Maintains the Service of every listed member whose data exists.
 pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let (_, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
@@ -147,7 +148,7 @@ pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
         if member.data == Data::There {
             let open = concurrent_join::may_be_reached((observed, now), view, member);
             let service = observed.services.get(&member.name);
-            // Invariant 26: restores the mark on the Service of an existing pod.
+            // Invariant 26: restores the annotation `started` on the Service of an existing pod.
             if let Some(service) = service.filter(|it| member.pod.is_some() && !it.started) {
                 draft.add(actions::mark_service(&member.name, service));
                 continue;
@@ -159,8 +160,9 @@ pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
     draft
 }
 
-/// Deletes the pods, volumes and Services of members that etcd no longer lists. The list was read after these objects,
-/// so it contains every member that was added before them (invariant 5).
+/// Deletes the pods, volumes and Services of members that etcd no longer lists. The operator creates a pod and a volume
+/// after it has added the member to etcd, and reads the list last. A member that is missing from the list was therefore
+/// removed (invariant 5).
 pub(super) fn leftovers<'a>(
     build: Builder<'a>,
     view: &View,
@@ -204,7 +206,7 @@ pub(super) fn leftovers<'a>(
     draft
 }
 
-/// Reports why pods do not run. The report blocks no other action. Equal reports of several pods are combined.
+/// Reports why pods do not run. Equal reports of several pods are combined.
 pub(super) fn troubles<'a>(build: Builder<'a>, members: &BTreeSet<String>) -> Draft<'a> {
     let (_, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
@@ -255,7 +257,6 @@ fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
             Some((Kind::Image, text))
         }
         Some(Trouble::Unschedulable(text)) => {
-            // The cluster autoscaler may be provisioning a node.
             let kind = if age(pod.created, now) > UNPLACED {
                 Kind::Unplaced
             } else {

@@ -1,4 +1,5 @@
-//! The quorum guard. The planner builds it from the member list. Every step that could cost a voter asks the guard.
+//! The quorum guard: before a step that could cost a voter, the planner checks here whether the other voters form a
+//! quorum.
 //!
 //! Invariant 3: no step reduces the number of healthy voters below a quorum. No step removes a member if the remaining
 //! voters might have no quorum.
@@ -14,7 +15,7 @@ pub struct Quorum {
     healthy: BTreeMap<MemberId, bool>,
 }
 
-/// The reason why a step is unsafe.
+/// The voters after an unsafe step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsafe {
     /// Number of healthy voters after the step.
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_3_removes_voter_only_if_rest_is_quorum() {
+    fn invariant_3_voter_is_removed_only_if_others_are_quorum() {
         let cases: [(&[bool], bool); 8] = [
             (&[true, true, true], true),
             (&[false, true, true], true),
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn quorum_guard_names_remaining_voters() {
+    fn refused_removal_reports_healthy_voters_and_quorum() {
         let why = quorum(&[true, false, true])
             .unsafe_without(MemberId(0))
             .unwrap();
@@ -122,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_3_adds_voter_only_if_quorum_remains() {
+    fn invariant_3_voter_is_added_only_if_quorum_remains() {
         assert_eq!(quorum(&[true]).unsafe_with_one_more(), None);
         assert_eq!(quorum(&[true, true, false]).unsafe_with_one_more(), None);
         assert!(

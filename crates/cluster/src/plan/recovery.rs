@@ -1,7 +1,7 @@
 //! Recovery from a lost quorum. A new cluster starts with the data of the most advanced survivor.
 //!
-//! The operator decides everything before it creates an object, and records the decision first (invariant 10). The
-//! survivor and all other objects of the old cluster stay unchanged until the new cluster answers and is recorded
+//! Before the operator creates an object, it records the survivor, the new member and the token in the status
+//! (invariant 10). All objects of the old cluster stay unchanged until the new cluster answers and is recorded
 //! (invariant 9). Until then, the operator deletes only the pod of an abandoned seed. If the quorum returns, the
 //! operator cancels the recovery.
 //!
@@ -46,7 +46,7 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
         return Approval::None;
     };
     if !names(text, cluster_id) {
-        // This approval led to the recovery that created this cluster. The annotation may still exist.
+        // The annotation may still name the cluster from which an earlier, approved recovery created this cluster.
         let spent = observed.recovery.former();
         let spent = spent.and_then(|record| record.from_cluster_id.parse().ok());
         match spent.filter(|former| names(text, *former)) {
@@ -78,15 +78,15 @@ pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
     if observed.recovery.record.is_none() {
         return true;
     }
-    // Pods of the old cluster, and seeds of abandoned recoveries.
+    // True for pods of the old cluster, and for seeds of abandoned recoveries.
     let other = |pod: &Pod| pod.token.is_some() && pod.token.as_ref() != Some(&intent.token);
     // A terminating pod that is not ready is no endpoint, even if it stays on its node for a long time.
     let counts = |pod: &&Pod| other(pod) && (pod.ready || !pod.terminating);
     !observed.pods.values().any(|pod| counts(&pod))
 }
 
-/// Handles a quorum that answers: cancels a recovery in progress, and records the current approval as stale, so that it
-/// is not used after a later loss.
+/// Called while a quorum answers. Cancels a recovery in progress, and records the current approval as stale, so that it
+/// does not approve a recovery after a later loss.
 pub(super) fn settle(build: Builder<'_>, cluster_id: ClusterId) -> Draft<'_> {
     let (_, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
@@ -117,8 +117,8 @@ fn write(recovery: Option<&RecoveryStatus>, stale_approval: Option<&String>, dra
     draft.add(draft.build.record_recovery(recovery, stale_approval, None));
 }
 
-/// Handles a missing quorum: reports which members have their data, and the planned recovery or the decision that the
-/// user must make.
+/// Called while no quorum answers. Reports which members have their data, and what happens next: a recovery, or a
+/// decision of the user.
 pub(super) fn without_quorum<'a>(
     build: Builder<'a>,
     (intent, cluster_id): (&Intent, ClusterId),
@@ -198,8 +198,8 @@ impl<'a> Scene<'a> {
         since.is_some_and(|since| age(since, self.now) >= self.desired.recovery.after)
     }
 
-    /// Handles a quorum that does not answer although its volumes may exist. Unless a person approves the recovery, the
-    /// operator waits for the members.
+    /// A quorum of volumes may exist, but the members do not answer. Unless a person approves a recovery, the operator
+    /// waits for the members.
     fn silent(&self, approval: Approval, why: &str, draft: &mut Draft) -> Option<Beginning<'a>> {
         let soon = self
             .observed
@@ -235,7 +235,7 @@ impl<'a> Scene<'a> {
         None
     }
 
-    /// Handles a quorum that can never return.
+    /// The data of a majority is lost, so the quorum cannot return.
     fn lost(&self, approval: Approval, draft: &mut Draft) -> Option<Beginning<'a>> {
         let text = self.what_is_left();
         let Some(survivor) = self.evidence.most_advanced() else {

@@ -35,7 +35,7 @@ const WITHOUT_V2: (u64, u64) = (3, 7);
 const DEFAULT_SNAPSHOT_COUNT: u64 = 10_000;
 /// Time for which a comparison of the members' data is valid.
 const COMPARED: Duration = Duration::from_secs(5);
-/// After this time, etcd's leader has certainly detected that all members run a later release.
+/// After this time, etcd's leader has certainly raised the cluster version, if all members run a later release.
 const GOES_OVER: Duration = Duration::from_secs(10);
 /// After this time, the operator reports that the rolling update waits for a member to recover.
 const SLOW: Duration = Duration::from_mins(1);
@@ -141,13 +141,13 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     }
 }
 
-/// Invariant 29: the call after which the member certainly has a snapshot of its log that contains every entry of
-/// before the upgrade; `None` if the new version needs none.
+/// Invariant 29: the call that makes etcd 3.6 save a snapshot of the member's log before the change to 3.7; `None` for
+/// other changes.
 ///
-/// Until etcd 3.5, members write requests of the API v2 to the log, for example at each start. etcd 3.6 reads them,
-/// and 3.7 does not (`Apply` in `server/etcdserver/apply/apply.go`): at its start it reads the log from the last
-/// snapshot on, and crashes at such an entry. etcd 3.6 saves a snapshot after `--snapshot-count` entries. All members
-/// run 3.6 here, so no later entry is such a request.
+/// etcd 3.5 and earlier write requests of the API v2 to the log, for example at each start. etcd 3.6 still reads such
+/// entries. etcd 3.7 reads the log from the last snapshot on, and crashes at such an entry (`Apply` in
+/// `server/etcdserver/apply/apply.go`). etcd 3.6 saves a snapshot after every `--snapshot-count` entries. All members
+/// run 3.6 here, so new entries contain no such request.
 fn snapshot_of_log(member: &MemberState, need: &Need, observed: &Observed) -> Option<Action> {
     let (Need::Image(to) | Need::Pod(to, _)) = need;
     let runs = EtcdVersion::parse(&observed.answer(&member.name)?.version).ok()?;
@@ -165,7 +165,7 @@ fn snapshot_of_log(member: &MemberState, need: &Need, observed: &Observed) -> Op
     Some(actions::append_entries(&member.name, newest + count + 1))
 }
 
-/// True if the change is made to the member's own pod, and not by a replacement.
+/// True if the member stays and its pod is changed or recreated. False if a new member replaces it.
 fn touches(member: &MemberState, need: &Need) -> bool {
     matches!(need, Need::Image(_)) || member.pod.is_some_and(|pod| pod.durable)
 }
@@ -375,7 +375,8 @@ fn change(member: &MemberState, need: &Need, prepares: Option<Action>, draft: &m
     );
 }
 
-/// Adds the change of a member to the plan, after the call that prepares it and the record of its version on its volume.
+/// Adds three actions to the plan in this order: the call `prepares`, the record of the version on the member's volume,
+/// and the change.
 fn with_note(
     (member, disk): (&str, Option<&Disk>),
     version: &EtcdVersion,
@@ -415,7 +416,7 @@ fn change_image(
 }
 
 /// True if the version for which the pod was built could not read the data. Failures of versions that were patched into
-/// the pod later do not count, because their image may be the cause. A pod that was ready has read its data.
+/// the pod later do not count, because their image may be the cause. A ready pod has read its data.
 fn is_unreadable(pod: &Pod) -> bool {
     let says_so = |ending: &Ending| matches!(ending.cause, Cause::Data(_));
     let noted = match &pod.changed {
@@ -425,8 +426,8 @@ fn is_unreadable(pod: &Pod) -> bool {
     noted && !pod.ready
 }
 
-/// A member whose data is only in its pod, if that pod must be recreated, and the reason. The replacement of this
-/// member joins first. The choice depends only on the members, so it stays the same until the replacement is complete.
+/// The next member to replace because its pod must be recreated and contains its only data, with the reason. The result
+/// stays the same until the replacement is complete, because it depends only on the members.
 pub(super) fn outdated(
     (desired, observed): (&Desired, &Observed),
     members: &[MemberState],

@@ -14,8 +14,9 @@ use crate::plan::{Draft, Start, State};
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Pod, Role, Service};
 
-/// Starts members that were added to etcd and do not run. If the local list is stale, the started etcd finds another
-/// list and exits. Also returns the names of these members, so that no other phase handles them.
+/// Starts members that were added to etcd and do not run. Also returns their names, so that no other phase handles
+/// them. The list on the first member's disk may be stale: then the started etcd gets another list from the first
+/// member, and exits.
 pub(super) fn start_added<'a>(
     build: Builder<'a>,
     (intent, cluster_id): (&Intent, ClusterId),
@@ -56,7 +57,8 @@ pub(super) fn start_added<'a>(
         } else if disk.is_some() {
             member_objects::start_on_disk(None, &start, &mut draft);
         } else {
-            // Invariant 6: the process that set the mark may be suspended, and could still remove the mark.
+            // Invariant 6: the operator process that set the annotation `started` may be suspended, and could still
+            // remove it.
             let mark = member_objects::mark_again(&member.name, service, &draft);
             member_objects::start(mark, &start, &mut draft);
         }
@@ -83,7 +85,7 @@ pub(super) fn without_volume<'a>(
         // A pod without an address never mounted the volume.
         let bare = member.disk.is_some_and(|disk| disk.lost)
             && member.pod.is_none_or(|pod| !pod.addressed);
-        // After a person has deleted the PVC, the operator can start the member without data.
+        // True if the operator can start the member without data after a person has deleted the PVC.
         let again = |service: &Service| {
             let fresh = view::data(None, None, Some(service), false) == Data::NeverMade;
             fresh && !intent.members.contains(&member.name)
@@ -102,17 +104,15 @@ pub(super) fn without_volume<'a>(
     draft
 }
 
-/// True if the second member may start without data, although the mark on its Service says that its pod may have run:
-/// the operator may have crashed between the mark and the creation of the pod.
+/// True if the second member may start without data, although the annotation `started` on its Service says that its pod
+/// may have run. The operator may have crashed after it set the annotation and before it created the pod.
 ///
-/// By the first member's own list, the second member was added to a cluster of one, and no Kubernetes object indicates
-/// a third member. A commit therefore needs both voters. The first member answers, so its log contains every
-/// acknowledged write and every membership change.
+/// The first member's own list has two voters, and no Kubernetes object indicates a third member. A commit therefore
+/// needs both voters, and the log of the first member contains every acknowledged write and every membership change.
 ///
 /// Even if the second member has run before, no acknowledged data is lost. With an empty log, it is never elected: the
-/// first member would not vote for it, and its own vote is not enough. The member was never reported as started, so
-/// this rule only covers members that were lost before they joined. None of this holds in a larger cluster (invariant
-/// 6).
+/// first member does not vote for it, and its own vote is not enough. In a larger cluster this argument does not hold
+/// (invariant 6).
 fn is_second(observed: &Observed, intent: &Intent, list: &Members, second: &MemberState) -> bool {
     let [one, other] = &list.members[..] else {
         return false;
@@ -140,7 +140,7 @@ mod tests {
     use crate::plan::tests::writes::Write;
     use crate::snapshot::Seen;
 
-    /// The second member was added to `a`. Only `a` answers, and it has no leader.
+    /// Member `d` was added to the single member `a`. Only `a` answers, and it reports no leader.
     fn added(durable: bool) -> Scene {
         let mut scene = Scene::formed(&["a"]);
         if durable {
@@ -178,10 +178,10 @@ mod tests {
         }
     }
 
-    /// Another operator process has set the mark. It was suspended for longer than its lease, and may still remove the
-    /// mark.
+    /// Another operator process has set the start mark. That process was suspended for longer than its lease, and may
+    /// still remove the mark.
     #[test]
-    fn invariant_6_renews_mark_before_pod_of_second_member() {
+    fn invariant_6_start_mark_is_renewed_before_pod_of_second_voter() {
         let again =
             |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "d");
         for durable in [false, true] {
@@ -189,7 +189,7 @@ mod tests {
             let at = writes.iter().position(again);
             let pod = writes.iter().position(|write| scene::makes_pod(write, "d"));
             assert!(at.is_some() && at < pod, "{writes:?}");
-            // Another process set the mark, so this process never removes it.
+            // Another process set the annotation, so this process never removes it.
             let marks = |write: &Write| {
                 matches!(
                     write,
@@ -199,7 +199,7 @@ mod tests {
             };
             assert!(!writes.iter().any(marks), "{writes:?}");
             assert!(!added(durable).writes().iter().any(again));
-            // The mark is renewed at most once. If the API server rejects the PVC each time, every renewal would
+            // The annotation is renewed at most once. Otherwise, if the API server rejects the PVC, every renewal would
             // trigger the next reconcile at once.
             let mut renewed = added(durable).marked("d");
             renewed.observed.services.get_mut("d").unwrap().renewed = true;
@@ -209,9 +209,8 @@ mod tests {
         }
     }
 
-    /// No pod can start on this PVC until a person has resolved the problem.
     #[test]
-    fn second_member_with_lost_volume_starts_after_remedy() {
+    fn second_voter_with_lost_volume_starts_after_pvc_is_deleted() {
         for scene in [added(true), added(true).marked("d")] {
             let lost = scene.clone().with_disk("d").volume_lost("d");
             assert_eq!(starts(&lost), []);
@@ -254,7 +253,7 @@ mod tests {
             scene.observed.members = Seen::Unknown("no leader".into());
             scene
         };
-        let another_is_told_of = added(true).marked("d").reserved("e");
+        let third_is_reserved = added(true).marked("d").reserved("e");
         let first_is_silent = added(true).marked("d").down("a");
         let first_ends = added(true).marked("d").terminating("a");
         let first_member = {
@@ -266,7 +265,7 @@ mod tests {
         for scene in [
             &joined,
             &third,
-            &another_is_told_of,
+            &third_is_reserved,
             &first_is_silent,
             &first_ends,
             &first_member,

@@ -10,7 +10,7 @@ use crate::plan::{Draft, SHORTLY, STEADY, versions};
 use crate::reason::Reason;
 use crate::snapshot::Pod;
 
-/// Applies labels and annotations. This restarts no container, so the state of the cluster makes no difference.
+/// Applies labels and annotations in any state of the cluster, because this restarts no container.
 pub(super) fn metadata<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let mut draft = Draft::new(build);
     for (member, pod) in staying(view) {
@@ -25,8 +25,8 @@ pub(super) fn metadata<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     draft
 }
 
-/// Invariant 26: the version recorded on a volume must be the version of the pod that has mounted it. A version change
-/// first writes the record on the volume, and then changes the pod.
+/// Invariant 26: restores the version recorded on a volume to the version of the pod that uses the volume. During a
+/// version change the two may differ, because the operator writes the record before it changes the pod.
 ///
 /// Invariant 30: when the version of the pod serves, no earlier version may serve the data again.
 pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
@@ -53,9 +53,9 @@ pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
     draft
 }
 
-/// Resizes CPU and memory. A resize normally restarts no container, but a limit below the current usage ends the
-/// container. The operator therefore resizes one member at a time, and only while the quorum would survive a restart
-/// (invariant 18). A member that does not serve is resized at once, because too little memory may be the cause.
+/// Resizes CPU and memory. A resize normally restarts no container, but a memory limit below the current usage kills
+/// the container. The operator therefore resizes one member at a time, and only while the quorum would survive a
+/// restart (invariant 18). A member that does not serve is resized at once, because too little memory may be the cause.
 pub(super) fn resources<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) -> Draft<'a> {
     let mut draft = Draft::new(build);
     for (member, pod) in staying(view) {
@@ -84,8 +84,8 @@ pub(super) fn resources<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) 
     let Some((member, pod)) = all.first() else {
         return draft;
     };
-    // Invariant 24: the quorum may depend on a member that follows the leader and does not serve yet, or on a learner
-    // that this step promotes.
+    // Invariant 24: the quorum may depend on a voter that follows the leader and does not serve yet, and on a learner
+    // that this plan promotes.
     let counts = member.serves() || (member.is_joining() && member.votes());
     if (counts || member.is_joining()) && earlier.disturbs_members {
         return draft;

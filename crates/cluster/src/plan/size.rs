@@ -1,7 +1,7 @@
 //! Changes the number of voters: reserves names, adds members, promotes learners and removes members.
 //!
-//! The operator sends no request that etcd would reject by `mayAddMember`, `mayRemoveMember` or `mayPromoteMember`. It
-//! waits until etcd would accept the request.
+//! The operator sends a request only when etcd would accept it, by etcd's rules `mayAddMember`, `mayRemoveMember` and
+//! `mayPromoteMember`.
 
 use jiff::Timestamp;
 
@@ -18,8 +18,8 @@ use crate::plan::{
 use crate::reason::Reason;
 use crate::snapshot::Desired;
 
-/// Creates the Services of new members before the members, so that DNS never caches a missing name. These Services are
-/// created while dead members are still being removed, so that no later step waits for them.
+/// Creates the Services of new members before the members, so that DNS never caches a missing name. Returns the
+/// members' names. The Services are created even while dead members are being removed, to save time.
 pub(super) fn reserve(
     view: &View,
     rules: VersionRules,
@@ -57,9 +57,9 @@ pub(super) fn reserve(
     reserved
 }
 
-/// True if the replacement joins before the old member is removed: if the remaining voters would tolerate no failure,
-/// or if the member is replaced only because of its pod. Otherwise the old member is removed first, because no node may
-/// be free for an additional member.
+/// True if the replacement joins before the old member is removed: in clusters of one or two members, or if a member to
+/// be replaced is marked [`MemberState::followed`]. Otherwise the old member is removed first, because no node may be
+/// free for an additional member.
 pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
     desired.size < 3
         || view
@@ -73,7 +73,7 @@ pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
 pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
     let (stay, size) = (view.staying().count(), draft.build.desired.size);
     let all_vote = view.staying().filter(|member| member.votes()).count() >= size;
-    // A member that must be replaced stays until its replacements are voters, and while the quorum depends on it.
+    // A voter is removed only if the other voters form a quorum without it.
     let spared = |member: &MemberState| {
         !member.votes() || view.quorum().unsafe_without(member.id()).is_none()
     };
@@ -131,7 +131,7 @@ fn victim<'v, 'a>(view: &'v View<'a>) -> Option<&'v MemberState<'a>> {
     view.members.iter().filter(may_go).min_by_key(first)
 }
 
-/// True if a change of the voters must wait for a voter that is not healthy. `what` describes the change.
+/// Returns true, and reports the wait, if a voter is not healthy. `what` describes the change that waits.
 pub(super) fn wait_for_voters(view: &View, what: &str, draft: &mut Draft) -> bool {
     let healthy = |member: &MemberState| member.is_healthy();
     wait_for_all(view, &healthy, what, draft)
@@ -192,8 +192,8 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
         let has = answer
             .map(|status| status.raft_applied_index)
             .or(member.follows)
-            // A learner that etcd does not report as started is not promoted: a voter that is not reported as started
-            // is handled by `second`, as a member that was added as a voter.
+            // A learner without published client URLs is not promoted: `second` would take it for a member that was
+            // added as a voter.
             .filter(|_| member.joined() && !concurrent_join::begins_apart(member));
         match has {
             // Invariant 24 (members that do not serve clients yet).

@@ -1,9 +1,10 @@
-//! Switches TLS on or off while members run.
+//! Switches TLS on or off while members run. A switch between members has several stages ([`PeerStage`]), and each
+//! stage needs a rolling update.
 //!
-//! Invariant 23: every member listens at its listed peer URL, and the other members can connect to that URL. Members
-//! start with the next stage only if two conditions are met: all members run the current or the next stage, and every
-//! peer URL in etcd's list names the listener that both stages have. The decision is recorded before the first member
-//! starts with the next stage. An ordinary rolling update follows, and every new pod uses the recorded stage.
+//! Invariant 23: every member listens at its listed peer URL, and the other members can connect to that URL. The next
+//! stage starts only if two conditions are met: all members run the current or the next stage, and every peer URL in
+//! etcd's list names a listener that exists in both stages. The operator records the next stage in `status.TLS` before
+//! the first member starts with it. Every new pod uses the recorded stage.
 
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 
@@ -55,7 +56,7 @@ fn step(rollout: &TlsRollout, intent: &Intent, view: &View, earlier: &Earlier, d
         draft.wait(Reason::TLSSwitching, text, SHORTLY);
         return;
     }
-    // Invariant 2: the peer URL of a member that is being added was chosen for the stage that is recorded now.
+    // Invariant 2: a member that is being added has a peer URL of the recorded stage.
     if earlier.changes_members {
         return;
     }
@@ -76,7 +77,7 @@ fn record(intent: &Intent, policy: Option<&TlsPolicy>, draft: &mut Draft) {
     draft.add(draft.build.record_tls(&record));
 }
 
-/// What the next step waits for; `None` if it may start.
+/// What the next stage waits for; `None` if it may start.
 fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<String> {
     let next = rollout.next.as_ref()?;
     let modes = [
@@ -117,9 +118,10 @@ fn serves(member: &MemberState) -> bool {
     ready && member.is_healthy()
 }
 
-/// Repairs a violation of invariant 23: if the peer URL of a serving member names a listener of another stage, the
-/// member gets the URL of its real listener. This happens if the spec changes while the seed of a recovery loses its
-/// pod before its TLS settings are recorded. New members could not connect to such a seed.
+/// Repairs a violation of invariant 23: if the peer URL of a serving member names a listener that the member does not
+/// have, sets the URL of the real listener. This can happen to the seed of a recovery: its pod is lost before its TLS
+/// settings are recorded, and the spec changes before the next pod is created. New members could not connect to such a
+/// seed.
 fn cache(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
     let (mode, here) = (
         TlsMode::of(rollout.at.as_ref()),
@@ -146,8 +148,8 @@ fn names_any(member: &MemberState, such: impl Fn(Option<PeerListener>) -> bool) 
     urls.any(|url| such(listener_of(url)))
 }
 
-/// Finds the next member with a peer URL for which `such` returns true, and sets its peer URL to this listener. Returns
-/// false if no member has such a URL.
+/// Sets the peer URLs of the first member for which `such` returns true to this listener. Returns false if there is no
+/// such member.
 fn redirect(
     view: &View,
     such: impl Fn(&MemberState) -> bool,
@@ -198,9 +200,9 @@ pub(super) fn listens(stage: PeerStage, url: &str) -> bool {
 mod tests {
     use super::*;
 
-    /// Members that another operator started can have addresses in their peer URLs.
+    /// Members that another operator started can have IP addresses in their peer URLs.
     #[test]
-    fn changed_peer_url_keeps_host_of_both_ip_families() {
+    fn changed_peer_url_keeps_host_name_or_ip_address() {
         for (url, expected) in [
             ("http://db-a.ns.svc:2380", Some("https://db-a.ns.svc:2382")),
             ("http://10.0.0.7:2380/", Some("https://10.0.0.7:2382")),

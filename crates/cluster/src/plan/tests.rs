@@ -42,7 +42,7 @@ use scene::Scene;
 // ---- bootstrap ----
 
 #[test]
-fn invariant_10_records_first_members_before_creating_objects() {
+fn invariant_10_bootstrap_records_members_before_creating_objects() {
     let plan = Scene::nothing(3).plan();
     let chains = plan.step.chains.clone();
     assert_eq!(scene::begun(&chains), Some((3, "1")));
@@ -51,7 +51,7 @@ fn invariant_10_records_first_members_before_creating_objects() {
 }
 
 #[test]
-fn seed_bootstrap_starts_with_one_member() {
+fn bootstrap_mode_seed_records_one_member() {
     let mut scene = Scene::nothing(3);
     scene.desired.first = 1;
     let chains = scene.plan().step.chains;
@@ -60,7 +60,7 @@ fn seed_bootstrap_starts_with_one_member() {
 }
 
 #[test]
-fn starts_first_members_concurrently_after_their_services() {
+fn bootstrap_creates_service_before_pod_of_each_member() {
     let plan = Scene::begun(&["a", "b", "c"]).plan();
     for member in ["a", "b", "c"] {
         let mut chains = plan.step.chains.iter();
@@ -83,7 +83,7 @@ fn starts_first_members_concurrently_after_their_services() {
 }
 
 #[test]
-fn services_get_endpoints_once_a_first_member_runs() {
+fn bootstrap_services_get_endpoints_once_pods_run_or_time_out() {
     let opened = |scene: &Scene| {
         let writes = scene.writes();
         ["a", "b", "c"].map(|member| {
@@ -116,14 +116,14 @@ fn client_service_gets_endpoints_after_cluster_id_is_recorded() {
 }
 
 #[test]
-fn records_cluster_id_once_quorum_answers() {
+fn cluster_id_is_recorded_once_quorum_answers() {
     let mut scene = Scene::formed(&["a", "b", "c"]).without_pod("c");
     scene.observed.cluster_id = None;
     assert!(matches!(scene.writes()[0], Write::RecordClusterId { .. }));
 }
 
 #[test]
-fn invariant_6_never_restarts_first_member_without_its_volume() {
+fn invariant_6_bootstrap_member_without_data_is_not_restarted() {
     let scene = Scene::starting(&["a", "b", "c"]).without_pod("a");
     assert!(
         !scene
@@ -135,7 +135,7 @@ fn invariant_6_never_restarts_first_member_without_its_volume() {
 }
 
 #[test]
-fn bootstrap_restarts_with_new_names_without_volume_quorum() {
+fn bootstrap_restarts_with_new_names_after_losing_quorum() {
     let scene = Scene::starting(&["a", "b", "c"])
         .without_pod("a")
         .without_pod("b");
@@ -146,7 +146,7 @@ fn bootstrap_restarts_with_new_names_without_volume_quorum() {
 }
 
 #[test]
-fn stuck_bootstrap_follows_corrected_spec() {
+fn stuck_bootstrap_restarts_after_image_is_corrected() {
     let mut scene = Scene::starting(&["a", "b", "c"])
         .not_running("a")
         .not_running("b")
@@ -156,7 +156,7 @@ fn stuck_bootstrap_follows_corrected_spec() {
 }
 
 #[test]
-fn deletes_leftovers_of_abandoned_bootstrap() {
+fn pods_of_abandoned_bootstrap_are_deleted() {
     let mut scene = Scene::starting(&["a", "b", "c"]);
     scene.observed.intent.as_mut().unwrap().members = ["x".into(), "y".into(), "z".into()].into();
     for pod in scene.observed.pods.values_mut() {
@@ -166,7 +166,7 @@ fn deletes_leftovers_of_abandoned_bootstrap() {
 }
 
 #[test]
-fn invariant_7_recovers_lost_status_from_existing_objects() {
+fn invariant_7_lost_status_is_restored_from_existing_objects() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.observed.intent = None;
     scene.observed.cluster_id = None;
@@ -183,7 +183,7 @@ fn invariant_7_recovers_lost_status_from_existing_objects() {
 }
 
 #[test]
-fn invariant_7_no_bootstrap_alongside_pods_of_another_object() {
+fn invariant_7_pods_of_another_owner_prevent_bootstrap() {
     let mut scene = Scene::nothing(3);
     scene.observed.strangers.push("pod db-older".into());
     assert!(scene.plan().step.is_empty());
@@ -191,7 +191,7 @@ fn invariant_7_no_bootstrap_alongside_pods_of_another_object() {
 }
 
 #[test]
-fn invariant_7_volumes_without_pods_prevent_bootstrap() {
+fn invariant_7_formed_cluster_without_pods_is_not_bootstrapped() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     for member in ["a", "b", "c"] {
         scene = scene.without_pod(member);
@@ -219,13 +219,13 @@ fn removes_dead_member_before_adding_replacement() {
 }
 
 #[test]
-fn terminating_pod_without_volume_counts_as_lost() {
+fn terminating_member_without_volume_is_removed() {
     let scene = Scene::formed(&["a", "b", "c"]).terminating("b");
     assert_eq!(scene.changes(), [scene::remove("b")]);
 }
 
 #[test]
-fn transfers_leadership_before_removing_terminating_leader() {
+fn leadership_moves_before_terminating_leader_is_removed() {
     let scene = Scene::formed(&["a", "b", "c"]).leader("b").terminating("b");
     let [Write::MoveLeader { from, .. }] = &scene.changes()[..] else {
         panic!("{:?}", scene.changes())
@@ -234,7 +234,7 @@ fn transfers_leadership_before_removing_terminating_leader() {
 }
 
 #[test]
-fn adds_learner_after_removing_dead_member() {
+fn replacement_of_removed_member_joins_as_learner() {
     let scene = Scene::formed(&["a", "c"]).size(3).reserved("d");
     assert_eq!(
         scene.changes(),
@@ -246,7 +246,7 @@ fn adds_learner_after_removing_dead_member() {
 }
 
 #[test]
-fn starts_added_member_with_complete_member_list() {
+fn joining_member_starts_with_complete_member_list() {
     let scene = Scene::formed(&["a", "c"]).size(3).reserved("d").added("d");
     let writes = scene.writes();
     let at = writes
@@ -272,7 +272,7 @@ fn starts_added_member_with_complete_member_list() {
 }
 
 #[test]
-fn removes_never_started_member_without_service() {
+fn never_started_member_without_service_is_removed() {
     let scene = Scene::formed(&["a", "b", "c"])
         .size(4)
         .added("db-pppppppppp");
@@ -280,7 +280,7 @@ fn removes_never_started_member_without_service() {
 }
 
 #[test]
-fn leaves_foreign_member_unchanged() {
+fn member_added_by_other_software_is_not_removed() {
     let scene = Scene::formed(&["a", "b", "c"]).size(3).added("elsewhere");
     assert_eq!(
         scene.changes(),
@@ -290,7 +290,7 @@ fn leaves_foreign_member_unchanged() {
 }
 
 #[test]
-fn removes_joining_member_that_lost_its_pod() {
+fn joining_member_without_pod_and_volume_is_removed() {
     let scene = Scene::formed(&["a", "b", "c"])
         .size(4)
         .reserved("d")
@@ -306,7 +306,7 @@ fn removes_joining_member_that_lost_its_pod() {
 }
 
 #[test]
-fn invariant_4_promotes_learner_after_it_caught_up() {
+fn invariant_4_learner_is_promoted_only_after_catching_up() {
     let learner = Scene::formed(&["a", "b"]).size(3).learner("d");
     assert_eq!(learner.changes(), [scene::promote("d")]);
     let behind = Scene::formed(&["a", "b"]).size(3).learner("d").behind("d");
@@ -316,7 +316,7 @@ fn invariant_4_promotes_learner_after_it_caught_up() {
 }
 
 #[test]
-fn invariant_2_promotes_no_learner_while_voter_is_unhealthy() {
+fn invariant_2_learner_is_not_promoted_while_voter_is_unhealthy() {
     let scene = Scene::formed(&["a", "b", "c", "e"])
         .size(5)
         .learner("d")
@@ -326,7 +326,7 @@ fn invariant_2_promotes_no_learner_while_voter_is_unhealthy() {
 }
 
 #[test]
-fn invariant_5_member_with_volume_gets_pod_back() {
+fn invariant_5_lost_pod_is_recreated_on_its_volume() {
     let scene = Scene::formed(&["a", "b", "c"]).durable().without_pod("b");
     assert_eq!(scene.changes(), []);
     let [Write::CreatePod(start)] = &scene.writes()[..] else {
@@ -336,13 +336,13 @@ fn invariant_5_member_with_volume_gets_pod_back() {
 }
 
 #[test]
-fn waits_for_deletion_of_old_pod_on_volume() {
+fn terminating_pod_is_not_recreated_before_its_deletion() {
     let scene = Scene::formed(&["a", "b", "c"]).durable().terminating("b");
     assert!(scene.plan().step.is_empty(), "{:?}", scene.plan().step);
 }
 
 #[test]
-fn invariant_8_recreates_all_pods_on_volumes_without_quorum() {
+fn invariant_8_all_lost_pods_are_recreated_on_their_volumes() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["a", "b", "c"] {
         scene = scene.without_pod(member);
@@ -360,7 +360,7 @@ fn invariant_8_recreates_all_pods_on_volumes_without_quorum() {
 }
 
 #[test]
-fn invariant_1_removes_and_deletes_nothing_without_member_list() {
+fn invariant_1_nothing_is_deleted_without_member_list() {
     let scene = Scene::formed(&["a", "b", "c"])
         .without_pod("b")
         .leftover("z")
@@ -370,7 +370,7 @@ fn invariant_1_removes_and_deletes_nothing_without_member_list() {
 }
 
 #[test]
-fn invariant_1_ignores_answer_of_another_cluster() {
+fn invariant_1_answers_of_another_cluster_are_ignored() {
     let mut scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     let other = Some(etcd::ClusterId(7));
     scene.observed.cluster_id = other;
@@ -381,7 +381,7 @@ fn invariant_1_ignores_answer_of_another_cluster() {
 }
 
 #[test]
-fn invariant_3_keeps_terminating_member_while_another_is_down() {
+fn invariant_3_terminating_member_is_kept_while_another_is_down() {
     let scene = Scene::formed(&["a", "b", "c"]).terminating("b").down("c");
     assert_eq!(scene.changes(), []);
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));
@@ -400,7 +400,7 @@ fn converged_cluster_needs_no_action() {
 }
 
 #[test]
-fn recreates_deleted_services_and_disruption_budget() {
+fn deleted_services_and_disruption_budget_are_recreated() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.observed.shared.headless = Kept::Missing;
     scene.observed.shared.client = Kept::Drifted;
@@ -422,7 +422,7 @@ fn recreates_deleted_services_and_disruption_budget() {
 }
 
 #[test]
-fn deletes_unwanted_disruption_budget() {
+fn disruption_budget_is_deleted_if_spec_disables_it() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.desired.budget = false;
     assert_eq!(scene.writes(), [Write::DeleteBudget]);
@@ -431,14 +431,14 @@ fn deletes_unwanted_disruption_budget() {
 }
 
 #[test]
-fn pod_labels_follow_membership() {
+fn pod_label_is_corrected_to_role_in_etcd() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.observed.pods.get_mut("b").unwrap().role = Some(crate::snapshot::Role::Learner);
     assert!(matches!(&scene.writes()[..], [Write::LabelPod(label)] if label.member == "b"));
 }
 
 #[test]
-fn pending_pod_blocks_no_other_step() {
+fn pending_pod_does_not_delay_removal_of_dead_member() {
     let mut scene = Scene::formed(&["a", "b", "c", "d", "e"])
         .not_running("a")
         .without_pod("b");
@@ -455,7 +455,7 @@ fn pending_pod_blocks_no_other_step() {
 }
 
 #[test]
-fn unschedulable_pod_is_problem_after_a_minute() {
+fn unschedulable_pod_is_reported_after_a_minute() {
     let mut scene = Scene::starting(&["a", "b", "c"]).not_running("a");
     let now = scene::at(1000);
     let pod = scene.observed.pods.get_mut("a").unwrap();
@@ -477,7 +477,7 @@ fn unschedulable_pod_is_problem_after_a_minute() {
 }
 
 #[test]
-fn reports_slow_pod_start() {
+fn pods_that_do_not_start_are_reported() {
     let mut scene = Scene::starting(&["a", "b", "c"])
         .not_running("a")
         .not_running("b");
@@ -511,7 +511,7 @@ fn missing_image_is_reported_with_spec_field() {
 // ---- no changes ----
 
 #[test]
-fn changes_nothing_while_paused_restoring_invalid_or_deleted() {
+fn paused_restored_invalid_or_deleted_cluster_is_not_changed() {
     type Mend = fn(&mut Scene);
     let cases: [(&str, Mend); 4] = [
         ("paused", |scene| scene.desired.paused = true),
@@ -540,7 +540,7 @@ fn changes_nothing_while_paused_restoring_invalid_or_deleted() {
 }
 
 #[test]
-fn starts_nothing_if_spec_field_is_unsupported() {
+fn unsupported_spec_field_prevents_bootstrap() {
     for mut scene in [Scene::nothing(3), Scene::begun(&["a", "b", "c"])] {
         scene.desired.refused = Some("spec.TLS is not in effect".into());
         assert!(scene.plan().step.is_empty());
@@ -551,6 +551,6 @@ fn starts_nothing_if_spec_field_is_unsupported() {
     assert_eq!(
         running.changes(),
         [scene::remove("b")],
-        "a running cluster stays unchanged"
+        "a running cluster is still repaired"
     );
 }

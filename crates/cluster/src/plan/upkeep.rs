@@ -1,8 +1,9 @@
-//! Maintains the members' databases: reacts to alarms and defragments.
+//! Maintains the members' databases: reacts to alarms and defragments. A *run* is one defragmentation of all members
+//! that need it, and is recorded in `status.defragmentation`.
 //!
 //! Invariant 19: a member answers no requests while it is being defragmented. The operator therefore defragments one
 //! member at a time, and only while every voter is healthy and no other change is in progress. The leader is last, and
-//! transfers the leadership first. The operator records the member in the status before it sends the call (invariant
+//! first transfers its leadership. The operator records the member in the status before it sends the call (invariant
 //! 10). If the operator process crashes, the next process sends the call to the same member again. An alarm is disarmed
 //! only after its cause is resolved.
 
@@ -26,25 +27,25 @@ use crate::upkeep::Call;
 pub(super) use alarms::corrupt_members;
 use alarms::{disarm, of_kind, report_corrupt_members};
 
-/// A scheduled defragmentation needs at least this number of free bytes.
+/// A scheduled run defragments only members with at least this number of free bytes.
 const SENSIBLE: i64 = 1 << 20;
-/// Minimum delay before the next run for a full database, if the last run had no effect.
+/// Minimum delay between two runs for a full database, if the first run freed no space.
 const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
-/// Minimum delay after a run with an effect. Clients may have filled the database again.
+/// Minimum delay between two runs for a full database, if the first run freed space. Clients may have filled the
+/// database again.
 const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
-/// Minimum delay after a run without effect if there is new history to compact, as a multiple of the duration of that
-/// run. If clients delete keys one by one, each deletion adds history. Without the delay, members would be defragmented
-/// in vain most of the time.
+/// If a run freed no space, but new revisions can be compacted, the next run waits for this multiple of the run's
+/// duration. Clients that delete keys one by one create new revisions all the time. Without the delay, the members
+/// would be defragmented most of the time, with little effect.
 const REST: i32 = 3;
-/// After this time, a member's status should show the space that a compaction has freed. It may never show it: a member
-/// counts pages as free one commit after the commit that freed them. That commit may be the last commit of the
-/// compaction, and a full database accepts no writes that would cause another commit (`begin` in etcd's `backend.go`,
-/// `scheduleCompaction` in etcd's `kvstore_compaction.go`). The operator then defragments one member in any case. If
-/// that freed space, it defragments the others as well.
+/// Within this time, a member's status normally shows the space that a compaction has freed. If it does not, the
+/// operator defragments one member as a test, and the others only if that frees space. The status can stay wrong: etcd
+/// counts freed pages only at the next commit, and a full database accepts no write that would cause a commit. See
+/// `begin` in etcd's `backend.go` and `scheduleCompaction` in `kvstore_compaction.go`.
 const SETTLES: SignedDuration = SignedDuration::from_secs(10);
-/// A member that is being defragmented may be silent for this time: the maximum duration of a call.
+/// Maximum duration of a defragmentation call. The member may give no answer during this time.
 const SILENCE: SignedDuration = SignedDuration::from_mins(10);
-/// Minimum interval between two runs because of the share of free bytes.
+/// Minimum interval between two runs that the setting `freePercent` triggers.
 const BETWEEN: SignedDuration = SignedDuration::from_hours(1);
 
 /// Plans the maintenance of the databases. Called after all other phases.
@@ -90,7 +91,7 @@ impl Run<'_> {
         of_kind(observed, AlarmKind::NoSpace).next().is_some()
     }
 
-    /// A tenth of the quota. Less than this does not count as free space.
+    /// A tenth of the quota: the smallest amount that counts as free space.
     fn room(&self) -> i64 {
         (self.build.desired.upkeep.quota / 10).max(1)
     }
@@ -147,8 +148,8 @@ impl Run<'_> {
         }
     }
 
-    /// Starts a run for a full database, but not too often. A run starts if it would free space, or if there is history
-    /// that the last run did not compact. After a run without effect, the next run is delayed.
+    /// Starts a run for a full database, if the run would free space or if there are revisions that the last run did
+    /// not compact. The delays above limit how often this happens.
     fn begin_cure(&self, databases: &[(&MemberState<'_>, &Status)], draft: &mut Draft) {
         let (desired, observed, now) = self.build.inputs();
         let last = observed.upkeep.record.as_ref();
@@ -169,7 +170,7 @@ impl Run<'_> {
         if !would_help && compact_to.is_none() {
             return;
         }
-        // Members could now free more space than the last run freed.
+        // True if members could now free more space than the last run freed.
         let has_more = |last: &DefragmentationStatus| {
             let sizes = last.members.iter().filter_map(|one| one.size_after);
             sizes.max().is_some_and(|size| {
@@ -268,11 +269,11 @@ impl Run<'_> {
         }
     }
 
-    /// Continues a run with the current member or the next one.
+    /// Continues a run with the current member or the next member.
     fn go_on(&self, record: &DefragmentationStatus, draft: &mut Draft) {
         match record.members.last() {
             Some(last) if last.completion_time.is_none() => self.attend(record, last, draft),
-            // A failure ends the run, because the next member might fail for the same reason.
+            // After a failure the run ends, because the next member might fail for the same reason.
             Some(last) if last.error.is_some() => self.finish(record, draft),
             _ => self.record_next(record, draft),
         }
@@ -295,8 +296,8 @@ impl Run<'_> {
         let error = match (&observed.upkeep.call, member) {
             (_, None) => Some("it is no longer a member".to_owned()),
             (Some(Call::Failed(why)), _) => Some(why.clone()),
-            // The member does not answer. It may still be executing the call of a former operator process, or the call
-            // may just have ended.
+            // The member does not answer. The call of an earlier operator process may still be running, or may just
+            // have ended.
             (_, Some(member)) if member.health != Health::Busy => {
                 let may_be_done = member.pod.is_some_and(Pod::stays)
                     && now.duration_since(last.start_time.0) < SILENCE;
@@ -315,7 +316,8 @@ impl Run<'_> {
                 draft.wait(Reason::Defragmenting, text, SHORTLY);
                 return;
             }
-            // Invariant 19: after the record, the conditions for the defragmentation may have changed.
+            // Invariant 19: since the operator recorded this member, the leader or the members' health may have
+            // changed.
             (None, Some(member)) if !self.may_defragment(member) => {
                 let mut record = record.clone();
                 record.members.pop();
@@ -324,7 +326,7 @@ impl Run<'_> {
                 return;
             }
             (None, Some(member)) if !drain::is_drained(self.view, member, draft) => return,
-            // Either a former operator process sent the call, or no call was sent yet.
+            // This operator process has not sent the call. If an earlier process has, a second call does no harm.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));
                 draft.add(actions::defragment(&last.name, last.start_time.0));
@@ -341,7 +343,7 @@ impl Run<'_> {
         draft.add(draft.build.record_defragmentation(&record));
     }
 
-    /// True if every other voter serves, and the member is not the leader of other voters.
+    /// True if every other voter serves, and the member is not the leader. A leader that is the only voter is allowed.
     fn may_defragment(&self, member: &MemberState) -> bool {
         let mut others = self.view.voters().filter(|other| other.id() != member.id());
         let leads = self.view.leader == Some(member.id()) && self.view.voters().count() > 1;
@@ -360,7 +362,7 @@ impl Run<'_> {
         let leads = |member: &MemberState| self.view.leader == Some(member.id());
         let compacted = record.cause == Cause::NoSpace && record.compacted_revision.is_some();
         let young = now.duration_since(record.start_time.0) < SETTLES;
-        // The current status is used, because the recorded sizes may be slightly older.
+        // Compares with the current size, because the recorded size may be older.
         let shrank = databases.iter().any(|(member, status)| {
             let mut told = record.members.iter().filter(|one| one.name == member.name);
             told.any(|one| one.size_before - status.db_size >= self.room() / 2)

@@ -2,8 +2,8 @@
 //!
 //! A member with an existing volume gets its pod back whether or not etcd answers (invariants 5 and 8). During an
 //! election, or without a quorum, etcd's answer takes seconds. If the answer is late, the operator plans as if no
-//! quorum had answered, and executes only this part of the plan. It reports no outage because of a late answer, and
-//! removes, adds or deletes nothing (invariant 1).
+//! quorum had answered, and executes only this part of the plan. A late answer is not reported as an outage, and causes
+//! no removal, addition or deletion (invariant 1).
 
 use jiff::Timestamp;
 

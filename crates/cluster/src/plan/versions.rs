@@ -38,8 +38,9 @@ pub(super) enum Downgrade {
     TakeBack,
 }
 
-/// The version that a member runs: the version in its own answer or, without an answer, the last version that is known
-/// to have run. Invariant 30: this version decides to which version the member may go back.
+/// The version that a member runs, from the member's answer. Without an answer: the version before the last image
+/// change, or the version that last served the data, or else the version in the pod's annotation. Invariant 30: this
+/// version decides to which version the member may go back.
 pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVersion> {
     let answer = observed.answer(name);
     let answered = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
@@ -81,16 +82,17 @@ pub(super) fn served_before(
     answer.or_else(kept).filter(|served| served != next)
 }
 
-/// The etcd version of a pod's image; `None` if the pod does not record one.
+/// The etcd version in the pod's annotation; `None` without a valid annotation.
 pub(super) fn made_for(pod: &Pod) -> Option<EtcdVersion> {
     pod.version
         .as_ref()
         .and_then(|version| EtcdVersion::parse(version).ok())
 }
 
-/// The versions of the listed members. While the member list is unknown, the versions of all pods.
+/// The versions of the members in etcd's list. If the list is unknown or names none of the pods, the versions of all
+/// pods.
 fn running(observed: &Observed) -> Vec<EtcdVersion> {
-    // Removed members, and clusters that a restore replaced, are left out.
+    // Pods of a cluster that a restore replaced do not count.
     let ours = |pod: &Pod| !replaced::is_of_before(observed, pod.token.as_ref());
     let list = observed.members.known();
     let listed: Option<Vec<String>> = list.map(|list| list.members.iter().map(name_of).collect());
@@ -98,7 +100,7 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
     let is_member = |name: &String| listed.as_ref().is_none_or(|names| names.contains(name));
     let pods = observed.pods.iter();
     let pods = pods.filter(|(name, pod)| is_member(name) && ours(pod));
-    // External members of a joined cluster are included, because new members must be compatible with them.
+    // Members that other software runs count as well, because new members must be compatible with them.
     let elsewhere = observed.elsewhere.keys();
     let answers = elsewhere.filter_map(|name| observed.answer(name));
     let answers = answers.filter_map(|status| EtcdVersion::parse(&status.version).ok());
@@ -107,8 +109,8 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
         .collect()
 }
 
-/// The version of the cluster: the lowest version of its members. Without pods, the lowest version recorded on its
-/// volumes.
+/// The version of the cluster. The first of these that is available: the lowest version of its members, the lowest
+/// version recorded on its volumes, the version in the status, the version in the spec.
 pub(crate) fn current_version(desired: &Desired, observed: &Observed) -> String {
     let ours = |token: &Option<String>| !replaced::is_of_before(observed, token.as_ref());
     let disks = observed.disks.values();
@@ -139,9 +141,9 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
         refused: Some(why),
         ..Course::default()
     };
-    // Members on two adjacent minor releases are in the middle of an upgrade or a downgrade. Members of the higher
-    // release can change in both directions, because the cluster version is that of the lowest member. The change must
-    // also be possible for every member of the lower release.
+    // Members run two minor releases only during an upgrade or a downgrade. Members of the higher release can then
+    // change in both directions, because the cluster version is the version of the lowest member. Only the members of
+    // the lower release need a check.
     let at_lowest = running.iter().filter(|one| one.minor() == lowest.minor());
     let directions: Result<Vec<UpgradeDirection>, String> =
         at_lowest.map(|one| direction(one, &wanted)).collect();
@@ -164,9 +166,9 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
     }
 }
 
-/// The state of a downgrade by one minor release. etcd first lowers the cluster version and the storage version
-/// (`UpdateStorageVersionIfNeeded` in `server/etcdserver/version/monitor.go`). etcd ends the downgrade when all
-/// members run the previous version.
+/// The state of a downgrade by one minor release. After the operator has enabled the downgrade, etcd lowers the cluster
+/// version and the storage version (`UpdateStorageVersionIfNeeded` in `server/etcdserver/version/monitor.go`). etcd
+/// ends the downgrade when all members run the previous version.
 pub(super) fn downgrade(course: &Course, observed: &Observed) -> Downgrade {
     let Some(target) = &course.target else {
         return Downgrade::None;
@@ -209,15 +211,15 @@ fn minor_of(text: impl AsRef<str>) -> Option<(u64, u64)> {
     Some((major.parse().ok()?, minor.parse().ok()?))
 }
 
-/// The version for a new member: the lowest running version, which is compatible with every member. A new member that
-/// replaces a member because its pod cannot change to the target version gets the target version.
+/// The etcd version for a new member: the lowest version that a member runs. While a member is being replaced because
+/// its pod must be recreated, new members get the target version of the rolling update instead.
 pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> String {
     let follows = view
         .members
         .iter()
         .any(|member| member.followed && member.leaves());
     let course = course(desired, observed);
-    // During a downgrade, no member joins with the target version before etcd permits it.
+    // During a downgrade, etcd must first permit the target version.
     let settled = course.direction != Some(UpgradeDirection::Down)
         || downgrade(&course, observed) == Downgrade::Ready;
     let target = course.target.filter(|_| follows && settled);
@@ -227,7 +229,7 @@ pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> St
     )
 }
 
-/// The version for a recreated pod: the version recorded on the member's volume. Only `roll` changes that record.
+/// The version for a recreated pod: the version recorded on the member's volume.
 pub(super) fn returning(desired: &Desired, observed: &Observed, member: &MemberState) -> String {
     noted(desired, observed, member.disk)
 }
@@ -255,12 +257,12 @@ pub(super) fn fits(pod: &Pod, version: &EtcdVersion) -> bool {
 /// Flag with which the first release of the operator set the limit of learners.
 const MAX_LEARNERS_FLAG: &str = "--max-learners";
 
-/// True if the member was started with a limit of more than one learner, which etcd knows from 3.6 on.
+/// True if the pod raises etcd's limit of one learner (etcd 3.6 and later).
 pub(super) fn takes_several_learners(pod: &Pod) -> bool {
     pod.flags.contains(MAX_LEARNERS_FLAG) || pod.flags.contains(VARIABLE_MAX_LEARNERS)
 }
 
-/// The features that all members of etcd support, so those of the lowest version.
+/// The features that every member supports: the features of the lowest running version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VersionRules {
     /// True if members join as learners (etcd 3.4 and later).

@@ -1,7 +1,6 @@
 //! The members in etcd's list, each with its Kubernetes objects.
 //!
-//! The operator matches members with objects by name, and addresses members by ID. The position in the list has no
-//! meaning. The operator names a member by the first label of its peer URL.
+//! The operator matches members with objects by name ([`name_of`]), and uses the member's ID in calls to etcd.
 
 use std::collections::BTreeSet;
 
@@ -12,7 +11,7 @@ use jiff::Timestamp;
 use crate::plan::quorum::Quorum;
 use crate::snapshot::{Disk, Observed, Pod, Service};
 
-/// What is known about a member's data.
+/// Whether a member's data exists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
     /// The data exists, on a volume that is not being deleted or in a pod that keeps it.
@@ -29,7 +28,7 @@ pub enum Data {
 /// The planned fate of a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Fate {
-    /// No reason to replace the member exists.
+    /// The member is neither lost nor scheduled for replacement.
     Stays,
     /// The member serves. It is replaced, for this reason, as soon as the replacement is safe.
     Leaves(String),
@@ -70,11 +69,10 @@ pub struct MemberState<'a> {
     /// Time at which the member counts as lost if its state does not change; `None` if the fate does not depend on
     /// time.
     pub gone_at: Option<Timestamp>,
-    /// True if the member is replaced because its pod must be recreated. Its replacement joins before the member is
-    /// removed.
+    /// True if the member's replacement joins before the member is removed: for an external member, and for a member
+    /// whose data is only in a pod that must be recreated.
     pub followed: bool,
-    /// Applied index of a member that follows the leader and does not serve clients yet; `None` for every other
-    /// member. Only promotions use it.
+    /// Applied index of a member that follows the leader and does not serve clients yet; `None` for every other member.
     pub follows: Option<u64>,
 }
 
@@ -132,9 +130,9 @@ impl MemberState<'_> {
         }
     }
 
-    /// True if the pod was started with an outdated member list, and etcd has exited for that reason. etcd compares its
-    /// list with the cluster's list only at its first start, and the flags of a pod cannot change. First members of a
-    /// bootstrap do not compare the lists.
+    /// True if the member can never join, because the pod's `--initial-cluster` differs from etcd's member list. etcd
+    /// compares the two at its first start and exits, and the flags of a pod are immutable. The first members of a
+    /// bootstrap do not compare.
     pub fn cannot_join(&self, names: &BTreeSet<String>) -> bool {
         let stale =
             |pod: &Pod| pod.restarts > 0 && !pod.ready && pod.joins && pod.initial != *names;
@@ -173,15 +171,15 @@ impl<'a> View<'a> {
     }
 
     /// The members that are neither scheduled for replacement nor lost, including members that have not started.
-    /// Members that other software added are left out, because no member of this cluster is removed for them.
+    /// Members that other software added do not count: they must not cause the removal of a member of this cluster.
     pub fn staying(&self) -> impl Iterator<Item = &MemberState<'a>> {
         let ours = |member: &&MemberState| member.data != Data::Elsewhere;
         let all = self.members.iter().filter(ours);
         all.filter(|member| member.fate == Fate::Stays)
     }
 
-    /// True if all voters are healthy, and at least `size` voters stay. Only then may the operator delete volumes that
-    /// the cluster no longer needs (invariant 9).
+    /// True if all voters are healthy, and at least `size` of them are not to be replaced. Only then may the operator
+    /// delete volumes that the cluster no longer needs (invariant 9).
     pub fn is_complete(&self, size: usize) -> bool {
         let staying = self.staying().filter(|member| member.votes()).count();
         let quorum = self.quorum();
@@ -209,8 +207,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// The name of a member: etcd's own name, if it has the form of the operator's member names. Otherwise the first label
-/// of its peer URL; if it has no such label, etcd's own name; if etcd has no name, the ID.
+/// The name of a member. The first of these that exists: the name in etcd, if it has the form of the operator's member
+/// names; the first label of the peer URL; any other name in etcd; the ID.
 pub fn name_of(member: &Member) -> String {
     if cluster_of_member(&member.name).is_some() {
         return member.name.clone();
@@ -234,8 +232,8 @@ pub(super) fn is_known(observed: &Observed, name: &str) -> bool {
         || observed.services.contains_key(name)
 }
 
-/// What is known about a member's data. `may_have_run`: the member has joined according to etcd, or was a first member
-/// of the cluster.
+/// Finds out whether a member's data exists. `may_have_run`: the member has joined according to etcd, or was a first
+/// member of the cluster.
 pub(super) fn data(
     pod: Option<&Pod>,
     disk: Option<&Disk>,
@@ -243,14 +241,15 @@ pub(super) fn data(
     may_have_run: bool,
 ) -> Data {
     // A pod that has mounted its volume keeps the data while the PVC is being deleted or is in phase Lost. A new pod
-    // cannot mount such a PVC. If the PVC of a durable pod does not exist, its data is lost.
+    // cannot mount such a PVC. If the pod uses a PVC and the PVC does not exist, the data is lost.
     let pod_keeps = pod.is_some_and(|pod| pod.stays() && (!pod.durable || disk.is_some()));
     if disk.is_some_and(Disk::stays) || pod_keeps {
         return Data::There;
     }
     let had_volume = disk.is_some_and(|disk| disk.lost);
     match service {
-        // The mark is set before the pod is created. Without a mark and a pod, there was never a pod.
+        // The operator sets the annotation `started` on the Service before it creates the pod. Without annotation and
+        // pod, no pod ever existed.
         Some(service) if !service.started && !may_have_run && pod.is_none() && !had_volume => {
             Data::NeverMade
         }

@@ -21,7 +21,8 @@ use crate::reconcile::ClusterOperator;
 use crate::snapshot::{Desired, Observed};
 use crate::status::Report;
 
-/// A reconcile drops at most this number of observations because pods end. The next observation is not interrupted.
+/// Maximum number of interrupted observations in a reconcile. The next observation is not interrupted, even if pods
+/// end.
 const DROPS: usize = 10;
 
 /// One observation of a cluster, and its plan.
@@ -98,8 +99,8 @@ impl ClusterOperator {
         (of(token), of(snapshot.seeds_token().or(token)))
     }
 
-    /// Observes and plans. If pods end before etcd has answered, the observation is repeated. Pods on existing volumes
-    /// are recreated without waiting for etcd's answer; the result contains these early actions.
+    /// Observes and plans. If pods end before etcd has answered, observes again. Before that, recreates pods on
+    /// existing volumes, which needs no answer of etcd. The result contains these early actions.
     pub(super) async fn fresh(
         &self,
         object: &EtcdCluster,
@@ -127,7 +128,7 @@ impl ClusterOperator {
             let acted = self
                 .act((&snapshot, &unanswered, &etcd, since), &step)
                 .await;
-            // The errors of these actions are dropped, because the next plan contains the failed actions again.
+            // Errors of these actions are ignored, because the next plan contains the failed actions again.
             early.done.extend(acted.done);
         }
         Ok(None)
@@ -163,7 +164,8 @@ impl ClusterOperator {
         let round = subscription.or_interrupted(round, false).await?;
         let report = round.report(None);
         let status = report.status(&Time(round.at));
-        // Secrets are not watched. While a Secret has a problem, each reconcile therefore reads all objects again.
+        // The operator does not watch Secrets. While a Secret has a problem, each reconcile therefore reads all objects
+        // again.
         let rests = round.plan.step.is_empty()
             && status == report.current()
             && round.observed.tls.faults.is_empty();

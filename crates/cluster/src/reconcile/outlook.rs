@@ -1,4 +1,4 @@
-//! The end of a reconcile: its report, and the time of the next reconcile.
+//! The end of a reconcile: its metrics, Events and error, and the time of the next reconcile.
 
 use std::time::Duration;
 
@@ -10,8 +10,7 @@ use crate::execute::{self, Acted};
 use crate::outcome::{Error, notices};
 use crate::reconcile::ClusterOperator;
 
-/// The operator plans a postponed step again after this delay, for example after a lost race or while etcd is not
-/// ready.
+/// Requeue delay after a failed action, for example after a conflict or while etcd is not ready.
 const POSTPONED: Duration = Duration::from_millis(200);
 /// Requeue delays from this length on are randomized, so that many clusters are not reconciled at the same moment.
 const SPREAD_FROM: Duration = Duration::from_secs(5);
@@ -33,8 +32,7 @@ impl ClusterOperator {
         let notices = notices(&round.plan, &acted);
         let failed = acted.failed.into_iter();
         let lasting = failed.filter(|error| !error.is_passing());
-        // New failures take precedence over starts in back-off. Of these starts, the one with the earliest retry is
-        // reported.
+        // Reports new failures first. If there are none, reports the start in back-off with the earliest retry.
         match lasting.min_by_key(execute::Error::held) {
             Some(source) => Err(Error::Act {
                 source,

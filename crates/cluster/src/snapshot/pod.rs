@@ -74,7 +74,7 @@ pub struct Pod {
     pub created: Timestamp,
 }
 
-/// Suffix of the annotation about an image change, for a previous version that could not read the data.
+/// Suffix of the annotation about an image change, if the previous version could not read the data.
 const UNREADABLE: &str = "unreadable";
 
 /// A change of a pod's image in place.
@@ -109,7 +109,7 @@ impl Changed {
 }
 
 impl Pod {
-    /// True if the pod is neither being deleted nor failed for good, so that data in the pod is kept.
+    /// True if the pod is not being deleted and can run again. Data in such a pod is kept.
     pub fn stays(&self) -> bool {
         !self.terminating && !self.failed
     }

@@ -1,40 +1,40 @@
-//! Computes the conditions: those of v1beta2 and the usual ones of Kubernetes. Each condition is reported both when it
-//! is true and when it is false.
+//! Computes the conditions of an EtcdCluster: the conditions of coreos/etcd-operator's API, and the usual conditions of
+//! Kubernetes. Each condition is reported both when it is true and when it is false.
 
-use api::cluster::{EtcdClusterStatus, not_in_effect};
+use api::cluster::{EtcdClusterStatus, LastError, MemberStatus, not_in_effect};
 use api::conditions::{ConditionType, Finding, is_true, set};
 use api::readiness::set_readiness;
-use api::version::{EtcdVersion, Support};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 
 use crate::plan::{MemberState, View};
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Observed, Pod};
 use crate::status::readiness::{self, State};
-use crate::status::{Report, finding, version};
+use crate::status::{Report, advice, finding, history, version};
 use crate::switch::TlsRollout;
 
-/// The conditions, and the state that the condition `Ready` reports.
+/// The conditions, the state that the condition `Ready` reports, and the history of problems.
 pub(super) fn conditions(
     report: &Report,
-    view: Option<&View>,
+    (view, members): (Option<&View>, &[MemberStatus]),
     before: &EtcdClusterStatus,
     now: &Time,
-) -> (Vec<Condition>, State) {
+) -> (Vec<Condition>, State, Vec<LastError>) {
+    let degraded = degraded(report, view);
+    let last_errors = history::last_errors(report, &degraded, now);
     let findings = [
         available(report, view),
         progressing(report),
-        degraded(report, view),
+        degraded,
         scaling(report, view, before),
         recovering(report, view, before),
         version::upgrading(report),
         fields_in_effect(report),
-        advisable(report),
+        advice::advisable(report, members, now.0),
     ];
     let mut conditions = before.conditions.clone();
     if !report.hibernates() {
-        // The old condition is dropped, because the unavailable time of a hibernated cluster starts only when the
-        // cluster should serve again.
+        // After a hibernation, the condition starts again, so that the hibernation does not count as unavailable time.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }
     let certificates = tls_ready(report);
@@ -48,11 +48,10 @@ pub(super) fn conditions(
     for finding in findings.iter().chain(&certificates) {
         set(&mut conditions, finding, generation, now);
     }
-    (conditions, state)
+    (conditions, state, last_errors)
 }
 
-/// True if this module writes the condition. Other modules write, for example, whether the object can be parsed and
-/// which operator manages it.
+/// True if this module writes the condition.
 pub(super) fn is_ours(condition: &Condition) -> bool {
     let ours = [
         ConditionType::Ready,
@@ -132,8 +131,8 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
     }
 }
 
-/// Why clients cannot connect through the client Service although a quorum serves; `None` if they can. A client that
-/// waits for the condition Available connects to this Service next.
+/// Why clients cannot connect through the client Service although a quorum serves; `None` if they can. Clients may
+/// connect to this Service as soon as the condition Available is true.
 fn shut(observed: &Observed) -> Option<&'static str> {
     match observed.shared.client {
         Kept::Missing => return Some("the client Service does not exist yet"),
@@ -268,31 +267,4 @@ fn fields_in_effect(report: &Report) -> Finding {
         without.join(", ")
     );
     finding(kind, false, Reason::NotYetInEffect, text)
-}
-
-fn advisable(report: &Report) -> Finding {
-    let kind = ConditionType::Advisable;
-    let (size, version) = (report.desired.size, &report.desired.version);
-    if let Ok(parsed) = EtcdVersion::parse(version)
-        && parsed.support() != Support::Tested
-    {
-        let voters = if parsed.has_learners() {
-            ""
-        } else {
-            ". Before 3.4, a new member is a voter at once, so the quorum grows before the member runs"
-        };
-        let text = format!(
-            "spec.version {version} is not tested with this release: use 3.4 to 3.7{voters}"
-        );
-        return finding(kind, false, Reason::UntestedVersion, text);
-    }
-    if size % 2 == 0 {
-        let text = format!(
-            "spec.size {size} tolerates no more lost members than spec.size {}: use an odd number",
-            size.saturating_sub(1)
-        );
-        return finding(kind, false, Reason::EvenSize, text);
-    }
-    let text = "size and version follow the recommendations";
-    finding(kind, true, Reason::AsAdvised, text)
 }

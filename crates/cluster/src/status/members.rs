@@ -9,7 +9,7 @@ use crate::snapshot::Observed;
 
 /// A reported size changes only if the difference is at least this number of bytes.
 const SIZE_STEP: i64 = 1 << 20;
-/// A member is not reported as lagging up to this number of revisions, because some entries are always in transit.
+/// A smaller lag, in revisions, is reported as zero, because some entries are always in transit.
 const LAG_STEP: i64 = 1000;
 
 pub(super) fn leader(view: &View) -> Option<String> {
@@ -84,8 +84,8 @@ pub(super) fn details(
     members
 }
 
-/// The members while the member list is unknown: those of the last status, all as unhealthy. Before the cluster has
-/// formed, the first members.
+/// The members while the member list is unknown: the members of the last status, all as unhealthy. Before the cluster
+/// has formed: the first members.
 fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberStatus> {
     let node = |name: &str| observed.pods.get(name).and_then(|pod| pod.node.clone());
     if observed.cluster_id.is_none() {
@@ -171,8 +171,8 @@ fn steady(now: Option<i64>, old: Option<i64>, step: i64) -> Option<i64> {
     }
 }
 
-/// The lag, rounded down to a power of two times the step. While a member catches up, the reported lag therefore
-/// changes only rarely.
+/// The lag, rounded down to [`LAG_STEP`] times a power of two, so that the reported lag changes rarely while a member
+/// catches up.
 fn lag(behind: i64) -> i64 {
     let mut shown = LAG_STEP;
     while shown <= behind / 2 {
@@ -186,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn reported_size_changes_only_after_large_difference() {
+    fn reported_database_size_ignores_small_changes() {
         assert_eq!(steady(Some(20_480), None, SIZE_STEP), Some(20_480));
         assert_eq!(steady(Some(900_000), Some(20_480), SIZE_STEP), Some(20_480));
         assert_eq!(
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn small_lag_is_not_reported() {
+    fn reported_revision_lag_is_rounded_down() {
         let cases = [
             (-3, 0),
             (0, 0),

@@ -1,5 +1,5 @@
-//! Whether the cluster is as its spec demands: the conditions `Ready`, `Reconciling` and `Stalled`, and `status.state`.
-//! Both follow from the plan and the other conditions.
+//! Computes the conditions `Ready`, `Reconciling` and `Stalled`, and `status.state`, from the plan and the other
+//! conditions.
 
 use api::conditions::{ConditionStatus, ConditionType, Finding};
 use api::readiness::Readiness;
@@ -9,7 +9,7 @@ use crate::plan::{Plan, current_version};
 use crate::reason::Reason;
 use crate::status::{Report, version};
 
-/// The answer to "is this cluster as its spec demands?".
+/// Whether the cluster matches its spec, with the reason.
 pub(super) struct State {
     pub(super) readiness: Readiness,
     pub(super) reason: Reason,
@@ -25,7 +25,7 @@ impl State {
         }
     }
 
-    /// The text of `status.state`: the reason, and for a version change both versions.
+    /// The text of `status.state`: the reason and, during a version change, both versions.
     pub(super) fn text(&self, report: &Report) -> String {
         let word = self.reason.as_str();
         match version::target(report) {
@@ -38,7 +38,7 @@ impl State {
     }
 }
 
-/// The first rule that applies decides. `findings` are the other conditions of this report.
+/// Computes the state: the first `if` that applies decides. `findings` are the other conditions of this report.
 pub(super) fn state(report: &Report, findings: &[Finding]) -> State {
     let found = |kind: ConditionType| findings.iter().find(|finding| finding.kind == kind);
     let holds =
@@ -120,7 +120,7 @@ pub(super) fn needs_user(plan: &Plan) -> bool {
     plan.step.is_empty() && plan.waiting_for.is_empty() && !plan.problems.is_empty()
 }
 
-/// True if the operator only compacts or defragments. Such upkeep runs at rest, so the cluster stays `Ready`.
+/// True if the operator only compacts or defragments. The cluster then stays `Ready`.
 fn is_upkeep(plan: &Plan) -> bool {
     let waits = plan.waiting_for.iter().all(|it| it.reason.is_upkeep());
     let changes = plan.step.change.iter().flat_map(|change| &change.chain);

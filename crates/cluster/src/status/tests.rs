@@ -1,4 +1,4 @@
-//! Tests of the content of the status, and that the same state always gives the same status.
+//! Tests of the content of the status. The same state always gives the same status.
 
 use api::EtcdCluster;
 use api::cluster::{ClusterPhase, EtcdClusterSpec, EtcdClusterStatus, MemberRole};
@@ -8,6 +8,9 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use crate::plan::tests::scene::Scene;
 use crate::snapshot::{Kept, Observed, Role};
 use crate::status::Report;
+
+mod advice;
+mod history;
 
 fn at(seconds: i64) -> Time {
     Time(jiff::Timestamp::from_second(seconds).unwrap())
@@ -57,7 +60,7 @@ fn pair(status: &str, reason: &str) -> (String, String) {
 }
 
 #[test]
-fn healthy_cluster_is_only_available() {
+fn healthy_cluster_has_only_condition_available() {
     let status = report(&Scene::formed(&["a", "b", "c"]), None, None);
     assert_eq!(status.phase, Some(ClusterPhase::Running));
     assert_eq!(
@@ -87,7 +90,7 @@ fn healthy_cluster_is_only_available() {
 }
 
 #[test]
-fn invariant_24_new_voter_that_does_not_serve_is_no_problem() {
+fn invariant_24_new_voter_is_not_reported_as_down() {
     let since = |seconds: i64| {
         let role = Role::Busy {
             since: at(seconds).0,
@@ -112,10 +115,10 @@ fn invariant_24_new_voter_that_does_not_serve_is_no_problem() {
     }
 }
 
-/// A report must equal the report that is read back from the object. If the status did not recognize a condition of its
-/// own, the operator would drop the condition and write it again in each reconcile.
+/// The operator's report must equal the status that it reads back from the object. If the operator did not recognize
+/// one of its conditions, it would drop the condition and write it again in each reconcile.
 #[test]
-fn only_own_conditions_are_compared() {
+fn status_report_contains_only_conditions_of_operator() {
     let mut status = report(&Scene::formed(&["a", "b", "c"]), None, None);
     assert!(status.conditions.iter().all(super::conditions::is_ours));
     let count = status.conditions.len();
@@ -127,7 +130,7 @@ fn only_own_conditions_are_compared() {
 }
 
 #[test]
-fn same_observation_gives_same_status_at_any_time() {
+fn unchanged_cluster_keeps_its_status() {
     for scene in [
         Scene::formed(&["a", "b", "c"]),
         Scene::formed(&["a", "b", "c"]).without_pod("b"),
@@ -168,7 +171,7 @@ fn unformed_cluster_is_not_available() {
     assert_eq!(status.member_details.len(), 3);
 }
 
-/// Clients that wait for the condition Available then connect to the client Service.
+/// Clients wait for the condition Available before they connect to the client Service.
 #[test]
 fn available_requires_ready_client_endpoint() {
     let available = |change: &dyn Fn(&mut Observed)| {
@@ -199,7 +202,7 @@ fn available_requires_ready_client_endpoint() {
 
 /// Regression (coreos/etcd-operator #2044): the status reported Available=True for members that did not exist.
 #[test]
-fn lost_quorum_is_unavailable_and_lists_members() {
+fn cluster_with_lost_quorum_is_unavailable_and_lists_members() {
     let before = report(&Scene::formed(&["a", "b", "c"]), None, None);
     let scene = Scene::formed(&["a", "b", "c"])
         .without_pod("a")
@@ -284,7 +287,7 @@ fn new_size_sets_scaling_not_recovering() {
 }
 
 #[test]
-fn pause_is_visible_in_status() {
+fn pause_sets_progressing_to_false() {
     let mut scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     scene.desired.paused = true;
     let status = report(&scene, None, None);
@@ -299,9 +302,9 @@ fn pause_is_visible_in_status() {
     );
 }
 
-/// The condition `Ready` and its companions by the conventions of kstatus, and `status.state`.
+/// Checks the conditions of kstatus (`Ready`, `Reconciling`, `Stalled`) and `status.state`.
 #[test]
-fn ready_only_if_cluster_matches_spec() {
+fn condition_ready_is_true_only_if_cluster_matches_spec() {
     let three = || Scene::formed(&["a", "b", "c"]);
     let changed = |change: &dyn Fn(&mut Scene)| {
         let mut scene = three();
@@ -369,7 +372,7 @@ fn ready_only_if_cluster_matches_spec() {
 }
 
 #[test]
-fn failed_step_is_reported() {
+fn failed_step_sets_degraded() {
     let status = report(
         &Scene::nothing(3),
         None,
@@ -381,7 +384,7 @@ fn failed_step_is_reported() {
 }
 
 #[test]
-fn invalid_spec_reports_reason_and_recovers() {
+fn invalid_spec_is_reported_until_corrected() {
     let mut scene = Scene::nothing(3);
     scene.desired.invalid = Some("spec.size is 9: use 1 to 7".into());
     let status = report(&scene, None, None);
@@ -397,7 +400,7 @@ fn invalid_spec_reports_reason_and_recovers() {
 }
 
 #[test]
-fn status_distinguishes_pending_and_refused_version() {
+fn status_distinguishes_upgrade_in_progress_and_refused_version() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.desired.version = "3.7.3".into();
     let status = report(&scene, None, None);
@@ -418,20 +421,5 @@ fn status_distinguishes_pending_and_refused_version() {
     assert_eq!(
         is(&status, &ConditionType::Upgrading),
         pair("False", "VersionRefused")
-    );
-}
-
-#[test]
-fn advice_lists_even_sizes_and_untested_versions() {
-    let even = report(&Scene::formed(&["a", "b"]), None, None);
-    assert_eq!(
-        is(&even, &ConditionType::Advisable),
-        pair("False", "EvenSize")
-    );
-    let mut old = Scene::nothing(3);
-    old.desired.version = "3.2.13".into();
-    assert_eq!(
-        is(&report(&old, None, None), &ConditionType::Advisable),
-        pair("False", "UntestedVersion")
     );
 }

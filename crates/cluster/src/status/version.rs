@@ -16,7 +16,7 @@ struct Progress {
     of: usize,
 }
 
-/// The progress of a version change; `None` if no member changes to another version.
+/// The progress of a version change; `None` if no member changes its version.
 fn progress(report: &Report) -> Option<Progress> {
     report.observed.cluster_id?;
     let observed = report.observed;

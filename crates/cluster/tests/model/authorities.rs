@@ -429,12 +429,12 @@ impl World {
         demand!(
             self,
             refused.is_none(),
-            "invariant 20: the {} certificate of {owner} is signed by an authority that {refused:?} does not trust",
+            "invariant 20: the {} certificate of {owner} is signed by a CA that {refused:?} does not trust",
             used.word()
         );
     }
 
-    /// True if every running member was started with the next CA.
+    /// Checks that every running member was started with the next CA.
     fn judge_retirement(&mut self, scope: CaScope, held: &Held) {
         let signs = held.certificate.as_ref().map(|leaf| leaf.subject.clone());
         let signs = signs.unwrap_or_default();
@@ -443,7 +443,7 @@ impl World {
         demand!(
             self,
             behind.is_none(),
-            "invariant 20: an authority is retired before {behind:?} was started with its successor"
+            "invariant 20: a CA is retired before {behind:?} was started with the next CA"
         );
     }
 }
@@ -555,11 +555,11 @@ const ROUNDS: usize = 20_000;
 
 /// Invariants 3, 18 and 20 (quorum guard; rolling updates; certificates).
 #[test]
-fn lost_cas_keep_invariants() {
+fn loss_of_cas_keeps_invariants() {
     play_drawn(drawn, ROUNDS);
 }
 
 #[test]
-fn model_finds_every_ca_mistake() {
+fn model_detects_every_ca_mistake() {
     find(&Mutation::ABOUT_AUTHORITIES, drawn, ROUNDS);
 }

@@ -109,7 +109,7 @@ impl Run {
         let cluster = self.world.recorded();
         let known = |name: &String| cluster.is_some_and(|all| all.by_name(name).is_some());
         if self.world.former().is_some() && !self.world.reported_voters.iter().any(known) {
-            return true; // The report in the status names the members of the cluster before the recovery.
+            return true; // The status lists the members of the cluster before the recovery.
         }
         // The local list of a member may be outdated.
         let lists = cluster.into_iter().flat_map(|all| {

@@ -37,7 +37,7 @@ pub(crate) struct Setup {
 /// An event. Its numbers choose among the objects that exist when the event happens.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Event {
-    /// The operator observes, plans, and executes the whole step. The other events call this a round.
+    /// A round: the operator observes, plans, and executes the whole step.
     Round,
     /// One tick of time passes for nodes, kubelets and members.
     Tick,
@@ -115,7 +115,7 @@ pub(crate) enum Event {
     DeleteShared,
     /// A user moves leadership to another member.
     MoveLeader(u8),
-    /// The PVC of another cluster with the same name loses its owner.
+    /// A PVC without an owner remains from another cluster with the same name.
     Foreign,
     /// A person approves a recovery, or withdraws the approval.
     Approve,
@@ -131,7 +131,7 @@ pub(crate) enum Event {
     Fill,
     /// etcd raises CORRUPT: the data of a member differs from the data of the other members.
     Mistrust(u8),
-    /// A pod fails for good, and its object stays.
+    /// A pod reaches the phase `Failed`, and its object remains.
     EndPod(u8),
     /// The owner pauses the operator, or resumes it.
     Pause,
@@ -228,7 +228,7 @@ fn setup(dice: &mut Dice, two: bool) -> Setup {
         6 => "3.4.40",
         _ => "3.3.27",
     };
-    // Most runs start with three members or one. Other sizes come from resizes.
+    // Half of the runs start with three members, the others with one to seven.
     let size = match dice.below(4) {
         0 | 1 => 3,
         _ => dice.size(),
@@ -354,7 +354,7 @@ impl fmt::Display for Setup {
             (true, true) => "on local volumes",
         };
         let begins = match (self.begun, self.seed) {
-            (Begun::Old, _) => "by the old operator",
+            (Begun::Old, _) => "by coreos/etcd-operator",
             (Begun::Elsewhere, _) => "by another party, on external machines",
             (Begun::Here, true) => "from a seed",
             (Begun::Here, false) => "all at once",
@@ -376,8 +376,8 @@ impl fmt::Display for Setup {
         };
         write!(
             f,
-            "etcd {version} of {size}, {volumes}, begun {begins}, on {nodes} nodes, {operators}{tls}; pods are evicted \
-             after {evicts} ticks and members replaced after {patience}{joins}, recovery is {recovers}"
+            "etcd {version}, {size} members, {volumes}, started {begins}, on {nodes} nodes, {operators}{tls}; pods are \
+             evicted after {evicts} ticks, members replaced after {patience} ticks{joins}, recovery is {recovers}"
         )
     }
 }

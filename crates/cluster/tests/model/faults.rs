@@ -1,4 +1,4 @@
-//! The faults of the world.
+//! Applies faults and requests of users to the world.
 
 use std::collections::BTreeSet;
 
@@ -94,8 +94,7 @@ impl World {
         else {
             return;
         };
-        // External members lose data only by faults for external members. Faults that partition members affect them
-        // like all other members.
+        // Only faults without loss of data affect external members too.
         let anybody = matches!(
             event,
             Event::Isolate(_) | Event::Hide(_) | Event::Lag(_) | Event::MoveLeader(_)
@@ -210,8 +209,8 @@ impl World {
                 (service.drifted, service.version) = (true, version);
                 tell!(self, "a user edits the Service of {name}");
             }
-            // During a bootstrap, a first member without its Service and its pod looks like a member that was never
-            // created. No client has written yet, so the operator need not handle this case.
+            // During a bootstrap, a member without its Service and its pod looks like a member that was never created.
+            // No client has written yet, so the operator need not handle this case.
             Event::DeleteService(_) if self.shared.client != Kept::AsMade(true) => {}
             Event::DeleteService(which) => {
                 let Some(name) = pick(self.services.keys(), which) else {
@@ -399,7 +398,7 @@ impl World {
             ..Default::default()
         };
         self.object_version += 1;
-        tell!(self, "the object is created again without its status");
+        tell!(self, "the EtcdCluster is created again without its status");
     }
 }
 

@@ -17,7 +17,7 @@ use crate::removed::AllVanished;
 use crate::world::{Power, World, WorldDisk, WorldPod, tell};
 use crate::write::is_for_etcd;
 
-/// What the checks remember between events.
+/// The state of the checks between events.
 #[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
@@ -42,7 +42,7 @@ pub(crate) struct Memory {
     /// True if a second operator is active, or if a write was late. Objects may then exist that no plan expected, and
     /// they must do no harm.
     pub(crate) second: bool,
-    /// The highest object number that existed when the step was planned.
+    /// The highest UID that existed when the step was planned.
     pub(crate) seen: u64,
     /// True if the world has not changed since the observation for the current step.
     pub(crate) fresh: bool,
@@ -194,7 +194,7 @@ impl World {
         demand!(
             self,
             seen,
-            "invariant 11: a later object with the name {member} is deleted instead of the observed one"
+            "invariant 11: a later object with the name {member} is deleted instead of the observed object"
         );
     }
 
@@ -301,7 +301,7 @@ impl World {
             found || beside.is_none(),
             "invariant 7: a second cluster is bootstrapped next to {beside:?}"
         );
-        // The status and all data were deleted. The previous cluster no longer exists.
+        // If the status and all data were deleted, the previous cluster no longer exists.
         let before = self.memory.writes_to.clone().unwrap_or_default();
         let nothing_left = self.all_data(&before).all(|(name, _)| is_lost(self, name));
         if self.memory.status_lost && nothing_left {
@@ -385,8 +385,8 @@ impl World {
         );
     }
 
-    /// Invariant 6: a mark may be removed only if its member never started. Afterwards, the name of the member may be
-    /// used again.
+    /// Invariant 6: a start mark may be removed only if its member never started. Afterwards, the operator may use the
+    /// member's name again.
     pub(crate) fn judge_taken_back(&mut self, name: &str) {
         let started = self.pods.contains_key(name) || self.memory.ran.contains(name);
         demand!(
@@ -396,8 +396,7 @@ impl World {
         );
     }
 
-    /// Invariant 6 for the first member of a recovered cluster: it may start repeatedly until the new cluster is
-    /// recorded.
+    /// Invariant 6: the seed of a recovery may start repeatedly until the new cluster is recorded.
     pub(crate) fn starts_from_survivor(&mut self, start: &Start) {
         self.memory.ran.insert(start.member.clone());
         let formed = self.memory.recorded.contains(&start.token);
@@ -505,7 +504,7 @@ impl World {
     }
 }
 
-/// The member's data is lost or will be lost with its pod.
+/// True if the member's data is lost, or will be lost with its pod.
 pub(crate) fn is_lost(world: &World, name: &str) -> bool {
     let stays = |disk: &WorldDisk| !disk.terminating && !disk.lost;
     let on_claim = world.disks.get(name).is_some_and(stays);

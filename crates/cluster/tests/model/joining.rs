@@ -351,7 +351,7 @@ fn strike(dice: &mut Dice) -> Event {
 const ROUNDS: usize = 30_000;
 
 #[test]
-fn invariant_24_faults_on_joining_members_keep_invariants() {
+fn invariant_24_holds_despite_faults_on_joining_members() {
     play_drawn(|seed| drawn(seed, false), ROUNDS);
 }
 
@@ -362,7 +362,7 @@ fn concurrent_operators_with_joining_members_keep_invariants() {
 }
 
 #[test]
-fn model_finds_every_joining_member_mistake() {
+fn model_detects_every_joining_member_mistake() {
     let mistakes = [
         Mutation::PromotesByThePast,
         Mutation::PromotesBehind,

@@ -46,7 +46,7 @@ impl Mutation {
         }
     }
 
-    /// Deliberate mistakes: another step is sent than the planned one.
+    /// Deliberate mistakes: a wrong step replaces the planned step.
     pub(crate) fn mistakes_a_switch(
         self,
         world: &World,
@@ -164,6 +164,6 @@ fn concurrent_operators_with_tls_change_keep_invariants() {
 }
 
 #[test]
-fn model_finds_every_tls_change_mistake() {
+fn model_detects_every_tls_change_mistake() {
     find(&Mutation::ABOUT_TLS, |seed| drawn(seed, false), ROUNDS);
 }

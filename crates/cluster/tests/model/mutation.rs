@@ -20,43 +20,43 @@ pub(crate) enum Mutation {
     RemovesWithoutQuorum,
     /// A missing answer counts as an empty member list.
     TakesUnknownForEmpty,
-    /// Leftovers are deleted while the list is unknown.
+    /// Pods and PVCs are deleted while the member list is unknown.
     DeletesBlindly,
     /// A learner is promoted as soon as the list contains it.
     PromotesTooEarly,
-    /// Members join with a vote.
+    /// Members join as voters.
     AddsVoters,
     /// A second learner is promoted together with the first.
     ChangesTwoVotersAtOnce,
     /// A cluster without its status is bootstrapped again.
     BootstrapsWithoutStatus,
-    /// A cluster without pods and disks counts as no cluster.
+    /// A cluster without pods and disks is bootstrapped again.
     BootstrapsWithoutPods,
     /// A member without a pod is replaced although its disk exists.
     ReplacesMembersWithDisks,
     /// A member that has already run is started as a new member on an empty disk.
     StartsNewTwice,
-    /// A first member that lost its disk is started again.
+    /// A bootstrap member that lost its disk is started again.
     RestartsEmptyFirstMembers,
     /// A leader is removed before it transfers the leadership.
     RemovesTheLeader,
-    /// The intent is recorded after the first pods are created.
+    /// The bootstrap is recorded after the first pods are created.
     RecordsLate,
-    /// A member is added under a name that is not reserved.
+    /// A member is added before a Service with its name exists.
     AddsUnreserved,
-    /// The pod is created before the mark.
+    /// The pod is created before its Service gets the start mark.
     MarksLate,
-    /// A start does not renew a mark that another process has set. A separate test detects this mistake.
+    /// A start does not renew the start mark of another process. A separate test detects this mistake.
     TrustsMarksOfOthers,
-    /// A mark is removed although the pod may have been created.
+    /// A start mark is removed although the pod may have been created.
     TakesMarksBackBlindly,
     /// A membership change is sent even if the member list has changed since the plan.
     ActsOnAChangedList,
-    /// The local list of any member counts as the list of the cluster.
+    /// The local list of any member, which may be stale, counts as the list of the cluster.
     ReadsALocalList,
     /// Objects of another cluster are deleted.
     DeletesForeignObjects,
-    /// Clients are admitted before the cluster ID is recorded.
+    /// The client Service gets endpoints before the cluster ID is recorded.
     LetsClientsInEarly,
     /// The status is written without a precondition.
     RecordsOverAnyVersion,
@@ -66,7 +66,7 @@ pub(crate) enum Mutation {
     ReusesNames,
     /// Every plan generates the same names as the previous plan.
     DrawsTheSameNames,
-    /// A member that does not answer counts as damaged.
+    /// The data of a member that does not answer counts as damaged.
     TakesSilenceForDamage,
     /// A recovery starts without an approval.
     RecoversUnasked,
@@ -110,28 +110,28 @@ pub(crate) enum Mutation {
     DeletesUnfitVolumes,
     /// All members on volumes of another StorageClass are removed at once.
     RemovesUnfitTogether,
-    /// Pods of coreos/etcd-operator do not count as a cluster.
+    /// The operator bootstraps a cluster although pods of coreos/etcd-operator exist.
     BootstrapsBesideOldPods,
     /// All pods of coreos/etcd-operator are deleted at once, to be recreated.
     ReplacesOldPodsAtOnce,
-    /// The operator bootstraps a new cluster instead of joining the existing one.
+    /// The operator bootstraps a new cluster instead of joining the existing cluster.
     BootstrapsInsteadOfJoining,
     /// External members are removed before enough members of the EtcdCluster are voters.
     RemovesTheirsEarly,
-    /// An existing PVC counts as an existing volume. The runs of `volumes` must detect this mistake and the next one in
-    /// this list.
+    /// A PVC counts as a usable volume although its volume is lost. The runs of `volumes` must detect this mistake and
+    /// the next mistake in this list.
     TakesLostVolumesForThere,
     /// The seed of an abandoned recovery continues to run while another seed exists.
     ForgetsGivenUpSeeds,
     /// Volumes of members that other software removed are deleted at once. The runs of `removed` must detect this
-    /// mistake and the next two in this list.
+    /// mistake and the next two mistakes in this list.
     TakesEvidenceForLeftovers,
     /// The operator ignores the record that a majority of the voters vanished.
     ForgetsTheMajority,
     /// Members that other software removed are started again while no quorum answers.
     StartsEvidence,
     /// A learner that does not serve yet is promoted only because its container has started. The runs of `joining` must
-    /// detect this mistake and the following ones about members that do not serve yet.
+    /// detect this mistake and the following mistakes about members that do not serve yet.
     PromotesByThePast,
     /// A learner that does not serve yet is promoted although it has not caught up.
     PromotesBehind,
@@ -139,7 +139,7 @@ pub(crate) enum Mutation {
     PromotesTheCutOff,
     /// Any answer at the health address of a learner counts as an answer of that learner.
     TakesAnothersPulse,
-    /// Requests for changes are sent to a voter that does not serve yet.
+    /// Membership changes are requested from a voter that does not serve yet.
     AsksJoining,
     /// Leadership moves to a voter that does not serve yet.
     LeadsByJoining,
@@ -148,7 +148,7 @@ pub(crate) enum Mutation {
     /// A new voter becomes an endpoint of the client Service as soon as it is promoted.
     LetsJoiningIn,
     /// Members start with TLS only, although they should also accept plain text. The runs of `switch` must detect this
-    /// mistake and the following ones about TLS.
+    /// mistake and the following mistakes about TLS.
     SkipsAStage,
     /// A reverted TLS change skips a stage.
     TurnsBackByAJump,
@@ -164,12 +164,12 @@ pub(crate) enum Mutation {
     LeadsClientsByALeap,
     /// Peer URLs use the second port before the members' Services have it.
     RedirectsBeforeThePort,
-    /// Members get certificates of a CA that the others do not trust yet. The runs of `authorities` must detect this
-    /// mistake and the following ones about CAs.
+    /// Members get certificates of a CA that the other members do not trust yet. The runs of `authorities` must detect
+    /// this mistake and the following mistakes about CAs.
     IssuesUntrusted,
     /// The operator gets a certificate that the members do not accept yet.
     LocksItselfOut,
-    /// A CA is retired before all members trust the next one.
+    /// A CA is retired before all members trust the next CA.
     RetiresEarly,
     /// The operator does not read which version last served the data on a volume. The runs of `served` must detect this
     /// mistake and the following one.
@@ -326,8 +326,7 @@ impl Mutation {
         if self != Self::DrawsTheSameNames {
             world.use_names(&names);
         }
-        // In these states, the model detects every additional write. A detection would not prove that the model finds
-        // this mistake.
+        // In these states, the model rejects every write, so a failure would not prove that it detects this mistake.
         if desired.paused || observed.deleting || !observed.tls.faults.is_empty() {
             return planned;
         }
@@ -382,7 +381,7 @@ impl Mutation {
         }
     }
 
-    /// Membership changes that differ from the planned ones.
+    /// Replaces the planned membership change by a wrong change.
     fn changes(
         self,
         world: &mut World,
@@ -458,7 +457,7 @@ impl Mutation {
 
     // ---- sent requests ----
 
-    /// The chains in the order that the mistake causes.
+    /// The chains as the mistake changes them.
     pub(crate) fn chains(self, mut chains: Vec<Vec<Write>>) -> Vec<Vec<Write>> {
         match self {
             Self::MarksLate => {

@@ -32,7 +32,7 @@ pub(crate) fn is_elsewhere(name: &str) -> bool {
 }
 
 impl World {
-    /// A cluster that exists before the operator starts.
+    /// Creates the cluster that exists before the operator starts.
     pub(crate) fn begin_elsewhere(&mut self) {
         let begun = self.setup.begun;
         if begun == Begun::Here {
@@ -195,7 +195,8 @@ impl World {
         })
     }
 
-    /// True if the cluster lost its quorum before it was recorded. The operator then only reports the loss.
+    /// True if the operator only reports a lost quorum: the cluster is not recorded yet, or still needs external
+    /// members.
     pub(crate) fn is_given_up_by_others(&self, plan: &Plan) -> bool {
         let serves = |token: &String| self.clusters[token].serving().is_some();
         let all = || plan.waiting_for.iter().chain(&plan.problems);
@@ -270,7 +271,7 @@ impl World {
         }
         self.by_hand(|cluster, config, (group, now, _)| {
             let Some(id) = foreign(config) else {
-                return Some("nobody's");
+                return Some("not found");
             };
             let refused = cluster.refuses_removal(config, (id, 0), group, now);
             config.remove(&id);

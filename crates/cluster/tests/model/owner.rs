@@ -1,6 +1,6 @@
 //! Changes by the owner of a cluster, except changes of the size and the version: the owner pauses the operator,
 //! deletes the EtcdCluster, changes the volumes, or breaks a Secret with certificates. This file also contains pods
-//! that fail for good.
+//! that reach the phase `Failed`.
 
 use crate::writes::Write;
 use cluster::snapshot::{Claim, Observed, Seen};
@@ -80,8 +80,8 @@ impl World {
         }
     }
 
-    /// Deletes the EtcdCluster, except in two cases: it joins another cluster, because its remaining objects would then
-    /// look like those of a new cluster; or an earlier EtcdCluster of this name has left objects.
+    /// Deletes the EtcdCluster. Does nothing if external members exist, because the remaining objects would look like
+    /// those of a new cluster. Also does nothing if an earlier EtcdCluster of this name has left objects.
     fn delete_cluster(&mut self) {
         let foreign = self.disks.values().any(|disk| disk.token == "another");
         if self.intent.is_none() || foreign || self.pods.keys().any(|name| is_elsewhere(name)) {
@@ -140,7 +140,7 @@ impl World {
         );
     }
 
-    /// A pod fails for good, because Kubernetes evicts it or a kubelet rejects it. The pod object stays.
+    /// A pod reaches the phase `Failed`, because Kubernetes evicts it or a kubelet rejects it. The pod object remains.
     pub(crate) fn end_for_good(&mut self, name: &str) {
         let now = self.now;
         let Some(pod) = self.pods.get_mut(name) else {
@@ -149,7 +149,7 @@ impl World {
         (pod.ended, pod.running) = (true, false);
         let shown = &mut pod.shown;
         (shown.ready, shown.running_since, shown.unready_since) = (false, None, now);
-        tell!(self, "the pod of {name} has failed for good");
+        tell!(self, "the pod of {name} has failed permanently");
     }
 
     /// Adds the problems of the certificates to the observation. Returns `true` if the operator cannot call any member.
@@ -183,7 +183,7 @@ impl World {
         Answer::Done(None)
     }
 
-    /// True if the volume of the member cannot change to the desired one in place.
+    /// True if the volume of the member cannot change to the desired volume in place.
     pub(crate) fn has_unfit_volume(&self, name: &str) -> bool {
         let disk = self.disks.get(name);
         disk.is_some_and(|disk| disk.volume.is_unfit_for(self.wishes.volume))

@@ -77,8 +77,8 @@ impl World {
             "invariant 1: members are changed without a member list: {}",
             said(plan)
         );
-        // A pod that is stopped on purpose keeps its disk, which the check of the write verifies. A pod that has failed
-        // for good contains no data if its member has a disk.
+        // A pod that is stopped on purpose keeps its disk, which the check of the write verifies. A pod in the phase
+        // `Failed` contains no data if its member has a disk.
         let holds_nothing = |member: &String| {
             let record = observed.recovery.record.as_ref();
             let begins = record.is_some_and(|record| record.member == *member);

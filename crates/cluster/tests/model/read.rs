@@ -264,7 +264,7 @@ fn read_pod(name: &str, pod: &WorldPod) -> Pod {
     }
 }
 
-/// A tick is three seconds, so two ticks cover etcd's rule of five seconds.
+/// The time of a tick. A tick is three seconds, so two ticks cover etcd's rule of five seconds.
 pub(crate) fn seconds(ticks: u64) -> Timestamp {
     Timestamp::from_second(i64::try_from(ticks * 3).unwrap()).unwrap()
 }

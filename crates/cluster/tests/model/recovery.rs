@@ -62,7 +62,7 @@ impl World {
         }
     }
 
-    /// Reads from each member, without a quorum, its local list and its status.
+    /// Reads the local list of each member that answers, and the answer of a recovery's seed. Both need no quorum.
     pub(crate) fn ask_without_quorum(
         &self,
         token: &str,
@@ -208,7 +208,7 @@ impl World {
     }
 
     /// Checks the write that replaces the record of the old cluster by the record of the new cluster. The new cluster
-    /// must have the survivor's data, and the report must name the missing data.
+    /// must have the survivor's data, and the status must report the missing data.
     fn judge_recovered(&mut self, record: &RecoveryRecord, token: &str) {
         let Some(recovery) = &record.recovery else {
             return;
@@ -288,7 +288,7 @@ impl World {
             .keys()
             .chain(self.disks.keys())
             .filter(|name| named(name));
-        // The report in the status must name the same voters.
+        // The status must list the same voters.
         let reported = cluster
             .voters()
             .all(|(_, member)| self.reported_voters.contains(&member.name))

@@ -234,12 +234,12 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
 const ROUNDS: usize = 20_000;
 
 #[test]
-fn invariant_25_keeps_volumes_of_externally_removed_members() {
+fn invariant_25_holds_if_others_remove_members() {
     play_drawn(drawn, ROUNDS);
 }
 
 #[test]
-fn model_finds_every_removed_member_mistake() {
+fn model_detects_every_removed_member_mistake() {
     let mistakes = [
         Mutation::TakesEvidenceForLeftovers,
         Mutation::ForgetsTheMajority,

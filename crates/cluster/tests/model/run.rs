@@ -26,7 +26,7 @@ pub(crate) struct Second {
     planned: Option<(Observed, Plan)>,
     chains: Vec<Vec<Write>>,
     marked: BTreeMap<String, u64>,
-    /// The highest object number that existed when the second operator read the world.
+    /// The highest UID that existed when the second operator read the world.
     seen: u64,
     /// How often the EtcdCluster had been deleted when the second operator read the world. If the number has changed,
     /// the second operator drops its reads.
@@ -52,7 +52,7 @@ pub(crate) struct Fault {
     slow_look: u8,
     /// Number of ticks between the plan and its first write.
     slow_act: Option<u8>,
-    /// The number of writes after which the observation is too old, and the number of ticks until the marks are
+    /// The number of writes after which the observation is too old, and the number of ticks until the start marks are
     /// removed.
     too_old: Option<(usize, u8)>,
 }
@@ -152,8 +152,8 @@ impl Run {
             Event::SecondLooks => self.second_looks(),
             Event::SecondWrites(which) => self.second_writes(usize::from(which)),
             Event::ForgetStatus => {
-                // No cluster forms and loses its status during one observation, so the second operator starts its reads
-                // again.
+                // A real cluster does not form and lose its status during one observation. The second operator
+                // therefore starts its reads again.
                 if let Some(second) = &mut self.second {
                     (second.services, second.pods) = (None, None);
                 }
@@ -290,8 +290,8 @@ impl Run {
         sent
     }
 
-    /// Removes a mark as `execute` does, after a rejection or when the observation becomes too old. In the second case,
-    /// `ticks` pass before the removal, and another process may hold the lease by then.
+    /// Removes a start mark as `execute` does, after a rejection or when the observation becomes too old. In the second
+    /// case, `ticks` pass before the removal, and another process may hold the lease by then.
     fn take_back(&mut self, write: &Write, marked: &BTreeMap<String, u64>, ticks: u8) {
         let version = |member: &str| marked.get(member).map(u64::to_string);
         let undo = match self.mutation {
@@ -438,7 +438,8 @@ impl Run {
         }
     }
 
-    /// Takes the second operator for one event. If the EtcdCluster was deleted, the operator drops its earlier reads.
+    /// Takes the second operator out of the run for one event. If the EtcdCluster was deleted, this operator drops its
+    /// earlier reads.
     fn take_second(&mut self) -> Option<Second> {
         let second = self.second.take()?;
         let lives = self.world.lives;
@@ -504,7 +505,7 @@ impl Run {
     }
 }
 
-/// The write that removes a mark after a write that certainly had no effect.
+/// The write that removes a start mark after a write that certainly had no effect.
 pub(crate) fn taken_back(
     write: &Write,
     marked: impl FnOnce(&str) -> Option<String>,

@@ -432,7 +432,7 @@ impl World {
         }
     }
 
-    /// A user creates the EtcdCluster again. Its clients are new too.
+    /// The user has created the EtcdCluster again, with new clients.
     pub(crate) fn begin_tls_anew(&mut self) {
         let mode = TlsMode::of(self.switch.wanted.as_ref());
         self.switch.record = None;

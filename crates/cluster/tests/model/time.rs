@@ -257,8 +257,8 @@ impl World {
         }
     }
 
-    /// Starts a first member by static bootstrap: the token and the first members define the cluster. etcd exits if
-    /// another member knows that this member has already started (`isMemberBootstrapped`).
+    /// Starts a bootstrap member: the token and the bootstrap members define the cluster. etcd exits if another member
+    /// knows that this member has already started (`isMemberBootstrapped`).
     fn first_member(&mut self, start: &Start) -> Option<(u64, usize)> {
         if !self.clusters.contains_key(&start.token) {
             let id = self.next() + 0xc000;

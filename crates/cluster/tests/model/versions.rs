@@ -71,8 +71,8 @@ impl World {
         self.versions.wanted.unwrap_or(self.setup.version)
     }
 
-    /// The user sets another version. Before the cluster has formed, a version change recreates the first members;
-    /// other tests cover that case.
+    /// The user sets another version. Before the cluster has formed, a version change recreates the bootstrap members.
+    /// Other tests cover that case.
     pub(crate) fn want_version(&mut self, which: u8) {
         if self.cluster_id.is_none() {
             return;

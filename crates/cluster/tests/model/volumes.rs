@@ -12,7 +12,7 @@ use crate::mutation::Mutation;
 use crate::story::{find, play_drawn};
 use crate::world::{World, tell};
 
-/// In an event, a number from here on selects the newest PVC.
+/// An event with at least this number selects the newest PVC.
 const NEWEST: u8 = 128;
 
 impl World {
@@ -73,7 +73,7 @@ impl World {
         (survives && goes_on).then(|| (record.member.clone(), survivor.clone()))
     }
 
-    /// Checks a recovery after an abandoned one: the abandoned seed must not run at the same time as the new seed.
+    /// Checks a recovery after an abandoned recovery: the abandoned seed must not run at the same time as the new seed.
     pub(crate) fn judge_given_up(&mut self, next: &RecoveryRecord) {
         let begins = next.recovery.as_ref();
         let begins = begins.is_some_and(|next| next.phase == RecoveryPhase::InProgress);
@@ -100,7 +100,7 @@ impl Mutation {
                 let record = observed.recovery.record.as_ref();
                 let record = record.filter(|record| record.phase == RecoveryPhase::Cancelled);
                 if let Some(pod) = record.and_then(|one| observed.pods.get_mut(&one.member)) {
-                    pod.token = Some("nobody's".to_owned());
+                    pod.token = Some("unknown".to_owned());
                 }
             }
             _ => {}
@@ -139,12 +139,12 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
 const ROUNDS: usize = 40_000;
 
 #[test]
-fn losing_mounted_volumes_keeps_invariants() {
+fn loss_of_mounted_volumes_keeps_invariants() {
     play_drawn(drawn, ROUNDS);
 }
 
 #[test]
-fn model_finds_every_lost_volume_mistake() {
+fn model_detects_every_lost_volume_mistake() {
     let mistakes = [
         Mutation::TakesLostVolumesForThere,
         Mutation::ForgetsGivenUpSeeds,

@@ -1,5 +1,5 @@
-//! Requests of users at any time (other settings of the pods, hibernation), and etcd's alarms (full databases, members
-//! with different data).
+//! Spec changes by users at any time (pod settings, hibernation), and etcd's alarms (full databases, members with
+//! different data).
 
 use std::collections::BTreeMap;
 
@@ -23,7 +23,7 @@ const QUOTA: i64 = 1000;
 /// The size of a database without a fault.
 const SMALL: i64 = 100;
 
-/// What the user has requested, the active alarms, and the records about them.
+/// The settings that the user has changed, the active alarms, and the records about alarms.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Wishes {
     /// The settings of the pods in the spec. Pods with other settings must be recreated.
@@ -216,7 +216,7 @@ impl World {
         observed.upkeep.call = done.then_some(Call::Done);
     }
 
-    /// The operator process that sent the call to defragment has ended.
+    /// Forgets the defragmentation, because the operator process that requested it has ended.
     pub(crate) fn forget_call(&mut self) {
         self.wishes.call = None;
     }
@@ -344,7 +344,7 @@ impl World {
         let Some(id) = cluster.by_name(member).filter(|id| cluster.is_up(*id)) else {
             return;
         };
-        // A member without a common CA with the others may be restarted in any state.
+        // Members that do not accept each other's certificates may be restarted in any state.
         if self.wishes.hibernate
             || !self.memory.fresh
             || self.is_torn()

@@ -35,7 +35,7 @@ macro_rules! tell {
 }
 pub(crate) use tell;
 
-/// A pod, with the state that its kubelet knows.
+/// A pod: its object in the API server, and its state on the node.
 #[expect(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug)]
 pub(crate) struct WorldPod {
@@ -60,7 +60,7 @@ pub(crate) struct WorldPod {
     pub(crate) starts_in: u8,
     /// The settings from which the pod was built.
     pub(crate) settings: u8,
-    /// True if the pod has failed for good and never restarts.
+    /// True if the pod has the phase `Failed`, so that it never restarts.
     pub(crate) ended: bool,
     /// True if another operator created the pod, or if the pod represents an external machine.
     pub(crate) old: bool,
@@ -154,7 +154,7 @@ pub(crate) struct Late {
     pub(crate) arrives: u64,
     pub(crate) write: Write,
     pub(crate) via: Vec<String>,
-    /// The highest object number that existed when the write was planned.
+    /// The highest UID that existed when the write was planned.
     pub(crate) seen: u64,
     pub(crate) sender: Sender,
 }
@@ -375,6 +375,7 @@ impl World {
             recovery: RecoveryRule {
                 automatic: self.setup.automatic,
                 after: Duration::from_secs(self.setup.patience * 3),
+                keep_volumes: Duration::from_secs(self.setup.patience * 3),
             },
             paused: self.wishes.paused,
             budget: true,
@@ -427,7 +428,7 @@ impl World {
         let is_cut = self.nodes[node].power == Power::Cut;
         let has_address = pod.is_some_and(|pod| pod.old);
         match self.services.get(name) {
-            // The Service of the member has no endpoints, so the member is the only one in its group.
+            // The Service of the member has no endpoints, so no other member is in its group.
             None if !is_cut && !has_address => 1000 + place(name),
             Some(service) if !is_cut && service.closed => 1000 + place(name),
             _ => self.group_it_dials(name),
@@ -444,7 +445,7 @@ impl World {
         }
     }
 
-    /// True if the operators get an answer from a member of this group.
+    /// True if the operators can connect to this member.
     pub(crate) fn operator_reaches(&self, name: &str) -> bool {
         let heard = !self.faults.deaf && !self.faults.operator_secret;
         let heard = heard && self.lets_operator_in(name);

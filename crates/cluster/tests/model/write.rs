@@ -15,7 +15,7 @@ use crate::world::{Shown, World, WorldDisk, WorldPod, WorldService, tell};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Answer {
     Done(Option<u64>),
-    /// The precondition failed, or etcd rejected the request for the moment.
+    /// The precondition failed, or etcd rejected the request. The operator may retry.
     Failed,
 }
 

@@ -169,7 +169,7 @@ pub(crate) enum Write {
 }
 
 impl Write {
-    /// The part of a member's start that this write belongs to. The action for the write must be marked with it.
+    /// The part of a member's start that this write belongs to. The action for the write must name the same part.
     pub(crate) fn start(&self) -> Option<StartPart> {
         match self {
             Self::CreateService {

@@ -1,4 +1,5 @@
-//! Appends entries without effect to the Raft log, so that etcd saves a snapshot of the log.
+//! Appends entries to the Raft log that change nothing. After `--snapshot-count` entries, etcd saves a snapshot. When
+//! it starts, it reads only the entries after the snapshot.
 
 use std::time::Duration;
 
@@ -9,14 +10,14 @@ use tokio::time::Instant;
 use super::EtcdClient;
 use crate::port::{Error, Etcd};
 
-/// Each entry disarms an alarm of this member, which does not exist. etcd makes an entry of each such request, and the
-/// entry changes nothing (`Alarm` in etcd's `server/etcdserver/apply`).
+/// ID of a member that does not exist. Each entry disarms an alarm of this member, which changes nothing (`Alarm` in
+/// etcd's `server/etcdserver/apply`).
 const NO_MEMBER: u64 = 1;
-/// Number of requests at a time. etcd writes the entries of concurrent requests to the disk together.
+/// Number of concurrent requests. etcd writes the entries of concurrent requests to the disk together.
 const CONCURRENT: usize = 32;
-/// Number of entries after which the applied index is read again.
+/// The applied index of the member is read again after this number of entries.
 const BATCH: u64 = 1_000;
-/// Maximum duration of all requests. A busy machine needs minutes for the 10,000 entries of the default.
+/// Time limit for all entries. A busy machine needs minutes for 10,000 entries, the default `--snapshot-count`.
 const DEADLINE: Duration = Duration::from_mins(30);
 
 /// Appends entries until the member has applied the entry `until`.

@@ -14,24 +14,24 @@ use crate::login::{Answer, log_in};
 use crate::port::{Error, Login};
 
 impl EtcdClient {
-    /// Logs the client in if it has credentials and etcd requires them. Returns the number of the login, or `None` if
-    /// etcd requires none. `stale` is the number of a login that etcd no longer accepts. `deadline` is that of the call
-    /// that needs the login.
+    /// Logs the client in if it has credentials. Returns the number of the login. Returns `None` if the client has no
+    /// credentials or no member issues a token. `stale` is the number of a login that etcd no longer accepts.
+    /// `deadline` is the deadline of the call that needs the login.
     pub(super) async fn logged_in(
         &self,
         endpoint: &str,
         stale: Option<u64>,
         deadline: Duration,
     ) -> Result<Option<u64>, Error> {
-        // If no member issues a new token in time, a suspect login remains in use.
+        // If no member issues a new token in time, the client continues to use the suspect login.
         let suspect = if stale.is_none() && deadline > self.deadlines.status {
             self.session.take_suspect()
         } else {
             None
         };
-        // First the called member gets the login, then all others concurrently. A client with a certificate or a
-        // suspect login can authenticate without a new token. It therefore waits for the login only as long as enough
-        // time remains for the call itself.
+        // The login is sent first to the called member, and then to all others concurrently. A client with a
+        // certificate or a suspect login can authenticate without a new token. For such a client, most of the time
+        // remains for the call.
         let longest = self.deadlines.call / 2;
         let login_timeout = if self.session.has_certificate() || suspect.is_some() {
             longest.min(deadline / 4)
@@ -53,8 +53,8 @@ impl EtcdClient {
         Ok(found.map(|(_, number)| number).or(suspect))
     }
 
-    /// Sends a call that presents this login. If the call gets no response, the login becomes suspect, unless another
-    /// member has responded first.
+    /// Sends a call with the token of this login. If the member does not respond, the login becomes suspect, unless
+    /// another member has responded first.
     pub(super) async fn call_with_login<F: Future>(
         &self,
         login: Option<u64>,
@@ -95,7 +95,7 @@ impl EtcdClient {
             ));
         };
         self.session.forget();
-        // If authentication is already enabled, its users are not changed, because a new password would invalidate the
+        // If authentication is already enabled, the users are not changed, because a new password would invalidate the
         // current login.
         match self.login_state(via).await? {
             Some(Login::Off) => {}
@@ -154,8 +154,8 @@ impl EtcdClient {
         if !added {
             self.change_user(end, via, user.clone(), password).await?;
         }
-        // Before etcd 3.6 the role must exist before it is granted. The permissions come from the name `root`, not from
-        // the content of the role.
+        // Before etcd 3.6, the role must exist before it is granted. The role may be empty, because etcd grants all
+        // permissions to the name `root`.
         let role = self.change_before(end, via, |mut client| async move {
             or_exists(client.role_add(ROOT).await, ROLE_EXISTS)
         });

@@ -63,8 +63,8 @@ impl EtcdClient {
         let call = |client: &Client| Box::pin(call(client.clone()));
         let answer = timeout(deadline, async {
             let client = self.connection(endpoint).await?;
-            // For a short call to one member, the client certificate is enough. The call does not wait for a login,
-            // because without a quorum no member issues a token.
+            // A short call to one member does not wait for a login, because no member issues a token without a quorum.
+            // The client certificate authenticates the call.
             let brief = self.session.has_certificate() && deadline <= self.deadlines.status;
             let mut login = if brief {
                 self.session.login_number()
@@ -89,13 +89,13 @@ impl EtcdClient {
                 answer = call(&client).await;
             }
             if self.session.has_credentials() && asks(&answer) {
-                // The member requires a new token. Either it restarted and lost the token, or the token has expired, or
-                // the member does not accept the certificate as a user.
+                // The member requires a new token: the member was restarted and lost the token, the token has expired,
+                // or no user has the name in the certificate.
                 login = Box::pin(self.logged_in(endpoint, login, deadline)).await?;
                 answer = self.call_with_login(login, overtaken, call(&client)).await;
             }
             if self.session.has_credentials() && login.is_none() && denied(&answer) {
-                // The call may also be denied because the user of the certificate has fewer permissions.
+                // The user of the certificate may lack permissions. A token would have all permissions.
                 let text = format!("{endpoint}: no member has issued a token yet");
                 return Err(Error::Unavailable(text));
             }
@@ -122,7 +122,7 @@ impl EtcdClient {
         answer
     }
 
-    /// Repeats a read that an election interrupts. A new leader is usually elected within a second.
+    /// Repeats a read if a leader election interrupts it. The members usually elect a leader within a second.
     async fn ask_through_election<T, C, F>(
         &self,
         endpoint: &str,

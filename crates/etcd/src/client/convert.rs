@@ -1,4 +1,4 @@
-//! Converts responses of etcd into the types of the port, and checks their limits. Performs no I/O.
+//! Converts responses of etcd into the types of the module `port`, and limits their size. Performs no I/O.
 
 use etcd_client::{AlarmType, ResponseHeader, StatusResponse};
 

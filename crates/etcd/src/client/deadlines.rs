@@ -14,7 +14,7 @@ pub struct Deadlines {
     pub status: Duration,
     /// Time limit for every other call, including the connections and all members that are tried.
     pub call: Duration,
-    /// If a member has not responded to a read after this time, the next member also gets the read.
+    /// If a member has not responded to a read after this time, the read is also sent to the next member.
     pub hedge: Duration,
     /// Time limit for a defragmentation. etcd rewrites the whole database before it responds.
     pub defragment: Duration,

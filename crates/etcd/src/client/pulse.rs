@@ -1,9 +1,9 @@
 //! Reads health data from a member's listener for health and metrics (`--listen-metrics-urls`), over plain HTTP and
 //! without credentials.
 //!
-//! etcd opens this listener at its start. It opens the client listener only after the member has applied its own entry.
-//! The request uses HTTP/1.0, which has no chunked encoding and ends the response with the connection, so this module
-//! needs no HTTP client.
+//! etcd opens this listener when it starts. It opens the client listener only after the member has joined the cluster.
+//! The request uses HTTP/1.0, so that this module needs no HTTP client: there is no chunked encoding, and the end of
+//! the connection ends the response.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -59,8 +59,8 @@ fn pulse(answer: &str) -> Option<Pulse> {
         let mut found = lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         found.next()?.trim().parse::<f64>().ok()
     };
-    // The value is a number of connections. It may count a connection twice: etcd 3.7.3 reports 2 for a member that
-    // received the leader's snapshot.
+    // The value is a number of connections, and can be greater than 1: etcd 3.7.3 reports 2 for a member that received
+    // the leader's snapshot.
     let named = |rest: &str| {
         let (id, value) = rest.split_once("\"} ")?;
         let holds = value.trim().parse::<f64>().ok()? >= 1.0;
@@ -110,7 +110,7 @@ mod tests {
         etcd_server_proposals_pending 0\n";
 
     #[test]
-    fn parses_member_leader_and_applied_index() {
+    fn member_leader_and_applied_index_are_parsed_from_metrics() {
         let expected = Pulse {
             member_id: MemberId(0x8e9e_05c5_2164_694d),
             has_leader: true,
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_partial_and_foreign_responses() {
+    fn partial_and_foreign_metrics_are_rejected() {
         let second = "etcd_server_id{server_id=\"1\"} 1\n";
         for answer in [
             String::new(),

@@ -1,4 +1,4 @@
-//! Snapshots of the real client. Each snapshot stream has its own connection and its own deadline.
+//! Snapshot streams of the real client. Each stream has a separate connection and a separate deadline.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ impl EtcdClient {
         let opened =
             match Box::pin(self.call_with_login(login, &NOT_HEDGED, self.open(member))).await {
                 Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
-                    // The member does not know the token, or does not accept the certificate as a user.
+                    // The member does not know the token, or no user has the name in the certificate.
                     let login = match self.session.restore_login() {
                         Some(former) => Some(former),
                         None => self.logged_in(member, login, self.deadlines.call).await?,
@@ -52,7 +52,8 @@ impl EtcdClient {
 
     /// Requests a snapshot. Returns the stream, its first chunk, and the etcd version in the stream.
     async fn open(&self, member: &str) -> Result<(Source, Bytes, String), Error> {
-        // The stream has its own connection. It may last hours and must not share flow control with short calls.
+        // The stream has a separate connection, because it may last hours and would slow down other calls on the same
+        // connection.
         let mut client = timeout(self.deadlines.call, self.connect(member))
             .await
             .map_err(|_| Error::Timeout(member.to_owned()))??;
@@ -87,7 +88,7 @@ impl Source {
         let message = async {
             loop {
                 match stream.message().await {
-                    // An empty message is no progress, so the deadline is not extended.
+                    // An empty message does not extend the deadline.
                     Ok(Some(message)) if message.blob().is_empty() => {}
                     message => return message,
                 }

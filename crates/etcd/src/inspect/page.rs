@@ -14,7 +14,7 @@ const META: u16 = 0x04;
 const MAGIC: u32 = 0xED0C_DAED;
 const BUCKET: u32 = 0x01;
 
-/// The part of a page that matters for the right edge.
+/// The content of a page that is needed to follow the right edge of the tree.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Edge {
     /// An inner page of a tree.
@@ -23,11 +23,11 @@ pub(super) enum Edge {
     Leaf { revision: i64 },
     /// A page whose last key is in its overflow pages, at this offset from the start of the page.
     Overflow { offset: u64 },
-    /// A page that lists buckets or contains the store's metadata, or an empty page.
+    /// A page that lists buckets or contains compaction revisions, or an empty page.
     Noted(Note),
 }
 
-/// What a page says about buckets and compaction.
+/// The root pages of buckets and the compaction revision, as far as a page contains them.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Note {
     /// The root page of the bucket `key`. `None` if the bucket is inlined or is not in this page.
@@ -65,8 +65,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
     Some(u64::from_le_bytes(bytes.try_into().ok()?))
 }
 
-/// The main revision in a key. `None` if the bytes are no revision. Both numbers of a revision start with a zero byte,
-/// which distinguishes a revision from a text key with `_` as its ninth byte.
+/// The main revision in a key. `None` if the bytes are not a revision. Both numbers of a revision start with a zero
+/// byte. This distinguishes a revision from a text key with `_` as its ninth byte.
 pub(super) fn revision(key: &[u8]) -> Option<i64> {
     if key.len() < REVISION_KEY || key[8] != b'_' || key[0] != 0 || key[9] != 0 {
         return None;
@@ -95,8 +95,8 @@ pub(super) fn meta(page: &[u8]) -> Option<Meta> {
     })
 }
 
-/// Parses the first page of a group of pages with the ID `id`. `None` for any other content, because freed pages may
-/// contain anything.
+/// Parses a page with the ID `id`, without its overflow pages. `None` for any other content: freed pages and overflow
+/// pages may contain any bytes.
 pub(super) fn read_page(page: &[u8], id: u64) -> Option<Edge> {
     if u64_at(page, 0)? != id {
         return None;
@@ -134,7 +134,7 @@ fn element(page: &[u8], index: usize) -> Option<Element<'_>> {
     Some(Element {
         flags: u32_at(page, at)?,
         key: page.get(key_at..value_at)?,
-        // The value may continue in overflow pages, but the rest of it is not needed.
+        // The value may continue in overflow pages. Its first bytes are enough.
         value: page.get(value_at..end.min(page.len()))?,
     })
 }
@@ -157,7 +157,7 @@ fn leaf(page: &[u8], count: usize, overflow: u32) -> Option<Edge> {
     note(page, count).map(Edge::Noted)
 }
 
-/// Reads what a page says about buckets and compaction. `None` if the page says nothing.
+/// Reads the root pages of buckets and the compaction revision. `None` if the page contains neither.
 fn note(page: &[u8], count: usize) -> Option<Note> {
     let mut note = Note::default();
     let mut found = false;

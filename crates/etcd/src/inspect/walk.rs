@@ -1,5 +1,5 @@
-//! Reads the revisions of a database file. Reads only the pages on the way to the revisions, which are few even in a
-//! large file, and verifies no other pages. [`super::Inspector`] reads every byte instead.
+//! Reads the revisions of a database file. Unlike [`super::Inspector`], which reads every byte, this module reads only
+//! the pages that lead to the revisions. These are few pages even in a large file. Other pages are not verified.
 
 use std::fs::File;
 use std::io;
@@ -45,7 +45,7 @@ impl Revisions {
         })
     }
 
-    /// The revision that an etcd started from this database has. Computed as in [`super::Inspected::store_revision`].
+    /// The revision of an etcd that starts from this database, see [`super::Inspected::store_revision`].
     pub fn store_revision(&self) -> i64 {
         self.revision.max(self.compacted).max(1)
     }
@@ -132,7 +132,7 @@ impl<'a> Walk<'a> {
     }
 }
 
-/// Reads `bytes` at the offset `at`. If the file ends before, `page` is damaged.
+/// Fills `bytes` from the offset `at` of the file. If the file is too short, reports `page` as damaged.
 fn read(file: &File, at: u64, bytes: &mut [u8], page: u64) -> Result<(), WalkError> {
     file.read_exact_at(bytes, at)
         .map_err(|error| match error.kind() {

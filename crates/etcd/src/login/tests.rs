@@ -12,7 +12,7 @@ fn session() -> Session {
 }
 
 #[tokio::test]
-async fn concurrent_calls_share_login_until_stale() {
+async fn calls_share_login_until_it_is_stale() {
     let (session, asked) = (session(), AtomicUsize::new(0));
     let ask = |_: String, _: Credentials| {
         let count = asked.fetch_add(1, Ordering::SeqCst);
@@ -31,7 +31,7 @@ async fn concurrent_calls_share_login_until_stale() {
 }
 
 #[tokio::test]
-async fn requests_token_from_other_members_if_first_issues_none() {
+async fn other_member_issues_token_if_called_member_does_not() {
     let session = session();
     session.set_members(&["learner".to_owned(), "voter".to_owned()]);
     let ask = |member: String, _: Credentials| async move {
@@ -45,7 +45,7 @@ async fn requests_token_from_other_members_if_first_issues_none() {
 }
 
 #[tokio::test]
-async fn rejection_contains_only_user_and_is_cached() {
+async fn rejected_login_error_has_no_password_and_is_cached() {
     let (session, asked) = (session(), AtomicUsize::new(0));
     let ask = |_: String, _: Credentials| {
         asked.fetch_add(1, Ordering::SeqCst);
@@ -60,7 +60,7 @@ async fn rejection_contains_only_user_and_is_cached() {
     assert_eq!(asked.load(Ordering::SeqCst), 1);
 }
 
-/// Without a quorum no member issues a token. Calls that need no token, or already have one, are still sent.
+/// Without a quorum, no member issues a token. Calls are still sent, because they may need no token.
 #[tokio::test]
 async fn login_backs_off_if_no_member_answers() {
     let (session, asked) = (session(), AtomicUsize::new(0));
@@ -82,7 +82,7 @@ fn presented_token(session: &Session) -> Option<String> {
 }
 
 #[tokio::test]
-async fn suspect_login_is_used_until_replaced() {
+async fn suspect_login_is_used_until_new_login_exists() {
     let session = session();
     let gives = |token: &'static str| {
         move |_: String, _: Credentials| async move { Answer::Token(token.into(), 0) }
@@ -90,11 +90,11 @@ async fn suspect_login_is_used_until_replaced() {
     let silent = |_: String, _: Credentials| async { Answer::Unavailable };
     let first = session.ensure("a", None, gives("a.9")).await.unwrap();
     let first = first.map(|(_, number)| number);
-    // A call with a response does not make the login suspect, and neither does a call that is dropped at once.
+    // The login does not become suspect if the call has a response or is dropped at once.
     unanswered_call(&session, first).await.answered();
     drop(session.watch(first, &NOT_HEDGED));
     assert_eq!(session.take_suspect(), None);
-    // If another member responds first, the called member may only be slow. The login does not become suspect.
+    // If another member responds first, the login does not become suspect, because the called member may only be slow.
     let overtaken = AtomicBool::new(false);
     let watch = session.watch(first, &overtaken);
     tokio::time::sleep(MIN_UNANSWERED).await;
@@ -108,7 +108,7 @@ async fn suspect_login_is_used_until_replaced() {
     session.ensure("a", suspect, silent).await.unwrap();
     assert_eq!(presented_token(&session).as_deref(), Some("a.9"));
     assert_eq!(session.login_number(), first);
-    // A login does not become suspect within the interval after the last one, and not after it was replaced.
+    // A login does not become suspect again within the interval, or after it was replaced.
     drop(unanswered_call(&session, first).await);
     assert_eq!(session.take_suspect(), None);
     session.found().suspect.since = None;
@@ -130,7 +130,7 @@ async fn unanswered_call(session: &Session, login: Option<u64>) -> PendingCall<'
 }
 
 #[tokio::test]
-async fn certificate_replaces_suspect_login() {
+async fn client_with_certificate_suspends_suspect_login() {
     let certified = Session {
         with_certificate: true,
         ..session()

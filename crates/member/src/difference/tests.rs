@@ -52,7 +52,7 @@ fn set_condition(pod: &mut Pod, kind: &str, reason: &str) {
 }
 
 #[test]
-fn new_pod_has_no_difference() {
+fn new_pod_matches_its_spec() {
     for json in [
         "{}",
         MEMORY,
@@ -67,7 +67,7 @@ fn new_pod_has_no_difference() {
 }
 
 #[test]
-fn flags_of_first_and_later_start_are_no_difference() {
+fn start_flags_do_not_count_as_difference() {
     let starts = [
         Start::Join {
             initial_cluster: "a=b".into(),
@@ -87,7 +87,7 @@ fn flags_of_first_and_later_start_are_no_difference() {
 
 /// The API server sets defaults, and a webhook adds a container and changes fields.
 #[test]
-fn defaults_and_webhook_changes_are_no_difference() {
+fn api_server_defaults_and_webhook_changes_are_ignored() {
     let mut pod = pod_for(MEMORY);
     let inside = pod.spec.as_mut().unwrap();
     inside.dns_policy = Some("ClusterFirst".into());
@@ -123,7 +123,7 @@ fn labels_and_annotations_change_in_place() {
 }
 
 #[test]
-fn user_cannot_change_reserved_keys() {
+fn changes_of_reserved_labels_and_annotations_are_ignored() {
     let pod = pod_for("{}");
     let desired =
         r#"{"pod":{"labels":{"app":"x","etcd_node":"x"},"annotations":{"etcd.version":"9"}}}"#;

@@ -24,7 +24,7 @@ fn default_pod_conforms_to_restricted_profile() {
 }
 
 #[test]
-fn profile_check_detects_root_container() {
+fn restricted_profile_check_detects_root_container() {
     let root = Fixture::with(
         r#"{"pod":{"securityContext":{"runAsUser":0},"containerSecurityContext":{}}}"#,
     );
@@ -55,7 +55,7 @@ fn pod_has_one_etcd_container_with_restart_policy_always() {
 
 /// Invariant 14: the pod of a member contains no credentials of the operator.
 #[test]
-fn pod_has_no_token_and_no_service_variables() {
+fn pod_has_no_service_account_token_or_service_variables() {
     let pod = built(&Fixture::default());
     assert_eq!(pod["spec"]["automountServiceAccountToken"], false);
     assert_eq!(pod["spec"]["enableServiceLinks"], false);
@@ -69,7 +69,7 @@ fn pod_has_no_token_and_no_service_variables() {
 }
 
 #[test]
-fn health_checks_fail_during_defragmentation_unless_user_configures_it() {
+fn defragmentation_setting_is_added_unless_user_sets_it() {
     let variables = |version: &str, json: &str| -> Vec<String> {
         let fixture = Fixture::with(json).version(version);
         let pod = built(&fixture);
@@ -114,7 +114,7 @@ fn variables_of(fixture: &Fixture) -> Vec<(String, Value)> {
 /// The API server and the operators reject these variables. The builder leaves them out, because an object may be older
 /// than this rule.
 #[test]
-fn variables_of_operator_flags_are_left_out() {
+fn user_variables_of_operator_flags_are_left_out() {
     for version in ["3.4.37", "3.5.35", "3.7.3"] {
         let untouched = variables_of(&Fixture::default().version(version));
         for owned in api::cluster::OWNED_FLAGS {
@@ -145,7 +145,7 @@ fn variables_of_sidecars_are_kept() {
 
 /// etcd does not start with both a flag and its variable.
 #[test]
-fn variable_is_left_out_if_its_flag_is_set() {
+fn user_variable_is_left_out_if_its_flag_is_set() {
     let users = |spec: Value| -> Vec<String> {
         let variables = variables_of(&Fixture::with(&spec.to_string()));
         let names = variables.into_iter().map(|(name, _)| name);
@@ -193,7 +193,7 @@ fn pod_has_labels_of_v1beta2_and_identity_annotations() {
 }
 
 #[test]
-fn user_labels_and_annotations_never_override_reserved_ones() {
+fn users_cannot_override_labels_and_annotations_of_operator() {
     let pod = built_with(&json!({
         "labels": { "team": "a", "app": "other", "etcd_cluster": "other" },
         "annotations": { "note": "b", "etcd.version": "9" },
@@ -358,7 +358,7 @@ fn pod_tolerates_lost_node_until_replacement() {
         let all = pod["spec"]["tolerations"].as_array().cloned();
         all.unwrap_or_default()
     };
-    // This time is shorter than the default toleration of five minutes.
+    // `memberReplacement.after` is by default shorter than the default toleration of five minutes.
     assert_eq!(tolerations(json!({})).len(), 0);
     assert_eq!(
         tolerations(json!({ "memberReplacement": { "after": "5m" } })).len(),

@@ -1,7 +1,7 @@
 //! TLS in a member's pod: the Secrets, mounted at the paths of v1beta2, and the TLS flags of etcd.
 //!
-//! Only the etcd container mounts the Secrets. No member's pod contains the operator's client certificate, not even for
-//! the readiness probe: the metrics listener uses plain HTTP and serves no data.
+//! Only the etcd container mounts the Secrets. No member's pod contains the operator's client certificate. The
+//! readiness probe does not need it, because the metrics listener uses plain HTTP and serves no data.
 
 use api::cluster::{KeyNames, PodPolicy};
 use api::version::EtcdVersion;
@@ -10,14 +10,14 @@ use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMo
 use crate::tls::Purpose;
 use crate::{Member, Members};
 
-/// File mode of mounted Secrets: readable for the group of the pod, to which etcd belongs.
+/// File mode of mounted Secrets: the group of the pod can read the files. etcd belongs to this group.
 const MODE: i32 = 0o440;
-/// File mode if the spec sets no group for the pod: readable for all users, because the user and the group of etcd are
-/// unknown.
+/// File mode if the spec sets a security context without a group: all users can read the files, because the user and
+/// the group of etcd are unknown.
 const MODE_WITHOUT_GROUP: i32 = 0o444;
 
 /// Cipher suites for TLS 1.2 with forward secrecy and authenticated encryption. Every etcd since 3.4 accepts these
-/// names. For TLS 1.3, Go allows no choice of cipher suites.
+/// names. For TLS 1.3, the cipher suites cannot be configured in Go.
 const CIPHER_SUITES: [&str; 6] = [
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
     "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
@@ -140,11 +140,13 @@ pub(crate) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<Strin
     arguments
 }
 
-/// The flag that turns off the reverse DNS check of peers. After etcd has verified the certificate of a peer, it looks
-/// up the peer's IP address in reverse DNS. If the certificate contains a wildcard name, this name must match a result
-/// (`checkCertSAN`, `isHostInDNS` in `client/pkg/transport/listener_tls.go`). While reverse DNS is slow or down, etcd
-/// would reject every peer. With the flag, etcd still verifies the issuer and the usage of the certificate, and as a
-/// client also the name of the other member.
+/// The flag that turns off the reverse DNS check of peers. While reverse DNS is slow or down, etcd would reject every
+/// peer.
+///
+/// Without the flag, etcd verifies the certificate of a peer, and then looks up the peer's IP address in reverse DNS. A
+/// wildcard name in the certificate must match a result (`checkCertSAN`, `isHostInDNS` in
+/// `client/pkg/transport/listener_tls.go`). With the flag, etcd still verifies the issuer and the usage of the
+/// certificate. When it connects to another member, it also verifies the name.
 fn skip_reverse_dns(version: &EtcdVersion) -> Option<String> {
     let flag = "peer-skip-client-san-verification";
     if version.has_stable_flag_names() {
@@ -189,7 +191,7 @@ mod tests {
 
     /// Invariant 20: only the reverse DNS check is turned off, by the flag name of each release.
     #[test]
-    fn peer_verification_skips_reverse_dns() {
+    fn peer_certificate_check_skips_reverse_dns() {
         let of = |version| Fixture::with(TLS).version(version).arguments();
         assert!(has(
             &of("3.6.16"),
@@ -233,7 +235,7 @@ mod tests {
             .collect();
         let names: Vec<_> = secrets.iter().flat_map(|one| &one.secret_name).collect();
         assert_eq!(names, ["p", "s"]);
-        // The keys of the Secret have other names, but the mounted files have the same names as always.
+        // The names of the mounted files do not depend on the names of the keys in the Secret.
         let items = secrets[1].items.as_ref().unwrap();
         assert_eq!(
             (items[1].key.as_str(), items[1].path.as_str()),

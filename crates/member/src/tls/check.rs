@@ -1,5 +1,6 @@
-//! Checks TLS Secrets before a member uses them: the private key, the chain to an authority that the other side trusts,
-//! validity, usage and names. Performs no I/O. rustls and webpki verify the certificates.
+//! Checks TLS Secrets before a member uses them: the private key, the chain to an authority that the other side of the
+//! connection trusts, the validity, the usage and the names. rustls and webpki verify the certificates. Performs no
+//! I/O.
 //!
 //! Invariant 20: a member is started only with Secrets that have no fault.
 
@@ -97,8 +98,7 @@ impl<'a> SecretCheck<'a> {
     }
 
     /// Checks that the certificate has a chain to one of these authorities, for this usage and at this time. Expired
-    /// authorities are left out, because webpki does not check the validity of a trust anchor. etcd does: Go verifies
-    /// the whole chain.
+    /// authorities are left out, because etcd rejects them, but webpki does not check the validity of authorities.
     fn trusted(
         &self,
         (authorities, theirs): (&[CertificateDer<'static>], &str),
@@ -115,7 +115,7 @@ impl<'a> SecretCheck<'a> {
         if fault.as_ref().is_ok_and(Option::is_none) || valid.len() == authorities.len() {
             return fault?.map_or(Ok(()), Err);
         }
-        // If an expired authority issued the certificate, the fault names this authority.
+        // Finds out whether an expired authority issued the certificate, so that the message can say so.
         for one in authorities {
             let own = std::slice::from_ref(one);
             let Some(end) = expired(&one).map(|expired| expired.not_after) else {
@@ -245,7 +245,8 @@ impl<'a> SecretCheck<'a> {
     }
 }
 
-/// The first fault of each Secret of a cluster. Later faults of the same Secret may only be consequences of the first.
+/// The first fault of each Secret of a cluster. Further faults of the same Secret may only be consequences of the
+/// first.
 pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) -> Vec<Fault> {
     let provider = aws_lc_rs::default_provider();
     let context = (&provider, now);
@@ -330,8 +331,8 @@ fn operator_faults(
     operator.trusted((&authorities, &place), Use::Client, context)
 }
 
-/// Whether the certificate is valid, but none of these authorities issued it. The check uses client usage: peer
-/// certificates have both usages, and all other certificates that members verify belong to clients.
+/// Whether the certificate is valid, but none of these authorities issued it. The check requires the usage "client
+/// auth", because members verify only certificates of clients and peers. Peer certificates have both usages.
 pub(super) fn is_issued_by_other(
     purpose: Purpose,
     slot: &Slot,

@@ -1,4 +1,5 @@
-//! The content of a TLS Secret with either set of key names, and the faults of such a Secret.
+//! The content of a TLS Secret, and the faults of such a Secret. There are two forms of key names, such as `peer.crt`
+//! and `tls.crt`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -9,7 +10,7 @@ use k8s_openapi::api::core::v1::Secret;
 /// The keys and values of a Secret.
 pub type SecretData = BTreeMap<String, Vec<u8>>;
 
-/// The keys and values of a Secret, as bytes.
+/// Converts a Secret to its keys and values.
 pub fn data_of(secret: Secret) -> SecretData {
     let data = secret.data.unwrap_or_default();
     data.into_iter()
@@ -22,11 +23,11 @@ pub fn data_of(secret: Secret) -> SecretData {
 pub enum Purpose {
     /// Traffic between members.
     Peer,
-    /// Members as servers, for clients.
+    /// Connections of clients to members: the certificate of the members.
     Server,
-    /// The cluster operator as a client.
+    /// Connections of the operators to members: the certificate of the operators.
     Operator,
-    /// The backup operator as a client of endpoints.
+    /// Connections of the backup operator to `spec.etcdEndpoints`: the certificate of the backup operator.
     Client,
 }
 
@@ -140,8 +141,8 @@ impl Fault {
         Self::new(purpose, secret, FaultKind::SecretUnreadable, &what)
     }
 
-    /// True if a member that starts now would fail because of this fault. A fault of the operator's own certificate
-    /// affects only the operator.
+    /// True if a member that starts with the Secret would fail. A fault of the operator's own certificate affects only
+    /// the operator.
     pub fn concerns_members(&self) -> bool {
         matches!(self.purpose, Purpose::Peer | Purpose::Server)
     }

@@ -1,9 +1,9 @@
 //! Compares the authorities that running members trust with the authorities in the Secrets. etcd reads its trust bundle
-//! only at its start, but its certificates at each handshake. Even a Secret without faults can therefore prevent
-//! members from connecting to each other.
+//! only when it starts, but its certificates at each handshake. Members can therefore reject each other although the
+//! Secrets have no fault.
 //!
 //! Invariant 20: trust bundles change in steps. It is a fault if a running member and a newly started member have no
-//! common authority, or if either would reject a certificate of the other. Performs no I/O.
+//! common authority, or if one of them would reject the certificate of the other. Performs no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -38,7 +38,8 @@ impl Authorities {
         })
     }
 
-    /// Parses the annotation of a pod. A part that cannot be parsed becomes empty, which means unknown.
+    /// Parses the annotation of a pod. A part that cannot be parsed becomes empty. Empty means that the authorities are
+    /// unknown.
     pub fn read(text: &str) -> Self {
         let of = |key: &str| {
             let mut parts = text.split(';').filter_map(|part| part.split_once('='));

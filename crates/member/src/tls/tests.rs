@@ -92,7 +92,7 @@ fn slot(purpose: Purpose, data: &SecretData) -> Slot {
     }
 }
 
-/// TLS for all connections. One authority issued the certificates, which cover these names.
+/// TLS Secrets for all connections, with certificates of one authority that cover these names.
 fn all(authority: &Authority, names: &[&str]) -> ClusterTls {
     let of = |purpose, usages: &[ExtendedKeyUsagePurpose], names: &[&str]| {
         let signed = authority.sign(names, usages, GOOD);
@@ -202,7 +202,7 @@ fn invariant_20_faults_contain_secret_and_key() {
 }
 
 #[test]
-fn certificate_is_checked_against_authorities_of_other_side() {
+fn other_side_of_connection_must_trust_certificate() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
     let mut tls = all(&one, &[SERVICE]);
     // The operators trust another authority, and present a certificate that members do not trust.
@@ -231,7 +231,7 @@ fn certificate_is_checked_against_authorities_of_other_side() {
 }
 
 #[test]
-fn reads_both_forms_of_key_names_and_reports_missing_keys() {
+fn secret_keys_are_read_in_both_forms_or_reported_missing() {
     let authority = Authority::new("one");
     let signed = authority.sign(&[SERVICE], &BOTH, GOOD);
     let usual = secret(Purpose::Server, KeyNames::Usual, signed, &authority.pem);
@@ -292,7 +292,7 @@ fn invariant_20_expired_authority_is_a_fault() {
     for word in ["Secret given", "peer-ca.crt", "2020-01-01"] {
         assert!(found[0].message.contains(word), "{}", found[0].message);
     }
-    // An expired authority in a trust bundle does no harm, if no certificate in use depends on it.
+    // An expired authority in a trust bundle is no fault if it did not issue the certificate.
     let both = format!("{}{}", old.pem, new.pem);
     assert_eq!(faults(&with_peer(by(&new), &both)), []);
     assert_eq!(

@@ -203,7 +203,7 @@ async fn etcd_3_7_restores_backups_of_3_2_and_3_3() {
 
 /// One byte of a value is changed. The checksum that the old etcd appended to the snapshot must show the damage.
 #[tokio::test]
-async fn rejects_damaged_backup_of_3_2_or_3_3() {
+async fn damaged_backup_of_etcd_3_2_or_3_3_is_rejected() {
     let world = World::new("3.7").await;
     for old in ["3.2.32", "3.3.27"] {
         let mut damaged = fixture(&format!("etcd-{old}.db"));

@@ -25,7 +25,7 @@ async fn etcd_3_7_restores_backup_of_3_4() {
 
 /// The operator cannot read a backup on a PersistentVolumeClaim, so the seed makes this check as well.
 #[tokio::test]
-async fn rejects_backup_of_newer_minor_before_fetch() {
+async fn backup_of_newer_minor_is_rejected_before_fetch() {
     let world = World::new("3.6").await;
     // The backup is deleted, so that a fetch would fail with another error.
     world.store().await.delete("a/backup").await.unwrap();

@@ -20,7 +20,7 @@ fn program(world: &World, settings: &DataDirectorySettings) -> std::process::Com
 /// The program creates the data directory and starts etcd. A later start needs only the data directory, and neither the
 /// Secret, nor the backup, nor `restored.json`.
 #[tokio::test]
-async fn program_creates_data_directory_and_becomes_etcd() {
+async fn seed_program_creates_data_directory_and_becomes_etcd() {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let peer_url = format!("http://127.0.0.1:{}", free_port());
@@ -62,7 +62,7 @@ async fn program_creates_data_directory_and_becomes_etcd() {
 }
 
 #[tokio::test]
-async fn reports_failed_restore_without_starting_etcd() {
+async fn failed_restore_is_reported_and_etcd_does_not_start() {
     let world = World::new("3.6").await;
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let settings = world.prepare(&peer_url).settings;

@@ -1,5 +1,5 @@
-//! Reads the preconditions of a request again just before the request is sent. Since the observation, another operator
-//! process may have become the leader (invariant 11).
+//! Checks the precondition of a request just before the request is sent. Another operator process may have become the
+//! leader and changed the objects after they were observed (invariant 11).
 
 use std::time::Instant;
 
@@ -12,7 +12,7 @@ use super::{Error, ExecuteContext, in_time};
 use crate::naming;
 use crate::plan::{Check, choice};
 
-/// Fails if the precondition is not met. Returns the instant from which the age limit of the observation counts.
+/// Fails if the precondition is not met. Returns the start of the ten seconds in which later requests must be sent.
 pub(super) async fn confirm(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -24,8 +24,8 @@ pub(super) async fn confirm(
         Check::RestoreUnchanged => {
             let began = Instant::now();
             if is_unchanged(context, restore).await? {
-                // The age limit starts again here. The observation may contain a slow read of the store, but this
-                // request depends only on the EtcdRestore, which was just read.
+                // The observation may be old, because the store answered slowly. The next request depends only on the
+                // EtcdRestore, which was just read, so its ten seconds start here.
                 return Ok(began);
             }
             missing("the EtcdRestore was changed or deleted after it was read")
@@ -46,17 +46,18 @@ pub(super) async fn confirm(
     }
 }
 
-/// Whether the EtcdRestore is unchanged. If it has changed, another operator process may have created the EtcdCluster
-/// and completed the restore, and a user may then have deleted the EtcdCluster. A second EtcdCluster would keep the
-/// lock of the completed restore and get no members.
+/// Whether the EtcdRestore is unchanged since the observation. If it has changed, another operator process may have
+/// completed the restore, and a user may have deleted the EtcdCluster. A second EtcdCluster would keep its restore lock
+/// and get no members.
 async fn is_unchanged(context: &ExecuteContext, restore: &EtcdRestore) -> Result<bool, Error> {
     let now = read_again(context, restore).await?;
     let version = |restore: &EtcdRestore| (restore.uid(), restore.resource_version());
     Ok(now.as_ref().map(version) == Some(version(restore)))
 }
 
-/// Fails if the EtcdRestore now records another backup. Invariant 9: the plan deletes the seed because its data differs
-/// from the backup that was recorded then. The seed may contain the backup that is recorded now.
+/// Fails if the EtcdRestore was deleted, or if it records another backup than in the observation. The plan deletes the
+/// seed because the seed's data differs from the recorded backup. After a change of the record, the seed may have the
+/// right data (invariant 9).
 async fn has_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Result<(), Error> {
     let now = read_again(context, restore).await?;
     let why = match now.filter(|now| naming::uid(now) == naming::uid(restore)) {
@@ -67,9 +68,9 @@ async fn has_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Res
     Err(Error::Missing(why.to_owned()))
 }
 
-/// The EtcdCluster. `None` if this restore no longer holds its lock, or if the recorded cluster ID has changed.
-/// Invariant 9: the objects of a seed are deleted only before the cutover, and another operator process may have made
-/// the cutover.
+/// The EtcdCluster. `None` if it was deleted, if this restore no longer holds the lock, or if the cluster ID has
+/// changed. A changed cluster ID shows that another operator process has made the cutover. After the cutover, the
+/// objects of the seed must not be deleted (invariant 9).
 pub(super) async fn in_place(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -86,8 +87,8 @@ pub(super) async fn in_place(
     }))
 }
 
-/// Whether the seed's pod is unchanged. Invariant 9: the cutover needs an existing seed. Another operator process may
-/// have deleted the pod. Without a volume, the data is then lost.
+/// Whether the seed's pod is unchanged since the observation. The cutover needs an existing seed (invariant 9). Another
+/// operator process may have deleted the pod, and a seed without a volume then has lost its data.
 async fn is_same_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,

@@ -77,8 +77,7 @@ async fn executed(
     .await
 }
 
-/// Executes the action when the observation has this age. The result is an error, too, if a late write cannot be
-/// undone.
+/// Executes the action with an observation of this age. The result is also an error if a late write cannot be undone.
 async fn executed_for(
     restore: &EtcdRestore,
     age: Duration,
@@ -107,9 +106,9 @@ async fn executed_for(
     (requests, outcome)
 }
 
-/// Invariant 11: another operator process may have deleted the pod and created the next one on the same volume.
+/// Invariant 11: another operator process may have deleted the pod and created a new pod on the same volume.
 #[tokio::test]
-async fn deletes_volume_only_with_observed_pod() {
+async fn deletes_seed_volume_only_if_no_other_pod_uses_it() {
     for (pod, next, deleted) in [(200, 404, 3), (404, 404, 3), (404, 200, 1), (409, 200, 1)] {
         let (requests, outcome) =
             executed(&locked(), &Action::DiscardSeed, move |what, _| match what {
@@ -131,7 +130,7 @@ async fn deletes_volume_only_with_observed_pod() {
 }
 
 #[tokio::test]
-async fn keeps_seed_if_restore_has_changed() {
+async fn keeps_seed_pod_if_restore_was_deleted_or_changed() {
     let another = |edit: fn(&mut EtcdRestore)| {
         let mut restore = fake::restore_in_place();
         edit(&mut restore);
@@ -156,11 +155,12 @@ async fn keeps_seed_if_restore_has_changed() {
     }
 }
 
-/// Invariant 11: the finalizer was removed before the lock was set. No later reconcile would remove the lock.
+/// Invariant 11: the finalizer was removed before the API server set the lock. No later reconcile would remove the
+/// lock.
 #[tokio::test]
-async fn removes_lock_without_finalizer_despite_errors() {
+async fn removes_restore_lock_if_finalizer_is_missing() {
     const PATCH: &str = "PATCH etcdclusters";
-    // The lock is set, or the response to the request is lost.
+    // The request to set the lock succeeds, or its response is lost.
     for first in [200, 504] {
         let (requests, outcome) =
             executed(&observation(), &Action::Lock, move |what, before| {
@@ -188,7 +188,7 @@ async fn removes_lock_without_finalizer_despite_errors() {
     .await;
     assert_eq!(requests, [PATCH; 6]);
     outcome.unwrap_err();
-    // The EtcdRestore has its finalizer, or the lock was never set.
+    // The lock stays if the EtcdRestore has its finalizer. It is not removed if it was never set.
     let with_lock = |what: &str, code| match what {
         "GET etcdrestores" => {
             let mut restore = fake::restore_in_place();
@@ -211,7 +211,7 @@ async fn removes_lock_without_finalizer_despite_errors() {
 /// When a restore is aborted, all objects of the seed are deleted by UID, even if the record or the pod has changed.
 /// Only a cutover by another operator process prevents the deletion (invariant 9).
 #[tokio::test]
-async fn aborted_restore_deletes_changed_seed() {
+async fn aborted_restore_deletes_seed_even_if_changed() {
     let mut aborted = fake::restore_in_place();
     aborted.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
     let all = [
@@ -259,7 +259,7 @@ fn cut_over() -> EtcdCluster {
 
 /// Invariant 11: the operator process was suspended after the observation.
 #[tokio::test]
-async fn sends_nothing_after_old_observation() {
+async fn sends_no_write_if_observation_is_too_old() {
     let old_members = OldPod {
         name: "main-old".into(),
         uid: "old".into(),
@@ -309,8 +309,8 @@ async fn sends_nothing_after_old_observation() {
     }
 }
 
-/// Invariant 11: another operator process has created the EtcdCluster and finished the restore, and a user has deleted
-/// the EtcdCluster.
+/// Invariant 11: another operator process may have created the EtcdCluster and finished the restore. A user may then
+/// have deleted the EtcdCluster.
 #[tokio::test]
 async fn creates_cluster_only_for_unchanged_restore() {
     let version = |uid: &str, version: &str| {
@@ -321,7 +321,7 @@ async fn creates_cluster_only_for_unchanged_restore() {
     };
     let read = version("restore-uid", "7");
     let action = Action::CreateCluster(Box::default());
-    // Reading the store may take longer than ten seconds.
+    // The age of the observation does not matter here: reading the store may take longer than ten seconds.
     for age in [0, 30].map(Duration::from_secs) {
         let cases = vec![
             (Some(version("restore-uid", "7")), None),
@@ -368,9 +368,9 @@ async fn creates_cluster_only_for_unchanged_restore() {
     }
 }
 
-/// Invariants 9 and 11: the seed was lost, or deleted by another operator process.
+/// Invariants 9 and 11: the seed's pod was lost, or another operator process deleted it.
 #[tokio::test]
-async fn makes_no_cutover_to_changed_seed() {
+async fn no_cutover_is_made_if_seed_pod_has_changed() {
     let mut another = observed_pod();
     another.metadata.uid = Some("another".into());
     let mut terminating = observed_pod();
@@ -405,8 +405,8 @@ fn backup() -> ChosenBackup {
     )
 }
 
-/// Invariant 11: if a late request created the seed's pod, it would replace a member to which clients have written by
-/// the state of the backup.
+/// Invariant 11: a seed's pod that is created late would start a member with the data of the backup, although clients
+/// have written to this member.
 #[tokio::test]
 async fn deletes_seed_pod_created_after_handover() {
     const CREATED: &str = "POST pods";
@@ -426,7 +426,7 @@ async fn deletes_seed_pod_created_after_handover() {
         // The first reads of the EtcdCluster may fail.
         for fails in [0, 2] {
             let now = now.clone();
-            let (requests, outcome) = executed(
+            let (requests, outcome) = Box::pin(executed(
                 &observation,
                 &Action::CreatePod,
                 move |what, before| match what {
@@ -438,7 +438,7 @@ async fn deletes_seed_pod_created_after_handover() {
                     },
                     _ => (200, fake::success()),
                 },
-            )
+            ))
             .await;
             let expected: &[&str] = if stays {
                 &[CREATED]
@@ -468,9 +468,10 @@ fn observed_pod() -> Pod {
     observation().objects.seed.pod.unwrap()
 }
 
-/// Without a volume, a seed's pod has the only copy of its data. The old members stop only when a seed serves.
+/// The old members stop only after a seed has served. Without a volume, a new pod lacks the data that clients wrote to
+/// that seed.
 #[tokio::test]
-async fn deletes_seed_pod_created_after_old_members_stopped() {
+async fn deletes_late_seed_pod_without_volume_after_old_members_stopped() {
     let old = |left: bool| {
         let metadata = json!({ "name": "main-old", "uid": "old", "labels": {} });
         let pods = if left {
@@ -491,7 +492,7 @@ async fn deletes_seed_pod_created_after_old_members_stopped() {
         observation.objects.cluster = Some(existing.clone());
         observation.objects.backup = Ok(backup());
         observation.snapshot.old_members = OldMembers::Known(Vec::new());
-        let (requests, outcome) = executed(
+        let (requests, outcome) = Box::pin(executed(
             &observation,
             &Action::CreatePod,
             move |what, before| match what {
@@ -501,7 +502,7 @@ async fn deletes_seed_pod_created_after_old_members_stopped() {
                 "GET pods" => (200, old(left)),
                 _ => (200, fake::success()),
             },
-        )
+        ))
         .await;
         assert_eq!(requests.len(), if stays { 1 } else { 2 }, "{requests:?}");
         outcome.unwrap();

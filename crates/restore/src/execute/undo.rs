@@ -1,6 +1,6 @@
-//! Undoes late writes that no later reconcile would undo (invariant 11). A request may be in flight for longer than its
-//! operator process holds the lease. The tasks run concurrently with the reconciles, and the process waits for them
-//! before it ends.
+//! Undoes writes that reached the API server late, if no later reconcile would undo them (invariant 11). A request can
+//! be in flight after its operator process has lost the lease. The undo tasks run concurrently with reconciles, and the
+//! process waits for them before it exits.
 
 use std::time::Duration;
 
@@ -60,8 +60,8 @@ impl Undo {
     }
 }
 
-/// Deletes the seed's pod that this process has just created (`created`) if the cluster no longer needs a seed. After
-/// the handover, a late seed would replace a member under the same IDs, with the state of the backup as its data.
+/// Deletes the pod `created` if the cluster no longer needs a seed. This process has just created the pod. After the
+/// handover, the pod would start an existing member a second time, with the old data of the backup.
 pub(super) fn delayed_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -86,8 +86,8 @@ pub(super) fn delayed_seed(
     });
 }
 
-/// Whether the cluster still needs the new pod: either no client can have written to the seed, or the data of the seed
-/// is on its volume.
+/// Whether the cluster still needs the new pod. The pod is needed if the restore holds the lock, and if the seed has a
+/// volume or no client can have written to the seed.
 async fn needs_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -100,8 +100,8 @@ async fn needs_seed(
     if cluster.spec.is_durable() || !after_cutover {
         return Ok(true);
     }
-    // After the cutover, a pod without a volume is created only while old members run. If they have stopped, another
-    // seed serves.
+    // The old members stop only after a seed has served. Clients may have written to that seed, and a new pod without
+    // its volume would not have these writes.
     let namespace = restore.namespace().unwrap_or_default();
     match members::old_members(&context.client, restore, &namespace, &cluster).await {
         OldMembers::Unknown(why) => Err(Error::Missing(why)),
@@ -109,8 +109,8 @@ async fn needs_seed(
     }
 }
 
-/// Removes the restore lock if the EtcdRestore has no finalizer. Without a finalizer, no later reconcile removes the
-/// lock.
+/// Removes the restore lock if the EtcdRestore was deleted or has no finalizer. In these cases, no later reconcile
+/// removes the lock.
 pub(super) fn delayed_lock(context: &ExecuteContext, restore: &EtcdRestore, cluster: &EtcdCluster) {
     let work = (context.clone(), restore.clone(), cluster.name_any());
     context.undo.spawn("the restore lock", move || {

@@ -18,8 +18,8 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::Source;
 use crate::source::{self, SecretData};
 
-/// The recorded backup or, without a record, the backup that the spec names. `locked`: the restore holds the lock of
-/// the cluster, so the recorded backup may already be in use.
+/// The recorded backup, or without a valid record the backup that the spec names. If the restore holds the lock
+/// (`locked`), a seed may already use the recorded backup.
 pub(super) async fn choose(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -42,7 +42,8 @@ async fn source_of(
     let spec = &restore.spec;
     let Some(reference) = &spec.backup else {
         let kind = spec.backup_storage_type.as_ref();
-        // Older manifests name the storage type. If the manifest names none, its only storage block is used.
+        // Only older EtcdRestores set `backupStorageType`. Without this field, the only storage block of the spec is
+        // used.
         let kind = kind.unwrap_or(&StorageType::S3);
         let selected = spec.blocks().select(kind, "spec", "backupStorageType");
         return selected
@@ -62,8 +63,8 @@ async fn source_of(
     newest_of(&backup, reference.before.as_ref())
 }
 
-/// The storage block of the newest complete backup of an EtcdBackup. With a time, the newest backup that was complete
-/// by then.
+/// The storage block of the newest complete backup of an EtcdBackup. With `before`, only backups that were complete at
+/// that time count.
 pub(super) fn newest_of(
     backup: &EtcdBackup,
     before: Option<&Time>,
@@ -105,7 +106,7 @@ pub(super) fn newest_of(
             .unwrap_or_default(),
         _ => path,
     };
-    // The current `spec` may name another path than the spec with which the backup was stored.
+    // The spec may have changed since the backup was stored, and may name another path.
     let own = block.source().path() == path || name::parse(block.source().path(), path).is_some();
     if !own {
         let message = format!(
@@ -117,7 +118,7 @@ pub(super) fn newest_of(
     Ok(block.at(path.to_owned()))
 }
 
-/// The location of the newest backup in `status.backups` that was complete by this time.
+/// The location of the newest backup in `status.backups` that was complete at the time `before`.
 fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Trouble> {
     let listed = backup.status.iter().flat_map(|status| &status.backups);
     let timed = listed.filter_map(|one| Some((one.completion_time.as_ref()?.0, one)));
@@ -135,8 +136,8 @@ fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Troub
     })
 }
 
-/// Checks the backup before the restore creates anything, and adds its metadata to `backup`. Also checks the spec of
-/// the existing cluster (`there`), or the spec of the cluster to create.
+/// Checks the backup before the restore creates anything, and adds the metadata of the backup to `backup`. Returns the
+/// spec of the cluster: the spec of the `existing` cluster, or else the spec of the cluster to create.
 pub(super) async fn check(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -189,8 +190,8 @@ pub(super) async fn check(
     }
 }
 
-/// Checks that the PersistentVolumeClaim exists. Only the seed's pod can read the backup on it, and the pod checks the
-/// backup before it changes anything.
+/// Checks that the PersistentVolumeClaim exists. Only the seed's pod can read the backup on this volume. The pod checks
+/// the backup before it changes anything.
 async fn check_pvc(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,

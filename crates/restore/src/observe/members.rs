@@ -21,7 +21,7 @@ use crate::snapshot::{
     Child, Life, OldMembers, OldPod, Pod, PodFacts, Seed, SeedObjects, Serving, Snapshot,
 };
 
-/// The objects with the names of the seed's objects, with any owner. A failed read is an error with its text.
+/// The objects that have the names of the seed's objects, with any owner. A failed read is an error message.
 pub(super) struct NamedObjects {
     pub(super) service: Result<Option<Service>, String>,
     pub(super) pvc: Result<Option<PersistentVolumeClaim>, String>,
@@ -57,7 +57,8 @@ pub(super) async fn named(
     NamedObjects { service, pvc, pod }
 }
 
-/// The seed with the objects of its names. An object of another owner counts as `NameTaken`.
+/// Builds the facts about the seed from the objects with its names. An object that the EtcdCluster does not own counts
+/// as `NameTaken`.
 pub(super) fn seed(
     named: NamedObjects,
     cluster: &EtcdCluster,
@@ -70,7 +71,7 @@ pub(super) fn seed(
         child(named.pod, owner, &mut children.pod),
         child(named.pvc, owner, &mut children.pvc),
     );
-    // The Service is the first object of a seed, so its creation time is the start of the seed.
+    // The operator creates the Service of a seed first, so the creation time of the Service is the start of the seed.
     let began = children.service.as_ref();
     let began = began.and_then(ResourceExt::creation_timestamp);
     let began = began.map(|time| time.0);
@@ -80,7 +81,8 @@ pub(super) fn seed(
         (Child::NameTaken, _) => Pod::NameTaken,
         (Child::Present, Some(pod)) => Pod::Present(PodFacts {
             life: pod::life(pod, began, now),
-            // While no member serves clients, the shortest pause between two pods applies.
+            // After the old members have stopped, no member serves clients. The operator then replaces a pod after the
+            // shortest pause.
             recent: pod::is_recent(pod, began.filter(|_| !old_members.have_stopped()), now),
             ..pod::facts(pod)
         }),
@@ -89,9 +91,9 @@ pub(super) fn seed(
     Seed { service, pvc, pod }
 }
 
-/// Reports missing storage for the seed's PersistentVolumeClaim. The API server sets the start of the waiting time, so
-/// the difference to the operator's clock is taken into account. If that difference cannot be read, nothing is reported
-/// (invariant 1).
+/// Adds a problem to `seed` if Kubernetes provides no storage for its PersistentVolumeClaim in time. The start of the
+/// waiting time is a timestamp of the API server, so the time is corrected by the difference of the two clocks. If this
+/// difference cannot be read, no problem is added (invariant 1).
 pub(super) async fn check_storage(client: &Client, seed: &mut Seed, children: &SeedObjects) {
     let (Pod::Present(facts), Some(pod), Some(pvc)) = (&mut seed.pod, &children.pod, &children.pvc)
     else {
@@ -145,7 +147,7 @@ fn addresses(cluster: &EtcdCluster, namespace: &str) -> Addresses {
     Members::of(cluster, namespace, "", None).addresses()
 }
 
-/// Queries the seed at the address of its pod. No Service selects the seed while old members serve.
+/// Queries the seed at the address of its pod, because no Service selects the seed while old members serve.
 pub(super) async fn seed_serving(
     context: &ObserveContext<'_>,
     (namespace, cluster): (&str, &EtcdCluster),
@@ -164,8 +166,9 @@ pub(super) async fn seed_serving(
     }
 }
 
-/// Whether the plan after the cutover needs an answer of the seed: before the old members stop, and before the seed
-/// joins. Between these two steps, the plan only waits until the old members have stopped.
+/// Whether the plan after the cutover needs an answer from the seed. The plan needs the answer before it stops the old
+/// members, and before the seed joins the Services. Between these two steps, the plan only waits until the old members
+/// have stopped.
 pub(super) fn needs_answer(restore: &EtcdRestore, snapshot: &Snapshot) -> bool {
     let OldMembers::Known(old_members) = &snapshot.old_members else {
         return true;
@@ -188,7 +191,8 @@ pub(super) fn seed_url(
     Some(addresses.client_url_at(address?, &pod?.name_any()))
 }
 
-/// Compares the hash of the seed's keys with the hash in the manifest, before clients can use the seed.
+/// Compares etcd's hash of the seed's keys with the hash in the manifest of the backup, before clients can use the
+/// seed.
 pub(super) async fn compare_hash(
     context: &ObserveContext<'_>,
     seed: &Seed,

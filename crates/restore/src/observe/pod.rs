@@ -15,8 +15,8 @@ mod storage;
 pub(super) use life::{is_recent, life};
 pub(super) use storage::no_storage;
 
-/// The facts that the pod alone shows. [`life`] also needs a clock, and the [provenance](super::provenance) also needs
-/// the record.
+/// The facts that follow from the pod alone. [`life`] also needs the time, and [provenance](super::provenance) also
+/// needs the recorded backup.
 pub(super) fn facts(pod: &Pod) -> PodFacts {
     let status = pod.status.clone().unwrap_or_default();
     let ended = life::ended(pod);
@@ -67,7 +67,7 @@ pub(super) fn facts(pod: &Pod) -> PodFacts {
     }
 }
 
-/// The progress of a finished fetch, from its report.
+/// The progress of a finished download, from the report of the container `fetch`.
 fn complete_progress(prepare: &[ContainerStatus]) -> Option<Moved> {
     let fetch = prepare.iter().find(|status| status.name == FETCH)?;
     let bytes = reported(fetch)?.size;

@@ -1,8 +1,8 @@
 //! Compares a seed's pod with the recorded backup. Performs no I/O.
 //!
-//! The backup of the pod can differ from the recorded one: a suspended operator process may create the pod late, from a
-//! backup that it read before another backup was recorded. The arguments of a pod name the backup that the pod fetches.
-//! The pod's report describes the data on its volume, which an earlier pod may have fetched.
+//! The backup of a pod may differ from the recorded backup. For example, a suspended operator process read an old
+//! record, and created the pod after the record had changed. The arguments of a pod name the backup that the pod
+//! downloads. The report of a pod describes the data on its volume, which an earlier pod may have downloaded.
 
 use api::EtcdRestore;
 use api::restore::ChosenBackup;
@@ -62,14 +62,15 @@ fn argument<'a>(pod: &'a Pod, container: &str, prefix: &str) -> Option<&'a str> 
     arguments.iter().find_map(|one| one.strip_prefix(prefix))
 }
 
-/// Sets the result of the comparison in `facts`. Does nothing without a record, or if the arguments cannot be parsed.
+/// Compares the pod with the recorded backup, and writes the result to `facts`. Changes nothing without a record, or if
+/// the arguments cannot be parsed.
 pub(super) fn compare(restore: &EtcdRestore, pod: &Pod, facts: &mut PodFacts) {
     if let (Some(chosen), Some(arguments)) = (choice::recorded(restore), FetchArguments::of(pod)) {
         compare_arguments(chosen, &arguments, facts);
     }
 }
 
-/// Like [`compare`], with arguments that were parsed before.
+/// Like [`compare`], but with parsed arguments.
 pub(crate) fn compare_arguments(
     chosen: &ChosenBackup,
     arguments: &FetchArguments<'_>,
@@ -107,8 +108,8 @@ pub(crate) fn compare_arguments(
         .then(|| OtherBackup::Contains(describe(chosen, arguments, Some(&sha256), origin)));
 }
 
-/// Names the pod's backup and the recorded backup. The location in the report may differ from the location in the
-/// arguments.
+/// Describes the pod's backup and the recorded backup for a message. The location in the report may differ from the
+/// location in the arguments.
 fn describe(
     chosen: &ChosenBackup,
     arguments: &FetchArguments<'_>,
@@ -202,7 +203,7 @@ mod tests {
         assert!(fetches(&pod("b/newer", &[])));
         assert!(fetches(&pod("b/k", &["--sha256=ffff"])));
         assert!(fetches(&pod("b/k", &["--bump-revision=7"])));
-        // Without readable arguments or without a record, nothing is compared.
+        // Without arguments that can be parsed, or without a record, nothing is compared.
         assert!(!fetches(&Pod::default()));
         assert!(!fetches(&pod("b/k", &["--bump-revision=x"])));
         let mut unrecorded = known.clone();
@@ -214,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn report_overrides_arguments_of_pod() {
+    fn report_of_pod_overrides_its_arguments() {
         let contains_other = |restore: &EtcdRestore, pod: &Pod, reported| {
             let facts = compared(restore, pod, Some(reported));
             matches!(facts.other_backup, Some(OtherBackup::Contains(_)))

@@ -60,8 +60,8 @@ impl Reached {
 }
 
 impl ObserveContext<'_> {
-    /// The cause of a missing answer. Contains the remedy if the cause is a rejected password or a problem with a
-    /// Secret.
+    /// Describes why etcd gave no usable answer. The text contains the remedy if etcd rejected the password, or if a
+    /// Secret has a problem.
     pub(super) fn describe(&self, error: &Error) -> String {
         match (self.fault, error) {
             (Some(fault), _) => fault.to_owned(),

@@ -64,7 +64,7 @@ fn backup_without_manifest_requires_template() {
 }
 
 #[test]
-fn rejects_version_older_than_backup() {
+fn rejects_etcd_version_older_than_backup() {
     let recorded = manifest("3.6.16", json!({}));
     let trouble = refused(
         &restore(json!({ "spec": { "version": "3.5.35" } })),
@@ -84,7 +84,7 @@ fn rejects_version_older_than_backup() {
     );
 }
 
-/// The backup of a cluster with TLS is not restored into a cluster without TLS.
+/// The backup of a cluster with TLS is never restored into a cluster without TLS by default.
 #[test]
 fn new_cluster_keeps_tls_of_manifest() {
     let tls = json!({ "TLS": { "static": { "operatorSecret": "o", "member": { "serverSecret": "s", "peerSecret": "p" } } } });
@@ -102,9 +102,9 @@ fn rejects_invalid_spec_of_manifest() {
     assert!(trouble.message.contains("spec.size"), "{}", trouble.message);
 }
 
-/// An earlier operator release, which does not have this rule, has recorded the spec.
+/// The manifest may come from an earlier release of the operator, which accepted this variable.
 #[test]
-fn rejects_spec_of_manifest_with_operator_flag() {
+fn rejects_spec_of_manifest_with_forbidden_etcd_flag() {
     let env = json!([{ "name": "ETCD_FORCE_NEW_CLUSTER", "value": "true" }]);
     let recorded = manifest("3.6.16", json!({ "pod": { "etcdEnv": env } }));
     let trouble = refused(&restore(Value::Null), Some(&recorded));
@@ -314,10 +314,10 @@ fn finds_old_members_by_owner_and_token() {
     assert_eq!(found, [("old", true), ("older", false)]);
 }
 
-/// The pause grows with the duration of the restore, so that a node without free resources is not tried again and
-/// again. While no member serves clients, the shortest pause applies.
+/// The pause between two pods of a seed grows with the duration of the restore, which protects a node without free
+/// resources. While no member serves clients, the shortest pause applies.
 #[test]
-fn requeue_delay_is_short_while_no_member_serves() {
+fn seed_pod_is_replaced_sooner_while_no_member_serves() {
     let ago = |seconds: i64| {
         let then = k8s_openapi::jiff::Timestamp::now().as_second() - seconds;
         k8s_openapi::jiff::Timestamp::from_second(then)

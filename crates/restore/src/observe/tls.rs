@@ -1,4 +1,4 @@
-//! The certificates of the cluster to restore into, and their problems.
+//! Reads the certificates of the target cluster, and reports their problems.
 
 use api::EtcdCluster;
 use api::problem::Problem;
@@ -7,14 +7,14 @@ use kube::{Client, ResourceExt};
 use member::Members;
 use member::tls::{ClusterTls, FaultKind};
 
-/// Reads the Secrets that the cluster names.
+/// Reads the Secrets with certificates that the spec of the cluster names.
 pub(super) async fn read(client: &Client, namespace: &str, cluster: &EtcdCluster) -> ClusterTls {
     let name = cluster.name_any();
     let policy = cluster.spec.tls.as_ref();
     runtime::reach::cluster_tls(client, (namespace, &name), policy).await
 }
 
-/// Invariant 20: no seed is started with invalid certificates.
+/// The problems of the certificates. The operator starts no seed with invalid certificates (invariant 20).
 pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> {
     let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();

@@ -39,7 +39,7 @@ pub enum Action {
     },
     /// Record the chosen backup in the status of the restore (invariant 10).
     RecordBackup(Box<ChosenBackup>),
-    /// Set the finalizer of the restore before the lock (true), or remove it after the lock was released (false).
+    /// Set the finalizer of the EtcdRestore (true), or remove it (false).
     SetFinalizer(bool),
     /// Create the EtcdCluster with the restore lock.
     CreateCluster(Box<EtcdClusterSpec>),
@@ -82,8 +82,8 @@ pub enum Action {
 }
 
 impl Action {
-    /// Whether the action changes the EtcdRestore itself. Its resourceVersion then changes, so this reconcile writes no
-    /// status, and the next reconcile does.
+    /// Whether the action changes the EtcdRestore itself. Its resourceVersion then changes, so the next reconcile
+    /// writes the status.
     pub fn changes_object(&self) -> bool {
         matches!(self, Self::SetFinalizer(_) | Self::Expire)
     }
@@ -114,7 +114,7 @@ impl Action {
     }
 }
 
-/// How far a restore is.
+/// The state of a restore.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PlanState {
     /// The restore continues without manual action.
@@ -158,8 +158,8 @@ impl Plan {
         }
     }
 
-    /// The state for a problem. The restore waits until a temporary problem ends. It reports any other problem as a
-    /// failure until a user has corrected it.
+    /// The plan for a problem. The restore waits until a temporary problem ends. The restore reports any other problem
+    /// as a failure until a user has corrected it.
     pub(crate) fn trouble(trouble: &Trouble) -> Self {
         match trouble.reason {
             Reason::PodNotStarting

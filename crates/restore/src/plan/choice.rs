@@ -45,7 +45,7 @@ pub fn to_record(restore: &EtcdRestore, snapshot: &Snapshot, locked: bool) -> Op
     ))
 }
 
-/// The choice of the backup in a storage block, without metadata.
+/// The record of the backup in a storage block, without the metadata of the stored backup.
 pub fn chosen_from(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup {
     let reference = restore.spec.backup.as_ref();
     ChosenBackup {
@@ -60,7 +60,8 @@ pub fn chosen_from(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup 
     }
 }
 
-/// The recorded number by which the revision is increased; `None` if it is 0. Lower revisions are marked as compacted.
+/// The recorded number by which the restore raises the revision, or `None` if the number is 0. The lower revisions are
+/// marked as compacted.
 pub fn bump_revision(restore: &EtcdRestore) -> Option<u64> {
     let by = u64::try_from(recorded(restore)?.bump_revision).ok()?;
     (by > 0).then_some(by)
@@ -106,8 +107,8 @@ pub fn is_unchanged(
     Ok(())
 }
 
-/// Adds the name of the recorded backup and the remedy to the problem of a missing backup. A change of the spec would
-/// not help, because the recorded backup remains chosen.
+/// Adds the name of the recorded backup and the remedy to the problem of a missing backup. A change of the spec is no
+/// remedy, because the restore continues to use the recorded backup.
 pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Trouble {
     if let Some(chosen) = recorded(restore)
         && matches!(
@@ -117,8 +118,8 @@ pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Troub
     {
         let owner = chosen.etcd_backup.as_ref();
         let owner = owner.map_or_else(String::new, |name| format!(" of the EtcdBackup {name}"));
-        // The operator cannot read a PersistentVolumeClaim. The backup may therefore never have been on it, and the
-        // message must not say "was deleted".
+        // Without a recorded size, the operator has not seen the backup. This is the case for a backup on a
+        // PersistentVolumeClaim, so the message must not say "was deleted".
         let problem = match chosen.stored_size {
             Some(_) => "was deleted",
             None => "does not exist",
@@ -230,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn changed_spec_chooses_again_until_locked() {
+    fn changed_spec_selects_backup_again_until_lock_is_held() {
         let mut restore = restore();
         assert_eq!(valid_record(&restore, true), None);
         let chosen = chosen_from(&restore, block("b/k"));
@@ -242,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn revision_increase_is_chosen_with_backup() {
+    fn bump_revision_is_recorded_with_backup() {
         let mut restore = restore();
         restore.spec.bump_revision = Some(1000);
         let chosen = chosen_from(&restore, block("b/k"));
@@ -250,14 +251,14 @@ mod tests {
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = None;
         assert_eq!(bump_revision(&restore), Some(1000));
-        // If the record contains no increase of the revision, a later change of the spec adds none.
+        // If the recorded number is 0, a later change of the spec has no effect.
         let chosen = chosen_from(&restore, block("b/k"));
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = Some(7);
         assert_eq!(bump_revision(&restore), None);
     }
 
-    /// Volumes contain the fingerprint, and later releases compare it, so its value must not change.
+    /// Volumes contain the fingerprint. Later releases compare it, so the fingerprint of a block must never change.
     #[test]
     fn fingerprint_covers_all_fields_of_source() {
         let of = |more: Value| -> String {
@@ -280,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn location_has_format_of_etcd_backup() {
+    fn location_has_format_of_etcd_backup_status() {
         for (block, expected) in [
             (json!({ "s3": { "path": "b/k" } }), "s3://b/k"),
             (json!({ "gcs": { "path": "b/k" } }), "gs://b/k"),

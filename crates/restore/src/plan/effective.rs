@@ -1,6 +1,7 @@
-//! The spec in effect: the TLS settings and the address format with which the members were started. A user may change
-//! `spec.TLS` at any time, and the cluster operator changes the members in steps. Meanwhile, the operators connect to
-//! the members with the settings in effect. The seed's pod records its own settings. Performs no I/O.
+//! The TLS settings and the address format with which the members were started. A user may change `spec.TLS` at any
+//! time, and the cluster operator then changes the members in steps. Until these steps are complete, operators connect
+//! to the members with the old settings. An annotation of the seed's pod records the settings of the seed. Performs no
+//! I/O.
 
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;
@@ -24,9 +25,9 @@ fn tls_of_seed(seed: &Pod, owner: &str) -> Option<Option<TlsPolicy>> {
     serde_json::from_str(seed.annotations().get(ANNOTATION_TLS)?).ok()
 }
 
-/// The TLS settings in effect. There are two records: the annotation of the seed's pod, and the status of the
-/// EtcdCluster for its current token. While the restore holds the lock, the annotation has precedence; without the
-/// lock, the status has. If both records are missing, `spec.TLS` applies.
+/// The TLS settings in effect. They are recorded in an annotation of the seed's pod, and for the current token in the
+/// status of the EtcdCluster. While the restore holds the lock, the annotation has precedence. Without the lock, the
+/// status has precedence. Without a record, `spec.TLS` applies.
 pub fn policy(cluster: &EtcdCluster, seed: Option<&Pod>, locked: bool) -> Option<TlsPolicy> {
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let of_seed = seed.and_then(|seed| tls_of_seed(seed, owner));
@@ -71,7 +72,7 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    /// A cluster that records other TLS settings than its spec.
+    /// A cluster whose status may record other TLS settings than the spec.
     fn cluster(recorded: Option<&str>, spec: &str) -> EtcdCluster {
         let record = recorded.map(|text| api::cluster::TlsStatus::new("t", tls(text).as_ref()));
         let spec: serde_json::Value = serde_json::from_str(spec).unwrap();

@@ -1,17 +1,17 @@
 //! A seed's pod that has ended: it was evicted, shut down with its node, or rejected by a kubelet. Kubernetes keeps the
 //! Pod object but restarts none of its containers.
 //!
-//! The operator replaces the pod as long as no client can have written to the seed: in a new cluster until the cluster
-//! ID is recorded, and in place until the old members stop. A new pod on the same volume finds the restored data there.
-//! A new pod without a volume restores the backup again. Later, the seed is a member, and the cluster operator replaces
-//! its pod.
+//! The operator replaces the pod as long as no client can have written to the seed. For a new cluster, this is until
+//! the cluster ID is recorded. For a restore in place, this is until the old members stop. A new pod continues with the
+//! data on the volume, or restores the backup again if the seed has no volume. Later, the seed is a member, and the
+//! cluster operator replaces its pod.
 
 use super::{Action, Plan};
 use crate::snapshot::{Life, PodFacts};
 
-/// Deletes the ended pod, so that a new pod can be created. Called only if no client can have written to the seed, or
-/// if the data of the seed is on its volume (invariant 9). Even a problem of the backup does not prevent the deletion:
-/// the new pod reports the same problem.
+/// Deletes the ended pod, so that the next plan creates a new pod. Called only if no client can have written to the
+/// seed, or if the data of the seed is on its volume (invariant 9). The pod is deleted even if its backup has a
+/// problem, because the new pod reports the same problem.
 pub(super) fn replace(pod: &PodFacts) -> Plan {
     let why = pod.trouble.as_ref();
     let why = why.map_or("the seed's pod has ended and is not restarted", |why| {

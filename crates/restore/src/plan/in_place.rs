@@ -5,7 +5,8 @@
 //!
 //! The cutover is one write of the new cluster ID and token to the status of the EtcdCluster. Before the cutover, the
 //! old cluster is complete, and continues after every failure. After the cutover, the new cluster continues, because
-//! its seed has served the verified backup. Then the old members stop (invariant 9), and after that the seed gets its
+//! its seed has served the verified backup. Then the old members stop (invariant 9). Finally, the seed's pod gets the
+//! labels of the cluster (invariant 17).
 //! labels (invariant 17).
 
 use api::EtcdRestore;
@@ -49,7 +50,7 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
     if !restore.spec.overwrite {
         return refuse(restore);
     }
-    // The status records a verified seed, but the EtcdCluster differs from the recorded one. Either a user created the
+    // The EtcdCluster is neither the recorded old cluster nor the restored cluster. Either a user created the
     // EtcdCluster again, or the restored cluster lost its quorum and was recovered with a new ID. Its data may be newer
     // than the backup, so it is not replaced again.
     if verified(restore).is_some() && !replaces(restore).is_some_and(|was| cluster.is_still(was)) {
@@ -102,7 +103,7 @@ fn set_finalizer() -> Plan {
     )
 }
 
-/// Prepares the seed while the old members serve. The restore holds the lock. A problem that needs manual action
+/// Prepares the seed while the old members serve and the restore holds the lock. A problem that needs manual action
 /// abandons the restore.
 pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let before = replaces(restore).and_then(|before| before.cluster_id.as_ref());
@@ -111,14 +112,14 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
         let message = "the cluster ID in the EtcdCluster's status has changed since the start of the restore: to replace its current data, create a new EtcdRestore with spec.overwrite: true";
         return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
-    // Invariant 11: the finalizer can be missing although this restore has the lock. A suspended operator process may
-    // have removed it late, because another restore had the lock when that process read the objects.
+    // Invariant 11: the finalizer may be missing although this restore holds the lock. A suspended operator process may
+    // have removed the finalizer late: another restore held the lock when that process read the EtcdCluster.
     if !has_finalizer(restore) {
         return set_finalizer();
     }
     let plan = prepare_seed(cluster, verified(restore), snapshot);
-    // Invariant 9: after the cutover, the old members stop only for a ready seed. If a seed answered but never became
-    // ready, the old members would never stop, and two clusters would remain.
+    // Invariant 9: the cutover waits until the seed is ready, because the old members stop only for a ready seed. If
+    // the seed never became ready after the cutover, both clusters would remain.
     let is_ready = matches!(&snapshot.seed.pod, Pod::Present(pod) if pod.verified);
     if matches!(plan.action, Action::RecordFormed { .. }) && !is_ready {
         return Plan::wait_for("the seed member to be ready");
@@ -163,7 +164,10 @@ pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
     if seed_exists {
         return Plan::act(Action::DiscardSeed, "deleting the seed member");
     }
-    Plan::act(Action::ReleaseLock, "releasing the unchanged cluster")
+    Plan::act(
+        Action::ReleaseLock,
+        "releasing the lock of the unchanged cluster",
+    )
 }
 
 /// Plans the steps after the cutover: the old members stop, the seed joins the cluster, the lock is released.
@@ -183,8 +187,8 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     if !running.is_empty() {
         return stop(snapshot, durable, verified(restore), running);
     }
-    // Invariant 17: a terminating pod that is not ready is no endpoint. Its object may remain, because its node does
-    // not answer.
+    // Invariant 17: a terminating pod that is not ready is no endpoint of a Service. The plan does not wait for such a
+    // pod, because its node may never answer.
     let ready: Vec<&str> = pods
         .iter()
         .filter(|pod| pod.ready)
@@ -198,9 +202,9 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     joining::join(restore, snapshot, durable)
 }
 
-/// Stops the old members while the verified seed exists (invariant 9). No client can have written to the seed yet, so a
-/// lost seed is created again. etcd derives the cluster ID from the name and the token of the seed. Both stay the same,
-/// so the new seed forms a cluster with the same ID.
+/// Stops the old members if the verified seed exists (invariant 9). Otherwise creates the seed again, because no client
+/// can have written to it yet. The new seed has the same cluster ID: etcd derives this ID from the name and the token
+/// of the seed, and both stay the same.
 fn stop(
     snapshot: &Snapshot,
     durable: bool,
@@ -223,13 +227,13 @@ fn stop(
         Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
-        // Clients may have written to a seed with the labels of the cluster. Without a volume, these writes would be
-        // lost with the pod.
+        // Clients may have written to a seed with the labels of the cluster. Without a volume, the deletion of its pod
+        // would lose these writes.
         Pod::Present(pod) if pod.life != Life::Active && (durable || !pod.joined) => {
             ended::replace(pod)
         }
         Pod::Present(pod) => {
-            // Invariant 17: clients reach a seed that has joined. If an old member is found late, it must stop even if
+            // Invariant 17: clients reach a seed that has joined. An old member that still runs must then stop, even if
             // the seed has a problem.
             let serves = pod.joined && pod.life == Life::Active;
             let trouble = pod.trouble.as_ref().filter(|_| !serves);
@@ -248,8 +252,8 @@ fn stop(
 }
 
 /// Stops the old members if the seed serves the verified backup (invariant 9). A seed that was created again may
-/// differ: another backup may now be at the location, or changed address settings may have led to another cluster ID.
-/// No client has used the seed yet.
+/// differ: its location may now have another backup, or changed address settings may have led to another cluster ID. No
+/// client has used such a seed yet.
 fn stop_for(
     pod: &PodFacts,
     known: Option<(&str, i64)>,

@@ -1,12 +1,12 @@
 //! The end of a restore in place: the old members have stopped, the seed joins the cluster, and the lock is released.
 //!
-//! The seed joins when it serves the verified backup. After that, clients may have written to the seed. Its volume is
-//! therefore never created again, because these writes would be lost without a report. Its pod is created again on an
-//! existing volume as often as needed, and finds the data there. If the volume is empty, because it was created again
-//! while the old members ran, the pod restores the backup.
+//! The seed joins the Services when it serves the verified backup. After that, clients may have written to the seed.
+//! The operator therefore never creates its volume again, because these writes would be lost without a report. The
+//! operator creates the pod again on the existing volume as often as needed. If the volume is empty, because it was
+//! created again while the old members ran, the pod restores the backup.
 //!
-//! If neither the pod nor the volume of the seed exists, the restore fails and reports the remedy. The cluster operator
-//! then manages a cluster without data, which it never bootstraps again (invariant 7).
+//! If neither the pod nor the volume of the seed exists, the restore fails and reports the remedy. The cluster then has
+//! no data, and the cluster operator never bootstraps it again (invariant 7).
 
 use api::EtcdRestore;
 
@@ -19,7 +19,7 @@ use crate::snapshot::{Child, Life, OtherBackup, Pod, PodFacts, Seed, Serving, Sn
 /// The remedy if the seed does not serve the verified backup and the old members have stopped.
 const REMEDY: &str = "the old members have stopped, and no member serves clients: delete this EtcdRestore to continue with the data of the seed. To restore another backup, create a new EtcdRestore with spec.overwrite: true";
 
-/// Plans the steps after the last old member has left the endpoints.
+/// Plans the steps after all old members have stopped.
 pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) -> Plan {
     let seed = &snapshot.seed;
     match &seed.pod {
@@ -29,10 +29,10 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
             wait.unwrap_or_else(|| Plan::act(Action::Join, "the seed joins the cluster"))
         }
         Pod::Present(pod) if pod.life == Life::Active => hand_over(),
-        // A user who deletes the restore accepts the current data of the seed.
+        // If the EtcdRestore was deleted, the user accepts the current data of the seed.
         Pod::Present(_) | Pod::Absent | Pod::NameTaken if is_aborted(restore) => {
             match &seed.pod {
-                // With the labels, Services and the cluster operator select the pod.
+                // Services and the cluster operator select the pod by the labels that it gets here.
                 Pod::Present(pod) if !pod.joined => {
                     Plan::act(Action::Join, "the seed joins the cluster")
                 }
@@ -50,12 +50,11 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
     }
 }
 
-/// Creates the pod again on the volume of the seed. Only a pod that the restore creates verifies the data on the
-/// volume. A pod of the cluster operator would fail again and again on an empty volume.
+/// Creates the pod again on the volume of the seed. The restore operator creates this pod, because its pods verify the
+/// data on the volume. A pod of the cluster operator would fail repeatedly on an empty volume.
 fn on_volume(seed: &Seed) -> Plan {
     match &seed.pod {
-        // The volume of a seed that has joined contains the verified backup. From now on, the cluster operator replaces
-        // the pod.
+        // The volume of a seed that has joined contains the verified backup. The cluster operator can replace its pod.
         Pod::Present(pod) if pod.joined => hand_over(),
         Pod::Present(pod) => ended::replace(pod),
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
@@ -69,11 +68,15 @@ fn on_volume(seed: &Seed) -> Plan {
 }
 
 fn hand_over() -> Plan {
-    Plan::act(Action::ReleaseLock, "handing the cluster over")
+    Plan::act(
+        Action::ReleaseLock,
+        "handing the cluster over to the cluster operator",
+    )
 }
 
-/// Why the seed must not join yet; `None` if it may. Invariant 9: a seed that was created again joins only when it
-/// serves the verified backup. A user who deletes the restore accepts the current data of the seed.
+/// Why the seed must not join yet, or `None` if it may join. A seed that was created again joins only when it serves
+/// the verified backup (invariant 9). If the EtcdRestore was deleted, the user accepts the current data, and the seed
+/// joins.
 fn reason_to_wait(
     restore: &EtcdRestore,
     (pod, durable): (&PodFacts, bool),
@@ -116,13 +119,13 @@ fn reason_to_wait(
     }
 }
 
-/// Why a seed without a report must not join yet; `None` if it may.
+/// Why a seed without a report must not join yet, or `None` if it may join.
 fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     let replacement = unfit::pod_replacement(pod).filter(|_| durable);
     match (replacement, pvc) {
-        // The next pod on the volume reports the data that is there.
+        // The report of the next pod describes the data on the volume.
         (Some(replacement), Child::Present) => return Some(replacement),
-        // Invariant 1: the pod is not replaced while its volume is unknown.
+        // Invariant 1: the pod is not replaced while the state of its volume is unknown.
         (Some(_), Child::Unknown(why)) => {
             let answer = format!("an answer about the seed's PersistentVolumeClaim: {why}");
             return Some(Plan::wait_for(answer));
@@ -145,8 +148,8 @@ fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     }
 }
 
-/// Waits for a seed while no member serves clients. A problem that needs manual action is reported as a failure. A
-/// temporary problem that lasts for some time is reported with the remedy, so that a user can decide.
+/// Waits for the seed while no member serves clients. If the pod has a problem or is no longer recent, the message
+/// contains the remedy.
 fn starting(pod: &PodFacts, what: &str) -> Plan {
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(&Trouble {
@@ -162,8 +165,7 @@ fn starting(pod: &PodFacts, what: &str) -> Plan {
     Plan::wait_for(with_remedy(what))
 }
 
-/// Adds the remedy to a problem if the old members have stopped. Otherwise the old members serve, and no remedy is
-/// needed.
+/// Adds the remedy to a problem if the old members have stopped. Otherwise the old members still serve clients.
 pub fn with_remedy_if_stopped(snapshot: &Snapshot, why: &str) -> String {
     if snapshot.old_members.have_stopped() {
         with_remedy(why)
@@ -184,7 +186,7 @@ fn stuck(what: &str) -> Plan {
     Plan::stuck(Trouble::new(Reason::SeedFailed, with_remedy(what)))
 }
 
-/// Records the failure first, and then releases the lock (invariant 10).
+/// Records the failure. The next plan releases the lock (invariant 10).
 fn lost(restore: &EtcdRestore) -> Plan {
     let member = naming::seed(restore).member;
     let message = format!(

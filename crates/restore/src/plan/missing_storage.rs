@@ -1,6 +1,6 @@
-//! Missing storage for the seed. Before the cutover, a restore in place reports the problem for some time, and is then
-//! abandoned. After the cutover it is never abandoned. The status of the EtcdRestore records when the problem started
-//! (invariant 10).
+//! Missing storage for the seed. Before the cutover, a restore in place reports the problem for some time and is then
+//! abandoned. After the cutover, the restore is never abandoned. A condition of the EtcdRestore records when the
+//! problem started (invariant 10).
 //!
 //! There are two cases:
 //!
@@ -19,9 +19,9 @@ use super::{Action, Plan, in_place};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Cluster, Pod, Snapshot};
 
-/// A rejected PVC is reported for this time. Then the restore is abandoned.
+/// Time for which a rejected PVC is reported before the restore is abandoned.
 const REJECTED_PVC_TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
-/// A PVC without a volume is reported for this time. Then the restore is abandoned.
+/// Time for which a PVC without a volume is reported before the restore is abandoned.
 const UNBOUND_PVC_TIMEOUT: SignedDuration = SignedDuration::from_mins(3);
 
 /// The plan after the API server has rejected the PVC.

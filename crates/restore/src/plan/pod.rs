@@ -19,7 +19,7 @@ const CLAIM_VOLUME: &str = "restore-claim";
 /// File mode of mounted Secrets: readable for the user and the group of the pod.
 const SECRET_MODE: i32 = 0o440;
 
-/// What the pod of a seed is built from, in addition to its cluster.
+/// The properties of a seed's pod that do not follow from its EtcdCluster.
 pub struct From<'a> {
     /// The name of the member and the token of the new cluster.
     pub seed: &'a SeedStatus,
@@ -27,7 +27,7 @@ pub struct From<'a> {
     pub version: &'a EtcdVersion,
     /// The UID of the EtcdRestore.
     pub restore: &'a str,
-    /// Where the seed finds the backup.
+    /// The storage block of the backup.
     pub source: &'a StorageBlock,
     /// The SHA-256 of the snapshot, if known.
     pub sha256: Option<&'a str>,
@@ -135,7 +135,7 @@ fn from_store(from: &From<'_>) -> Source {
             secret: Some(SecretVolumeSource {
                 secret_name: Some(secret.to_owned()),
                 default_mode: Some(SECRET_MODE),
-                // The pod must start again even after the Secret was deleted.
+                // A pod that is created again must start even if the Secret was deleted meanwhile.
                 optional: Some(true),
                 ..SecretVolumeSource::default()
             }),

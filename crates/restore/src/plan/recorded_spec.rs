@@ -48,6 +48,7 @@ pub(crate) fn refused_fields(spec: &EtcdClusterSpec) -> Vec<&'static str> {
         auth: _,
         network_policy: _,
         backup: _,
+        silenced_advice: _,
     } = spec;
     let image = (repository != DEFAULT_REPOSITORY).then_some("spec.repository");
     let pod = pod.as_ref().map(refused_in_pod).unwrap_or_default();
@@ -141,8 +142,8 @@ fn is_file_flag(flag: &str) -> bool {
     flag.ends_with("-file") || FILE_FLAGS.contains(&flag)
 }
 
-/// Whether the volume contains only data of its own pod or of a ConfigMap. Volumes of other types give access to a
-/// node, a Secret, a token or another volume.
+/// Whether the volume contains only data of this pod or of a ConfigMap. Volumes of other types give access to a node, a
+/// Secret, a token or another volume.
 fn is_harmless_volume(volume: &Volume) -> bool {
     let harmless = Volume {
         name: volume.name.clone(),

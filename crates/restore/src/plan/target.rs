@@ -12,7 +12,7 @@ use crate::reason::{Reason, Trouble};
 /// The first minor version whose etcdutl can raise revisions.
 const FIRST_BUMP_VERSION: (u64, u64) = (3, 6);
 
-/// The spec of the restored cluster: that of the `existing` cluster or, without one, that of the cluster to create.
+/// The spec of the restored cluster: the spec of the `existing` cluster, or else the spec of the cluster to create.
 pub(crate) fn spec_to_restore(
     restore: &EtcdRestore,
     existing: Option<&EtcdClusterSpec>,
@@ -24,7 +24,7 @@ pub(crate) fn spec_to_restore(
     }
 }
 
-/// The spec of the cluster to create: the template or, without one, the spec in the manifest of the backup.
+/// The spec of the cluster to create: the template, or else the spec in the manifest of the backup.
 pub(crate) fn cluster_to_create(
     restore: &EtcdRestore,
     manifest: Option<&BackupManifest>,

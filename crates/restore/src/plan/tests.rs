@@ -1,4 +1,4 @@
-//! Scenarios of single decisions, and a model that runs thousands of reconciles.
+//! Tests of single decisions, and a model that runs thousands of reconciles.
 
 use api::cluster::EtcdClusterSpec;
 use api::restore::{ChosenBackup, ReplacesStatus};

@@ -1,6 +1,6 @@
-//! A seed's pod that is active but unusable: it has another backup than the recorded one, or its report is lost. The
-//! operator replaces the pod as long as no client can have written to it. As for a pod that [has ended](super::ended),
-//! the pause since the creation of the pod must have passed.
+//! A seed's pod that is active but unusable: its backup differs from the recorded backup, or its report is lost. The
+//! operator replaces the pod as long as no client can have written to it. The operator waits for the same pause as
+//! before the replacement of an [ended](super::ended) pod.
 //!
 //! The report is the termination message of the container `fetch`. The kubelet reads this message once from a file on
 //! the node, and may lose it. A container that has succeeded does not run again, so the operator would never know the
@@ -10,8 +10,8 @@ use super::{Action, Plan};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{OtherBackup, PodFacts};
 
-/// The replacement of a pod before the cutover, while no client can have written to it. `None` if the pod is usable. A
-/// seed that contains another backup is deleted together with its volume.
+/// Plans the replacement of a pod before the cutover, while no client can have written to it. `None` if the pod is
+/// usable. A seed that contains another backup is deleted together with its volume.
 pub(super) fn before_cutover(pod: &PodFacts) -> Option<Plan> {
     let Some(OtherBackup::Contains(backup)) = &pod.other_backup else {
         return pod_replacement(pod);
@@ -22,8 +22,8 @@ pub(super) fn before_cutover(pod: &PodFacts) -> Option<Plan> {
     Some(replaced(pod, Action::DiscardSeed, text))
 }
 
-/// The replacement of a pod while old members run, or on a volume. `None` if the pod is usable. The volume is kept, and
-/// the next pod reports its data.
+/// Plans the replacement of a pod while old members run, or if the seed has a volume. `None` if the pod is usable. The
+/// volume is kept, and the next pod reports its data.
 pub(super) fn pod_replacement(pod: &PodFacts) -> Option<Plan> {
     let text = match &pod.other_backup {
         Some(OtherBackup::Fetches(backup)) => {

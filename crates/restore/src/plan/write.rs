@@ -19,18 +19,17 @@ use super::{choice, in_place, joining, pod};
 use crate::naming;
 use crate::snapshot::{Objects, Observation, OldMembers, OldPod};
 
-/// A precondition that is checked again just before a request is sent. Without it, a suspended operator process could
-/// act on an old observation (invariant 11).
+/// A precondition that is checked again just before a request is sent. Without the check, a suspended operator process
+/// could act on an old observation (invariant 11).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Check {
-    /// The EtcdRestore has not changed since it was read. After this check, the age limit for the next requests starts
-    /// again.
+    /// The EtcdRestore has not changed since it was read. The ten seconds for the next requests start with this check.
     RestoreUnchanged,
-    /// The EtcdRestore records the same backup.
+    /// The EtcdRestore records the same backup as in the observation.
     SameBackup,
     /// This restore holds the lock of the EtcdCluster, and the recorded cluster ID is unchanged.
     ClusterInPlace(Box<EtcdCluster>),
-    /// The seed's pod has not changed. `None`: there is still no pod.
+    /// The seed's pod has not changed since it was read. With `None`, the pod did not exist and still does not exist.
     SeedUnchanged(Option<Box<Pod>>),
 }
 
@@ -60,13 +59,12 @@ pub enum Request {
     CreateSeed {
         /// The pod of the seed.
         pod: Box<Pod>,
-        /// The EtcdCluster, as it was read.
+        /// The observed EtcdCluster.
         cluster: Box<EtcdCluster>,
-        /// True if the cutover was made. The old members may then have stopped already, because another pod of the
-        /// seed served.
+        /// True after the cutover. The old members may then have stopped, because an earlier pod of the seed served.
         after_cutover: bool,
     },
-    /// Set the restore lock of the EtcdCluster. Remove it again if the EtcdRestore has no finalizer.
+    /// Set the restore lock of the EtcdCluster. Remove the lock again if the EtcdRestore has no finalizer.
     Lock(Box<EtcdCluster>),
     /// Merge metadata into the object, with the UID and the resourceVersion of the observation as preconditions.
     Patch(Object, Value),
@@ -296,7 +294,7 @@ fn join(restore: &EtcdRestore, objects: &Objects) -> Result<Request, String> {
     Ok(Request::Patch(Object::Pod(Box::new(pod)), joined))
 }
 
-/// The metadata patch that removes the restore lock and the ownership of the restore.
+/// The metadata patch that removes the restore lock and the owner reference to the EtcdRestore.
 pub(crate) fn released(restore: &EtcdRestore, cluster: &EtcdCluster) -> Value {
     let owners = cluster.owner_references().iter();
     let others: Vec<_> = owners
@@ -321,7 +319,7 @@ fn locked_cluster(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
         cluster.metadata.labels = Some(metadata.labels);
         cluster.metadata.annotations = Some(metadata.annotations);
     }
-    // Until the handover, garbage collection deletes the cluster together with the restore.
+    // Until the handover, the EtcdRestore owns the EtcdCluster, so garbage collection deletes them together.
     cluster.metadata.owner_references = Some(vec![OwnerReference {
         api_version: EtcdRestore::api_version(&()).into_owned(),
         kind: EtcdRestore::kind(&()).into_owned(),
@@ -334,7 +332,7 @@ fn locked_cluster(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
         ANNOTATION_RESTORE.to_owned(),
         naming::uid(restore).to_owned(),
     );
-    // The new cluster is managed by the cluster operator that has the same scope as the restore.
+    // The cluster operator with the scope of the EtcdRestore manages the new cluster.
     match restore.annotations().get(ANNOTATION_SCOPE) {
         Some(scope) => annotations.insert(ANNOTATION_SCOPE.to_owned(), scope.clone()),
         None => annotations.remove(ANNOTATION_SCOPE),

@@ -102,7 +102,7 @@ fn parse_source(text: &str) -> Result<StorageBlock, serde_json::Error> {
 ///
 /// Fails if the snapshot cannot be fetched, is not the chosen backup, or does not match its checksum or manifest.
 pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
-    // This program is copied concurrently with the fetch. It has a few dozen MiB.
+    // The program has a few dozen MiB, so the copy runs concurrently with the download.
     let copied = arguments.copy_to.clone().map(|target| {
         let copied = tokio::task::spawn_blocking(move || copy_program(&target));
         async {
@@ -188,8 +188,8 @@ async fn from_store(
     })
 }
 
-/// Whether the snapshot of an earlier start is the requested one. The pod of the earlier start may have had other
-/// arguments.
+/// Whether the snapshot that an earlier start has downloaded is the requested snapshot. The pod of the earlier start
+/// may have had other arguments.
 fn is_requested(arguments: &Fetch, fetched: &Contents) -> bool {
     let fingerprint = fetched
         .origin
@@ -380,8 +380,8 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
             inspected.size, manifest.size
         )));
     }
-    // The revision in the manifest may be that of the last key, that of the store, or any between them. The two differ
-    // if the store is empty, or was compacted beyond the last key.
+    // The manifest may name the revision of the last key, the revision of the store, or a revision between them. These
+    // revisions differ if the store is empty, or if it was compacted beyond the last key.
     if !(inspected.revision..=inspected.store_revision()).contains(&manifest.revision) {
         return Err(unreadable(&format!(
             "it has revision {}, but the manifest has {}",

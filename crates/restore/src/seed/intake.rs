@@ -1,6 +1,6 @@
-//! Writes an arriving snapshot to a file. Decompresses it if needed, and inspects the data at the same time. One thread
-//! writes and another inspects, so the network can be read meanwhile. The memory use is constant, because only a few
-//! chunks are queued.
+//! Writes an arriving snapshot to a file, and decompresses it if needed. A second thread inspects the data at the same
+//! time. Both threads work while the download continues. The memory use is constant, because only a few chunks are
+//! queued.
 //!
 //! The file is not synced. After a crash of the node, the next start reads and verifies the whole file. Later, etcdutl
 //! also verifies the checksum of the copied data.
@@ -87,8 +87,8 @@ fn write(
     })
 }
 
-/// The first chunks, which are enough to recognize compression. The manifest cannot say this, because it may be
-/// missing.
+/// The first chunks, which show whether the snapshot is compressed. The manifest does not decide this, because it may
+/// be missing.
 fn beginning(arriving: &mut mpsc::Receiver<Bytes>) -> Bytes {
     let mut first = BytesMut::new();
     while first.len() < BEGINNING
@@ -103,7 +103,6 @@ fn damaged(error: &std::io::Error) -> Trouble {
     unreadable(&format!("it cannot be decompressed ({error})"))
 }
 
-/// A file being written.
 struct Download {
     path: PathBuf,
     file: File,
@@ -186,7 +185,8 @@ mod tests {
                 for chunk in arrives.chunks(length) {
                     assert!(intake.push(Bytes::copy_from_slice(chunk)).await);
                 }
-                // The content is not a database. Any other error would mean that the compression was not recognized.
+                // The content is not a database, so this error is expected. Another error would mean that the
+                // compression was not recognized.
                 let trouble = intake.finish().await.unwrap_err();
                 assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
                 assert!(std::fs::read(&path).unwrap() == plain, "chunks of {length}");
@@ -196,7 +196,7 @@ mod tests {
 
     /// Writes to `/dev/full` fail as on a full volume.
     #[tokio::test]
-    async fn intake_reports_full_volume_with_remedy() {
+    async fn full_volume_is_reported_with_remedy() {
         let intake = Intake::begin(Path::new("/dev/full"), Arc::default());
         // `push` returns false after the failure.
         while intake.push(Bytes::from_static(&[0; 4096])).await {}

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use rustix::fs::{Advice, fadvise};
 
-/// The size of the copy is read at this interval.
+/// Interval at which the size of the copy is read.
 const POLL: Duration = Duration::from_millis(20);
 
 /// Runs `copy`, and concurrently releases the pages of `source` that `target` already contains. The release is only a
@@ -42,7 +42,7 @@ fn release<T>(
             let written = |dirty| (size + copied).saturating_sub(dirty);
             let clean = dirty().map_or(0, written);
             if let Some(end) = NonZeroU64::new(copied.min(clean)) {
-                // The range always starts at 0, because the kernel may have skipped pages in use.
+                // The range always starts at 0, because an earlier call may have skipped pages that were in use.
                 let _ = fadvise(&source, 0, Some(end), Advice::DontNeed);
             }
         }
@@ -100,8 +100,7 @@ mod tests {
             }
         }
 
-        /// Whether the byte is not in the page cache, so that a read comes from the disk. Note that the read loads its
-        /// page.
+        /// Whether the page of this byte is missing in the page cache. The check reads the byte, which loads the page.
         fn is_released(&self, at: u64) -> bool {
             use std::os::unix::fs::FileExt as _;
             let file = File::open(&self.source).unwrap();

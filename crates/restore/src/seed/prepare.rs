@@ -1,8 +1,8 @@
-//! Creates the data directory from the fetched snapshot with the `etcdutl` of the image, under a temporary name. Then
-//! verifies the directory and renames it. The rename is the commit.
+//! Creates the data directory from the downloaded snapshot with the `etcdutl` of the image, under a temporary name.
+//! After the verification, the directory is renamed. etcd starts only on a renamed directory.
 //!
-//! The tool compares the checksum at the end of the snapshot with the copied data. This program therefore does not read
-//! the two files completely, only the few pages that contain the revision.
+//! `etcdutl` compares the checksum at the end of the snapshot with the copied data. This program therefore reads only
+//! the few pages of both files that contain the revision.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,7 +22,7 @@ use super::{
 
 use crate::reason::{Reason, Trouble};
 
-/// Maximum length of the tool's output in an error, in bytes.
+/// Maximum length in bytes of the tool's output in an error message.
 const OUTPUT_LIMIT: usize = 1000;
 
 /// The message of the tool when the volume is full.
@@ -96,8 +96,8 @@ pub(super) fn expected_contents(
     })
 }
 
-/// The revision of the restored store. If the revision is increased, etcdutl adds the number to the revision of the
-/// last key (`modifyLatestRevision`). This is lower than the revision of the store if the store is empty, or was
+/// The revision of the restored store. If the revision is raised, etcdutl adds the number to the revision of the last
+/// key (`modifyLatestRevision`). The last key has a lower revision than the store if the store is empty, or if it was
 /// compacted beyond the last key.
 fn raised(snapshot: &Revisions, by: Option<u64>) -> i64 {
     match by {
@@ -119,8 +119,8 @@ fn check_snapshot(path: &Path, expected: &Contents) -> Result<Revisions, Trouble
     Ok(found)
 }
 
-/// If the snapshot on the volume is damaged, reports the damage instead of the failure of the tool: the damage is the
-/// cause.
+/// If the snapshot on the volume is damaged, reports the damage instead of the failure of the tool, because the damage
+/// is the cause.
 fn or_changed(paths: &Paths, trouble: Trouble) -> Trouble {
     match fetched_before(paths) {
         Ok(None) => changed(&paths.snapshot()),
@@ -172,7 +172,8 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
         token,
         bump_revision,
     } = settings;
-    // Without `--mark-compacted`, a client could continue its watch in a history that it has never seen.
+    // With `--mark-compacted`, watches from before the restore fail. Without it, a client could continue its watch
+    // although the history has changed.
     let bump = bump_revision.map(|by| {
         [
             format!("--bump-revision={by}"),
@@ -231,9 +232,10 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
 mod tests {
     use super::*;
 
-    /// Measured with etcdutl 3.7.3: the revision of an empty store was raised to 1,000,000,000, not to 1,000,000,001.
+    /// Measured with etcdutl 3.7.3 and `--bump-revision=1000000000`: an empty store got the revision 1000000000, not
+    /// 1000000001.
     #[test]
-    fn raises_revision_of_last_key() {
+    fn bump_revision_is_added_to_revision_of_last_key() {
         let snapshot = |revision, compacted| Revisions {
             revision,
             compacted,

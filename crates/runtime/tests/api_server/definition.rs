@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::*;
 
-/// The CRD of an earlier release, which does not have these fields.
+/// The CRD of EtcdRestore without the field of the status at the path `without`, as in an earlier release.
 fn older_crd(without: &[&str]) -> CustomResourceDefinition {
     let mut definition = serde_json::to_value(EtcdRestore::crd()).unwrap();
     let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
@@ -71,7 +71,7 @@ async fn assert_rejected_without(without: &[&str], field: &str) {
 }
 
 #[tokio::test]
-async fn outdated_crd_rejects_status_with_remedy() {
+async fn outdated_crd_error_contains_field_and_remedy() {
     let whole = assert_rejected_without(&["backup"], ".status.backup");
     Box::pin(whole).await;
     let part = assert_rejected_without(&["backup", "bumpRevision"], ".status.backup.bumpRevision");
@@ -88,9 +88,9 @@ fn crd_without_rule_of_variables() -> CustomResourceDefinition {
     serde_json::from_value(definition).unwrap()
 }
 
-/// An object that was stored before the rule existed still gets its status, and a user can correct it.
+/// If an object was stored before the rule existed, the operator can still write its status, and a user can correct it.
 #[tokio::test]
-async fn stored_object_with_rejected_variable_still_gets_status() {
+async fn status_is_written_for_stored_object_that_violates_new_rule() {
     let server = ApiServer::start().await;
     let client = server.client();
     let scope = Scope::namespace(NAMESPACE);
@@ -172,7 +172,7 @@ fn put(server: &ApiServer, key: &str, value: &Value) {
 }
 
 #[tokio::test]
-async fn crd_of_old_operator_is_updated_and_keeps_objects() {
+async fn crd_of_coreos_operator_is_updated_and_objects_are_kept() {
     let server = ApiServer::start().await;
     let client = server.client();
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());

@@ -73,7 +73,7 @@ async fn clock_difference_is_read_from_api_server() {
 }
 
 #[tokio::test]
-async fn creates_and_updates_crd_but_keeps_newer_crd() {
+async fn operator_creates_and_updates_crd_but_keeps_newer_crd() {
     let (_server, client) = with_crd().await;
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     let name = EtcdCluster::crd().name_any();
@@ -91,7 +91,7 @@ async fn creates_and_updates_crd_but_keeps_newer_crd() {
         crd::ready(&client, &kind, Some(&make), &scope, &Readiness::default()).await;
         definitions.get(&name).await.unwrap()
     };
-    // This release has different printer columns from those of the installed CRD.
+    // The CRD of another release, with only one printer column.
     let mut newer = EtcdCluster::crd();
     newer.spec.versions[0]
         .additional_printer_columns
@@ -127,7 +127,7 @@ async fn creates_and_updates_crd_but_keeps_newer_crd() {
 
 /// Invariant 11: of two concurrent writes, only one has an effect.
 #[tokio::test]
-async fn invariant_11_later_of_two_writes_changes_nothing() {
+async fn invariant_11_second_of_two_concurrent_writes_has_no_effect() {
     let (_server, client) = with_crd().await;
     let api: Api<ConfigMap> = Api::namespaced(client.clone(), NAMESPACE);
     let map = |value: &str| ConfigMap {
@@ -175,7 +175,7 @@ async fn invariant_11_later_of_two_writes_changes_nothing() {
 
 /// Invariant 10: the record of one operator remains if another operator writes its own part of the status.
 #[tokio::test]
-async fn operators_write_separate_parts_of_status() {
+async fn operators_do_not_overwrite_each_others_status_fields() {
     let (_server, client) = with_crd().await;
     let (api, seen) = (clusters(&client), cluster(&client, "main").await);
     let formed = EtcdClusterStatus {
@@ -224,7 +224,7 @@ async fn operators_write_separate_parts_of_status() {
 }
 
 #[tokio::test]
-async fn only_released_lease_is_taken_over_at_once() {
+async fn standby_takes_over_released_lease_at_once() {
     let server = ApiServer::start().await;
     let client = lease::client(server.config()).unwrap();
     let candidate = |identity: &str| Candidate {
@@ -236,11 +236,12 @@ async fn only_released_lease_is_taken_over_at_once() {
     let second = lease::acquire(&client, candidate("two"));
     tokio::pin!(second);
     let waited = tokio::time::timeout(Duration::from_secs(5), &mut second).await;
-    assert!(waited.is_err(), "two processes lead");
+    assert!(waited.is_err(), "two processes hold the lease");
     let leases: Api<k8s_openapi::api::coordination::v1::Lease> =
         Api::namespaced(client.clone(), NAMESPACE);
     first.release().await;
-    // The standby does not wait until the lease expires. Either the Lease has no holder, or already the next holder.
+    // The standby does not wait until the lease expires. Either the Lease has no holder, or the standby already holds
+    // it.
     let released = leases.get("etcd-operator").await.unwrap().spec.unwrap();
     let holder = released.holder_identity.unwrap_or_default();
     assert!(holder.is_empty() || holder == "two", "{holder}");
@@ -258,7 +259,7 @@ async fn only_released_lease_is_taken_over_at_once() {
         .await
         .unwrap();
     let lost = tokio::time::timeout(Duration::from_mins(1), second.hold()).await;
-    assert!(lost.is_ok(), "a leader continues without its lease");
+    assert!(lost.is_ok(), "the leader must stop without its lease");
 }
 
 #[tokio::test]
@@ -339,6 +340,19 @@ impl Reconcile for Counting {
     }
 }
 
+/// A reconciler of an operator that does not manage the object.
+struct Reading(Arc<Counting>);
+
+impl Reconcile for Reading {
+    type Object = EtcdCluster;
+    type Error = AlwaysFails;
+    const MANAGES: bool = false;
+
+    async fn reconcile(&self, object: Arc<EtcdCluster>) -> Result<Done, AlwaysFails> {
+        self.0.reconcile(object).await
+    }
+}
+
 fn operator(client: &Client) -> Operator {
     operator_with(client, Scope::namespace(NAMESPACE), NAMESPACE)
 }
@@ -387,7 +401,7 @@ async fn store_unreadable(client: &Client) -> Api<DynamicObject> {
         }
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
-    panic!("the schema is still enforced: {last:?}");
+    panic!("the API server still rejects the object: {last:?}");
 }
 
 async fn unreadable_condition(raw: &Api<DynamicObject>) -> Option<String> {
@@ -418,10 +432,10 @@ fn start(operator: &Operator, counting: &Arc<Counting>) -> JoinHandle<()> {
     tokio::spawn(async move { controller::drive(&operator, controllers, counting).await })
 }
 
-/// Two releases can manage the same object if one of them has the scope `All`. Each reports itself once. The report of
-/// the operator that started last then stays.
+/// Two releases can manage the same object if one of them has the scope `All`. Each sets the condition `Managed` once.
+/// The condition of the operator that started last remains.
 #[tokio::test]
-async fn two_managers_do_not_overwrite_each_other_forever() {
+async fn two_operators_do_not_overwrite_managed_condition_forever() {
     let (_server, client) = with_crd().await;
     cluster(&client, "good").await;
     let scopes = [
@@ -451,7 +465,7 @@ async fn two_managers_do_not_overwrite_each_other_forever() {
         })
         .await;
     }
-    // A reconcile whose cached object is older than the last report must not replace that report.
+    // A reconcile whose cached object is older than the last condition must not replace that condition.
     let (version, report) = managed().await;
     for (_, _, counting) in &started {
         let before = counting.good.load(Ordering::SeqCst);
@@ -465,6 +479,33 @@ async fn two_managers_do_not_overwrite_each_other_forever() {
         operator.shutdown.cancel();
         running.await.unwrap();
     }
+}
+
+/// The backup operator reconciles EtcdClusters, but the cluster operator manages them.
+#[tokio::test]
+async fn operator_that_does_not_manage_object_writes_no_condition() {
+    let (_server, client) = with_crd().await;
+    loosen(&client).await;
+    let raw = store_unreadable(&client).await;
+    cluster(&client, "good").await;
+    let (operator, counting) = (operator(&client), Arc::new(Counting::default()));
+    let reading = Arc::new(Reading(counting.clone()));
+    let controllers = Controllers::<EtcdCluster>::new(&operator);
+    let driven = operator.clone();
+    let running =
+        tokio::spawn(async move { controller::drive(&driven, controllers, reading).await });
+    // The conditions would be written in the first reconcile.
+    eventually("five reconciles", async || {
+        (counting.good.load(Ordering::SeqCst) > 5).then_some(())
+    })
+    .await;
+    for name in ["good", "unreadable"] {
+        let object = raw.get(name).await.unwrap();
+        let conditions = &object.data["status"]["conditions"];
+        assert!(conditions.is_null(), "{name}: {conditions}");
+    }
+    operator.shutdown.cancel();
+    running.await.unwrap();
 }
 
 /// Invariant 15: an object that cannot be parsed delays no other object.
@@ -519,6 +560,6 @@ async fn invariant_15_unparseable_object_does_not_block_others() {
     operator.shutdown.cancel();
     tokio::time::timeout(Duration::from_mins(1), running)
         .await
-        .expect("the controller ends")
+        .expect("the controller must end")
         .unwrap();
 }

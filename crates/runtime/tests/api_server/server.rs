@@ -38,7 +38,7 @@ fn program(dir: &Path) -> PathBuf {
     named
 }
 
-/// A key to sign ServiceAccount tokens. The tests request no tokens, so a key that etcd generates is good enough.
+/// A key to sign ServiceAccount tokens. The tests request no tokens, so any key works; etcd generates this key.
 async fn signing_key(programs: &Programs) -> Vec<u8> {
     let flags = vec!["--auto-tls".to_owned()];
     let etcd = EtcdProcess::start(

@@ -88,7 +88,7 @@ impl AbsCloud {
         ("AzureGermanCloud", Self::German, "core.cloudapi.de"),
     ];
 
-    /// The cloud with this name. Upper and lower case are equal, as in Azure's own library.
+    /// The cloud with this name. Upper and lower case are not distinguished, as in Azure's own library.
     fn named(name: &str) -> Option<Self> {
         let found = Self::ALL
             .iter()
@@ -164,7 +164,7 @@ pub(crate) fn account_at(endpoint: &str) -> Option<&str> {
 }
 
 impl AbsConfig {
-    /// The endpoint as messages name it.
+    /// The endpoint as messages show it.
     pub(super) fn display_endpoint(&self) -> String {
         self.endpoint
             .clone()
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_v1beta2_secret_keys() {
+    fn secret_keys_of_v1beta2_are_read() {
         let access = AbsAccess::from_secret(&secret(&[
             (ACCOUNT, "myaccount\n"),
             (KEY, "c2VjcmV0"),
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_invalid_key_of_kubernetes_secret() {
+    fn invalid_secret_key_is_reported_with_remedy() {
         let cases: [(&[(&str, &str)], &str); 6] = [
             (&[], "storage-account: is missing (the Secret has no keys)"),
             (&[(ACCOUNT, "myaccount")], "storage-key: is missing"),
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn ambient_identity_requires_endpoint() {
+    fn pod_identity_requires_azure_endpoint() {
         let config = AbsConfig {
             container: "backups".to_owned(),
             endpoint: None,

@@ -1,6 +1,6 @@
 //! The pod's own identity in Azure: the workload identity if the pod has a federated token, and otherwise the managed
-//! identity of the machine. Each kind needs one HTTP request. The Azure crates of this version need a second TLS
-//! library for these requests, so this module sends them itself.
+//! identity of the machine. This module requests the tokens with the HTTP client of this crate, because the Azure
+//! crates need a second TLS library for these requests.
 
 use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
@@ -15,17 +15,17 @@ use crate::failure::chain;
 use crate::http::{self, Unread};
 use crate::limits::MAX_ANSWER;
 
-/// Prefix of every error of a token request.
+/// Start of the text of every error of a token request.
 pub(super) const NO_TOKEN: &str = "no token for the pod's own identity";
 
-/// The resource that the token is for.
+/// The service for which the token is valid.
 const RESOURCE: &str = "https://storage.azure.com/";
 
 /// The identity endpoint of an Azure machine
 /// (<https://learn.microsoft.com/entra/identity/managed-identities-azure-resources/how-to-use-vm-token>).
 const METADATA_URL: &str = "http://169.254.169.254/metadata/identity/oauth2/token";
 
-/// A token is replaced this long before its expiry.
+/// How long before its expiry a token is replaced.
 const EXPIRY_MARGIN: Duration = Duration::from_mins(5);
 
 /// Requests tokens and caches the newest one.
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn caches_tokens_and_reports_rejections() {
+    async fn azure_token_is_cached_and_rejection_is_reported() {
         let (url, asked) = once(
             "HTTP/1.1 200 OK\r\ncontent-length: 46\r\n\r\n{\"access_token\":\"secret\",\"expires_in\":\"86400\"} ",
         )

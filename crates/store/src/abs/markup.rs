@@ -14,8 +14,8 @@ const MAX_TAG: usize = 2 << 10;
 /// parser needs more than 1 KiB of memory for each `Blob` and `BlobPrefix`, even for an empty one.
 const MAX_BLOB_TAGS: usize = 2 * MAX_PAGE_ENTRIES;
 
-/// Maximum number of tags. A page of 1,000 blobs has about 40,000. The limit exists because the parser stores unknown
-/// properties of a blob in a map.
+/// Maximum number of tags, because the parser stores every unknown property of a blob in a map. A page of 1,000 blobs
+/// has about 40,000 tags.
 const MAX_TAGS: usize = 200_000;
 
 /// Fails if a limit is exceeded or the parser could misread the response.
@@ -30,8 +30,8 @@ pub(super) fn check(xml: &[u8]) -> Result<(), &'static str> {
                 if tags > MAX_TAGS {
                     return Err("an XML response has more tags than one page may have");
                 }
-                // Comments, CDATA sections and processing instructions are rejected. Without them, this check and the
-                // parser always agree where a tag ends.
+                // In comments, CDATA sections and processing instructions, a `>` may not end a tag. They are rejected,
+                // so that this check and the parser always find the same end of a tag.
                 match xml.get(at + 1) {
                     Some(b'!') => {
                         return Err("an XML response contains a comment or a CDATA section");
@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn hostile_store_empty_blobs_are_limited() {
+    fn hostile_store_xml_tags_of_a_page_are_limited() {
         let list = |count: usize| {
             let blobs = "<BlobPrefix><Name/></BlobPrefix>".repeat(count);
             check(format!("<EnumerationResults>{blobs}</EnumerationResults>").as_bytes())
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_lists_and_errors_of_the_service() {
+    fn azure_lists_and_errors_are_accepted() {
         let list = "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><EnumerationResults ServiceEndpoint=\"https://a/\" \
                     ContainerName=\"c\"><Blobs><Blob><Name>a > b 'c</Name></Blob></Blobs><NextMarker /></EnumerationResults>";
         assert_eq!(check(list.as_bytes()), Ok(()));
@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_tags_with_many_attributes() {
+    fn xml_tag_with_many_attributes_is_rejected() {
         let many = |separator: &str| {
             let names = (0..500).map(|number| format!(" xmlns:n{number}={separator}"));
             format!(

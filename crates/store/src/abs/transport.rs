@@ -47,7 +47,7 @@ impl HttpClient for Transport {
             .map_err(|_| azure_core::Error::message(ErrorKind::DataConversion, "unknown status"))?;
         let mut headers = Headers::new();
         for (name, value) in answer.headers() {
-            // The header is removed, because it could make the client wait as long as the store wants.
+            // With this header, the store could make the client wait without limit.
             if name.as_str().contains("retry-after") {
                 continue;
             }
@@ -99,8 +99,8 @@ impl Transport {
         Ok(whole.into())
     }
 
-    /// The body of an error response. Empty if the body must not be parsed, for example the web page of a proxy. The
-    /// status and the headers are enough for an error message.
+    /// The body of an error response. If the body must not be parsed, as with the web page of a proxy, returns an empty
+    /// body. The status and the headers are enough for an error message.
     async fn error(&self, answer: reqwest::Response) -> Bytes {
         match http::whole(answer, MAX_ANSWER).await {
             Ok(whole) if markup::check(&whole).is_ok() => whole.into(),
@@ -109,8 +109,7 @@ impl Transport {
     }
 }
 
-/// Whether the client parses the response as XML. It parses lists and error responses. The content of blobs is a
-/// stream.
+/// Whether the response is a list, which the client parses as XML.
 fn is_read_as_xml(request: &Request, status: StatusCode) -> bool {
     let mut words = request.url().query_pairs();
     let lists = *request.method() == Method::Get && words.any(|(key, _)| key == "comp");

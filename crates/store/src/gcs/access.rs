@@ -81,9 +81,9 @@ fn is_googles(endpoint: &Url) -> bool {
 }
 
 impl GcsAccess {
-    /// Fails if the Secret must not be used at the endpoint of a spec. Each request sends a token to the endpoint. An
-    /// endpoint outside of Google must therefore be named in the Secret itself. Otherwise a user who may create
-    /// EtcdBackups, but may not read the Secret, could send its token to a server of their own.
+    /// Checks that the credentials of the Secret may be sent to the endpoint of a spec. If the endpoint is not
+    /// Google's, the Secret must name the endpoint. Otherwise a user who may create EtcdBackups, but may not read the
+    /// Secret, could send its token to any server.
     ///
     /// # Errors
     /// Fails if the endpoint is not Google's and the Secret does not name it.
@@ -142,8 +142,8 @@ impl GcsAccess {
                 Some("authorized_user") => user_account::Builder::new(without_token_server(json))
                     .with_scopes([SCOPE])
                     .build(),
-                // Credentials of the type "external_account" name files, programs and URLs that this process would
-                // read. A user who may write a Secret could then read the operator's own files.
+                // Credentials of the type "external_account" name files, programs and URLs, which the client reads.
+                // With such credentials, a user who may write a Secret could read the operator's own files.
                 _ => {
                     return Err(secret::invalid_key(
                         CREDENTIALS,
@@ -162,8 +162,8 @@ impl GcsAccess {
     }
 }
 
-/// The credentials with Google's own token server instead of the server that the Secret names. The client reads the
-/// token response without a limit, so a user must not choose the server.
+/// The credentials without the token server that the Secret names, so that the client uses Google's token server. The
+/// client reads token responses of any size into memory, so users must not choose the server.
 fn without_token_server(json: &serde_json::Value) -> serde_json::Value {
     let mut json = json.clone();
     if let Some(fields) = json.as_object_mut() {
@@ -172,7 +172,7 @@ fn without_token_server(json: &serde_json::Value) -> serde_json::Value {
     json
 }
 
-/// A token from the Secret. It never changes.
+/// A token from the Secret, which is never renewed.
 #[derive(Debug)]
 struct Token(HeaderValue);
 
@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reads_v1beta2_secret_keys() {
+    async fn secret_keys_of_v1beta2_are_read() {
         let account = r#"{"type":"service_account","client_email":"a@b","private_key_id":"i",
             "private_key":"hidden","project_id":"p"}"#;
         let access = GcsAccess::from_secret(&secret(&[(CREDENTIALS, account)])).unwrap();
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_token_for_endpoint_that_secret_does_not_name() {
+    fn token_is_not_sent_to_endpoint_missing_in_secret() {
         let check = |named: Option<&str>, endpoint: &str| {
             let named = named.map(|url| (ENDPOINT.to_owned(), url.as_bytes().to_vec()));
             let mut data: SecretData = named.into_iter().collect();
@@ -265,14 +265,14 @@ mod tests {
     }
 
     #[test]
-    fn hostile_store_secret_does_not_choose_token_server() {
+    fn hostile_store_token_server_of_secret_is_ignored() {
         let json = serde_json::json!({ "type": "authorized_user", "token_uri": "http://hostile" });
         let used = without_token_server(&json);
         assert_eq!(used, serde_json::json!({ "type": "authorized_user" }));
     }
 
     #[tokio::test]
-    async fn reports_invalid_key_of_kubernetes_secret() {
+    async fn invalid_secret_key_is_reported_with_remedy() {
         let external = r#"{"type":"external_account","credential_source":{"file":"/etc/passwd"}}"#;
         let cases: [(&[(&str, &str)], &str); 5] = [
             (&[], "credentials.json: is missing (the Secret has no keys)"),

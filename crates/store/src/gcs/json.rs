@@ -18,11 +18,12 @@ use crate::limits::{Listing, MAX_ANSWER, MAX_PAGE, MAX_PAGE_ENTRIES, too_long};
 use crate::port::{Error, Object};
 use crate::resume::{Body, check_range};
 
-/// Maximum number of attempts of one request.
+/// Maximum number of attempts for one request.
 pub(super) const ATTEMPTS: u32 = 6;
 
-/// Timeout of a request without content (`REQUEST_TIMEOUT`), and of a request with content (`BULK_TIMEOUT`).
+/// Time limit for a request that transfers no content.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(20);
+/// Time limit for a request that transfers content.
 const BULK_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// A bucket, and the identity with which requests are sent.
@@ -58,7 +59,7 @@ pub(super) struct Resource {
 struct Generation(serde_json::Value);
 
 impl<'de> Deserialize<'de> for Generation {
-    /// Accepts only a number or text, because a nested value takes many times the memory of its text.
+    /// Accepts only a number or text, because a parsed nested value takes many times the memory of its text.
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Scalar;
         impl Visitor<'_> for Scalar {
@@ -84,7 +85,8 @@ impl<'de> Deserialize<'de> for Generation {
     }
 }
 
-/// The objects of a page, at most [`MAX_PAGE_ENTRIES`], because an object takes many times the memory of its text.
+/// The objects of a page, at most [`MAX_PAGE_ENTRIES`], because a parsed object takes many times the memory of its
+/// text.
 #[derive(Debug, Default)]
 struct Items(Vec<Resource>);
 
@@ -217,8 +219,8 @@ impl Json {
             .map(|_| ())
     }
 
-    /// Writes an object in one request. The store verifies the CRC32C in the request. A retry is harmless, because it
-    /// writes the same content.
+    /// Writes an object in one request. The store compares the content with the CRC32C in the request. A retry is
+    /// harmless, because it writes the same content.
     pub(super) async fn put(
         &self,
         key: &str,
@@ -245,7 +247,7 @@ impl Json {
         read(&answer.body)
     }
 
-    /// The content of this range of one generation of an object. The range must not be empty. Sends a single request
+    /// Reads the range `part` of one generation of an object. The range must not be empty. Sends a single request
     /// without retries.
     pub(super) async fn content(
         &self,
@@ -307,7 +309,8 @@ impl Json {
         }
     }
 
-    /// The URL of the bucket's objects below `path`, a path of the API. With `key`, the URL of one object.
+    /// The URL of the bucket's objects in the API. `path` is the start of the API path. With `key`, the URL of one
+    /// object.
     pub(super) fn url(&self, path: &[&str], key: Option<&str>) -> Result<Url, Error> {
         let mut url = self.endpoint.clone();
         url.path_segments_mut()
@@ -319,7 +322,7 @@ impl Json {
         Ok(url)
     }
 
-    /// Sends a request, with retries until the response is final.
+    /// Sends a request. Retries it while the error may be temporary, at most [`ATTEMPTS`] attempts in total.
     pub(super) async fn call(
         &self,
         key: &str,
@@ -350,7 +353,7 @@ impl Json {
         }
     }
 
-    /// Sends a request once. The flag of an error is true if a retry would certainly fail too.
+    /// Sends a request once. The flag next to an error is true if a retry would certainly fail too.
     pub(super) async fn once(
         &self,
         key: &str,

@@ -1,8 +1,8 @@
-//! Writes an object to Google as one resumable upload, in constant memory. The chunks are sent in order, and the next
-//! chunk is filled meanwhile. A retry of a chunk continues after the last byte that the store has.
+//! Writes an object to Google as one resumable upload, in constant memory. Chunks are sent in order. While one chunk is
+//! sent, the next chunk is filled. A retry continues after the last byte that the store has received.
 //!
-//! Google's client is not used here: after a broken connection, its version 1.21 leaves out a chunk and continues with
-//! the next one (docs/adr/0012-resumable-uploads-to-google.md).
+//! Google's client is not used here: after a broken connection, its version 1.21 leaves out a chunk
+//! (docs/adr/0012-resumable-uploads-to-google.md).
 
 use std::time::Duration;
 
@@ -18,10 +18,10 @@ use crate::port::{Committed, Error, Upload};
 /// Size of a chunk in bytes. The protocol requires a multiple of 256 KiB. An upload uses the memory of two chunks.
 const CHUNK: usize = 8 << 20;
 
-/// An abort waits this long for the chunk in flight before it cancels the upload.
+/// How long an abort waits for the chunk in flight before it cancels the upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Maximum number of "continue" responses for one chunk. A store may accept only small pieces, or make no progress.
+/// Maximum number of "continue" responses for one chunk. A faulty store may accept only small pieces, or no bytes.
 const MAX_CONTINUES: u32 = 100;
 
 /// The HTTP status with which the protocol says "continue".
@@ -39,7 +39,7 @@ struct Chunk {
     /// Offset of the chunk in the object, in bytes.
     from: u64,
     content: Bytes,
-    /// Size of the object in bytes and the CRC32C of its content. Only the last chunk has this value.
+    /// For the last chunk: size of the object in bytes, and CRC32C of its content.
     end: Option<(u64, String)>,
 }
 
@@ -76,8 +76,8 @@ impl Session {
         let until = chunk.from + chunk.content.len() as u64;
         let mut held = chunk.from;
         let mut failures = 0;
-        // Whether `held` is the number of bytes that the store has. After a failure, the store may have received any
-        // part of a chunk.
+        // False after a failure, because the store may have received any part of the chunk. The next request then reads
+        // the number of bytes that the store has.
         let mut known = true;
         let mut continues = 0;
         loop {
@@ -170,7 +170,7 @@ impl Session {
     }
 }
 
-/// Number of bytes that the store has. 0 if the response has no range.
+/// Number of bytes that the store has received. 0 if the response has no `Range` header.
 fn stored_bytes(answer: &Answer) -> u64 {
     let range = answer.header("range").unwrap_or_default();
     let last = range
@@ -203,7 +203,7 @@ impl GcsUpload {
         }
     }
 
-    /// Sends the filled chunk after the previous chunk has been stored.
+    /// Starts to send the filled chunk, after the store has received the previous chunk.
     async fn send(&mut self) -> Result<(), Error> {
         self.wait_for_chunk().await?;
         if self.session.is_none() {

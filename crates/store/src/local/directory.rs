@@ -1,8 +1,9 @@
-//! File operations in a mounted directory that may hang: a hard-mounted network volume waits for its server forever.
+//! File operations in a mounted directory. These operations may hang, because a hard-mounted network volume waits for
+//! its server forever.
 //!
-//! Each hung operation blocks a thread. The threads of the process are limited, and DNS lookups need them too. The
-//! number of concurrent operations in one directory is therefore limited. Each operation keeps its permit until its
-//! thread is free, even after its caller has timed out (invariant 15).
+//! Each hung operation blocks a thread. The process has a limited number of threads, and needs some for DNS lookups.
+//! The number of concurrent operations in one directory is therefore limited. Each operation holds a permit until its
+//! thread is free, even if its caller has timed out (invariant 15).
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -19,7 +20,7 @@ use crate::port::Error;
 /// Maximum number of concurrent file operations in one directory. An operator has 64 threads for blocking operations.
 const MAX_OPERATIONS: usize = 8;
 
-/// Longest wait for a permit. It is shorter than the time limit of an operator for all reads of a reconcile.
+/// Maximum time to wait for a permit. It is shorter than an operator's time limit for all reads of a reconcile.
 const PERMIT_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// A mounted directory. All clones share the limit of concurrent operations.
@@ -39,7 +40,7 @@ impl Directory {
         }
     }
 
-    /// The root, which exists if the volume is mounted.
+    /// The root directory, which exists only while the volume is mounted.
     pub(super) fn root(&self) -> &Path {
         &self.root
     }
@@ -47,7 +48,7 @@ impl Directory {
     /// Runs file operations in a thread for blocking operations.
     ///
     /// # Errors
-    /// The error of `operation`, or [`Error::Timeout`] if other operations hang.
+    /// Fails with the error of `operation`, or with [`Error::Timeout`] if other operations hang.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         operation: impl FnOnce() -> Result<T, Error> + Send + 'static,
@@ -67,7 +68,7 @@ impl Directory {
             .unwrap_or_else(|_| Err(Error::Other("a file operation was interrupted".to_owned())))
     }
 
-    /// Runs file operations whose result does not matter, as soon as a permit is free. Destructors call this, because
+    /// Runs file operations in the background, as soon as a permit is free. Destructors call this function, because
     /// they must not block a thread of the runtime.
     pub(super) fn run_detached(&self, operation: impl FnOnce() + Send + 'static) {
         let Ok(runtime) = Handle::try_current() else {
@@ -175,9 +176,9 @@ mod tests {
         }
     }
 
-    /// Invariant 15: twenty callers block the threads of eight operations, and a DNS lookup still gets a thread.
+    /// Invariant 15: twenty callers can block only eight threads, so a DNS lookup still gets a thread.
     #[test]
-    fn hung_directory_leaves_threads_for_dns() {
+    fn hung_directory_leaves_thread_for_dns_lookup() {
         let runtime = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(1)
             .max_blocking_threads(MAX_OPERATIONS + 1)
@@ -196,7 +197,7 @@ mod tests {
                 tokio::time::sleep(Duration::from_millis(50)).await;
                 rejected = callers.iter().filter(|caller| caller.is_finished()).count();
             }
-            // A caller that no longer waits does not free its thread.
+            // The thread of an operation stays blocked after its caller was canceled.
             let (ended, waiting): (Vec<_>, Vec<_>) = callers
                 .into_iter()
                 .partition(tokio::task::JoinHandle::is_finished);
@@ -231,7 +232,7 @@ mod tests {
         });
     }
 
-    /// While the directory hangs, a destructor does not block, and its operation is not lost.
+    /// While the directory hangs, a destructor does not block. Its operation runs later.
     #[tokio::test]
     async fn detached_operation_waits_for_permit() {
         let hung = Arc::new(Hung::new());

@@ -5,11 +5,11 @@ use std::path::{Path, PathBuf};
 
 use crate::port::Error;
 
-/// The directory that contains one directory for each namespace except the operator's.
+/// This directory contains one directory for each namespace except the operator's own.
 const NAMESPACES: &str = "namespaces";
 
-/// After this number of bytes of an upload, the space in use is measured again. Each concurrent upload of a namespace
-/// can exceed the quota by at most this size.
+/// An upload measures the space in use again after it has written this number of bytes. Each concurrent upload of a
+/// namespace can exceed the quota by at most this size.
 const STEP: u64 = 64 << 20;
 
 /// Maximum depth of directories. A path of an API object has at most 512 parts.
@@ -29,8 +29,8 @@ impl Tenant {
         Path::new(NAMESPACES).join(&self.namespace)
     }
 
-    /// Fails if a part of `path` between `root` and its end is a symbolic link, which could lead to the files of
-    /// another namespace. A missing part is not a link.
+    /// Fails if a part of `path` below `root` is a symbolic link, which could lead to the files of another namespace.
+    /// Parts that do not exist are accepted.
     pub(super) fn check_links(root: &Path, path: &Path) -> Result<(), Error> {
         let below = path.strip_prefix(root).unwrap_or(path);
         let mut part = root.to_owned();
@@ -68,9 +68,10 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// The remaining room in the directory `base` of a tenant; `None` without a quota. Blocks.
+    /// Measures the remaining room in the directory `base` of a tenant; `None` without a quota. Blocks.
     ///
-    /// # Errors The quota is used up, or the space in use cannot be determined.
+    /// # Errors
+    /// Fails if the quota is used up, or the space in use cannot be determined.
     pub(super) fn new(tenant: &Tenant, base: &Path) -> Result<Option<Self>, Error> {
         let Some(quota) = tenant.quota else {
             return Ok(None);
@@ -88,9 +89,10 @@ impl Room {
         Ok(Some(room))
     }
 
-    /// Takes `bytes` before they are written. Blocks.
+    /// Reserves `bytes` before they are written. Blocks.
     ///
-    /// # Errors The namespace would exceed its quota, or the space in use cannot be determined.
+    /// # Errors
+    /// Fails if the namespace would exceed its quota, or the space in use cannot be determined.
     pub(super) fn take(&mut self, bytes: u64) -> Result<(), Error> {
         let fits = |room: &Self| room.used + room.written + bytes <= room.quota;
         if !fits(self) || self.written + bytes > STEP {

@@ -11,7 +11,7 @@ use super::directory::Directory;
 use super::tenant::Room;
 use crate::port::{Committed, Error, Upload};
 
-/// An unfinished file. It is removed on drop, unless it was renamed.
+/// An unfinished file. Dropping this value deletes the file, unless the file was renamed.
 pub(super) struct UnfinishedFile {
     directory: Directory,
     /// `None` after the file was renamed or removed.
@@ -53,7 +53,7 @@ impl UnfinishedFile {
         Ok(())
     }
 
-    /// Syncs the file and renames it. Returns its size.
+    /// Syncs the file, and renames it if its size is correct. Returns its size.
     fn rename(&mut self, target: &Path) -> std::io::Result<u64> {
         let file = self.file()?;
         file.sync_all()?;
@@ -98,7 +98,7 @@ pub(super) struct LocalUpload {
     directory: Directory,
     key: String,
     target: PathBuf,
-    /// The file. `None` while an operation runs on it, and after an operation was dropped.
+    /// The file. `None` while an operation uses the file, and after the caller has canceled an operation.
     unfinished: Option<UnfinishedFile>,
 }
 
@@ -160,7 +160,7 @@ impl Upload for LocalUpload {
 
     async fn abort(mut self: Box<Self>) -> Result<(), Error> {
         if self.unfinished.is_none() {
-            // A dropped operation removes the file when it ends.
+            // A canceled call has left its file operation running. That operation deletes the file at its end.
             return Ok(());
         }
         self.run(|unfinished| {

@@ -1,6 +1,6 @@
 //! Access to a bucket: the configuration, the keys of the Secret and the HTTP client.
 //!
-//! The environment of the operator is used only for the ambient identity. Secrets are never printed.
+//! Environment variables of the operator configure only the pod's own identity. Secrets are never printed.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -75,7 +75,7 @@ impl fmt::Debug for S3Keys {
 }
 
 impl S3Keys {
-    /// Keys that do not come from AWS's files.
+    /// Creates keys without a session token and a region.
     pub fn new(access_key_id: &str, secret_access_key: &str) -> Self {
         Self {
             access_key_id: access_key_id.to_owned(),
@@ -144,7 +144,7 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
     let mut inside = false;
     let mut settings = BTreeMap::new();
     for line in file.trim_start_matches('\u{feff}').lines() {
-        // Nested settings are indented. None of them matters here.
+        // Nested settings are indented. This crate uses none of them.
         if line.starts_with([' ', '\t']) || line.starts_with(['#', ';']) {
             continue;
         }
@@ -161,13 +161,13 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
 }
 
 impl S3Config {
-    /// The endpoint as messages name it.
+    /// The endpoint as messages show it.
     pub(super) fn display_endpoint(&self) -> String {
         self.endpoint_in(|name| std::env::var(name).ok())
     }
 
-    /// The endpoint as messages name it. With the ambient identity, the library reads the endpoint from the environment
-    /// and does not return it, so this function reads the same variables.
+    /// The endpoint as messages show it. With the pod's own identity, the AWS library reads the endpoint from
+    /// environment variables and does not return it. This function reads the same variables.
     fn endpoint_in(&self, variable: impl Fn(&str) -> Option<String>) -> String {
         let of_environment = || {
             let names: &[&str] = match self.access {
@@ -215,8 +215,10 @@ impl S3Config {
     }
 }
 
-/// The HTTP client. It trusts the CAs of the system and of `ca`. If no CA exists, an `http://` endpoint gets a client
-/// without TLS, and every other endpoint an error. The library would not report the missing CA.
+/// The HTTP client for the store. It trusts the CAs of the system and of `ca`.
+///
+/// If there are no CAs, an `http://` endpoint gets a client without TLS. For other endpoints, this function fails,
+/// because the AWS library would not report that CAs are missing.
 fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
     if config.insecure_skip_verify {
         return insecure::http_client();
@@ -226,8 +228,8 @@ fn http_client(config: &S3Config) -> Result<SharedHttpClient, Error> {
     verifying_client(config.ca.as_deref(), is_plain)
 }
 
-/// The HTTP client that requests the ambient identity. It trusts only the CAs of the system: the settings of a store
-/// must not affect the connection to the servers that issue the operator's credentials.
+/// The HTTP client that requests credentials for the pod's own identity. It trusts only the CAs of the system, because
+/// the settings of a store must not affect the connection to the servers that issue these credentials.
 fn identity_client() -> Result<SharedHttpClient, Error> {
     verifying_client(None, true)
 }
@@ -306,7 +308,7 @@ pub(super) async fn clients_over(
                 "secret",
             )))
             .region(Region::from_static(DEFAULT_REGION)),
-        // The ambient identity includes the endpoint and the region that the administrator has set for this process
+        // This configuration includes the endpoint and the region from the environment variables of this process
         // (AWS_ENDPOINT_URL_S3, AWS_REGION).
         S3Access::Ambient => {
             let loader =
@@ -362,7 +364,7 @@ mod tests {
     const CREDENTIALS: &str = "# a comment\n[other]\naws_access_key_id = WRONG\n\n[default]\r\naws_access_key_id = AKIA\r\naws_secret_access_key=s3cr3t=with=signs\n";
 
     #[test]
-    fn reads_v1beta2_secret_files() {
+    fn secret_files_of_v1beta2_are_read() {
         let config = "[default]\nregion = eu-central-1\ns3 =\n  addressing_style = path\n";
         let keys =
             S3Keys::from_secret(&secret(&[("credentials", CREDENTIALS), ("config", config)]))
@@ -378,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_invalid_key_of_kubernetes_secret() {
+    fn invalid_secret_key_is_reported_with_remedy() {
         let cases: [(&[(&str, &str)], &str); 4] = [
             (&[], "credentials: is missing"),
             (

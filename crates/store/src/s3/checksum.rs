@@ -1,9 +1,8 @@
-//! Verifies that the store has the sent data. Performs no I/O.
+//! Verifies that the stored data equals the sent data. Performs no I/O.
 //!
-//! If the store supports it, a part is verified by the CRC32C that the store calculates and returns. CRC32C is fast,
-//! because processors have an instruction for it. Otherwise a part is verified in two ways: the store compares
-//! `Content-MD5`, and the entity tag must equal the MD5 of the part. The whole object is verified by the checksums of
-//! its parts.
+//! A part is verified by the CRC32C that the store calculates and returns. CRC32C is fast, because processors have an
+//! instruction for it. If the store does not support CRC32C, it compares the `Content-MD5` of the part. The checksum or
+//! entity tag of the whole object must match the checksums of its parts.
 
 use md5::{Digest as _, Md5};
 
@@ -23,7 +22,7 @@ pub(super) struct Part {
     pub(super) md5: Option<[u8; 16]>,
 }
 
-/// A CRC32C as headers contain it: big endian, in base64.
+/// A CRC32C in the format of S3 headers: big endian, in base64.
 pub(super) fn header_value(crc32c: u32) -> String {
     base64(&crc32c.to_be_bytes())
 }
@@ -35,8 +34,8 @@ pub(super) struct Whole {
     crc32c: Option<[String; 2]>,
     /// The entity tag that the object must have. `None` if the store does not use MD5 for entity tags.
     tag: Option<String>,
-    /// The entity tag of the object, if the store derives it from the tags of the parts as S3 does. A store need not do
-    /// so.
+    /// The entity tag of the object on stores that derive it from the tags of the parts, as S3 does. Other stores use
+    /// other tags.
     composed: Option<String>,
 }
 
@@ -61,13 +60,13 @@ impl Whole {
         }
     }
 
-    /// Whether the store must be asked for the checksum of the object.
+    /// Whether the request for the object's metadata must request its checksum.
     pub(super) fn has_checksum(&self) -> bool {
         self.crc32c.is_some()
     }
 
-    /// Invariant 12: the checksums that the store reports must match the sent data. A store that reported the checksums
-    /// of the parts must also report the checksum of the object, or at least an entity tag that verifies the object.
+    /// Invariant 12: the checksums that the store reports must match the sent data. If the store has reported checksums
+    /// of the parts, it must also report the checksum of the object, or an entity tag that it derives from the parts.
     pub(super) fn verify(&self, crc32c: Option<&str>, tag: Option<&str>) -> Result<(), Error> {
         // A composite checksum ends with a dash and the number of parts.
         let reported = crc32c.map(|text| text.split('-').next().unwrap_or_default());
@@ -109,7 +108,7 @@ fn crc32c(parts: &[Part]) -> Option<[String; 2]> {
     Some([header_value(of_parts), header_value(of_all)])
 }
 
-/// The tag of the whole object. `None` unless the tags of the parts show that the store uses MD5 for tags.
+/// The expected entity tag of the whole object. `None` unless the tag of each part is the MD5 of the part.
 fn tag(parts: &[Part]) -> Option<String> {
     let is_its_md5 = |part: &Part| {
         let md5 = part.md5.map(hex::encode);
@@ -118,7 +117,7 @@ fn tag(parts: &[Part]) -> Option<String> {
     parts.iter().all(is_its_md5).then(|| composed(parts))?
 }
 
-/// The tag that S3 derives from the tags of an object's parts. The tags of the parts may be anything, not only MD5s.
+/// The entity tag that S3 derives from the tags of an object's parts. The tags of the parts need not be MD5s.
 fn composed(parts: &[Part]) -> Option<String> {
     let mut whole = Md5::new();
     for part in parts {
@@ -163,7 +162,7 @@ mod tests {
 
     /// Invariant 12: the CRC32C of the object is derived from the sent parts.
     #[test]
-    fn invariant_12_verifies_object_by_part_checksums() {
+    fn invariant_12_object_checksum_must_match_part_checksums() {
         let whole = Whole::of_parts(&parts(true, false));
         let of_parts: Vec<u8> = CONTENTS
             .iter()
@@ -190,20 +189,20 @@ mod tests {
 
     /// Invariant 12: without checksums, the tag of the object must match the parts.
     #[test]
-    fn invariant_12_verifies_object_by_tag() {
+    fn invariant_12_object_tag_must_match_parts() {
         let whole = Whole::of_parts(&parts(false, true));
         assert!(!whole.has_checksum());
         let tag = whole.tag.clone().unwrap();
         assert!(tag.ends_with("-3"));
         assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
         assert!(whole.verify(None, Some("\"other-3\"")).is_err());
-        // Tags that are not MD5s verify nothing, for example with KMS keys. In this case, the store has compared the
+        // Tags that are not MD5s, for example with KMS keys, cannot verify the object. The store has compared the
         // `Content-MD5` of each part.
         let mut opaque = parts(false, true);
         opaque[1].tag = "opaque".to_owned();
         let opaque = Whole::of_parts(&opaque);
         assert!(opaque.verify(None, Some("opaque-3")).is_ok());
-        // If both the checksum and the tag are known, either is enough, but neither may differ.
+        // If both the checksum and the tag are expected, the store may report only one, but no value may differ.
         let both = Whole::of_parts(&parts(true, true));
         assert!(both.verify(None, Some(&tag)).is_ok());
         assert!(both.verify(Some("AAAAAA=="), Some(&tag)).is_err());

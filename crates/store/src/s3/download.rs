@@ -30,11 +30,10 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     };
     let mut answer = version.request(Some(0..PART)).await;
     let in_one = match &answer {
-        // An empty object has no first byte, so the store rejects the range. The object is then requested without a
-        // range.
+        // The store rejects the range if the object is empty. The object is then requested without a range.
         Err(error) => is_out_of_range(error),
-        // Without a tag, the object could be replaced between two parts. Without a size, its end is unknown. In both
-        // cases, the whole object is requested again.
+        // If the response has no tag, a replacement of the object between two parts would not be detected. If it has no
+        // size, the end of the object is unknown. In both cases, the whole object is requested again.
         Ok(answer) => tag(answer).is_none() || size(answer).is_none(),
     };
     if in_one {
@@ -71,8 +70,8 @@ fn length(answer: &GetObjectOutput) -> Option<u64> {
     answer.content_length()?.try_into().ok()
 }
 
-/// The size of the whole object in bytes, from the response to the request for the first part. `None` if a response
-/// without a content range has exactly the size of a part, because it may be the first part or the whole object.
+/// The size of the whole object in bytes, from the response to the request for the first part. `None` if the response
+/// has no content range and exactly the size of a part, because it may be the first part or the whole object.
 fn size(answer: &GetObjectOutput) -> Option<u64> {
     match answer.content_range() {
         Some(range) => size_in(range),
@@ -110,7 +109,7 @@ impl S3Version {
             .bucket(&self.store.place.bucket)
             .key(&self.key)
             .set_range(range)
-            // The read may continue only with the same version.
+            // All parts must be of the same version of the object.
             .set_if_match(self.tag.clone())
             .send()
             .await

@@ -57,8 +57,8 @@ where
     }
 }
 
-/// Converts the error of a request without an object. For such a request, a missing bucket is reported as a missing
-/// object.
+/// Converts the error of a request that reads no object. If such a request fails because an object is missing, the
+/// bucket is missing.
 pub(super) fn explain_bucket<E>(place: &Place, error: &SdkError<E, HttpResponse>) -> Error
 where
     E: StdError + ProvideErrorMetadata + Send + Sync + 'static,

@@ -1,5 +1,5 @@
-//! Two HTTP clients that the S3 library cannot configure: one for `insecureSkipVerify`, which does not verify the
-//! server's certificate, and one for tests, which resolves a host to another address.
+//! Two HTTP clients that the S3 library cannot configure. The client for `insecureSkipVerify` does not verify the
+//! server's certificate. The client for tests resolves a host to another address.
 
 use aws_sdk_s3::config::SharedHttpClient;
 use aws_smithy_runtime_api::client::http::{
@@ -21,8 +21,8 @@ pub(super) fn http_client() -> Result<SharedHttpClient, Error> {
     Ok(shared_client(client))
 }
 
-/// An HTTP client that resolves one host to another address, for tests. Requests contain the real host, so the `Host`
-/// header and the signature stay the same.
+/// An HTTP client that resolves `host` to the address `at`, for tests. The `Host` header and the signature contain
+/// `host`.
 #[cfg(any(test, feature = "testing"))]
 pub(super) fn with_host_address(
     host: &str,

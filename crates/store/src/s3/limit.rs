@@ -90,7 +90,7 @@ impl Intercept for LimitResponses {
     }
 }
 
-/// Prevents a retry if the response exceeds a limit.
+/// Prevents retries of requests whose response exceeds a limit.
 #[derive(Debug)]
 pub(super) struct NoRetryOfTooLong;
 
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_exceeded_limit_among_error_causes() {
+    fn exceeded_limit_is_found_in_error_causes() {
         #[derive(Debug, thiserror::Error)]
         #[error("outer")]
         struct Outer(#[source] BoxError);

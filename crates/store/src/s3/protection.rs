@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejects_store_that_ignores_encryption() {
+    fn store_that_ignores_encryption_is_rejected() {
         let protection = S3Protection {
             encryption: Some(Encryption::Kms),
             ..S3Protection::default()

@@ -1,5 +1,5 @@
-//! Writes an object to S3 in parts. Several parts are sent concurrently, each with its own retries. A commit makes all
-//! parts visible together.
+//! Writes an object to S3 in parts. Several parts are sent concurrently, each with its own retries. The object becomes
+//! visible when all parts are committed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,13 +29,13 @@ struct StartedUpload {
     with_crc32c: bool,
 }
 
-/// The store's side of one multipart upload.
+/// The requests of one multipart upload.
 #[derive(Clone)]
 struct S3Sink {
     store: S3Store,
     key: String,
     started: Arc<OnceCell<StartedUpload>>,
-    /// Set as soon as the store has not reported the checksum of a part.
+    /// True if the store has accepted a part without reporting its checksum.
     no_part_checksums: Arc<AtomicBool>,
 }
 
@@ -62,8 +62,8 @@ impl S3Sink {
     }
 
     /// Starts an upload with CRC32C checksums of its parts. AWS, MinIO and versitygw confirm the checksums in the
-    /// response. Some stores reject the checksum header with status 400 or 501. Other stores ignore it, and this
-    /// function discards their upload. `None` if the store supports no checksums.
+    /// response. Returns `None` if the store supports no checksums. Some of these stores reject the checksum header
+    /// with status 400 or 501. Others ignore the header, and this function then discards the started upload.
     async fn begin_with_crc32c(
         &self,
         lock: Option<DateTime>,
@@ -119,7 +119,7 @@ impl S3Sink {
     }
 }
 
-/// Whether the store rejects the form of the request, so that a request without the checksum header may succeed.
+/// Whether a request without the checksum header may succeed, because the store rejects the form of this request.
 fn is_rejected<E>(error: &SdkError<E, HttpResponse>) -> bool {
     error
         .raw_response()
@@ -144,7 +144,7 @@ impl Sink for S3Sink {
             let created = self.create(None, lock).await;
             let created = created.map_err(|error| explain_bucket(&store.place, &error))?;
             // The store has accepted a request without checksums, after it rejected or ignored a request with
-            // checksums. From now on, no checksums are requested.
+            // checksums. Later uploads request no checksums.
             store.no_checksums.store(true, Ordering::Relaxed);
             (created, false)
         };
@@ -152,14 +152,14 @@ impl Sink for S3Sink {
         if id.is_empty() {
             return Err(Error::Other("the upload has no ID".to_owned()));
         }
-        // From here on the upload exists, and a failure must abort it.
+        // The upload now exists. It is recorded, so that it is aborted after a failure.
         let _ = self.started.set(StartedUpload { id, with_crc32c });
         store
             .protection
             .check_encryption(created.server_side_encryption())
     }
 
-    /// Invariant 12: a part is accepted only if the store has reported its checksum, or has compared its MD5.
+    /// Invariant 12: a part counts as stored only if the store has reported its checksum or compared its MD5.
     async fn send(&self, number: usize, content: Bytes) -> Result<Part, Error> {
         let number = i32::try_from(number)
             .map_err(|_| Error::Other("the upload has too many parts".to_owned()))?;
@@ -191,7 +191,7 @@ impl Sink for S3Sink {
                         "the stored checksum of part {number} does not match the sent data"
                     )));
                 }
-                // The store does not report checksums, so this part and all later parts are also verified by MD5.
+                // The store does not report checksums. This part is sent again with its MD5, as are all later parts.
                 None => self.no_part_checksums.store(true, Ordering::Relaxed),
             }
         }
@@ -205,7 +205,7 @@ impl Sink for S3Sink {
 pub(super) struct S3Upload {
     sink: S3Sink,
     parts: Parts<S3Sink>,
-    /// True if the upload was committed or aborted. Then there is nothing to remove when it is dropped.
+    /// True if the upload was committed or aborted. When the value is dropped, there is then nothing to remove.
     ended: bool,
 }
 
@@ -332,8 +332,8 @@ impl Upload for S3Upload {
 
     async fn commit(mut self: Box<Self>) -> Result<Committed, Error> {
         let committed = match self.parts.finish().await? {
-            // For a multipart upload, the store confirms encryption and locks before it receives data. For a single
-            // request, it confirms them only after the object exists.
+            // With encryption or locks, even a small object is a multipart upload. The store then confirms the
+            // encryption and the lock before it receives data. For a single request, the object would already exist.
             Written::Whole(content) if self.sink.store.protection.is_enabled() => {
                 self.sink.begin().await?;
                 let part = self.sink.send(1, content).await?;
@@ -356,7 +356,7 @@ impl Upload for S3Upload {
 }
 
 impl Drop for S3Upload {
-    /// Discards the parts of a dropped upload, which would cost the owner of the bucket money.
+    /// Discards the parts of an upload that was not committed, because they would cost the owner of the bucket money.
     fn drop(&mut self) {
         if !self.ended
             && let Some(id) = self.sink.id()

@@ -1,5 +1,6 @@
 //! Starts real object stores for tests, each with an empty directory and its own port. Dropping the handle ends the
-//! process. No test is skipped: if the program is not installed, the test fails with the command that installs it.
+//! process. If the program is not installed, the test is not skipped. It fails with the command that installs the
+//! program.
 
 use std::io::{Read as _, Write as _};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -57,7 +58,7 @@ impl Server {
     /// Starts the command with an address and a data directory, and waits until the server listens.
     fn start(prepare: impl Fn(&Path), command: impl Fn(SocketAddr, &Path) -> Command) -> Self {
         Self::start_until(prepare, command, |address, _| {
-            // If the server does not listen yet, a connection from the loopback address may have reached its own port.
+            // If the server does not listen yet, the kernel may connect the socket to itself (TCP self-connect).
             let connected = TcpStream::connect(address).and_then(|stream| stream.local_addr());
             connected.is_ok_and(|own| own != address)
         })

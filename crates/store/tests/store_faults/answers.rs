@@ -21,10 +21,10 @@ fn later_part(request: &Request) -> bool {
     read(request) && request.header("range").is_some_and(|range| range != FIRST)
 }
 
-/// A store that ignores versions or ranges can still be read if its responses allow it. Bytes outside of the requested
-/// range, or of another version, are never used.
+/// The client can read from stores that ignore versions or ranges, if it can recognize the received bytes. It never
+/// uses bytes outside of the requested range, or of another version.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn mismatched_range_responses_are_rejected() {
+async fn range_responses_with_wrong_bytes_are_rejected() {
     let rig = Rig::s3().await;
     let whole = content(20 * MIB);
     upload(rig.direct.as_ref(), KEY, &whole, MIB).await.unwrap();

@@ -1,5 +1,5 @@
-//! Uploads to stores that report checksums of parts, report none, or report wrong ones. In all cases, only verified
-//! data is accepted, and no unfinished upload remains.
+//! Uploads to stores that report checksums of parts, no checksums, or wrong checksums. An upload must succeed only if
+//! the stored data was verified, and no unfinished upload may remain.
 
 use store::Error;
 use store::testing::{content, download};
@@ -33,7 +33,7 @@ fn head(request: &Request) -> bool {
     request.method == "HEAD"
 }
 
-/// How many parts were sent with a checksum, and how many with an MD5.
+/// Uploads an object. Returns the number of parts that were sent with a CRC32C, and the number with an MD5.
 async fn proofs(rig: &Rig, faults: &[Fault]) -> (usize, usize) {
     let content = content(SIZE);
     rig.proxy.harm(faults);
@@ -59,13 +59,13 @@ async fn refused(rig: &Rig, faults: &[Fault]) -> Error {
 
 /// Invariant 12: each part is verified by its reported CRC32C.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_verifies_parts_by_reported_checksum() {
+async fn invariant_12_parts_are_verified_by_reported_checksum() {
     let rig = Rig::s3().await;
     assert_eq!(proofs(&rig, &[]).await, (5, 0));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn falls_back_to_md5_without_checksum_support() {
+async fn parts_are_verified_by_md5_without_checksum_support() {
     for harm in [
         Harm::Answer(501, "<Error><Code>NotImplemented</Code></Error>"),
         Harm::Answer(400, "<Error><Code>InvalidArgument</Code></Error>"),
@@ -76,35 +76,35 @@ async fn falls_back_to_md5_without_checksum_support() {
         assert_eq!(proofs(&rig, std::slice::from_ref(&fault)).await, (0, 5));
         rig.proxy.harm(&[fault]);
         assert_eq!(rig.upload(&content(SIZE)).await.unwrap(), SIZE as u64);
-        assert_eq!(rig.proxy.done(), 0, "checksums were requested again");
+        assert_eq!(rig.proxy.done(), 0, "checksums must not be requested again");
         rig.clean("asked once").await;
     }
 }
 
 /// Invariant 12: a part without a reported checksum is verified by its MD5.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_falls_back_to_md5_if_checksums_are_not_reported() {
+async fn invariant_12_parts_are_verified_by_md5_if_checksums_are_missing() {
     let rig = Rig::s3().await;
     let no_part_checksum = fault(part, ALWAYS, NO_CHECKSUM);
     let (checksums, md5s) = proofs(&rig, std::slice::from_ref(&no_part_checksum)).await;
     // When the first response lacked a checksum, up to three parts were in flight.
     assert!((6..=8).contains(&checksums), "{checksums}");
     assert_eq!(md5s, 5);
-    // In this case, the tag also verifies the whole object.
+    // If the store also reports no checksum of the object, the entity tag verifies the object.
     let both = [no_part_checksum, fault(head, ALWAYS, NO_CHECKSUM)];
     proofs(&rig, &both).await;
 }
 
 /// Invariant 12: a wrong checksum fails the upload.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_rejects_wrong_checksums() {
+async fn invariant_12_wrong_checksum_fails_upload() {
     let rig = Rig::s3().await;
     let other = Harm::Headers(&[(CRC32C, Some("AAAAAA=="))]);
     let error = refused(&rig, &[fault(third_part, ALWAYS, other.clone())]).await;
     assert!(error.to_string().contains("part 3"), "{error}");
     assert_eq!(rig.direct.head(KEY).await.unwrap(), None);
     rig.clean("a part").await;
-    // Wrong data about the whole object: a wrong checksum; or no checksum, and a tag that does not match the parts.
+    // For the whole object, the store reports a wrong checksum, or only a tag that does not match the parts.
     let tagged = Harm::Headers(&[(CRC32C, None), ("etag", Some("\"0-5\""))]);
     for harm in [other, tagged] {
         let error = refused(&rig, &[fault(head, ALWAYS, harm)]).await;
@@ -113,10 +113,10 @@ async fn invariant_12_rejects_wrong_checksums() {
     }
 }
 
-/// Invariant 12: for a store that does not report the checksum of the whole object, the tag proves that the object
-/// consists of the verified parts.
+/// Invariant 12: if the store does not report the checksum of the whole object, the entity tag must show that the
+/// object consists of the verified parts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn invariant_12_verifies_object_by_tag_of_parts() {
+async fn invariant_12_object_tag_is_verified_without_object_checksum() {
     let rig = Rig::s3().await;
     let no_checksum = fault(head, ALWAYS, NO_CHECKSUM);
     assert_eq!(proofs(&rig, &[no_checksum]).await, (5, 0));

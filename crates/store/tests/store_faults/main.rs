@@ -1,5 +1,5 @@
-//! Faults between a client and its store. The upload succeeds after retries, or fails with an error that contains the
-//! remedy. A failed upload never reports success, and no unfinished upload remains.
+//! Faults between a client and its store. Each upload must succeed after retries, or fail with an error that contains
+//! the remedy. No unfinished upload may remain.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 mod answers;
@@ -18,7 +18,7 @@ const MIB: usize = 1 << 20;
 const KEY: &str = "a/backup";
 const ALWAYS: usize = usize::MAX;
 
-/// A store that tests access through the proxy or directly.
+/// A store with two clients: `proxied` sends its requests through the proxy, and `direct` sends them to the store.
 struct Rig {
     name: &'static str,
     proxy: Proxy,

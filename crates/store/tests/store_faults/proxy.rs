@@ -1,5 +1,5 @@
 //! An HTTP proxy that injects faults between the client of a store and its server. Each connection has one request. The
-//! proxy reads the whole request and the whole response, so a fault can happen at any byte.
+//! proxy reads the whole request and the whole response, so it can inject a fault at any byte.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -35,7 +35,7 @@ pub(crate) struct Fault {
     pub(crate) harm: Harm,
 }
 
-/// A request, as the functions see it that select requests for a fault.
+/// A request, for the functions that select the requests of a fault.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Request {
     pub(crate) method: String,

@@ -18,7 +18,7 @@ impl Line {
         self.name.strip_prefix("invariant ")?.parse().ok()
     }
 
-    /// Whether the name of the line contains a text, in upper or lower case. "invariant 1" is not part of "invariant
+    /// True if the name of the line contains a text, in upper or lower case. "invariant 1" is not part of "invariant
     /// 10".
     pub(super) fn contains(&self, text: &str) -> bool {
         let (name, text) = (self.name.to_lowercase(), text.to_lowercase());
@@ -52,7 +52,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_only_lines_with_a_state() {
+    fn only_table_rows_with_a_state_are_parsed() {
         let page = "| line | state | tests in | note |\n|---|---|---|---|\n\
                     | clusters 1: start | done | `a.rs`, `b/c.rs` | with `code` |\n\
                     | done | the whole requirement |\n";
@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_number_matches_as_a_whole() {
+    fn invariant_number_is_matched_as_a_whole() {
         let found = lines("| invariant 10 | done | | |\n");
         let [line] = &found[..] else {
             panic!("{found:?}")

@@ -31,12 +31,12 @@ impl Source {
         &self.text
     }
 
-    /// Whether the path ends with these components.
+    /// True if the path ends with these components.
     pub(crate) fn is_named(&self, end: &str) -> bool {
         Path::new(&self.path).ends_with(end)
     }
 
-    /// Whether the whole source contains only tests.
+    /// True if the whole source contains only tests.
     pub(crate) fn is_test(&self) -> bool {
         let mut parts = Path::new(&self.path).iter();
         self.path.starts_with("e2e/") || parts.any(|part| part == "tests" || part == "tests.rs")
@@ -100,7 +100,7 @@ impl Source {
     }
 }
 
-/// Whether a text names the invariant `number`, as in `invariant_5_` or "invariants 3 and 5".
+/// True if a text names the invariant `number`, as in `invariant_5_` or "invariants 3 and 5".
 pub(crate) fn names_invariant(text: &str, number: usize) -> bool {
     let text = text.to_lowercase();
     let is_named = |rest: &str| numbers(rest).contains(&number);
@@ -124,7 +124,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_numbers_of_invariants() {
+    fn invariant_numbers_in_text_are_found() {
         for text in [
             "Invariant 5: dead members",
             "(invariant 5)",
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn distinguishes_comments_of_tests_from_comments_of_code() {
+    fn comments_of_tests_are_distinguished_from_comments_of_code() {
         let text = "// Invariant 2.\nfn a() {}\n\n/// Invariant 2.\n#[test]\nfn b() {\n    a();\n}\n\n\
                     #[test]\nfn c() {\n    // Invariant 3.\n}\n";
         let source = Source::new("a/src/b.rs".to_owned(), text.to_owned());
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn recognizes_sources_for_tests() {
+    fn test_sources_are_recognized_by_path() {
         let is_test = |path: &str| Source::new(path.to_owned(), String::new()).is_test();
         assert!(is_test("crates/a/tests/b.rs"));
         assert!(is_test("crates/a/src/b/tests.rs"));

@@ -19,7 +19,7 @@ impl Release {
         format!("{}:{}", self.repository, self.version)
     }
 
-    /// The image by which the pods of the operators refer to it: with its digest, if the digest is known.
+    /// The image reference in the pods of the operators, with the digest if it is known.
     pub(super) fn image(&self) -> String {
         let digest = self.digest.as_ref();
         let digest = digest.map_or(String::new(), |digest| format!("@{digest}"));

@@ -144,7 +144,7 @@ fn released_chart_does_not_mention_missing_image() {
 }
 
 #[test]
-fn changed_chart_file_needs_new_replacement() {
+fn release_fails_if_chart_text_to_replace_has_changed() {
     let mut files = chart::files().unwrap();
     for (_, text) in files.iter_mut().filter(|(name, _)| name == "values.yaml") {
         *text = text.replace("localhost/etcd-operator", "elsewhere/etcd-operator");
@@ -297,7 +297,7 @@ fn bundle_has_every_kind_with_description_and_example() {
 }
 
 #[test]
-fn bundle_of_pre_release_has_another_channel() {
+fn pre_release_bundle_is_in_channel_candidate() {
     let annotations = |release: &Release| -> String {
         let files = bundle(release);
         let found = files
@@ -361,7 +361,7 @@ fn workflow_runs_commands_of_release_page() {
 }
 
 #[test]
-fn readme_describes_every_file() {
+fn release_readme_describes_every_file() {
     for release in [published(), release_without_registry()] {
         let page = listing::readme(&release);
         for (name, _) in listing::files(&release) {
@@ -388,7 +388,7 @@ fn checksums_have_format_of_sha256sum() {
 }
 
 #[test]
-fn comparison_names_changed_and_missing_files() {
+fn comparison_of_builds_names_changed_and_missing_files() {
     let sum = |name: &str, sha256: &str| Sum {
         name: name.into(),
         sha256: sha256.into(),
@@ -437,7 +437,7 @@ fn provenance_names_files_image_commit_and_tools() {
 }
 
 #[test]
-fn repository_has_neither_tag_nor_scheme() {
+fn image_repository_with_tag_or_scheme_is_rejected() {
     for good in ["registry.example.com/etcd-operator", "localhost:5000/a/b"] {
         check_repository(good).unwrap();
     }

@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parses_ldd_without_vdso() {
+    fn ldd_output_is_parsed_without_vdso() {
         let text = "\tlinux-vdso.so.1 (0x00007f)\n\tlibc.so.6 => /lib/x86_64-linux-gnu/libc.so.6 (0x00)\n\t/lib64/ld-linux-x86-64.so.2 (0x00)\n";
         assert_eq!(
             parse_ldd(text),

@@ -104,7 +104,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn finds_versions_by_minor_and_patch() {
+    fn kubernetes_version_is_found_by_minor_or_patch() {
         let default = Kubernetes::default_version().unwrap();
         assert_eq!(Kubernetes::find(&default.version).unwrap(), default);
         assert_eq!(Kubernetes::find(default.minor()).unwrap(), default);
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_version_is_reported_with_known_versions() {
+    fn unknown_kubernetes_version_is_reported_with_known_versions() {
         let error = Kubernetes::find("1.12").unwrap_err().to_string();
         for version in Kubernetes::all().unwrap() {
             assert!(error.contains(&version.version), "{error}");
@@ -124,7 +124,7 @@ mod tests {
 
     /// A program whose libraries have another version would be a mixture that nobody releases.
     #[test]
-    fn libraries_have_the_version_of_kubernetes() {
+    fn kubernetes_modules_pin_libraries_of_same_version() {
         for one in Kubernetes::all().unwrap() {
             if let Some(minor) = one.module.strip_prefix(OTHERS) {
                 assert_eq!(one.minor(), minor);
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn linker_flags_contain_version_in_parts() {
+    fn kubernetes_linker_flags_contain_version_parts() {
         let one = Kubernetes {
             module: DEFAULT.to_owned(),
             version: "1.33.13".to_owned(),

@@ -46,6 +46,31 @@ pub(crate) fn actionlint() -> Result<PathBuf> {
     tool(&module, "actionlint")
 }
 
+/// promtool of Prometheus, from Debian's package. The package is unpacked into the cache and not installed, because the
+/// installation would start a server.
+#[cfg(test)]
+pub(crate) fn promtool() -> Result<PathBuf> {
+    if let Some(program) = shell::which("promtool") {
+        return Ok(program);
+    }
+    let (cache, _lock) = super::lock()?;
+    let folder = cached(&cache, "prometheus", &digest(&[b"debian"]), |folder| {
+        shell::output(Command::new("apt-get").arg("update"))?;
+        let mut download = Command::new("apt-get");
+        shell::output(
+            download
+                .args(["download", "prometheus"])
+                .current_dir(folder),
+        )?;
+        let mut files = fs::read_dir(folder)?;
+        let package = files.next().context("apt-get downloaded no file")??.path();
+        let mut unpack = Command::new("dpkg-deb");
+        shell::output(unpack.arg("--extract").arg(&package).arg(folder))?;
+        Ok(fs::remove_file(package)?)
+    })?;
+    Ok(folder.join("usr/bin/promtool"))
+}
+
 /// A program of a module. It is built if the cache does not contain it.
 fn tool(module: &Module, program: &str) -> Result<PathBuf> {
     let source = checkout::testbed_sources().join(module.name);

@@ -56,7 +56,7 @@ mod tests {
     }
 
     #[test]
-    fn joins_lines_of_a_paragraph() {
+    fn lines_of_paragraph_become_one_passage() {
         let expected = [
             (3, "The pod is deleted.".to_owned()),
             (6, "Then the member restarts.".to_owned()),
@@ -66,7 +66,7 @@ mod tests {
     }
 
     #[test]
-    fn skips_code_blocks() {
+    fn code_blocks_are_no_passages() {
         let document = "Run this command first:\n```sh\nkubectl get\n```\nThen wait for pods.\n";
         let expected = [
             (1, "Run this command first:".to_owned()),
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_items_and_rows_apart() {
+    fn list_items_and_table_rows_are_separate_passages() {
         let document = "1. one is the first\n   number\n2. two is the next\n- three is the last\n\n\
                         | a | the cell with words |\n|---|---|\n| 12 | 13 |\n";
         let expected = [

@@ -148,13 +148,13 @@ mod tests {
     }
 
     #[test]
-    fn counts_links_and_code_as_a_reader_sees_them() {
+    fn link_target_is_not_counted_and_code_counts_as_one_word() {
         let text = "Run `kubectl get pods -w`, see [the page](install.md#flags).";
         assert_eq!(passage(text).words(), 5);
     }
 
     #[test]
-    fn splits_sentences_at_capital_letters() {
+    fn sentences_end_before_capital_letters_or_digits() {
         let text = "Use etcd 3.5, e.g. in tests. It (v3.5.1) works! 2 of 3 voters answer.";
         let expected = [
             "Use etcd 3.5, e.g. in tests.",
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_only_sentences_over_the_limit() {
+    fn only_sentences_over_the_limit_are_reported() {
         let fits = format!("{}end.", "word ".repeat(SENTENCE_WORDS - 1));
         let long = format!("One {fits}");
         assert_eq!(passage(&fits).long_sentences(), []);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn measures_cells_of_a_row_separately() {
+    fn table_cells_are_measured_separately() {
         let row = format!("| {}| {}|", "word ".repeat(30), "word ".repeat(20));
         assert_eq!(passage(&row).words(), 30);
         assert_eq!(passage(&row).long_sentences(), []);

@@ -59,7 +59,7 @@ fn comments(tokens: &[Token]) -> Vec<Passage> {
     found
 }
 
-/// Whether a line continues the paragraph above. It does not if it starts a list item, a heading or a table row.
+/// True if a line continues the paragraph above. A list item, a heading or a table row starts a new paragraph.
 fn starts_no_item(text: &str) -> bool {
     !text.starts_with(['-', '*', '|', '#'])
 }
@@ -83,7 +83,7 @@ fn message(token: &Token) -> Option<Passage> {
     is_message.then(|| Passage::new(Kind::Message, *line, &text))
 }
 
-/// Whether a text contains a YAML mapping on one line, such as `{name: main}`. The colon in a placeholder of `format!`
+/// True if a text contains a YAML mapping on one line, such as `{name: main}`. The colon in a placeholder of `format!`
 /// is not followed by a space.
 fn has_flow_mapping(text: &str) -> bool {
     let mut keys = text
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn joins_comment_lines_into_paragraphs() {
+    fn comment_lines_of_paragraph_become_one_passage() {
         let source = "//! One\n//! two.\n//!\n//! Three.\nfn a() {} // Four.\n/// Five.\n// Six.\n";
         let doc = [(1, "One two."), (4, "Three."), (6, "Five.")];
         let plain = [(5, "Four."), (7, "Six.")];
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn skips_code_blocks_in_doc_comments() {
+    fn code_blocks_in_doc_comments_are_no_passages() {
         let source =
             "/// Before.\n/// ```\n/// let a = 1;\n///\n/// let b = 1;\n/// ```\n/// After.\n";
         let expected = [(1, "Before.".to_owned()), (7, "After.".to_owned())];
@@ -270,26 +270,26 @@ mod tests {
     }
 
     #[test]
-    fn keeps_list_items_apart() {
+    fn list_items_in_doc_comments_are_separate_passages() {
         let source = "/// - one\n///   more\n/// - two\n";
         let expected = [(1, "- one more".to_owned()), (3, "- two".to_owned())];
         assert_eq!(texts(source, Kind::Doc), expected);
     }
 
     #[test]
-    fn ignores_comment_markers_in_literals() {
+    fn comment_markers_in_string_literals_are_ignored() {
         let source = "let a = \"http://host\"; let b = '\"'; let c = r#\"// \"no\" \"#; // yes\n";
         assert_eq!(texts(source, Kind::Comment), [(1, "yes".to_owned())]);
     }
 
     #[test]
-    fn distinguishes_lifetimes_from_characters() {
+    fn lifetimes_are_distinguished_from_character_literals() {
         let source = "fn a<'a>(b: &'a str) -> char { '\\'' } // yes\n";
         assert_eq!(texts(source, Kind::Comment), [(1, "yes".to_owned())]);
     }
 
     #[test]
-    fn finds_messages_with_continued_lines() {
+    fn message_continued_on_next_line_is_one_passage() {
         let source =
             "\nlet a = \"the PersistentVolumeClaim has no \\\n    StorageClass: set one\";\n";
         let expected = "the PersistentVolumeClaim has no StorageClass: set one";
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn ignores_literals_that_are_data() {
+    fn literals_with_data_are_no_messages() {
         let source = "let a = \"https://a.example.com/a-long-path/of-a-url/without-words\";\n\
                       let b = \"short message\";\n\
                       let c = r#\"{\"kind\": \"EtcdCluster\", \"and so on for a long time\": 1}\"#;\n";
@@ -305,7 +305,7 @@ mod tests {
     }
 
     #[test]
-    fn ignores_manifests() {
+    fn manifests_in_literals_are_no_messages() {
         let source =
             "let a = \"kind: EtcdCluster\nspec:\n  a long list of words: and more of them\";\n";
         assert_eq!(texts(source, Kind::Message), []);
@@ -314,13 +314,13 @@ mod tests {
     }
 
     #[test]
-    fn ignores_separators() {
+    fn separator_comments_are_no_passages() {
         let found = texts("// ---- etcd ----\n// One.\n", Kind::Comment);
         assert_eq!(found, [(2, "One.".to_owned())]);
     }
 
     #[test]
-    fn finds_test_names() {
+    fn names_of_test_functions_are_passages() {
         let source = "#[test]\nfn one() {}\n#[tokio::test(start_paused = true)]\nasync fn two() {}\n\
                       #[cfg(test)]\nmod tests {}\nfn three() {}\n";
         let expected = [(2, "one".to_owned()), (4, "two".to_owned())];

@@ -50,7 +50,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn generator_matches_reference_values() {
+    fn random_generator_matches_reference_values() {
         // The first numbers of the reference implementation for the seed 1234567.
         let mut random = Random(1_234_567);
         assert_eq!(random.next(), 6_457_827_717_110_365_317);
@@ -65,14 +65,14 @@ mod tests {
     }
 
     #[test]
-    fn chooses_no_item_twice() {
+    fn no_item_is_chosen_twice() {
         let mut chosen = Random(1).choose((0..20).collect(), 50);
         chosen.sort_unstable();
         assert_eq!(chosen, (0..20).collect::<Vec<_>>());
     }
 
     #[test]
-    fn shares_are_equal_unless_a_group_is_small() {
+    fn sample_shares_are_equal_unless_group_is_small() {
         assert_eq!(shares(&[100, 100, 100], 7), [3, 2, 2]);
         assert_eq!(shares(&[1, 100, 100], 7), [1, 3, 3]);
         assert_eq!(shares(&[1, 2], 60), [1, 2]);

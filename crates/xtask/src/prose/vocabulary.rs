@@ -118,18 +118,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn counts_whole_words_in_any_case() {
+    fn old_words_are_counted_as_whole_words_in_any_case() {
         let found = uses("Nobody told the bystander. It is told, and `told` is code.");
         assert_eq!(found, BTreeMap::from([("nobody", 1), ("told", 2)]));
     }
 
     #[test]
-    fn counts_phrases_across_punctuation() {
+    fn old_phrases_are_counted_before_punctuation() {
         assert_eq!(uses("The pod is gone."), BTreeMap::from([("is gone", 1)]));
     }
 
     #[test]
-    fn names_the_replacement() {
+    fn replacement_of_old_word_is_known() {
         assert_eq!(replacement("is away"), Some("is missing"));
         assert_eq!(replacement("quorum"), None);
     }

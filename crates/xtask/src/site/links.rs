@@ -122,7 +122,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn links_lead_to_html_of_site() {
+    fn links_are_changed_to_html_pages_of_site() {
         let cases = [
             ("docs/tls.md", "docs/auth.md", "auth.html"),
             ("docs/README.md", "docs/adr/README.md", "adr/index.html"),
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_only_links_to_files() {
+    fn only_links_to_files_are_changed() {
         let change = |file: &str| {
             Ok(Change {
                 target: format!("x/{file}"),

@@ -248,7 +248,7 @@ mod tests {
     };
 
     #[test]
-    fn networks_contain_their_addresses() {
+    fn testbed_networks_depend_on_slot_and_ip_family() {
         for (addresses, pods, services) in [
             (IPV4, "10.90.0.0/16", "10.106.0.0/16"),
             (IPV6, "fd65:7462:2:1::/64", "fd65:7462:2:2::/112"),
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_distinct() {
+    fn testbed_addresses_are_distinct() {
         for addresses in [IPV4, IPV6] {
             let mut all = vec![addresses.gateway(), addresses.first_pod()];
             all.extend((0..9).map(|index| addresses.node(index)));

@@ -165,7 +165,7 @@ fn kill_member(group: &str, pid: i32) {
     }
 }
 
-/// Whether the content of `/proc/PID/cgroup` contains `group` or a group below it, in any tree.
+/// True if the content of `/proc/PID/cgroup` contains `group` or a group below it, in any tree.
 fn is_member(groups: &str, group: &str) -> bool {
     let wanted = format!("/{group}");
     groups
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn version_1_uses_pids_tree_and_includes_hybrid_tree() {
+    fn cgroup_v1_uses_pids_tree_and_includes_unified_tree() {
         let dir = tempfile::tempdir().unwrap();
         for tree in ["cpu", "pids", "systemd"] {
             group(&dir.path().join(tree), &["cgroup.procs"]);
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn version_2_is_detected_by_controllers_file() {
+    fn cgroup_v2_is_detected_by_controllers_file() {
         let dir = tempfile::tempdir().unwrap();
         group(dir.path(), &["cgroup.controllers", "cgroup.procs"]);
         assert_eq!(
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_only_processes_in_and_below_group() {
+    fn only_processes_in_and_below_cgroup_are_found() {
         let dir = tempfile::tempdir().unwrap();
         group(dir.path(), &["cgroup.controllers"]);
         for (path, pids) in [
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn membership_needs_whole_group_name() {
+    fn cgroup_membership_compares_whole_group_names() {
         let groups = "4:pids:/etb-1234/node-0/kubepods/x\n0::/\n";
         assert!(is_member(groups, "etb-1234"));
         assert!(is_member(groups, "etb-1234/node-0"));

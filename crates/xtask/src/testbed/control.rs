@@ -382,7 +382,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn placeholders_are_replaced() {
+    fn placeholders_in_templates_are_replaced() {
         assert_eq!(
             fill("a ${X}-${Y} ${X} ${Z}", &[("X", "1"), ("Y", "2")]),
             "a 1-2 1 ${Z}"
@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn corefiles_differ_in_cache() {
+    fn only_corefile_nocache_disables_dns_cache() {
         let nocache = template("Corefile.nocache").unwrap();
         assert!(
             nocache.contains("disable success cluster.local")

@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn quotes_in_values_are_escaped() {
+    fn quotes_in_exported_values_are_escaped() {
         let text = exports(&[("A".into(), "it's".into())]);
         assert_eq!(text, "export A='it'\\''s'\n");
     }

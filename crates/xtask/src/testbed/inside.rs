@@ -223,15 +223,15 @@ pub(crate) struct Daemon {
     pub(crate) command: Vec<String>,
 }
 
-/// Whether a process is PID 1 of its namespace and runs the init program. Until it does, `/proc` is not mounted for the
-/// namespace.
+/// True if a process is PID 1 of its namespace and runs the init program. Before that, `/proc` is not mounted for
+/// the namespace.
 fn is_init(pid: i32) -> bool {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
     name.trim() == INIT && is_first(&status)
 }
 
-/// Whether the content of `/proc/PID/status` shows PID 1 in the innermost namespace.
+/// True if the content of `/proc/PID/status` shows PID 1 in the innermost namespace.
 fn is_first(status: &str) -> bool {
     status
         .lines()
@@ -246,7 +246,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn init_is_pid_1_of_inner_namespace() {
+    fn init_process_is_recognized_as_pid_1_of_inner_namespace() {
         assert!(is_first("Name:\tx\nNSpid:\t25448\t1\n"));
         assert!(is_first("NSpid:\t99\t25448\t1\n"));
         assert!(!is_first("NSpid:\t1\n"));

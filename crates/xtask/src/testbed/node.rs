@@ -191,7 +191,7 @@ pub(crate) fn stop_kubelet(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Whether all daemons of a node are running.
+/// True if all daemons of a node are running.
 pub(crate) fn runs(testbed: &Testbed, name: &str) -> bool {
     DAEMONS
         .iter()
@@ -457,7 +457,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_image_names_from_manifest() {
+    fn image_names_are_read_from_archive_manifest() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(dir.path().join("f"), "").unwrap();
         let image = Image {

@@ -1,5 +1,5 @@
 //! Keys and certificates of the control plane: one CA, P-256 keys, and one identity for each program. Each `testbed up`
-//! creates new ones. They have no use outside of the testbed.
+//! creates new keys and certificates. They are not valid outside of the testbed.
 
 use std::fs;
 use std::net::IpAddr;

@@ -28,7 +28,7 @@ impl Identity {
         Self::of(i32::try_from(std::process::id()).context("PID")?)
     }
 
-    /// Whether the same process is still running.
+    /// True if the same process is still running.
     pub(crate) fn is_alive(self) -> bool {
         Self::of(self.pid).is_ok_and(|now| now == self)
     }
@@ -63,14 +63,14 @@ mod tests {
     }
 
     #[test]
-    fn parentheses_in_name_do_not_shift_fields() {
+    fn parentheses_in_process_name_do_not_shift_fields() {
         let rest = "S 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20";
         assert_eq!(start_time(&format!("7 (a) b (c) {rest}")), Some(4711));
         assert_eq!(start_time("7 (a"), None);
     }
 
     #[test]
-    fn zombie_is_not_alive() {
+    fn zombie_process_is_not_alive() {
         assert_eq!(
             start_time("7 (a) Z 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 4711 20"),
             None

@@ -24,7 +24,7 @@ struct Claim {
 }
 
 impl Claim {
-    /// Whether the testbed of this claim is up or starting.
+    /// True if the testbed of this claim is up or starting.
     fn is_held(&self) -> bool {
         self.by.is_alive()
             || State::read(&self.run_folder)
@@ -150,13 +150,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn chooses_first_free_slot() {
+    fn first_free_slot_is_chosen() {
         assert_eq!(choose(|_| false, &[]).unwrap(), Slot(0));
         assert_eq!(choose(|slot| slot.0 < 3, &[]).unwrap(), Slot(3));
     }
 
     #[test]
-    fn avoids_networks_of_machine() {
+    fn slot_with_networks_of_machine_is_avoided() {
         let routes = parse_routes(
             "default via 10.0.0.1 dev eth0\n10.88.0.0/16 dev podman0 proto kernel\nlocal 10.105.0.1 dev x\n",
         );

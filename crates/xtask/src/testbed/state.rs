@@ -57,7 +57,7 @@ impl State {
         fs::rename(&temporary, &file).with_context(|| file.display().to_string())
     }
 
-    /// Whether the init process of the testbed is running.
+    /// True if the init process of the testbed is running.
     pub(crate) fn is_alive(&self) -> bool {
         self.boot == boot() && self.init.is_some_and(Identity::is_alive)
     }
@@ -111,7 +111,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn reads_written_state() {
+    fn written_state_is_read() {
         let dir = tempfile::tempdir().unwrap();
         assert!(State::read(dir.path()).unwrap().is_none());
         state(None).write(dir.path()).unwrap();

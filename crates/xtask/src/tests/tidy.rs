@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+mod alerts;
 mod blocks;
 mod chart;
 mod commands;
@@ -124,7 +125,7 @@ fn is_code(line: &str) -> bool {
 }
 
 #[test]
-fn files_are_within_budget() {
+fn source_files_are_within_line_limit() {
     let over: Vec<String> = sources()
         .iter()
         .filter(|(_, text)| code_lines(text) > FILE_BUDGET)
@@ -137,7 +138,7 @@ fn files_are_within_budget() {
 }
 
 #[test]
-fn functions_are_within_budget() {
+fn functions_are_within_line_limit() {
     let mut over = Vec::new();
     for (path, text) in &sources() {
         for (name, lines) in lengths(text) {
@@ -181,7 +182,7 @@ fn doc_comments_contain_no_rust_code() {
     assert!(found.is_empty(), "Rust code in doc comments: {found:#?}");
 }
 
-/// Whether a doc comment contains a block of Rust code. A block without a language is also Rust.
+/// True if a doc comment contains a block of Rust code. A block without a language is also Rust.
 fn has_rust_code(text: &str) -> bool {
     let marks = text.lines().filter_map(|line| {
         let line = line.trim_start();
@@ -239,7 +240,7 @@ fn tests_named_in_contributor_pages_exist() {
 }
 
 #[test]
-fn misleading_names_of_old_operator_are_not_used() {
+fn banned_names_of_coreos_operator_are_not_used() {
     // `docs/contributing/language.md` lists these names. Comments may quote them, so they are not checked.
     let banned = [
         "fn get_",

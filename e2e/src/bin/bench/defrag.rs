@@ -15,7 +15,7 @@ const SIZE: usize = 3;
 const WRITE_INTERVAL: Duration = Duration::from_millis(100);
 /// The longest acceptable gap between two writes, in seconds.
 const GOAL: f64 = 0.5;
-/// Time limit for one step. It is long enough for a machine that runs all three large databases.
+/// Time limit for one step. All three large databases run on one machine, so steps are slow.
 const STEP_TIMEOUT: Duration = Duration::from_mins(15);
 
 /// The results of one cluster.

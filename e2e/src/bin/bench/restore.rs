@@ -22,7 +22,7 @@ use crate::by_hand::{ByHand, KEY, MINOR, by_hand, flush_disk, store};
 
 /// Time limit for one step.
 const STEP_TIMEOUT: Duration = Duration::from_mins(15);
-/// Larger databases are not restored in place, because that round would take too long. In MiB.
+/// In MiB. Larger databases are not restored in place, because such a restore would take too long.
 const IN_PLACE_LIMIT: usize = 1024;
 /// The goals in docs/benchmarks.md: a ratio of times, and two durations in seconds.
 const GOAL_RATIO: f64 = 1.1;

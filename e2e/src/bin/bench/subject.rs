@@ -76,8 +76,7 @@ impl Subject {
                 field(&object, "/status")
             );
         }
-        // etcd accepts a change of the members only after its voters have been connected for five seconds. The pause
-        // ensures this.
+        // etcd accepts a change of the members only after its voters have been connected for five seconds.
         tokio::time::sleep(Duration::from_secs(6)).await;
         Ok(())
     }

@@ -42,7 +42,7 @@ pub(crate) async fn begin(change: &Change, number: usize, sandbox: &Sandbox) -> 
         Change::Version(version) => json!({ "version": version }),
         Change::SnapshotCount(count) => json!({ "etcd": { "snapshotCount": count } }),
         Change::Tls(true) => json!({ "TLS": { "generated": {}, "acceptPlaintext": true } }),
-        // A cluster can switch TLS only if its members also accept plaintext, so it is created with this option.
+        // The operator switches TLS of a running cluster only with `acceptPlaintext`, so this option is always set.
         Change::Tls(false) => json!({ "TLS": Value::Null }),
         Change::Backup { .. } => return begin_backup(&backup_name(number), sandbox).await,
     };
@@ -68,10 +68,10 @@ async fn begin_backup(name: &str, sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await.map(drop)
 }
 
-/// Waits until the cluster matches its spec, no work is pending, and the deleted objects are gone.
+/// Waits until the cluster matches its spec, no work is pending, and the deleted objects do not exist any more.
 ///
-/// Also compares the status with the pods and volumes. Directly after a fault, the status can be outdated, and the next
-/// step could then destroy a second volume before the first is replaced.
+/// Also compares the status with the pods and volumes, because the status can be outdated directly after a fault. The
+/// next step could then destroy a second volume before the first is replaced.
 pub(crate) async fn settle(desired: &Desired, deleted: &[String], sandbox: &Sandbox) -> Result<()> {
     let what = format!("the cluster matches its spec: {desired:?}");
     until(&what, SETTLE_TIMEOUT, async || {
@@ -143,8 +143,8 @@ fn is_reported(desired: &Desired, object: &DynamicObject) -> bool {
         && has_condition(object, "Degraded", "False")
 }
 
-/// Waits until a change with an object of its own has ended: an EtcdBackup, and the restore from it. A backup may fail
-/// during a fault. It must then report the failure, and the next backup must complete.
+/// Waits until a planned backup, and the restore from it, have ended. A backup may fail during a fault. It must then
+/// report the failure, and the next backup must complete.
 pub(crate) async fn end(
     change: &Change,
     number: usize,

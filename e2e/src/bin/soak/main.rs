@@ -1,6 +1,7 @@
-//! Breaks a cluster at random while clients use it, and checks what the clients saw: `cargo xtask soak`.
+//! Injects random faults into a cluster while clients use it, and checks the responses to the clients: `cargo xtask
+//! soak`.
 //!
-//! The faults depend only on the seed. When they happen depends on the machine, so the same seed can lead to different
+//! The faults depend only on the seed. Their timing depends on the machine, so the same seed can lead to different
 //! results.
 
 #![allow(clippy::large_futures)] // One future per soak.
@@ -30,13 +31,13 @@ const CLUSTER: &str = "c";
 const WATCHERS: usize = 3;
 /// After each step, this many operations of clients must be answered, which shows that the cluster serves clients.
 const OPERATIONS_AFTER_STEP: usize = 20;
-/// The minor releases among which the plan changes. Each can be upgraded to the next one and downgraded again.
+/// The minor releases between which the plan upgrades and downgrades the cluster.
 const MINORS: [&str; 3] = ["3.5", "3.6", "3.7"];
 
-/// Breaks a cluster at random while clients use it, and checks what the clients saw.
+/// Inject random faults into a cluster while clients use it, and check the responses to the clients.
 #[derive(Parser)]
 struct Arguments {
-    /// How long to draw faults. The last one is repaired afterwards.
+    /// How long to inject faults. The cluster recovers from the last fault afterwards.
     #[arg(long, default_value_t = 10)]
     minutes: u64,
     /// The seed of the faults. Default: a new one.
@@ -53,7 +54,7 @@ async fn main() -> Result<()> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = arguments.seed.unwrap_or(clock.as_secs() % 1_000_000);
     let folder = arguments.output.join(seed.to_string());
-    // A later reader would take the pages of an earlier run for those of this run.
+    // The pages of an earlier run with this seed must not be mistaken for results of this run.
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let soak = Soak {
@@ -72,7 +73,7 @@ struct Soak {
     folder: PathBuf,
 }
 
-/// What the clients observed.
+/// The operations and events that the clients and watchers observed.
 #[derive(Default)]
 struct Observed {
     operations: Vec<Operation>,

@@ -118,10 +118,10 @@ async fn accepts_unanswered_write_with_and_without_effect() {
     let writes = [put("a", (1, Some(2)), 10), put("b", (3, None), 0)];
     accepted(&[&writes[..], &[get("a", (9, 10), 10)]].concat()).await;
     accepted(&[&writes[..], &[get("b", (9, 10), 11)]].concat()).await;
-    // The write may take effect after reads that did not see it.
+    // The write may take effect between two reads.
     let reads = [get("a", (9, 10), 10), get("b", (11, 12), 11)];
     accepted(&[&writes[..], &reads].concat()).await;
-    // But once a read has seen the new value, no later read may see the old one.
+    // But after a read of the new value, no later read may return the old value.
     let reads = [get("b", (9, 10), 11), get("a", (11, 12), 10)];
     violated(&[&writes[..], &reads].concat()).await;
 }
@@ -139,7 +139,7 @@ async fn accepts_unanswered_swap_with_and_without_effect() {
 /// The checker limits how late an unanswered write can take effect. Without these limits, this check would exceed its
 /// time limit of a minute.
 #[tokio::test]
-async fn many_unanswered_writes_are_checked_in_time() {
+async fn many_unanswered_writes_are_checked_within_time_limit() {
     let mut all = vec![put("first", (1, Some(2)), 1)];
     for number in 1..300 {
         let at = number * 10;
@@ -194,27 +194,27 @@ async fn finds_duplicated_swap() {
 }
 
 #[tokio::test]
-async fn finds_rejected_swap_that_expected_the_value() {
+async fn finds_swap_rejected_despite_expected_value() {
     let write = put("a", (1, Some(2)), 10);
     let swap = swap("a", "b", (3, Some(4)), 10);
     violated(&[write, rejected(swap, "a")]).await;
 }
 
 #[tokio::test]
-async fn finds_value_at_another_revision() {
+async fn finds_value_at_wrong_revision() {
     violated(&[put("a", (1, Some(2)), 10), get("a", (3, 4), 9)]).await;
     violated(&[put("a", (1, Some(2)), 10), put("b", (3, Some(4)), 9)]).await;
 }
 
 #[tokio::test]
-async fn finds_value_that_no_client_wrote() {
+async fn finds_read_of_value_that_no_client_wrote() {
     violated(&[put("a", (1, Some(2)), 10), get("x", (3, 4), 11)]).await;
-    // This also applies if another write has the same revision.
+    // A read of an unknown value is also a violation if its revision is the revision of a write.
     violated(&[put("a", (1, Some(2)), 10), get("x", (3, 4), 10)]).await;
 }
 
 #[tokio::test]
-async fn violation_of_one_key_is_found_among_others() {
+async fn finds_violation_of_one_key_among_others() {
     let other = |mut operation: Operation| {
         operation.key = "soak/1".to_owned();
         operation
@@ -229,7 +229,7 @@ async fn violation_of_one_key_is_found_among_others() {
 }
 
 #[tokio::test]
-async fn explains_violation_with_operations_and_page() {
+async fn violation_report_contains_operations_and_html_page() {
     let pages = tempfile::tempdir().unwrap();
     let lost = [put("a", (1, Some(2)), 10), get("", (3, 4), 0)];
     let verdict = linearity(&program(), &lost, pages.path()).await.unwrap();
@@ -243,7 +243,7 @@ async fn explains_violation_with_operations_and_page() {
 }
 
 #[tokio::test]
-async fn refuses_history_with_repeated_values() {
+async fn history_with_same_value_written_twice_is_rejected() {
     let twice = [put("a", (1, Some(2)), 10), put("a", (3, Some(4)), 11)];
     let pages = tempfile::tempdir().unwrap();
     let refused = linearity(&program(), &twice, pages.path()).await;

@@ -75,7 +75,7 @@ fn record(events: Vec<Event>) -> WatchRecord {
     }
 }
 
-/// The violations that are found if one watcher received the events that `change` makes.
+/// The violations that the check finds after `change` has changed the events of one watcher.
 fn violations(change: impl FnOnce(&mut Vec<Event>)) -> String {
     let (operations, events) = history();
     let mut changed = events.clone();
@@ -83,7 +83,7 @@ fn violations(change: impl FnOnce(&mut Vec<Event>)) -> String {
     check_watches(&operations, &[record(events), record(changed)]).join("\n")
 }
 
-/// The violations that are found if the clients recorded the operations that `change` makes.
+/// The violations that the check finds after `change` has changed the operations of the clients.
 fn violations_of_clients(change: impl FnOnce(&mut Vec<Operation>)) -> String {
     let (mut operations, events) = history();
     change(&mut operations);
@@ -158,7 +158,7 @@ fn finds_event_without_write() {
 }
 
 #[test]
-fn finds_write_that_was_carried_out_twice() {
+fn finds_write_with_two_events() {
     let (operations, mut events) = history();
     events.push(event(15, "a", "a3", 4));
     let found = check_watches(&operations, &[record(events)]).join("\n");
@@ -182,12 +182,12 @@ fn finds_rejected_swap_with_event() {
 }
 
 #[test]
-fn finds_no_watcher() {
+fn missing_watchers_are_a_violation() {
     assert!(!check_watches(&history().0, &[]).is_empty());
 }
 
 #[test]
-fn compares_restored_keys_with_history() {
+fn finds_restored_keys_that_differ_from_events() {
     let pair = |key: &str, value: &str, revision| Pair {
         key: key.to_owned(),
         value: value.to_owned(),

@@ -59,7 +59,7 @@ const VERSIONS: &[&str] = &[
     "before-patch-image",
     "before-settle-image",
 ];
-/// The writes when the database was full and most keys were deleted.
+/// The writes after most keys of a full database were deleted.
 const NO_SPACE: &[&str] = &[
     "before-compact",
     "before-record-defragmentation",
@@ -84,7 +84,7 @@ pub(super) const POINTS: [&[&str]; 10] = [
 ];
 
 #[tokio::test]
-async fn one_cluster_forms_after_crash_before_every_write() {
+async fn bootstrap_forms_one_cluster_despite_crash_before_every_write() {
     cluster_scenario("crash_bootstrap", async |sandbox| {
         let mut operator = CrashingOperator {
             sandbox,
@@ -111,7 +111,7 @@ async fn one_cluster_forms_after_crash_before_every_write() {
 }
 
 #[tokio::test]
-async fn members_change_after_crash_before_every_write() {
+async fn member_changes_resume_after_crash_before_every_write() {
     cluster_scenario("crash_members", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)
@@ -276,7 +276,7 @@ async fn full_database_recovers_after_crash_before_every_write() {
 }
 
 #[tokio::test]
-async fn volume_growth_resumes_after_crash() {
+async fn volume_growth_resumes_after_operator_crash() {
     cluster_scenario("crash_larger", async |sandbox| {
         with_class(sandbox, "larger", true, async |class| {
             let manifest = cluster_with(&sandbox.env, "c", 1, &claims_with(class, "64Mi"))?;

@@ -1,4 +1,4 @@
-//! Attempts that end together with the operator process, without a report.
+//! Tests of attempts that end together with the operator process, without a report.
 
 use super::*;
 use crate::plan::attempts::MAX_UNFINISHED;
@@ -119,7 +119,7 @@ fn fails_after_too_many_interrupted_attempts() {
 
 /// An outage of the store is not a crash loop, even if the operator restarts several times meanwhile.
 #[test]
-fn observed_failures_do_not_count_as_interrupted() {
+fn observed_failures_do_not_count_as_interrupted_attempts() {
     let mut backup =
         begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 0 }));
     for process in 0..i64::from(MAX_UNFINISHED) * 2 {

@@ -1,4 +1,4 @@
-//! Removals while the clocks of the operator and of the API server differ.
+//! Tests of removals while the clocks of the operator and of the API server differ.
 
 use super::*;
 
@@ -22,9 +22,10 @@ fn expiring() -> EtcdBackup {
     after(backup, &plan, at(5))
 }
 
-/// Invariant 9: the stored backups are deleted together with the object.
+/// Invariant 9: the stored backups are deleted together with the expired EtcdBackup, so both clocks must show that it
+/// has expired.
 #[test]
-fn invariant_9_expiry_by_clock_ahead_deletes_no_stored_backup() {
+fn invariant_9_backup_does_not_expire_while_clocks_differ() {
     let backup = expiring();
     assert_eq!(need(&backup, &Snapshot::default(), at(64)), Need::Nothing);
     assert_eq!(need(&backup, &Snapshot::default(), at(66)), Need::Clock);
@@ -74,7 +75,7 @@ fn expiry_without_stored_backups_needs_no_api_server_clock() {
 
 /// Without an agreed time, retention rules delete no backup.
 #[test]
-fn agreed_time_requires_compared_clocks_within_an_hour() {
+fn retention_time_requires_clocks_within_one_hour() {
     let backup = fresh();
     for (snapshot, time) in [
         (Snapshot::default(), None),

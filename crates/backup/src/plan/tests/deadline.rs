@@ -1,4 +1,4 @@
-//! The time that counts for the deadline of a backup.
+//! Tests of the time that counts for the deadline of a backup.
 
 use member::OperatorImage;
 use runtime::endpoints::EndpointRule;
@@ -72,7 +72,7 @@ fn operator_downtime_does_not_count_for_deadline() {
 
 /// A clock that was ten days ahead recorded the start. The deadline must not be ten days late.
 #[test]
-fn start_in_future_does_not_extend_deadline() {
+fn recorded_start_in_future_does_not_extend_deadline() {
     let ahead = 864_000;
     let backup = begun(|object| {
         object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 });
@@ -98,7 +98,7 @@ fn start_in_future_does_not_extend_deadline() {
 /// The operator process ended while the pod was pending, for example because its volume was deleted. The next process
 /// cannot read the inputs and has no worker for the pod, but must delete the pod.
 #[test]
-fn failure_deletes_pending_pod_of_ended_operator() {
+fn failed_backup_deletes_pod_of_earlier_operator_process() {
     let in_pod = |object: &mut Value| {
         object["spec"]["storageType"] = json!("PVC");
         object["spec"]["s3"] = Value::Null;
@@ -126,7 +126,7 @@ fn failure_deletes_pending_pod_of_ended_operator() {
         ..known(Work::Idle, Destination::Free)
     };
     let Some(Job::InPod { pod, .. }) = plan(&backup, &started, at(1)).job else {
-        panic!("no pod")
+        panic!("the plan contains no pod")
     };
     let left = Some(Job::LeftPod {
         name: pod.metadata.name.unwrap(),
@@ -139,7 +139,7 @@ fn failure_deletes_pending_pod_of_ended_operator() {
     // The worker of this process deletes its own pod.
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(plan(&backup, &running, at(60)).job, None);
-    // A changed or rejected spec also ends the recorded start.
+    // A changed or rejected spec also ends the recorded backup.
     let mut changed = backup.clone();
     changed.metadata.generation = Some(2);
     let restarted = plan(&changed, &Snapshot::default(), at(1));

@@ -1,4 +1,4 @@
-//! The finalizer, the removal of all stored backups, and removals that get stuck.
+//! Tests of the finalizer, of the removal of all stored backups, and of removals that get stuck.
 
 use super::periodic::first_complete;
 use super::*;
@@ -69,7 +69,8 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
     let status = status(&finalized, &waits, at(1000));
     let applied = find(&status.conditions, &ConditionType::RetentionApplied).unwrap();
     assert!(applied.message.contains("Retain"), "{}", applied.message);
-    // The Secret is deleted together with its namespace, so the operator removes the finalizer without it.
+    // The Secret may have been deleted together with its namespace. After some time, the operator removes the finalizer
+    // and leaves the stored backups.
     let secret_missing = Snapshot {
         obstacle: Some(Trouble::new(Reason::SecretMissing, "missing")),
         ..Snapshot::default()
@@ -84,9 +85,9 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
     );
 }
 
-/// After the operator is uninstalled, nothing removes the finalizers of its EtcdBackups.
+/// If the operator is uninstalled, no process removes the finalizers of its EtcdBackups.
 #[test]
-fn backup_object_without_stored_backup_has_no_finalizer() {
+fn etcdbackup_without_stored_backup_has_no_finalizer() {
     let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
     let idle = Snapshot::default();
     assert_eq!(
@@ -163,7 +164,7 @@ fn stuck_removal_is_reported() {
 /// With `deletionPolicy: Delete`, a removal by the retention rules may end just before the EtcdBackup is deleted. Its
 /// result must not count as the removal of all backups.
 #[test]
-fn retention_result_does_not_complete_deletion() {
+fn retention_result_does_not_count_as_removal_of_all_backups() {
     let mut backup = first_complete(|_| ());
     backup.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
     backup.metadata.finalizers = Some(vec![api::names::FINALIZER_STORED.to_owned()]);

@@ -26,11 +26,11 @@ const PATH: &str = "key";
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
-    /// The process crashes before the step.
+    /// The process crashes before it executes the action.
     CrashBeforeAct,
-    /// The process crashes between the step and the status.
+    /// The process crashes between the action and the write of the status.
     CrashBeforeStatus,
-    /// The process crashes after the status.
+    /// The process crashes after the write of the status.
     CrashAfterStatus,
     /// The API server rejects the status.
     StatusRejected,
@@ -52,7 +52,7 @@ struct Process {
     /// The key of an object without a manifest that an earlier attempt left.
     leftover: Option<String>,
     key: String,
-    /// The keys that the removal still has to delete. The last one is deleted next.
+    /// The keys that the removal still has to delete. The last key is deleted next.
     deletions: Vec<String>,
     /// The result of the removal, reported after its end.
     result: RemovalResult,
@@ -401,7 +401,7 @@ impl World {
                 );
             }
             self.begun = begun;
-            // Each run results in one backup, no matter how many attempts it needs.
+            // Each run results in at most one backup, no matter how many attempts it needs.
             let complete = self.complete();
             let mut times: Vec<Timestamp> = complete.iter().map(|parts| parts.time).collect();
             let all = times.len();
@@ -447,10 +447,10 @@ fn faults() -> impl Strategy<Value = Fault> {
     ]
 }
 
-/// Without the limit, the operator would repeat such a backup forever, and each crash would interrupt all other
-/// transfers.
+/// Without the limit of attempts, the operator would repeat this backup forever, and each crash would interrupt all
+/// other transfers.
 #[test]
-fn gives_up_transfer_that_crashes_operator() {
+fn backup_fails_after_transfer_repeatedly_crashes_operator() {
     for interval in [0, 100_000] {
         let mut world = World::new(None, interval);
         for _ in 0..200 {
@@ -479,7 +479,7 @@ proptest! {
 
     /// Invariants 10 and 12 hold after each step. After the faults stop, the backup succeeds or fails.
     #[test]
-    fn converges_after_faults(
+    fn backup_succeeds_or_fails_after_faults(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..5), 0..40),
         timeout in prop::option::of(prop_oneof![Just(0_i64), 20_i64..100]),
     ) {
@@ -498,7 +498,7 @@ proptest! {
 
     /// A crash after the manifest is written does not cause a second transfer.
     #[test]
-    fn adopts_completed_transfer(crash_after in 2_usize..8, interval in prop_oneof![Just(0_i64), Just(500)]) {
+    fn complete_backup_is_adopted_after_crash(crash_after in 2_usize..8, interval in prop_oneof![Just(0_i64), Just(500)]) {
         let mut world = World::new(None, interval);
         for round in 0..20 {
             let fault = if round == crash_after { Fault::CrashBeforeAct } else { Fault::None };
@@ -536,7 +536,7 @@ proptest! {
             world.round(Fault::None, Fault::None, 1);
         }
         prop_assert!(world.begun.unwrap() > faults_end, "no run started after the faults");
-        // There may be one more backup than the rules keep: the newest backup, before the rules are applied after it.
+        // There may be one more backup than the rules keep, because the rules are applied only after the newest backup.
         let kept = world.complete().len();
         prop_assert!((2..=3).contains(&kept), "{kept} backups are kept: {:?}", world.data);
         let orphans = world.manifests.keys().filter(|key| !world.data.contains_key(*key)).count();
@@ -547,7 +547,7 @@ proptest! {
     /// Invariant 9: if the interval is shorter than a backup takes, backups still continue, and the retention rules are
     /// applied.
     #[test]
-    fn retention_runs_if_backup_exceeds_interval(
+    fn retention_runs_if_backups_take_longer_than_interval(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..20), 0..60),
         seconds in 2_i64..90,
     ) {

@@ -1,4 +1,4 @@
-//! Periodic backups and their retention.
+//! Tests of periodic backups and their retention.
 
 use api::backup::name;
 
@@ -306,7 +306,7 @@ fn failed_retention_is_reported_and_retried() {
 }
 
 #[test]
-fn without_rules_lists_newest_and_removes_nothing() {
+fn without_retention_rules_no_backup_is_removed() {
     let complete = first_complete(|object| object["spec"]["backupPolicy"]["maxBackups"] = json!(0));
     assert_eq!(need(&complete, &Snapshot::default(), at(6)), Need::Nothing);
     assert_eq!(complete.status.unwrap().backups.len(), 1);
@@ -334,7 +334,7 @@ fn rejects_invalid_schedule_and_time_zone() {
 }
 
 #[test]
-fn interval_continues_from_status_of_coreos_operator() {
+fn backup_interval_continues_from_status_of_coreos_operator() {
     let backup = periodic(|object| {
         object["status"] =
             json!({ "succeeded": true, "lastSuccessDate": at(0).to_string(), "etcdRevision": 3 });
@@ -350,7 +350,7 @@ fn interval_continues_from_status_of_coreos_operator() {
 }
 
 #[test]
-fn finished_object_is_deleted_after_ttl() {
+fn finished_etcdbackup_is_deleted_after_ttl() {
     let backup = begun(|object| object["spec"]["ttlSecondsAfterFinished"] = json!(60));
     let done = plan(
         &backup,
@@ -391,7 +391,7 @@ fn finished_object_is_deleted_after_ttl() {
 /// The removal took longer than the next backup. Its result belongs to the previous backup, so the operator repeats the
 /// removal.
 #[test]
-fn repeats_removal_concurrent_with_newest_backup() {
+fn removal_is_repeated_if_it_ran_during_newest_backup() {
     let backup = first_complete(|_| {});
     let with_newest = |location: &str| RemovalResult {
         backups: vec![Listed {
@@ -423,8 +423,8 @@ fn repeats_removal_concurrent_with_newest_backup() {
 /// A backup that takes longer than its interval is due again as soon as it ends. The operator applies the retention
 /// rules first.
 #[test]
-fn retention_runs_before_backup_that_is_due() {
-    // The backup started at 0 and was complete at 5. The next one was due at 7.
+fn retention_runs_before_next_due_backup() {
+    // The backup started at second 0 and was complete at second 5. The next backup was due at second 7.
     let backup = first_complete(|object| {
         object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2);
     });
@@ -444,7 +444,7 @@ fn retention_runs_before_backup_that_is_due() {
 
 /// A new backup is more important than free space in the store.
 #[test]
-fn slow_or_failed_retention_delays_no_backup() {
+fn slow_or_failed_retention_does_not_delay_next_backup() {
     let backup = first_complete(|object| {
         object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2);
     });
@@ -473,9 +473,9 @@ fn slow_or_failed_retention_delays_no_backup() {
     assert_eq!(crate::plan::intent(&running), Some(at(65)));
 }
 
-/// After the clock was a year ahead for a moment, backups must not stop for a year.
+/// If the clock was a year ahead for a moment, backups must not stop for a year.
 #[test]
-fn start_in_future_does_not_stop_schedule() {
+fn recorded_start_in_future_does_not_stop_schedule() {
     const YEAR: i64 = 365 * 86_400;
     for policy in [
         json!({ "backupIntervalInSecond": 3600 }),

@@ -47,7 +47,7 @@ fn cluster(old: Old) -> EtcdCluster {
     cluster
 }
 
-/// The pod of a member. `number`: how many members were created before this one.
+/// The pod of a member. `number`: how many members were created before this member.
 fn pod(old: Old, number: usize) -> Value {
     let name = NAMES[number];
     let scheme = if old.tls { "https" } else { "http" };
@@ -211,7 +211,7 @@ fn every_form() -> [Old; 4] {
 }
 
 #[test]
-fn reads_old_operator_pod() {
+fn pod_of_coreos_operator_is_read() {
     for old in every_form() {
         let (first, last) = (seen(old, 0), seen(old, 2));
         for pod in [&first, &last] {
@@ -246,7 +246,7 @@ fn missing_image_of_dns_init_container_is_reported() {
 }
 
 #[test]
-fn invariant_7_old_clusters_are_recorded_and_never_bootstrapped() {
+fn invariant_7_cluster_of_coreos_operator_is_adopted_not_bootstrapped() {
     for old in every_form() {
         let scene = found(old);
         let records = |write: &Write| matches!(write, Write::RecordIntent { cluster_id, .. } if *cluster_id == Some(CLUSTER));
@@ -258,7 +258,7 @@ fn invariant_7_old_clusters_are_recorded_and_never_bootstrapped() {
 
 /// Invariants 3 and 5 (quorum guard; dead members).
 #[test]
-fn replaces_emptydir_members_and_keeps_pvc_members() {
+fn adopted_emptydir_members_are_replaced_and_pvc_members_recreated() {
     for old in every_form() {
         let scene = taken_over(old).drained();
         let writes = scene.writes();
@@ -296,7 +296,7 @@ fn replaces_emptydir_members_and_keeps_pvc_members() {
 
 /// No controller recreates a failed pod of coreos/etcd-operator. The operator recreates it on its PVC.
 #[test]
-fn failed_old_pod_is_recreated_on_its_pvc() {
+fn failed_pod_of_coreos_operator_is_recreated_on_its_pvc() {
     let old = Old {
         tls: true,
         claim: true,

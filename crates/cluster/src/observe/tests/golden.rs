@@ -1,5 +1,5 @@
-//! The pods that the operator builds for fixed specs, stored in `crates/cluster/tests/golden/pods.json`. If a new build
-//! would restart members in these pods, it would also restart the members of every user.
+//! The file `crates/cluster/tests/golden/pods.json` contains the pods that the operator builds for fixed specs. If a
+//! new build would restart members in these pods, it would also restart the members of every user.
 //!
 //! After an intended change of the content of pods, update the file (CONTRIBUTING.md):
 //!
@@ -68,7 +68,7 @@ fn cluster(spec: &Value) -> EtcdCluster {
     cluster
 }
 
-/// The pods of a first member, of a joined member, and of a member that restarted on its volume.
+/// The pods of a bootstrap member, of a joined member, and of a member that restarted on its volume.
 fn built(spec: &Value) -> Vec<Pod> {
     let cluster = cluster(spec);
     let id = CLUSTER.to_string();
@@ -157,7 +157,7 @@ fn disturbs(scene: &Scene) -> Vec<Write> {
 
 /// If this test fails, this build restarts the members of every cluster whose pods the previous build created.
 #[test]
-fn members_in_golden_pods_are_not_restarted() {
+fn members_in_pods_of_previous_build_are_not_restarted() {
     let golden = golden();
     assert_eq!(golden.len(), cases().len());
     for case in golden {
@@ -171,9 +171,9 @@ fn members_in_golden_pods_are_not_restarted() {
     }
 }
 
-/// Proves that the test above detects a restart.
+/// Checks that `disturbs` detects a restart.
 #[test]
-fn members_in_golden_pods_are_restarted_for_another_spec() {
+fn members_in_pods_of_previous_build_restart_after_spec_change() {
     let mut case = golden().swap_remove(3);
     let made: Vec<Pod> = serde_json::from_value(case["pods"].take()).unwrap();
     assert_eq!(disturbs(&scene(&case["spec"], &made)), []);
@@ -184,7 +184,7 @@ fn members_in_golden_pods_are_restarted_for_another_spec() {
 }
 
 /// If this test fails, new members get other pods than the running members have. If the change is intended, first make
-/// the tests above pass with the old file. Then update the file.
+/// the other tests of this module pass with the old file. Then update the file.
 #[test]
 fn built_pods_match_golden_file() {
     let all = cases()

@@ -13,7 +13,7 @@ use crate::plan::Explanation;
 use crate::reason::Reason;
 use crate::snapshot::{Changed, Disk, Removal, Role};
 
-/// Labels and annotations of a pod or PVC with values that etcd has reported.
+/// The role, token and cluster ID for the labels and annotations of a pod or PVC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Label {
     /// The member whose pod and PVC are labeled.
@@ -28,7 +28,7 @@ pub struct Label {
     pub cluster_id: Option<ClusterId>,
 }
 
-/// Records on the PVC of a member who removed the member from etcd: the operator or other software. `None` deletes the
+/// Records on a member's PVC that the operator or other software removed the member from etcd. `None` deletes the
 /// record.
 pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) -> Action {
     let metadata = json!({

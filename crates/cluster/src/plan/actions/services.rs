@@ -1,5 +1,5 @@
-//! Actions for the Services of the whole cluster and of each member. The mark on a member's Service records that a pod
-//! of the member may exist.
+//! Actions for the Services of the whole cluster and of each member. The *mark* is the annotation `started` on a
+//! member's Service: it records that a pod of the member may exist.
 
 use api::names;
 use k8s_openapi::api::core::v1;
@@ -44,7 +44,7 @@ impl Builder<'_> {
         )
     }
 
-    /// Creates the Service of a member. `started`: with the mark that a pod may exist. `closed`: without endpoints for
+    /// Creates the Service of a member. `started`: the Service has the mark. `closed`: the Service has no endpoints for
     /// now.
     pub(crate) fn create_service(&self, member: &str, started: bool, closed: bool) -> Action {
         let service = member::member_service(&self.members(), member);
@@ -67,7 +67,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Lets the Service of a member have endpoints.
+    /// Gives the Service of a member its endpoints.
     pub(crate) fn open_service(&self, member: &str, uid: &str) -> Action {
         apply(
             "before-open-service",
@@ -77,7 +77,7 @@ impl Builder<'_> {
         )
     }
 
-    /// Applies the Service of a member, because the existing Service differs from it.
+    /// Applies the Service of a member, because the existing Service differs from the desired Service.
     pub(crate) fn repair_service(&self, member: &str, uid: &str) -> Action {
         apply(
             "before-repair-service",
@@ -87,17 +87,17 @@ impl Builder<'_> {
         )
     }
 
-    /// Builds the Service of a member with the observed UID. The UID in the request prevents it from recreating a
-    /// Service that was deleted: the member's name must not be used again.
+    /// Builds the Service of a member with the observed UID. With this UID, the request fails if the Service was
+    /// deleted: the member's name must not be used again.
     fn member_service(&self, member: &str, uid: &str) -> v1::Service {
         let mut service = member::member_service(&self.members(), member);
         service.metadata.uid = Some(uid.to_owned());
         service
     }
 
-    /// Renews the mark that another process has set on a Service, in order to continue that start. The renewal changes
-    /// the resourceVersion, so the other process can no longer remove the mark. The value differs from every earlier
-    /// mark, because a patch without a change would keep the resourceVersion.
+    /// Renews the mark that another operator process has set on a Service. The renewal changes the resourceVersion, so
+    /// that process can no longer remove the mark. The value differs from every earlier mark, because a patch without a
+    /// change would keep the resourceVersion.
     pub(crate) fn mark_service_again(&self, member: &str, service: &Service) -> Action {
         let mark = json!(self.now.to_string());
         Action {
@@ -112,7 +112,7 @@ impl Builder<'_> {
     }
 }
 
-/// Sets the mark that a pod of the member may exist.
+/// Sets the mark on the Service of a member.
 pub(crate) fn mark_service(member: &str, service: &Service) -> Action {
     Action {
         start: Some(StartPart::Mark(member.to_owned())),

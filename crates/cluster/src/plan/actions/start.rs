@@ -31,7 +31,7 @@ pub enum State {
     FromSurvivor,
 }
 
-/// A member to start: the content of its PVC and its pod.
+/// A member to start, with the properties of its PVC and its pod.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Start {
     /// Name of the member, its pod, its PVC and its Service.
@@ -52,12 +52,12 @@ pub struct Start {
     pub cluster_id: Option<ClusterId>,
 }
 
-/// How much a recovery increases the revision, as etcd recommends for restores. The lost members cannot have been
-/// further ahead of the survivor than this, so the recovered cluster never reuses a revision that a client has seen.
+/// How much a recovery increases the revision, as etcd recommends for restores. No lost member was further ahead of the
+/// survivor, so the recovered cluster never reuses a revision that a client has seen.
 const LOST_REVISIONS: u64 = 1_000_000_000;
 
 impl Builder<'_> {
-    /// The last actions of a start: they create the PVC, if the member has a PVC, and then the pod.
+    /// The last actions of a start: create the PVC, for a member on a volume, and then the pod.
     pub(crate) fn create_volume_and_pod(&self, start: &Start) -> Result<Vec<Action>, Explanation> {
         let volume = start.durable.then(|| self.create_volume(start));
         volume.into_iter().chain([self.create_pod(start)]).collect()
@@ -80,8 +80,8 @@ impl Builder<'_> {
     /// Creates the pod of a member. The action fails if the pod exists.
     pub(crate) fn create_pod(&self, start: &Start) -> Result<Action, Explanation> {
         let pod = self.pod(start)?;
-        // If the creation of the pod fails, a mark stays if the member has a PVC: the PVC already exists, so a later
-        // plan creates the pod again.
+        // If the creation of the pod fails, a member with a PVC keeps the annotation `started` on its Service: its PVC
+        // already exists, so a later plan creates the pod again.
         let part = match start.state {
             State::OnDisk if start.durable => Some(StartPart::Return(start.member.clone())),
             _ if start.durable => None,
@@ -148,8 +148,8 @@ impl Builder<'_> {
         Ok(Object::Pod(Box::new(pod)))
     }
 
-    /// The value of `--initial-cluster`. It contains the peer URLs of etcd's member list, because etcd compares the
-    /// two. In a cluster that another operator created, the URLs have another form.
+    /// The value of `--initial-cluster`. The peer URLs come from etcd's member list, because etcd compares its flag
+    /// with that list. In a cluster that another operator created, the URLs have another form.
     fn initial_cluster(&self, start: &Start, members: &Members<'_>) -> String {
         let addresses = members.addresses();
         let listed = self.observed.members.known();
@@ -239,7 +239,7 @@ pub(super) fn role_of(role: Role) -> member::Role {
     }
 }
 
-/// The problem of a member without a valid etcd version: in its record, or in the spec.
+/// The problem of a member whose etcd version cannot be parsed.
 pub(super) fn no_version(member: &str, error: &VersionError) -> Explanation {
     let text = format!("cannot build the pod of {member}: {}", Chain(error));
     Explanation::new(Reason::InvalidSpec, text)

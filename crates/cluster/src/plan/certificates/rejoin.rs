@@ -1,9 +1,10 @@
-//! Restarts members that cannot connect, because their certificate authorities (CAs) have expired or are not shared.
+//! Restarts members that other members or the operator cannot reach, because the member's certificate authorities (CAs)
+//! have expired or are missing.
 //!
 //! etcd reads its trust bundle only at its start. If a CA is lost together with certificates that it signed, a member
 //! or the operator may have no certificate that the other members accept. The operator then restarts the other members
 //! with all CAs, one at a time, with or without a quorum. It restarts only members on volumes that are not being
-//! deleted, so no acknowledged write is lost. Clients wait for one restart.
+//! deleted, so no acknowledged write is lost.
 
 use std::time::Duration;
 
@@ -21,8 +22,9 @@ use crate::snapshot::{Disk, Pod};
 const RESTART: Duration = Duration::from_mins(1);
 
 impl Keeper<'_> {
-    /// Restarts members whose CAs have all expired. Such members reach no other member, so no quorum can answer or be
-    /// lost. Members on volumes are restarted concurrently. Returns true if the plan restarts a member.
+    /// Restarts members whose CAs for peers, or whose CAs for clients, have all expired. These members accept no new
+    /// connection from peers or from clients, so they are restarted concurrently. Members without a volume are only
+    /// reported. Returns true if the plan restarts a member.
     pub(super) fn start_again(&self, settled: &Settled, draft: &mut Draft) -> bool {
         let mut restarts = false;
         for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
@@ -36,8 +38,8 @@ impl Keeper<'_> {
             if !self.is_on_volume(member, pod) {
                 let text = format!(
                     "the certificate authorities with which {member} was started have expired. {member} has no \
-                     volume, so a restart would lose its data: restore the cluster from a backup, or give members \
-                     volumes (spec.pod.persistentVolumeClaimSpec)"
+                     volume, so a restart would lose its data: restore the cluster from a backup. Only members with \
+                     volumes (spec.pod.persistentVolumeClaimSpec) can restart with their data"
                 );
                 draft.problem(Reason::AuthorityExpired, text);
                 continue;
@@ -60,7 +62,7 @@ impl Keeper<'_> {
         rollout.is_some_and(|rollout| rollout.under_way().is_some())
     }
 
-    /// True if wrong certificates separate members from each other, or the operator from a member.
+    /// True if certificates prevent connections between members, or from the operator to a member.
     pub(in crate::plan) fn cuts_off(&self) -> bool {
         let cut_off = |member: &String| self.is_apart(member) || self.locks_out(member);
         !self.is_switching() && self.running().any(|(member, _)| cut_off(member))
@@ -72,7 +74,7 @@ impl Keeper<'_> {
             return;
         }
         self.without_volumes(draft);
-        // During a restore or a recovery, these start the members.
+        // A restore or a recovery starts its members with current CAs.
         if self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some() {
             return;
         }
@@ -141,7 +143,8 @@ impl Keeper<'_> {
         !pod.ready && !pod.failed && !cut_off && age(since, now) < RESTART
     }
 
-    /// True if their certificates separate this member and another running member, and one of the two is not ready.
+    /// True if certificates prevent a connection between this member and another running member, and at least one of
+    /// the two members is not ready.
     fn is_apart(&self, member: &String) -> bool {
         let is_ready = |name: &String| self.observed.pods.get(name).is_some_and(|pod| pod.ready);
         let mut others = self.running().filter(|(other, _)| *other != member);
@@ -211,7 +214,8 @@ impl Keeper<'_> {
 }
 
 impl Settled {
-    /// True if the member in this pod serves clients, and certificates prevent a restart of the pod.
+    /// True if the pod must not be restarted: its member serves clients, and could not start with the current
+    /// certificates.
     fn holds(&self, pod: &Pod) -> bool {
         self.held && pod.ready && pod.stays()
     }

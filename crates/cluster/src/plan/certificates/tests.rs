@@ -277,7 +277,7 @@ pub(super) fn trusts(write: &CertificateWrite) -> bool {
 }
 
 #[test]
-fn invariant_20_creates_certificates_before_pod() {
+fn invariant_20_certificates_are_created_before_pod() {
     let mut story = Story::of(Scene::begun(&MEMBERS));
     for member in MEMBERS {
         story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).reserved(member);
@@ -296,7 +296,11 @@ fn invariant_20_creates_certificates_before_pod() {
         "no pod is created before the authorities exist"
     );
     let made = story.of_certificates();
-    assert_eq!(made.len(), 2, "one for peers, one for clients: {made:?}");
+    assert_eq!(
+        made.len(),
+        2,
+        "an authority for peers and for clients: {made:?}"
+    );
     for write in made {
         story.carry_out(&write);
     }
@@ -315,15 +319,15 @@ fn invariant_20_creates_certificates_before_pod() {
         assert!(
             at(|write| matches!(write, Write::Certificate(_)))
                 < at(|write| matches!(write, Write::MarkService { .. })),
-            "a rejected certificate leaves no mark: {chain:?}"
+            "a rejected certificate leaves no start mark: {chain:?}"
         );
     }
 }
 
-/// A Service that is created with its mark comes before the certificates of its member. Without the Service, the
-/// operator would delete these certificates as remains of a removed member.
+/// The operator creates the Service, with the start mark, before the certificates of the member. Without the Service,
+/// it would delete these certificates as remains of a removed member.
 #[test]
-fn removes_start_mark_if_certificates_are_rejected() {
+fn rejected_certificate_removes_start_mark() {
     let issue = actions::certificate(CertificateWrite::Issue {
         owner: "db-a".into(),
         used: CertificateUse::Peer,
@@ -334,9 +338,9 @@ fn removes_start_mark_if_certificates_are_rejected() {
     assert!(part.is_undone(true) && part.is_undone(false));
 }
 
-/// Invariant 20: with a clock that is far ahead, every CA would appear to have expired.
+/// Invariant 20: if the operator's clock is far ahead, every CA seems to have expired.
 #[test]
-fn invariant_20_renews_nothing_if_clock_is_far_ahead() {
+fn invariant_20_no_certificate_is_renewed_while_clocks_differ() {
     let year = 365 * 86_400;
     let mut story = Story::formed(true);
     story.later(20 * year);
@@ -369,14 +373,14 @@ fn invariant_20_renews_nothing_if_clock_is_far_ahead() {
 }
 
 #[test]
-fn writes_no_certificates_if_all_are_valid() {
+fn valid_certificates_are_not_rewritten() {
     let story = Story::formed(true);
     assert_eq!(story.of_certificates(), []);
     assert_eq!((story.outdated(), story.deleted()), (0, 0));
 }
 
 #[test]
-fn renews_certificates_at_two_thirds_and_notifies_pods() {
+fn certificates_are_renewed_at_two_thirds_of_validity_without_restart() {
     let mut story = Story::formed(false);
     let life = rule().validity.as_secs();
     story.later(life / 2);
@@ -399,7 +403,7 @@ fn renews_certificates_at_two_thirds_and_notifies_pods() {
 
 /// `spec.paused` stops all changes. An invalid spec stops all changes except renewals.
 #[test]
-fn renews_certificates_despite_invalid_spec() {
+fn certificates_are_renewed_despite_invalid_spec() {
     let mut story = Story::formed(true);
     story.scene.desired.invalid = Some("spec.size is 0".into());
     assert_eq!(story.writes(), []);
@@ -419,7 +423,7 @@ fn renews_certificates_despite_invalid_spec() {
 }
 
 #[test]
-fn renews_expired_certificates_without_answer_of_etcd() {
+fn expired_certificates_are_renewed_while_etcd_is_unreachable() {
     let mut story = Story::formed(false);
     story.later(2 * rule().validity.as_secs());
     story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).silent();
@@ -448,7 +452,7 @@ fn new_server_name_reissues_only_server_certificates() {
 }
 
 #[test]
-fn invariant_20_rotates_authority_in_steps_across_all_members() {
+fn invariant_20_authority_is_rotated_in_steps_across_all_members() {
     let mut story = Story::formed(true);
     story.certificates().rule.as_mut().unwrap().rotate = Some("now".into());
     story.settle();
@@ -529,7 +533,7 @@ fn lost_authority_is_trusted_alongside_its_successor() {
 }
 
 #[test]
-fn expired_authorities_restart_members_on_volumes() {
+fn expired_authorities_restart_members_with_volumes() {
     let mut story = Story::formed(true);
     story.later(rule().authority_validity.as_secs() + 60);
     story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).silent();
@@ -550,7 +554,7 @@ fn expired_authorities_restart_members_on_volumes() {
 }
 
 #[test]
-fn expired_authorities_keep_members_without_volumes_running() {
+fn expired_authorities_restart_no_member_without_volume() {
     let mut story = Story::formed(false);
     story.later(rule().authority_validity.as_secs() + 60);
     story.scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).silent();
@@ -567,7 +571,7 @@ fn expired_authorities_keep_members_without_volumes_running() {
 
 /// Invariant 18: while generated certificates replace static ones, members restart one at a time.
 #[test]
-fn invariant_18_foreign_authorities_never_restart_members_together() {
+fn invariant_18_replaced_static_authorities_restart_no_members_together() {
     for durable in [true, false] {
         let mut story = Story::formed(durable);
         for noted in story.certificates().pods.values_mut() {
@@ -585,7 +589,7 @@ fn invariant_18_foreign_authorities_never_restart_members_together() {
 }
 
 #[test]
-fn expired_authorities_keep_members_with_deleted_pvcs_running() {
+fn expired_authorities_restart_no_member_with_deleted_or_lost_volume() {
     let mut story = Story::formed(true);
     story.later(rule().authority_validity.as_secs() + 60);
     let scene = std::mem::replace(&mut story.scene, Scene::nothing(3)).silent();
@@ -599,7 +603,7 @@ fn expired_authorities_keep_members_with_deleted_pvcs_running() {
 }
 
 #[test]
-fn leaves_foreign_certificate_secret_unchanged() {
+fn certificate_secret_of_another_owner_is_unchanged() {
     let mut story = Story::of(Scene::begun(&MEMBERS));
     let mut theirs = held(None);
     theirs.owned = false;
@@ -625,7 +629,7 @@ fn leaves_foreign_certificate_secret_unchanged() {
 }
 
 #[test]
-fn restore_seed_gets_certificates_before_it_is_listed() {
+fn restore_seed_gets_certificates_before_it_is_a_member() {
     let mut story = Story::formed(true);
     story.scene.observed.claimed_by = Some("restore".into());
     story.certificates().seed = Some("db-ssssssssss".into());

@@ -3,11 +3,12 @@
 use jiff::Timestamp;
 
 use super::in_progress;
+use crate::plan::age::age;
 use crate::plan::replaced;
 use crate::plan::view::{MemberState, View};
 use crate::snapshot::{Desired, Observed};
 
-/// How the operator treats an object of a former cluster or of an abandoned recovery.
+/// What the operator does with the objects of a former cluster or of an abandoned recovery.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Leftover {
     /// The object is unrelated to a recovery: the ordinary rules apply.
@@ -45,8 +46,8 @@ pub(crate) fn leftover(
     if !former && !replaced {
         return Leftover::Ordinary;
     }
-    // The operator deletes nothing until the pods and PVCs of all members carry the ID of the new cluster. Even if the
-    // status is lost later, this ID identifies the new cluster.
+    // The operator deletes nothing until the pods and PVCs of all members have the ID of the new cluster. If the status
+    // is lost later, these objects identify the new cluster.
     let unlabelled = |member: &MemberState| {
         let pod = member.pod.filter(|pod| pod.stays());
         pod.is_some_and(|pod| pod.cluster_id != observed.cluster_id)
@@ -57,11 +58,22 @@ pub(crate) fn leftover(
     if view.members.iter().any(unlabelled) {
         return Leftover::Stays;
     }
-    // Invariant 9: the old volumes stay until the new cluster has its full size and is healthy. Members that must be
-    // replaced, for example because of a lost volume, do not count.
-    if view.is_complete(desired.size) && !(replaced && replaced::is_kept(observed, now)) {
+    // Invariant 9: the old volumes stay until the new cluster has its full size and is healthy, and for the time that
+    // the user has set. Members that must be replaced, for example because of a lost volume, do not count.
+    let is_kept = (replaced && replaced::is_kept(observed, now))
+        || (former && is_kept_after_recovery(desired, observed, now));
+    if view.is_complete(desired.size) && !is_kept {
         Leftover::Goes
     } else {
         Leftover::KeepsDisk
     }
+}
+
+/// True if `spec.recovery.keepVolumes` has not passed since the recovery. Writes that only an old volume has can be read
+/// from it during this time.
+fn is_kept_after_recovery(desired: &Desired, observed: &Observed, now: Timestamp) -> bool {
+    let record = observed.recovery.former();
+    let completed = record.and_then(|record| record.completion_time.as_ref());
+    let now = observed.clock.earlier(now);
+    completed.is_some_and(|at| age(at.0, now) < desired.recovery.keep_volumes)
 }

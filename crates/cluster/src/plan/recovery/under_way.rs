@@ -56,8 +56,8 @@ pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Dr
     if give_up(evidence, record, draft) {
         return;
     }
-    // Invariant 9: no object of this seed is deleted, because the seed may soon have the last copy of the data. The
-    // next recovery creates another seed.
+    // Invariant 9: the objects of this seed stay, because the seed may have the last copy of the data. The next
+    // recovery creates another seed.
     let disk = observed.disks.get(member);
     if disk.is_some_and(|disk| disk.lost) && evidence.survives(survivor) {
         let why = format!("the volume of {member} was lost before it was recorded");
@@ -79,18 +79,17 @@ pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Dr
     draft.wait(Reason::SeedStarting, text, delay);
 }
 
-/// True if the data of the seed is on storage that stays. A recovery does not continue with a seed that is being
-/// deleted or has lost its volume: the survivor would be deleted, and then the seed's data would be lost too (invariant
-/// 9).
+/// True if the seed has its data, is not being deleted and has not lost its volume. Otherwise the recovery must not
+/// complete: the survivor's data would be deleted, and the seed's data lost (invariant 9).
 fn keeps_data(observed: &Observed, member: &str) -> bool {
     let (pod, disk) = (observed.pods.get(member), observed.disks.get(member));
     let kept = view::data(pod, disk, observed.services.get(member), true) == Data::There;
     kept && pod.is_some_and(Pod::stays) && !disk.is_some_and(|disk| disk.lost)
 }
 
-/// Gives up a survivor that is lost, or has not answered for a long time, before the seed has copied its data. The next
-/// recovery selects another survivor. Without another survivor, the operator waits, because the seed may have the last
-/// copy.
+/// Cancels the recovery if the survivor is lost, or has not answered for `spec.recovery.after`, before the seed has
+/// copied its data. The next recovery selects another survivor. Without another survivor, the operator waits, because
+/// the seed may have the last copy.
 fn give_up(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Draft) -> bool {
     let (desired, observed, now) = draft.build.inputs();
     let survivor = evidence
@@ -153,8 +152,7 @@ fn start(record: &RecoveryStatus, draft: &mut Draft) {
     let service = observed.services.get(name);
     let disk = observed.disks.contains_key(name);
     if let Some(pod) = observed.pods.get(name) {
-        // Until the new cluster is recorded, the seed may start again from the beginning, because the survivor still
-        // has all of its data.
+        // Until the new cluster is recorded, the survivor still has its data, so the seed may copy it again.
         if ended::has_ended(pod) {
             ended::delete(name, pod, draft);
             return;
@@ -169,7 +167,8 @@ fn start(record: &RecoveryStatus, draft: &mut Draft) {
     let mark = match service {
         None => Some(draft.build.create_service(name, true, false)),
         Some(service) if !service.started => Some(actions::mark_service(name, service)),
-        // Invariant 6: the process that set the mark may be suspended, and could still remove the mark later.
+        // Invariant 6: the operator process that set the annotation `started` may be suspended, and could remove it
+        // later.
         Some(service) if !disk => member_objects::mark_again(name, service, draft),
         Some(_) => None,
     };

@@ -1,4 +1,4 @@
-//! Tests of the requests in actions.
+//! Tests that the planner's actions contain the right requests.
 
 use kube::ResourceExt;
 use member::{OperatorImage, ResourcesPatch};
@@ -37,7 +37,7 @@ fn has_init_container(action: &Action) -> bool {
 }
 
 #[test]
-fn same_observation_and_names_give_same_plan() {
+fn planner_is_deterministic() {
     for scene in [
         Scene::nothing(3),
         Scene::begun(&["a", "b", "c"]),
@@ -50,7 +50,7 @@ fn same_observation_and_names_give_same_plan() {
 
 /// Both phases may request a change of the members, because a phase does not read the actions of another phase.
 #[test]
-fn invariant_2_change_of_earlier_phase_excludes_later_change() {
+fn invariant_2_plan_keeps_only_first_of_two_member_changes() {
     let scene = three();
     let phase = |member: &str| {
         let mut phase = Draft::new(scene.build());
@@ -69,10 +69,10 @@ fn invariant_2_change_of_earlier_phase_excludes_later_change() {
     assert_eq!((plan.problems.len(), plan.requeue), (1, SHORTLY));
 }
 
-/// Without the operator's image, the seed of a recovery cannot start. The plan therefore marks no Service for it
-/// (invariant 6).
+/// Without the operator's image, the seed of a recovery cannot start. The plan therefore sets no start mark on its
+/// Service (invariant 6).
 #[test]
-fn starts_no_recovery_seed_without_operator_image() {
+fn recovery_seed_needs_known_operator_image() {
     let mut scene = under_way();
     scene.observed.operator_image = Seen::Unknown("set --operator-image".into());
     let plan = scene.built();
@@ -102,7 +102,7 @@ fn starts_no_recovery_seed_without_operator_image() {
 /// Invariants 10 and 11: server-side apply removes each field that a later request of the same field manager omits, so
 /// each record must be complete.
 #[test]
-fn record_contains_complete_identity_and_resource_version() {
+fn status_record_contains_complete_identity_and_resource_version() {
     let mut scene = under_way();
     scene.observed.resource_version = "7".into();
     let Request::Record(record) = scene.build().record_cluster_id(CLUSTER).request else {
@@ -150,7 +150,7 @@ fn invariant_11_patches_and_deletes_have_preconditions() {
 }
 
 #[test]
-fn resize_contains_record_for_each_answer() {
+fn resize_request_contains_annotations_for_both_answers() {
     let noted = |patch: &Patch| patch.body["metadata"]["annotations"].clone();
     let patch = ResourcesPatch {
         resources: json!({ "limits": { "cpu": "2" } }),
@@ -168,7 +168,7 @@ fn resize_contains_record_for_each_answer() {
 
 /// Invariant 5: the existing volume contains the member's data, even if the new spec requests no volumes.
 #[test]
-fn member_keeps_its_volume_after_spec_has_changed() {
+fn recreated_pod_mounts_existing_volume_after_spec_change() {
     let mut scene = three();
     scene.desired.object.spec.pod = None;
     let on_volume = |durable| {
@@ -185,7 +185,7 @@ fn member_keeps_its_volume_after_spec_has_changed() {
 }
 
 #[test]
-fn added_member_is_dialed_at_its_service() {
+fn added_member_gets_peer_url_of_its_service() {
     let Request::Etcd(EtcdCall::AddMember { url, learner }) =
         three().build().add_member("n", true).request
     else {
@@ -195,7 +195,7 @@ fn added_member_is_dialed_at_its_service() {
 }
 
 #[test]
-fn member_service_is_created_with_mark_and_without_endpoints() {
+fn member_service_is_created_with_start_mark_and_without_endpoints() {
     let action = three().build().create_service("n", true, true);
     let Request::Create(Object::Service(service)) = &action.request else {
         panic!("{action:?}");

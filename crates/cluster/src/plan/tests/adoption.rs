@@ -48,7 +48,7 @@ fn begins(scene: &Scene) -> bool {
 }
 
 #[test]
-fn invariant_7_records_adopted_cluster_under_its_own_id() {
+fn invariant_7_adopted_cluster_keeps_its_cluster_id() {
     let Some(Write::RecordIntent {
         intent, cluster_id, ..
     }) = recorded(&left_by_another())
@@ -66,7 +66,7 @@ fn invariant_7_records_adopted_cluster_under_its_own_id() {
 
 /// Invariants 1 and 7 (unknown is not empty; no second bootstrap).
 #[test]
-fn never_bootstraps_alongside_pods_without_token() {
+fn pods_without_token_prevent_bootstrap() {
     let mut silent = left_by_another().silent();
     assert!(silent.writes().is_empty() && !begins(&silent));
     assert!(silent.waits().contains(&Reason::AdoptionWaits));
@@ -92,7 +92,7 @@ fn vanished_cluster_is_reported_and_not_bootstrapped() {
 }
 
 #[test]
-fn two_clusters_under_one_name_require_manual_action() {
+fn pods_of_two_etcd_clusters_are_not_adopted() {
     let mut scene = left_by_another();
     if let Some(Seen::Known(status)) = scene.observed.statuses.get_mut("c") {
         status.cluster_id = ClusterId(0xbad);
@@ -102,7 +102,7 @@ fn two_clusters_under_one_name_require_manual_action() {
 }
 
 #[test]
-fn adoption_marks_pods_and_keeps_client_service() {
+fn adoption_labels_pods_before_changing_client_service() {
     let scene = taken_over();
     let writes = scene.writes();
     let marks = writes.iter().filter(
@@ -168,7 +168,7 @@ fn joined(ours: &[&str]) -> Scene {
 }
 
 #[test]
-fn invariant_7_records_joined_cluster_without_bootstrap() {
+fn invariant_7_joined_cluster_is_recorded_without_bootstrap() {
     let Some(Write::RecordIntent {
         intent, cluster_id, ..
     }) = recorded(&joins())
@@ -245,7 +245,7 @@ fn join_waits_until_peer_tls_settings_match() {
 
 /// After the joined cluster was recorded, its settings or the spec may change.
 #[test]
-fn adds_no_member_while_peer_tls_settings_differ() {
+fn join_adds_no_member_while_peer_tls_settings_differ() {
     let scene = says(with_tls(joined(&[])).reserved("a"), PLAIN);
     assert_eq!(scene.changes(), []);
     let records = |write: &Write| matches!(write, Write::RecordTls { .. });
@@ -319,7 +319,7 @@ fn invariant_28_tenant_join_without_grant_records_nothing() {
 /// Invariant 28: if the administrator withdraws the grant during the join, the operator changes no member. The members
 /// of the EtcdCluster continue to run.
 #[test]
-fn withdrawn_grant_stops_changes_of_members() {
+fn withdrawn_grant_stops_member_changes_of_join() {
     let all = ["team-b=x", "team-b=*.ns.svc"];
     let began = || advertising(joined(&[]).reserved("a"), "ns.svc");
     assert!(!granted(began(), &all).changes().is_empty());
@@ -337,18 +337,18 @@ fn withdrawn_grant_stops_changes_of_members() {
     );
 }
 
-/// Invariant 28: an annotation without effect needs no grant.
+/// Invariant 28: the operator calls no external endpoint because of such an annotation.
 #[test]
-fn annotation_without_effect_needs_no_grant() {
+fn join_annotation_without_effect_needs_no_grant() {
     let mut moved = granted(Scene::formed(&["a", "b", "c"]), &[]);
     moved.observed.join = vec!["http://x:2379".into()];
-    assert!(moved.plan().problems.is_empty(), "began here");
+    assert!(moved.plan().problems.is_empty(), "bootstrapped here");
     moved.observed.intent.as_mut().unwrap().members.clear();
     assert!(moved.plan().problems.is_empty(), "no external member");
 }
 
 #[test]
-fn invariant_16_starts_no_recovery_while_joined_cluster_may_be_alive() {
+fn invariant_16_joined_cluster_with_external_members_is_not_recovered() {
     let mut scene = joined(&["a"]).silent();
     scene.desired.recovery.automatic = true;
     scene.observed.recovery.approval = Some(CLUSTER.to_string());
@@ -362,7 +362,7 @@ fn invariant_16_starts_no_recovery_while_joined_cluster_may_be_alive() {
 }
 
 #[test]
-fn joins_as_learners_before_removing_external_members() {
+fn learners_join_before_external_members_are_removed() {
     let scene = joined(&[]).reserved("a");
     assert_eq!(
         scene.changes(),
@@ -377,7 +377,7 @@ fn joins_as_learners_before_removing_external_members() {
 
 /// A user deleted the EtcdCluster without its pods and created it again. The operator still calls the external members.
 #[test]
-fn cluster_with_lost_status_is_recorded_as_joined_again() {
+fn recreated_cluster_with_external_members_is_recorded_as_joined() {
     let mut scene = joined(&["a"]);
     let token = format!("db-{CLUSTER}");
     for pod in scene.observed.pods.values_mut() {
@@ -389,7 +389,7 @@ fn cluster_with_lost_status_is_recorded_as_joined_again() {
         _ => panic!("nothing is recorded"),
     };
     assert_eq!(members(&scene), 0);
-    // The token shows that this cluster was bootstrapped here, so the annotation has no effect.
+    // The token shows that the operator bootstrapped this cluster, so the join annotation has no effect.
     for pod in scene.observed.pods.values_mut() {
         pod.token = Some("db-0123456789abcdef".to_owned());
     }
@@ -398,7 +398,7 @@ fn cluster_with_lost_status_is_recorded_as_joined_again() {
 
 /// Invariant 18: a joining member must be compatible with the existing members.
 #[test]
-fn joins_with_version_compatible_with_other_cluster() {
+fn joining_member_starts_with_version_compatible_with_external_members() {
     let started = |theirs: &str, wanted: &str| {
         let mut scene = joined(&[]).version(theirs).reserved("a").added("a");
         (scene.desired.version, scene.desired.image) = (wanted.into(), format!("etcd:v{wanted}"));
@@ -419,7 +419,7 @@ fn joins_with_version_compatible_with_other_cluster() {
 }
 
 #[test]
-fn invariant_3_removes_external_members_one_by_one_leader_last() {
+fn invariant_3_external_members_are_removed_one_by_one() {
     let scene = joined(&["a", "b", "c"]);
     assert_eq!(
         scene.observed.leader(),
@@ -435,7 +435,7 @@ fn invariant_3_removes_external_members_one_by_one_leader_last() {
 }
 
 #[test]
-fn never_removes_external_members_without_join_annotation() {
+fn external_members_are_kept_without_join_annotation() {
     let mut scene = joined(&["a", "b", "c"]).leader("a");
     scene.observed.join.clear();
     let goes =
@@ -444,7 +444,7 @@ fn never_removes_external_members_without_join_annotation() {
 }
 
 #[test]
-fn foreign_member_list_changes_nothing() {
+fn member_list_of_another_cluster_changes_nothing() {
     let mut scene = joined(&["a", "b", "c"]).leader("a");
     scene.observed.members = Seen::Known(Members {
         cluster_id: ClusterId(0xbad),

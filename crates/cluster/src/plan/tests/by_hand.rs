@@ -12,8 +12,8 @@ fn three() -> Scene {
     Scene::formed(&["a", "b", "c"]).durable()
 }
 
-/// Marks the pods of these members as failed for good. Kubernetes does this after an eviction or a node shutdown, or if
-/// a kubelet rejects the pod. The pod object stays, and its containers never restart.
+/// Sets the pods of these members to the phase `Failed`, as after an eviction, a node shutdown, or a rejection by the
+/// kubelet. The pod object remains, and its containers never restart.
 fn ended(mut scene: Scene, members: &[&str]) -> Scene {
     for member in members {
         scene = scene.not_running(member);
@@ -40,7 +40,7 @@ fn recovers(scene: &Scene) -> bool {
 
 /// Invariant 8: a graceful node shutdown leaves failed pods.
 #[test]
-fn replaces_failed_pods_on_their_volumes() {
+fn failed_pods_with_volumes_are_recreated() {
     assert_eq!(ended(three(), &["b"]).writes(), [delete_pod("b")]);
     let all = ended(three().silent(), &["a", "b", "c"]);
     assert_eq!(all.writes(), ["a", "b", "c"].map(delete_pod));
@@ -56,7 +56,7 @@ fn replaces_failed_pods_on_their_volumes() {
 
 /// Invariant 1: without a volume, the pod may be the only evidence that the member existed.
 #[test]
-fn keeps_failed_pod_without_volume_until_quorum_answers() {
+fn failed_pod_without_volume_is_kept_without_quorum() {
     let scene = ended(Scene::formed(&["a", "b", "c"]).silent(), &["a"]);
     assert!(!scene.writes().iter().any(destroys));
     let claim_goes = ended(three().silent().claim_deleted("a"), &["a"]);
@@ -64,7 +64,7 @@ fn keeps_failed_pod_without_volume_until_quorum_answers() {
 }
 
 #[test]
-fn recreates_failed_pod_of_first_member_on_volume() {
+fn failed_pod_is_recreated_on_its_volume_during_bootstrap() {
     let scene = ended(Scene::starting(&["a", "b", "c"]).durable(), &["b"]);
     assert!(scene.writes().contains(&delete_pod("b")));
 }
@@ -73,7 +73,7 @@ fn recreates_failed_pod_of_first_member_on_volume() {
 
 /// Invariant 16: only a different token proves that a volume belongs to another cluster.
 #[test]
-fn volumes_without_token_are_not_lost() {
+fn volume_without_token_counts_as_volume_of_its_member() {
     let mut scene = three();
     for member in ["b", "c"] {
         scene = scene.without_pod(member);
@@ -90,7 +90,7 @@ fn volumes_without_token_are_not_lost() {
 }
 
 #[test]
-fn restores_removed_cluster_marks() {
+fn removed_labels_of_pods_and_pvcs_are_restored() {
     let mut scene = three();
     scene.observed.pods.get_mut("a").unwrap().token = None;
     scene.observed.pods.get_mut("b").unwrap().owned = false;
@@ -119,7 +119,7 @@ fn moved(mut scene: Scene, member: &str, url: &str) -> Scene {
 
 /// Invariant 5: every member keeps its pod and its volume.
 #[test]
-fn member_with_changed_peer_urls_is_no_leftover() {
+fn member_with_externally_changed_peer_urls_is_kept() {
     for url in [
         "http://etcd-1.example.com:2380",
         "http://c.elsewhere:2380",
@@ -143,7 +143,7 @@ fn member_with_changed_peer_urls_is_no_leftover() {
 /// Invariant 3: if a person has added a member with `etcdctl`, the operator does not remove another member for that
 /// reason.
 #[test]
-fn removes_no_member_for_unstarted_foreign_member() {
+fn unstarted_external_member_causes_no_removal() {
     let three = || Scene::formed(&["a", "b", "c"]).aged();
     assert_eq!(three().added("elsewhere").changes(), []);
     assert_eq!(three().added_with_vote("elsewhere").changes(), []);
@@ -189,7 +189,7 @@ fn external_members_prevent_automatic_recovery() {
 
 /// Invariant 16: a pod that now belongs to another object may still run its member.
 #[test]
-fn pod_of_another_object_prevents_automatic_recovery() {
+fn pod_of_another_owner_prevents_automatic_recovery() {
     let mut scene = Scene::formed(&["a", "b", "c"]).silent_voter("a");
     scene.desired.recovery.automatic = true;
     scene.observed.recovery.unavailable_since = Some(at(0));
@@ -205,7 +205,7 @@ fn pod_of_another_object_prevents_automatic_recovery() {
 /// Another cluster may need an object of the same name: the headless Service of a cluster `db-client` has the name of
 /// the client Service of `db`.
 #[test]
-fn neither_changes_nor_deletes_foreign_objects() {
+fn objects_of_other_owners_are_reported_and_unchanged() {
     let mut scene = three();
     scene.observed.shared.headless = Kept::Others;
     scene.observed.shared.client = Kept::Others;
@@ -216,7 +216,7 @@ fn neither_changes_nor_deletes_foreign_objects() {
         .iter()
         .filter(|problem| problem.reason == Reason::NameTaken);
     assert_eq!(taken.count(), 3);
-    // If the spec turns off the operator's PodDisruptionBudget, a user may create one with this name.
+    // If the spec turns off the operator's PodDisruptionBudget, a user may create another budget with this name.
     scene.desired.budget = false;
     assert_eq!(scene.writes(), []);
     let mut begins = Scene::begun(&["a", "b", "c"]);
@@ -230,9 +230,9 @@ fn neither_changes_nor_deletes_foreign_objects() {
     assert!(!begins.writes().iter().any(applies));
 }
 
-/// Invariant 7: only objects with the token of the bootstrap belong to it.
+/// Invariant 7: only objects with a token belong to a bootstrap.
 #[test]
-fn bootstrap_deletes_no_objects_of_another_operator() {
+fn bootstrap_keeps_pods_without_token() {
     let mut scene = Scene::begun(&["a"]).starts("z");
     scene.observed.pods.get_mut("z").unwrap().token = Some("given up".to_owned());
     assert!(scene.writes().contains(&scene::delete_pod("z")));

@@ -37,7 +37,7 @@ fn grown(scene: &Scene) -> Vec<String> {
 }
 
 #[test]
-fn leaves_matching_volumes_unchanged() {
+fn volumes_that_match_spec_are_unchanged() {
     let scene = three(claim("fast", 2));
     assert_eq!((scene.writes(), scene.changes()), (vec![], vec![]));
     let any = Claim {
@@ -52,7 +52,7 @@ fn leaves_matching_volumes_unchanged() {
 }
 
 #[test]
-fn larger_storage_request_grows_all_volumes_in_place() {
+fn larger_storage_request_expands_all_volumes_in_place() {
     let mut scene = three(claim("fast", 3));
     assert_eq!(grown(&scene), ["a 3Gi", "b 3Gi", "c 3Gi"]);
     assert_eq!(scene.changes(), []);
@@ -72,7 +72,7 @@ fn larger_storage_request_grows_all_volumes_in_place() {
 }
 
 #[test]
-fn new_class_or_smaller_size_replaces_members() {
+fn new_storage_class_or_smaller_request_replaces_members() {
     for wanted in [claim("slow", 2), claim("fast", 1)] {
         let scene = three(wanted.clone());
         assert!(matches!(&scene.changes()[..], [Write::MoveLeader { from, .. }] if from == "a"));
@@ -91,14 +91,14 @@ fn new_class_or_smaller_size_replaces_members() {
 }
 
 #[test]
-fn invariant_3_replaces_no_volume_while_member_is_down() {
+fn invariant_3_no_volume_is_replaced_while_member_is_down() {
     let scene = three(claim("slow", 2)).leader("c").down("b");
     assert_eq!(scene.changes(), []);
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));
 }
 
 #[test]
-fn replaces_member_without_volume_if_spec_requires_one() {
+fn member_without_volume_is_replaced_if_spec_requests_volumes() {
     let mut scene = Scene::formed(&["a", "b", "c"]).leader("c");
     scene = scene.asks_for_volumes();
     scene.desired.claim = Some(claim("fast", 2));
@@ -151,7 +151,7 @@ fn invariant_8_members_return_from_hibernation_on_their_volumes() {
 }
 
 #[test]
-fn invariant_9_hibernation_stops_no_member_that_would_lose_data() {
+fn invariant_9_hibernation_is_refused_if_member_would_lose_data() {
     let plain = asleep(Scene::formed(&["a", "b", "c"]));
     assert_eq!(plain.writes(), []);
     assert_eq!(plain.plan().problems[0].reason, Reason::HibernationRefused);
@@ -165,7 +165,7 @@ fn invariant_9_hibernation_stops_no_member_that_would_lose_data() {
 }
 
 #[test]
-fn hibernating_unformed_cluster_does_not_bootstrap() {
+fn hibernating_cluster_does_not_begin_bootstrap() {
     let scene = asleep(Scene::nothing(3));
     assert_eq!(
         (scene.writes(), scene.waits()),
@@ -180,7 +180,7 @@ fn hibernating_unformed_cluster_does_not_bootstrap() {
 }
 
 #[test]
-fn no_hibernation_while_paused_or_restoring() {
+fn paused_or_restored_cluster_does_not_hibernate() {
     let mut paused = asleep(three(claim("fast", 2)));
     paused.desired.paused = true;
     assert_eq!(paused.writes(), []);

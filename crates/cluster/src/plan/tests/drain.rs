@@ -82,7 +82,7 @@ fn upgraded() -> Scene {
 }
 
 #[test]
-fn drains_member_for_a_second_before_restart() {
+fn member_is_drained_for_one_second_before_restart() {
     let scene = upgraded();
     assert_eq!(roles(&scene), one("b", since(1000)));
     assert!(!ends(&scene));
@@ -94,7 +94,7 @@ fn drains_member_for_a_second_before_restart() {
 }
 
 #[test]
-fn repeats_data_comparison_if_it_is_stale() {
+fn stale_data_comparison_is_repeated_before_restart() {
     let mut scene = upgraded();
     scene.observed.hashes.clear();
     assert!(scene.plan().asks.is_some());
@@ -112,7 +112,7 @@ fn repeats_data_comparison_if_it_is_stale() {
 /// The operator writes the labels of one plan concurrently. If the plan added the only other endpoint and removed this
 /// member, the Service could have no endpoint for a moment.
 #[test]
-fn invariant_22_keeps_member_while_only_other_endpoint_is_added() {
+fn invariant_22_member_is_drained_only_after_another_became_endpoint() {
     let promoted = Scene::formed(&["a", "b"])
         .upgraded()
         .role("a", Role::Learner);
@@ -123,7 +123,7 @@ fn invariant_22_keeps_member_while_only_other_endpoint_is_added() {
 }
 
 #[test]
-fn drains_leader_before_leadership_transfer() {
+fn leader_is_drained_before_leadership_transfer() {
     let scene = upgraded();
     let mut scene = scene;
     for member in ["b", "c"] {
@@ -141,7 +141,7 @@ fn drains_leader_before_leadership_transfer() {
 }
 
 #[test]
-fn member_stays_drained_until_its_change_is_complete() {
+fn updated_member_stays_drained_until_update_is_complete() {
     let mut scene = Scene::formed(&["a", "b", "c"]).role("b", since(100));
     let pod = scene.observed.pods.get_mut("b").unwrap();
     pod.changed = Some(Changed {
@@ -155,7 +155,7 @@ fn member_stays_drained_until_its_change_is_complete() {
 }
 
 #[test]
-fn drains_member_before_and_during_defragmentation() {
+fn member_is_drained_before_and_during_defragmentation() {
     let defragmenting = Scene::formed(&["a", "b", "c"]).defragmented("b");
     assert_eq!(
         (roles(&defragmenting), ends(&defragmenting)),
@@ -172,7 +172,7 @@ fn drains_member_before_and_during_defragmentation() {
 }
 
 #[test]
-fn invariant_22_restores_member_drained_without_reason() {
+fn invariant_22_drained_member_without_pending_change_becomes_endpoint() {
     let scene = Scene::formed(&["a", "b", "c"]);
     let left = scene.role("b", since(100)).role("c", since(999));
     let back: Vec<_> = ["b", "c"].map(|one| (one.to_owned(), Role::Voter)).into();
@@ -183,7 +183,7 @@ fn invariant_22_restores_member_drained_without_reason() {
 }
 
 #[test]
-fn invariant_22_never_drains_last_endpoint() {
+fn invariant_22_last_endpoint_is_never_drained() {
     let alone = Scene::formed(&["a"]).upgraded();
     assert_eq!((roles(&alone), ends(&alone)), (vec![], true));
     let alone = Scene::formed(&["a"]).defragmented("a");
@@ -199,7 +199,7 @@ fn invariant_22_never_drains_last_endpoint() {
 }
 
 #[test]
-fn rewrites_drain_timestamp_in_the_future() {
+fn drain_timestamp_in_the_future_is_rewritten() {
     let scene = upgraded().role("b", since(2000));
     assert_eq!(roles(&scene), one("b", since(1000)));
     assert!(!ends(&scene));

@@ -1,4 +1,4 @@
-//! The rules that decide the fate of each member.
+//! The rules that decide whether a member stays or is replaced.
 
 use crate::plan::tests::scene::{Scene, at};
 use crate::plan::{Fate, View};
@@ -23,7 +23,7 @@ fn outdated() -> Scene {
 }
 
 #[test]
-fn replaces_members_with_outdated_pods_one_by_one() {
+fn members_with_outdated_pods_are_replaced_one_by_one() {
     let fates = fates(&outdated());
     let followed = fates.iter().filter(|(.., followed)| *followed);
     let followed: Vec<&Fate> = followed.map(|(_, fate, _)| fate).collect();
@@ -33,7 +33,7 @@ fn replaces_members_with_outdated_pods_one_by_one() {
 }
 
 #[test]
-fn replaces_failed_member_before_outdated_pods() {
+fn lost_member_is_replaced_before_outdated_members() {
     let mut scene = outdated();
     let pod = scene.observed.pods.get_mut("b").unwrap();
     pod.terminating = true;
@@ -48,7 +48,7 @@ fn replaces_failed_member_before_outdated_pods() {
 
 /// The first rule that applies decides: the deleted PVC is reported, not its wrong StorageClass.
 #[test]
-fn reports_deleted_pvc_before_storage_class_mismatch() {
+fn deleted_pvc_is_reported_before_wrong_storage_class() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().aged();
     scene.desired.claim = Some(crate::snapshot::Claim {
         class: Some("fast".into()),

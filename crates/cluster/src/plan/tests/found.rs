@@ -28,7 +28,7 @@ fn touches(write: &Write, member: &str) -> bool {
 }
 
 #[test]
-fn invariant_7_ignores_volume_of_another_cluster_without_quorum() {
+fn invariant_7_volume_of_another_cluster_stays_unchanged_without_quorum() {
     let mut scene = silent(three().without_pod("b").with_disk("z"));
     let disk = scene.observed.disks.get_mut("z").unwrap();
     (disk.owned, disk.cluster_id) = (false, Some(ClusterId(0xf00)));
@@ -43,7 +43,7 @@ fn invariant_7_ignores_volume_of_another_cluster_without_quorum() {
 /// Invariant 7: all objects must carry the cluster ID before clients can write. Each remaining object then proves that
 /// the cluster existed.
 #[test]
-fn client_service_gets_endpoints_once_all_objects_have_cluster_id() {
+fn client_service_gets_endpoints_once_objects_have_cluster_id() {
     let opens = |scene: &Scene| scene.writes().contains(&Write::ApplyClient { open: true });
     let mut scene = three();
     scene.observed.shared.client = Kept::AsMade(false);
@@ -63,7 +63,7 @@ fn client_service_gets_endpoints_once_all_objects_have_cluster_id() {
 /// Invariant 6: after the loss of the status, the remaining objects of an abandoned bootstrap do not show which members
 /// have run.
 #[test]
-fn lost_status_with_missing_objects_starts_new_bootstrap() {
+fn lost_status_and_missing_objects_restart_bootstrap() {
     let recorded = |scene: &Scene| {
         let record = |write| match write {
             Write::RecordIntent { intent, .. } => Some(intent.token),
@@ -88,7 +88,7 @@ fn lost_status_with_missing_objects_starts_new_bootstrap() {
 /// No write is acknowledged before the cluster has formed. The operator may therefore abandon the bootstrap, and does
 /// not wait for members that may never return.
 #[test]
-fn abandons_bootstrap_with_too_few_usable_volumes() {
+fn bootstrap_is_abandoned_without_quorum_of_usable_volumes() {
     let begins = |scene: &Scene| scene.waits().contains(&Reason::BootstrapAbandoned);
     let starting = || {
         let scene = Scene::starting(&["a", "b", "c"]).durable();
@@ -114,7 +114,7 @@ fn abandons_bootstrap_with_too_few_usable_volumes() {
 /// The only voter must be replaced, and the cluster has too many members. Neither change may wait for the other
 /// forever.
 #[test]
-fn replaces_only_voter_after_learner_promotion() {
+fn learner_is_promoted_before_only_voter_is_replaced() {
     let scene = Scene::formed(&["a"]).durable().claim_deleted("a");
     let crowded = scene.clone().learner("b").learner("c").size(1);
     assert_eq!(crowded.changes(), [scene::remove("c")]);
@@ -123,7 +123,7 @@ fn replaces_only_voter_after_learner_promotion() {
 
 /// Before etcd 3.4, the second member joins as a voter. From its addition until it runs, the cluster has no quorum.
 #[test]
-fn starts_second_voter_from_local_list_of_first() {
+fn second_voter_starts_from_member_list_of_first() {
     let entry = |id, name: &str, joined| Member {
         id: MemberId(id),
         name: name.into(),
@@ -160,7 +160,7 @@ fn starts_second_voter_from_local_list_of_first() {
         writes.iter().position(joins),
     );
     assert!(mark.is_some() && mark < start, "{writes:?}");
-    // Only in a cluster of two does a member start again although it may have run before: see `second.rs`.
+    // A member that may have run starts again only if it is the second of two voters: see `second.rs`.
     let marked = scene.marked("b").reserved("c");
     assert!(
         !marked
@@ -170,9 +170,9 @@ fn starts_second_voter_from_local_list_of_first() {
     );
 }
 
-/// A delayed write of another process must not create a Service again under a used name.
+/// A delayed write of another process must not recreate a deleted Service.
 #[test]
-fn service_patches_have_uid_precondition() {
+fn service_repair_has_uid_precondition() {
     let mut scene = three();
     let service = scene.observed.services.get_mut("b").unwrap();
     (service.drifted, service.uid) = (true, "seen".into());

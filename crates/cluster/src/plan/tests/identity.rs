@@ -1,4 +1,4 @@
-//! A person has edited the record of the cluster's token and ID (invariant 26).
+//! The token or the cluster ID in the status is wrong, for example because a person edited it (invariant 26).
 
 use etcd::ClusterId;
 
@@ -10,7 +10,7 @@ fn scene() -> Scene {
 }
 
 #[test]
-fn invariant_26_record_of_another_token_is_corrected_from_marks() {
+fn invariant_26_wrong_token_in_status_is_corrected_from_objects() {
     let mut scene = scene();
     let recorded = scene.observed.cluster_id;
     if let Some(intent) = &mut scene.observed.intent {
@@ -30,7 +30,7 @@ fn invariant_26_record_of_another_token_is_corrected_from_marks() {
 }
 
 #[test]
-fn invariant_26_record_of_another_cluster_id_is_corrected_from_marks() {
+fn invariant_26_wrong_cluster_id_in_status_is_corrected_from_objects() {
     let mut scene = scene();
     let marked = scene.observed.cluster_id.unwrap();
     scene.observed.cluster_id = Some(ClusterId(7));
@@ -42,9 +42,9 @@ fn invariant_26_record_of_another_cluster_id_is_corrected_from_marks() {
 }
 
 /// If the annotations of the objects contradict each other, the correct value is unknown. If both the token and the ID
-/// in the record differ from the annotations, the annotations may belong to another cluster.
+/// in the status differ from the annotations, the objects may belong to another cluster.
 #[test]
-fn invariant_26_keeps_record_if_marks_are_ambiguous() {
+fn invariant_26_status_is_not_corrected_from_ambiguous_objects() {
     let corrects = |scene: &Scene| {
         let is_record = |write: &Write| {
             matches!(
@@ -72,7 +72,7 @@ fn invariant_26_keeps_record_if_marks_are_ambiguous() {
 }
 
 #[test]
-fn invariant_26_marks_of_listed_members_follow_the_record() {
+fn invariant_26_wrong_annotations_of_listed_members_are_corrected() {
     let mut scene = scene();
     scene.observed.pods.get_mut("a").unwrap().token = Some("another".into());
     scene.observed.disks.get_mut("b").unwrap().token = Some("another".into());

@@ -26,7 +26,7 @@ impl Scene {
         self
     }
 
-    /// A member that the operator promoted before the member served clients.
+    /// A voter that the operator promoted before it served clients.
     fn joining(self, member: &str) -> Self {
         self.follows(member).role(member, out())
     }
@@ -56,7 +56,7 @@ fn roles(scene: &Scene) -> Vec<(String, Option<Role>)> {
 }
 
 #[test]
-fn invariant_24_promotes_following_learner_before_it_serves() {
+fn invariant_24_learner_that_follows_leader_is_promoted_before_serving() {
     let one = Scene::formed(&["a"]).size(3).learner("d").follows("d");
     assert_eq!(promoted(&one), ["d"]);
     let three = Scene::formed(&["a", "b", "c"]).size(4).learner("d");
@@ -69,7 +69,7 @@ fn invariant_24_promotes_following_learner_before_it_serves() {
 
 /// Invariants 4 and 24: a promotion requires a report of the learner itself, read in the same reconcile.
 #[test]
-fn invariant_24_promotes_no_learner_without_current_health_report() {
+fn invariant_24_learner_without_current_health_report_is_not_promoted() {
     let scene = || Scene::formed(&["a"]).size(3).learner("d").follows("d");
     let other = |scene: Scene| scene.pulse("d", |pulse| pulse.member_id = MemberId(7));
     let alone = |scene: Scene| scene.pulse("d", |pulse| pulse.has_leader = false);
@@ -120,7 +120,7 @@ fn invariant_24_promotes_no_learner_without_current_health_report() {
 /// Invariants 4 and 24: a learner reports the last known leader even without a connection, so its answers to clients do
 /// not prove a connection.
 #[test]
-fn invariant_24_promotes_no_disconnected_learner() {
+fn invariant_24_disconnected_learner_is_not_promoted() {
     let reports = |change: &dyn Fn(&mut Pulse)| {
         let mut scene = Scene::formed(&["a"]).size(3).learner("d");
         let says = scene.clone().follows("d").pulse("d", change);
@@ -163,14 +163,14 @@ fn invariant_24_joining_voter_counts_for_next_promotion() {
         .joining("b")
         .pulse("b", |pulse| pulse.raft_applied_index = 50);
     assert_eq!(promoted(&behind), [] as [&str; 0]);
-    // A voter that does not serve for a long time after its promotion counts no longer.
+    // If a voter does not serve for a long time after its promotion, it no longer counts as healthy.
     let late = Role::Busy {
         since: scene::at(970),
     };
     let late = scene().joining("b").role("b", late).follows("d");
     assert_eq!(promoted(&late), [] as [&str; 0]);
     assert!(late.waits().contains(&Reason::MemberUnhealthy));
-    // Invariant 19: a voter that is silent because of its defragmentation does not count either.
+    // Invariant 19: a voter that does not answer because of its defragmentation does not count as healthy.
     let defragmenting = scene().joining("b").defragmented("b").follows("d");
     assert_eq!(promoted(&defragmenting), [] as [&str; 0]);
     // A voter that served before and does not serve now is down, whatever its health listener reports.
@@ -209,10 +209,10 @@ fn invariant_24_joining_voter_counts_only_for_promotions() {
     assert_eq!(more.changes(), []);
 }
 
-/// Invariants 18 and 24: without the joining voter, the cluster might have no quorum, so the operator does not change
-/// its pod.
+/// Invariants 18 and 24: without the joining voter, the cluster might have no quorum. The operator therefore does not
+/// change the voter's pod.
 #[test]
-fn invariant_24_joining_voter_is_not_changed() {
+fn invariant_24_pod_of_joining_voter_is_not_changed() {
     let resized = |scene: Scene, name: &str| {
         let scene = scene.resized(name);
         let resizes =
@@ -258,7 +258,7 @@ fn invariant_24_new_voter_becomes_endpoint_once_it_serves() {
 /// Invariant 22: the operator writes the labels of one plan concurrently, so another member must already be an
 /// endpoint.
 #[test]
-fn invariant_22_drains_no_member_before_another_is_endpoint() {
+fn invariant_22_member_is_not_drained_before_another_is_endpoint() {
     let defragmenting = |scene: Scene| scene.defragmented("a");
     let new = defragmenting(Scene::formed(&["a", "b"])).role("b", Role::Learner);
     assert_eq!(roles(&new), [("b".to_owned(), Some(Role::Voter))]);

@@ -73,7 +73,7 @@ fn problem(scene: &Scene) -> Option<String> {
 
 /// A person ran `etcdctl member remove` by mistake.
 #[test]
-fn invariant_25_keeps_and_annotates_volume_of_externally_removed_member() {
+fn invariant_25_volume_of_externally_removed_member_is_kept() {
     let scene = vanished(three(), &["c"]);
     assert_eq!(deleted_volumes(&scene), Vec::<String>::new());
     assert_eq!(notes(&scene), [("c".to_owned(), Some(since(0, false)))]);
@@ -86,7 +86,7 @@ fn invariant_25_keeps_and_annotates_volume_of_externally_removed_member() {
 
 /// A person started a member with `--force-new-cluster`.
 #[test]
-fn invariant_25_keeps_volumes_of_vanished_majority() {
+fn invariant_25_volumes_of_externally_removed_majority_are_kept() {
     let scene = vanished(three(), &["b", "c"]);
     assert_eq!(deleted_volumes(&scene), Vec::<String>::new());
     let expected = ["b", "c"].map(|name| (name.to_owned(), Some(since(0, true))));
@@ -107,7 +107,7 @@ fn invariant_25_keeps_volumes_of_vanished_majority() {
 /// A person removes a second member before the first removed member is replaced. Together, the two members are a
 /// majority.
 #[test]
-fn keeps_all_volumes_once_removed_members_are_majority() {
+fn removal_of_second_member_marks_both_volumes_as_majority() {
     let scene = vanished(three(), &["b", "c"]);
     let scene = noted(scene, "b", since(40, false));
     let expected = [
@@ -118,7 +118,7 @@ fn keeps_all_volumes_once_removed_members_are_majority() {
 }
 
 #[test]
-fn invariant_9_deletes_kept_volume_after_comparison_and_grace_period() {
+fn invariant_9_kept_volume_is_deleted_after_comparison_and_grace_period() {
     let whole = |seconds| {
         let scene = Scene::formed(&["a", "b", "d"]).durable().aged();
         noted(scene.with_disk("c"), "c", since(seconds, false))
@@ -141,7 +141,7 @@ fn invariant_9_deletes_kept_volume_after_comparison_and_grace_period() {
 }
 
 #[test]
-fn records_removal_on_pvc_before_removing_member() {
+fn removal_is_recorded_on_pvc_before_member_is_removed() {
     let scene = three().without_pod("b").claim_deleted("b");
     // A PVC that is being deleted needs no record, because a person has decided to delete it.
     assert_eq!(scene.all_changes(), [scene::remove("b")]);
@@ -172,7 +172,7 @@ fn records_removal_on_pvc_before_removing_member() {
 }
 
 #[test]
-fn clears_removal_record_of_staying_member() {
+fn removal_record_of_listed_member_is_cleared() {
     for removal in [Removal::ByOperator, since(10, true)] {
         let scene = noted(three(), "b", removal);
         assert_eq!(notes(&scene), [("b".to_owned(), None)]);
@@ -185,7 +185,7 @@ fn clears_removal_record_of_staying_member() {
 /// With pods on the kept volumes, two clusters could serve clients: the old cluster, and the cluster that continued
 /// without these members.
 #[test]
-fn invariant_25_starts_nothing_on_kept_volumes_without_quorum() {
+fn invariant_25_no_pod_starts_on_kept_volumes_without_quorum() {
     let scene = three().without_pod("b").without_pod("c").silent();
     assert!(scene.writes().iter().any(|write| makes_pod(write, "b")));
     let mut kept = scene;
@@ -197,7 +197,7 @@ fn invariant_25_starts_nothing_on_kept_volumes_without_quorum() {
 }
 
 #[test]
-fn volumes_of_another_cluster_are_not_kept_as_evidence() {
+fn leftover_volume_with_another_token_is_deleted() {
     let mut scene = three().with_disk("z");
     let disk = scene.observed.disks.get_mut("z").unwrap();
     disk.token = Some("another".to_owned());

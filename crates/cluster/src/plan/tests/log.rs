@@ -19,7 +19,7 @@ fn first_change(scene: &Scene) -> Vec<Write> {
 
 /// Invariant 29 (snapshot of the log before etcd 3.7).
 #[test]
-fn invariant_29_log_is_prepared_before_etcd_3_7() {
+fn invariant_29_raft_log_snapshot_precedes_upgrade_to_etcd_3_7() {
     let counts = [(None, 10_000), (Some(0), 10_000), (Some(500), 500)];
     for (snapshot_count, count) in counts {
         let mut scene = towards("3.6.16", "3.7.3");

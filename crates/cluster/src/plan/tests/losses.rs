@@ -30,7 +30,7 @@ fn is_wanted(scene: &Scene) -> bool {
 
 /// Invariant 5 and its exception for unreachable disks.
 #[test]
-fn invariant_5_keeps_member_on_lost_node_until_timeout() {
+fn invariant_5_member_on_lost_node_is_kept_until_timeout() {
     let early = three().node_lost("b", 59);
     assert!(is_wanted(&early) && early.writes().is_empty());
     let plan = early.plan();
@@ -73,7 +73,7 @@ fn lost_node_timeout_follows_spec() {
 }
 
 #[test]
-fn keeps_answering_member_on_lost_node() {
+fn member_that_answers_on_lost_node_is_kept() {
     let mut scene = three().node_lost("b", 600);
     scene
         .observed
@@ -83,14 +83,14 @@ fn keeps_answering_member_on_lost_node() {
 }
 
 #[test]
-fn pod_stuck_in_termination_counts_as_lost_node() {
+fn member_with_pod_stuck_in_termination_is_replaced_after_timeout() {
     assert!(is_wanted(&three().stuck("b", 59)));
     assert_eq!(three().stuck("b", 60).changes(), [scene::remove("b")]);
 }
 
-/// By a clock that is 90 s ahead, every terminating pod seems to be overdue by a minute.
+/// If the operator's clock is 90 s ahead, every terminating pod seems to be overdue by a minute.
 #[test]
-fn invariant_5_clock_ahead_replaces_no_member() {
+fn invariant_5_fast_operator_clock_replaces_no_member() {
     let ahead = |mut scene: Scene, seconds: i64| {
         let clock = jiff::SignedDuration::from_secs(-seconds);
         scene.observed.clock = ApiServerClock(Some(clock));
@@ -102,7 +102,7 @@ fn invariant_5_clock_ahead_replaces_no_member() {
         assert_eq!(scene.changes(), [scene::remove("b")]);
         let early = ahead(scene.clone(), 90);
         assert!(is_wanted(&early), "{:?}", early.changes());
-        // As long as the timeout by the API server's clock has not ended, the operator does not requeue every second.
+        // Until the timeout has ended by the API server's clock, the operator does not requeue every second.
         assert!(early.plan().requeue > Duration::from_secs(1));
         assert_eq!(ahead(scene.clone(), 0).changes(), [scene::remove("b")]);
         // A clock that is behind does not extend the timeout.
@@ -111,7 +111,7 @@ fn invariant_5_clock_ahead_replaces_no_member() {
 }
 
 #[test]
-fn invariant_3_waits_for_two_lost_nodes_of_three() {
+fn invariant_3_no_member_is_replaced_with_three_of_five_down() {
     let scene = Scene::formed(&["a", "b", "c", "d", "e"])
         .durable()
         .node_lost("b", 600)
@@ -124,7 +124,7 @@ fn invariant_3_waits_for_two_lost_nodes_of_three() {
 }
 
 #[test]
-fn replaces_two_lost_nodes_of_five_one_by_one() {
+fn members_on_two_lost_nodes_of_five_are_replaced_one_by_one() {
     let scene = Scene::formed(&["a", "b", "c", "d", "e"])
         .durable()
         .node_lost("b", 600)
@@ -133,7 +133,7 @@ fn replaces_two_lost_nodes_of_five_one_by_one() {
 }
 
 #[test]
-fn leftovers_on_lost_node_are_not_force_deleted() {
+fn pod_of_removed_member_on_lost_node_is_not_force_deleted() {
     // The operator has removed the member from etcd, but its pod and its PVC still exist.
     let removed = Scene::formed(&["a", "c"])
         .durable()
@@ -159,7 +159,7 @@ fn leftovers_on_lost_node_are_not_force_deleted() {
 }
 
 #[test]
-fn removes_learner_on_lost_node_after_timeout() {
+fn learner_on_lost_node_is_removed_after_timeout() {
     let learner = |seconds| {
         Scene::formed(&["a", "b"])
             .size(3)
@@ -171,7 +171,7 @@ fn removes_learner_on_lost_node_after_timeout() {
 }
 
 #[test]
-fn lost_node_timeout_applies_without_volume() {
+fn lost_node_timeout_applies_to_members_without_volumes() {
     let scene = |seconds| Scene::formed(&["a", "b", "c"]).node_lost("b", seconds);
     assert!(is_wanted(&scene(59)));
     assert_eq!(scene(60).changes(), [scene::remove("b")]);
@@ -180,7 +180,7 @@ fn lost_node_timeout_applies_without_volume() {
 // ---- volumes of PVCs in phase `Lost` ----
 
 #[test]
-fn member_with_lost_volume_serves_until_replaced() {
+fn serving_member_with_lost_volume_is_replaced() {
     let serves = three().leader("b").volume_lost("b");
     let hands_over = |write: &Write| matches!(write, Write::MoveLeader { from, .. } if from == "b");
     assert!(matches!(serves.changes().as_slice(), [one] if hands_over(one)));
@@ -192,7 +192,7 @@ fn member_with_lost_volume_serves_until_replaced() {
 
 /// Invariants 3 and 5 (quorum guard; dead members).
 #[test]
-fn removes_member_with_lost_volume_if_quorum_allows() {
+fn stopped_member_with_lost_volume_is_removed_if_quorum_remains() {
     let gone = three().without_pod("b").volume_lost("b");
     assert_eq!(gone.changes(), [scene::remove("b")]);
     let starts = |scene: &Scene| {
@@ -212,7 +212,7 @@ fn removes_member_with_lost_volume_if_quorum_allows() {
 }
 
 #[test]
-fn hibernation_keeps_member_with_lost_volume_running() {
+fn hibernation_is_refused_while_volume_is_lost() {
     let mut scene = three().volume_lost("b");
     scene.desired.hibernate = true;
     assert!(problem(&scene, Reason::HibernationRefused).contains('b'));
@@ -227,7 +227,7 @@ fn damaged(restarts: i32) -> Scene {
 }
 
 #[test]
-fn replaces_member_after_repeated_data_damage() {
+fn member_is_replaced_after_second_exit_with_damaged_data() {
     assert!(is_wanted(&damaged(1)));
     assert_eq!(damaged(2).changes(), [scene::remove("b")]);
     let said = damaged(2).plan().next.unwrap();
@@ -235,7 +235,7 @@ fn replaces_member_after_repeated_data_damage() {
 }
 
 #[test]
-fn invariant_3_keeps_damaged_data_while_quorum_needs_it() {
+fn invariant_3_member_with_damaged_data_is_kept_if_quorum_needs_it() {
     let scene = damaged(9).down("c");
     assert!(is_wanted(&scene));
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));
@@ -246,7 +246,7 @@ fn invariant_3_keeps_damaged_data_while_quorum_needs_it() {
 }
 
 #[test]
-fn crash_after_healthy_run_replaces_no_member() {
+fn exit_before_pod_was_last_ready_replaces_no_member() {
     // The pod became ready after the container's last exit, so the message of that exit no longer counts.
     let mut scene = damaged(9);
     scene.observed.pods.get_mut("b").unwrap().unready_since =
@@ -259,7 +259,7 @@ fn failing(restarts: i32, seconds: i64) -> Scene {
 }
 
 #[test]
-fn replaces_member_with_unknown_failure_after_timeout() {
+fn member_that_fails_for_unknown_reason_is_replaced_after_timeout() {
     assert!(is_wanted(&failing(4, 600)));
     assert!(is_wanted(&failing(5, 59)));
     assert_eq!(failing(5, 59).plan().requeue, Duration::from_secs(1));
@@ -267,7 +267,7 @@ fn replaces_member_with_unknown_failure_after_timeout() {
 }
 
 #[test]
-fn bad_setting_never_replaces_members_in_sequence() {
+fn failure_that_settings_may_cause_replaces_no_member() {
     // Another voter is unhealthy too, so a setting that both members share may be the cause.
     assert!(is_wanted(
         &Scene::formed(&["a", "b", "c", "d", "e"])
@@ -301,14 +301,14 @@ fn out_of_memory_full_disk_and_signals_replace_no_member() {
 }
 
 #[test]
-fn reports_spec_field_for_memory_limit() {
+fn out_of_memory_exit_is_reported_with_spec_field() {
     let scene = three().crashes("b", Cause::Memory, 3, 60);
     let text = problem(&scene, Reason::OutOfMemory);
     assert!(text.contains("spec.pod.resources.limits.memory"), "{text}");
 }
 
 #[test]
-fn replaces_learner_with_damaged_data() {
+fn learner_with_damaged_data_is_replaced() {
     let scene = Scene::formed(&["a", "b"]).size(3).learner("d").crashes(
         "d",
         Cause::Data("invalid database".into()),
@@ -319,7 +319,7 @@ fn replaces_learner_with_damaged_data() {
 }
 
 #[test]
-fn reports_short_crash_loop() {
+fn crash_loop_is_reported_before_replacement() {
     let mut scene = failing(3, 30);
     scene.observed.pods.get_mut("b").unwrap().trouble =
         Some(Trouble::Failing("container etcd: CrashLoopBackOff".into()));

@@ -51,9 +51,9 @@ pub(super) fn recovered() -> Scene {
     scene
 }
 
-/// Invariant 9: the old volumes stay until the new cluster has its full size.
+/// Invariant 9: the old volumes stay until the new cluster has its full size, and for the time that the user has set.
 #[test]
-fn keeps_old_volumes_until_new_cluster_is_complete() {
+fn old_volumes_are_kept_until_recovered_cluster_is_complete() {
     let mut scene = recovered();
     let writes = scene.writes();
     assert!(writes.contains(&scene::delete_pod("a")));
@@ -64,9 +64,16 @@ fn keeps_old_volumes_until_new_cluster_is_complete() {
             .count()
     };
     assert_eq!(deletes_disk(&writes), 0);
-    assert!(scene.plan().problems.is_empty(), "none is foreign");
+    assert!(scene.plan().problems.is_empty(), "no object is foreign");
     scene.desired.size = 1;
     assert_eq!(deletes_disk(&scene.writes()), 2);
+    // The user may need the old data for some time (`spec.recovery.keepVolumes`).
+    for (completed, deleted) in [(995, 0), (900, 2)] {
+        let mut scene = scene.clone();
+        let record = scene.observed.recovery.record.as_mut().unwrap();
+        record.completion_time = Some(Time(at(completed)));
+        assert_eq!(deletes_disk(&scene.writes()), deleted, "{completed}");
+    }
     // A member that serves on a lost volume does not count, because its data will be lost.
     assert_eq!(deletes_disk(&scene.volume_lost("n").writes()), 0);
 }
@@ -74,7 +81,7 @@ fn keeps_old_volumes_until_new_cluster_is_complete() {
 /// If the status is lost later, the labels of the remaining objects must identify the new cluster. The operator
 /// therefore labels the new cluster before it deletes the old cluster.
 #[test]
-fn keeps_old_cluster_until_new_one_is_labeled() {
+fn old_cluster_is_kept_until_recovered_cluster_is_labeled() {
     let mut scene = recovered();
     scene.observed.pods.get_mut("n").unwrap().cluster_id = None;
     let writes = scene.writes();
@@ -87,7 +94,7 @@ fn keeps_old_cluster_until_new_one_is_labeled() {
 }
 
 #[test]
-fn invariant_16_client_service_gets_endpoints_once_old_pods_are_unreachable() {
+fn invariant_16_recovered_cluster_gets_endpoints_once_old_pods_are_unready() {
     let open = Write::ApplyClient { open: true };
     let mut scene = recovered();
     assert!(!scene.writes().contains(&open));
@@ -112,7 +119,7 @@ fn invariant_16_client_service_gets_endpoints_once_old_pods_are_unreachable() {
 
 /// Invariant 7: the old volumes now belong to another cluster.
 #[test]
-fn creates_no_pod_on_volume_of_old_cluster() {
+fn no_pod_is_created_on_volume_of_old_cluster() {
     let mut scene = recovered();
     scene.observed.members = Seen::Unknown("no answer".into());
     scene.observed.pods.remove("a");
@@ -158,7 +165,7 @@ fn replaced(keep_until: Option<i64>) -> Scene {
 /// Invariant 9: the volumes of the replaced cluster stay until the new cluster is complete and `keepOldData` has
 /// passed.
 #[test]
-fn deletes_replaced_cluster_after_completion_and_retention() {
+fn replaced_cluster_is_deleted_after_restore_and_retention() {
     let deletes_disk = |scene: &Scene| {
         let writes = scene.writes();
         let disks = writes.iter();
@@ -180,12 +187,12 @@ fn deletes_replaced_cluster_after_completion_and_retention() {
             gone,
             "size {size}, kept until {keep_until:?}"
         );
-        assert!(scene.plan().problems.is_empty(), "none is foreign");
+        assert!(scene.plan().problems.is_empty(), "no object is foreign");
     }
 }
 
 #[test]
-fn invariant_16_client_service_gets_endpoints_once_replaced_members_are_unreachable() {
+fn invariant_16_restored_cluster_gets_endpoints_once_old_pods_are_unready() {
     let open = Write::ApplyClient { open: true };
     let mut scene = replaced(None);
     assert!(!scene.writes().contains(&open));
@@ -194,9 +201,9 @@ fn invariant_16_client_service_gets_endpoints_once_replaced_members_are_unreacha
     assert!(scene.writes().contains(&open));
 }
 
-/// Invariant 1: the report in the status describes the replaced members, not the new cluster.
+/// Invariant 1: the voters in the status are those of the replaced cluster.
 #[test]
-fn report_of_replaced_cluster_proves_no_loss() {
+fn voters_of_replaced_cluster_in_status_do_not_count_as_lost() {
     let mut scene = leaderless(replaced(None));
     scene.observed.statuses.clear();
     scene.observed.reported_voters = ["a".to_owned(), "b".to_owned()].into();
@@ -210,9 +217,9 @@ fn report_of_replaced_cluster_proves_no_loss() {
     assert!(!destroys(&scene.writes()));
 }
 
-/// The volumes of the old cluster record the version of the old cluster. The new cluster has another version.
+/// The remaining pods and volumes of the old cluster record another version than those of the new cluster.
 #[test]
-fn ignores_version_of_replaced_cluster() {
+fn version_of_replaced_cluster_is_ignored() {
     let mut scene = replaced(None);
     scene.observed.pods.get_mut("n").unwrap().version = Some("3.6.16".into());
     scene.observed.pods.get_mut("a").unwrap().version = Some("3.5.35".into());

@@ -1,4 +1,5 @@
-//! Lost quorums: reports, waiting times, and the approval of a new cluster with the data of a survivor.
+//! Recovery from a lost quorum: the reports, the waiting times, and the approval of a new cluster with the data of a
+//! surviving member.
 
 use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
 use etcd::{ClusterId, Member, MemberId, Members};
@@ -177,7 +178,7 @@ fn lost_volumes_require_approval_for_recovery() {
 
 /// Invariants 10 and 16: the step records the decision, and contains no other action.
 #[test]
-fn records_approved_recovery_before_creating_objects() {
+fn approved_recovery_is_recorded_before_objects_are_created() {
     let scene = approved(one_left());
     let record = begun(&scene).unwrap();
     assert_eq!(record.phase, RecoveryPhase::InProgress);
@@ -200,7 +201,7 @@ fn records_approved_recovery_before_creating_objects() {
 }
 
 #[test]
-fn reports_approval_with_wrong_cluster_id() {
+fn approval_with_wrong_cluster_id_is_reported() {
     for text in ["beef", "c0ffe", "yes", ""] {
         let mut scene = one_left();
         scene.observed.recovery.approval = Some(text.to_owned());
@@ -211,24 +212,24 @@ fn reports_approval_with_wrong_cluster_id() {
     padded.observed.recovery.approval = Some("0000000000c0ffee".to_owned());
     assert!(
         begun(&padded).is_some(),
-        "the same cluster ID as a decimal number"
+        "the same cluster ID with leading zeros"
     );
 }
 
 /// An approval that was set before the loss of the quorum is not accepted.
 #[test]
-fn approval_before_quorum_loss_is_stale() {
+fn approval_given_before_quorum_loss_starts_no_recovery() {
     let mut early = approved(Scene::formed(&["a", "b", "c"]));
     let record = recorded(&early).unwrap();
     assert_eq!(record.stale_approval.as_deref(), Some("c0ffee"));
     early.observed.recovery.stale_approval = record.stale_approval;
-    assert_eq!(recorded(&early), None, "once");
+    assert_eq!(recorded(&early), None, "already recorded");
 
     let mut scene = approved(one_left());
     scene.observed.recovery.stale_approval = Some("c0ffee".into());
     assert_eq!(begun(&scene), None);
     assert!(problem(&scene, Reason::RecoveryRefused).contains("set it again"));
-    // After the user has removed the approval, the operator drops the record that it is stale.
+    // After the user has removed the approval, the operator removes the record of the stale approval.
     scene.observed.recovery.approval = None;
     assert_eq!(recorded(&scene).unwrap().stale_approval, None);
 }
@@ -248,7 +249,7 @@ fn automatic_recovery_waits_for_configured_time() {
 }
 
 #[test]
-fn automatic_recovery_waits_for_deletion_of_lost_members() {
+fn automatic_recovery_waits_for_deletion_of_terminating_pods() {
     let mut ending = Scene::formed(&["a", "b", "c"])
         .terminating("b")
         .without_pod("c");
@@ -259,7 +260,7 @@ fn automatic_recovery_waits_for_deletion_of_lost_members() {
 }
 
 #[test]
-fn quorum_of_volumes_requires_approval_for_recovery() {
+fn recovery_requires_approval_if_quorum_of_volumes_exists() {
     let on_disks = Scene::formed(&["a", "b", "c"]).durable();
     let scene = leaderless(on_disks.without_pod("b").without_pod("c"));
     let scene = automatic(scene);
@@ -279,19 +280,19 @@ fn quorum_of_volumes_requires_approval_for_recovery() {
 }
 
 #[test]
-fn quorum_without_leader_is_not_lost() {
+fn answering_quorum_or_known_leader_prevents_recovery() {
     let scene = approved(leaderless(Scene::formed(&["a", "b", "c"])));
     assert_eq!(begun(&scene), None, "a quorum answers");
     let mut scene = approved(one_left());
     if let Some(Seen::Known(status)) = scene.observed.statuses.get_mut("a") {
         status.leader = Some(MemberId(98));
     }
-    assert_eq!(begun(&scene), None, "it knows a leader");
+    assert_eq!(begun(&scene), None, "a survivor knows a leader");
     assert_eq!(scene.waits(), [Reason::NoQuorum]);
 }
 
 #[test]
-fn no_recovery_from_silent_or_foreign_survivor() {
+fn recovery_requires_survivor_that_answers_with_its_cluster_id() {
     let silent = approved(one_left().down("a"));
     assert_eq!(begun(&silent), None);
     assert!(
@@ -305,7 +306,7 @@ fn no_recovery_from_silent_or_foreign_survivor() {
 }
 
 #[test]
-fn total_loss_requires_restore_from_backup() {
+fn loss_of_all_members_requires_restore_from_backup() {
     let mut scene = approved(automatic(loss(&["a", "b", "c"], &[])));
     scene.observed.recovery.last_backup = Some("s3://b/k at revision 7".into());
     assert_eq!(begun(&scene), None);
@@ -319,7 +320,7 @@ fn total_loss_requires_restore_from_backup() {
 // ---- selection of the survivor ----
 
 #[test]
-fn selects_most_advanced_survivor() {
+fn recovery_selects_survivor_with_highest_revision() {
     let five = ["a", "b", "c", "d", "e"];
     let scene = approved(loss(&five, &["a", "b"]));
     assert_eq!(
@@ -334,7 +335,7 @@ fn selects_most_advanced_survivor() {
 
 /// Invariant 1: a member that does not answer yet may have newer data.
 #[test]
-fn waits_for_starting_survivor_then_reports_it() {
+fn recovery_waits_for_silent_survivor_then_records_it() {
     let five = ["a", "b", "c", "d", "e"];
     let mut scene = approved(loss(&five, &["a", "b"]).down("b"));
     scene.observed.recovery.unavailable_since = Some(at(990));
@@ -352,7 +353,7 @@ fn waits_for_starting_survivor_then_reports_it() {
 
 /// Invariant 1: without any member list, the voters are unknown.
 #[test]
-fn missing_report_proves_no_loss() {
+fn recovery_requires_known_voters() {
     let mut scene = automatic(approved(one_left()));
     scene.observed.reported_voters.clear();
     assert_eq!(begun(&scene), None);
@@ -368,21 +369,21 @@ fn missing_report_proves_no_loss() {
 
 /// Each list of voters may be stale, so an automatic recovery requires that all lists confirm the loss.
 #[test]
-fn contradicting_lists_prevent_automatic_recovery() {
+fn contradicting_member_lists_prevent_automatic_recovery() {
     let four = Scene::formed(&["a", "b", "c", "d"]).durable();
     let mut scene = leaderless(four.without_pod("b").without_pod("c").down("d"));
     scene.observed.disks.remove("b");
     scene.observed.disks.remove("c");
-    // According to the report, a, c and d are voters. According to the list of a, the voters are a, b and c.
+    // According to the status, the voters are a, c and d. According to the list of a, the voters are a, b and c.
     scene.observed.reported_voters = ["a", "c", "d"].map(str::to_owned).into();
     let behind = [("a", false), ("b", false), ("c", false)];
     scene.observed.recovery.local = vec![list(CLUSTER, &behind)];
     assert_eq!(begun(&automatic(scene)), None);
 }
 
-/// The report in the status still names the members of the old cluster. It proves no loss in the new cluster.
+/// The status still lists the voters of the old cluster. Their loss is no loss of the new cluster.
 #[test]
-fn slow_recovered_cluster_is_not_recovered_twice() {
+fn recovered_cluster_with_stale_status_is_not_recovered_again() {
     for answers in [false, true] {
         let mut scene = automatic(approved(leaderless(recovered())));
         scene.observed.reported_voters = ["a", "b", "c"].map(str::to_owned).into();

@@ -26,7 +26,7 @@ fn hands_over(scene: &Scene) -> Option<(String, String)> {
 // ---- deleted PVCs ----
 
 #[test]
-fn deleted_pvc_replaces_member() {
+fn member_with_deleted_pvc_is_replaced() {
     assert_eq!(three().claim_deleted("b").changes(), [scene::remove("b")]);
     // After the removal, the objects of the member are deleted, and the replacement joins.
     let removed = Scene::formed(&["a", "c"])
@@ -41,7 +41,7 @@ fn deleted_pvc_replaces_member() {
 }
 
 #[test]
-fn replaces_members_with_deleted_pvcs_one_by_one() {
+fn members_with_deleted_pvcs_are_replaced_one_by_one() {
     let both = three().claim_deleted("b").claim_deleted("c");
     assert_eq!(both.changes(), [scene::remove("b")]);
     // The operator removes the second member only when the replacement of the first is a voter.
@@ -64,7 +64,7 @@ fn replaces_members_with_deleted_pvcs_one_by_one() {
 }
 
 #[test]
-fn invariant_3_deleted_pvc_waits_while_another_member_is_down() {
+fn invariant_3_member_with_deleted_pvc_stays_while_another_is_down() {
     let scene = three().claim_deleted("b").down("c");
     assert_eq!(scene.changes(), []);
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));
@@ -96,7 +96,7 @@ fn replacement_joins_before_only_member_is_removed() {
 }
 
 #[test]
-fn replaces_both_members_of_cluster_of_two() {
+fn two_members_are_replaced_after_both_replacements_vote() {
     let both = Scene::formed(&["a", "b"])
         .durable()
         .claim_deleted("a")
@@ -125,7 +125,7 @@ fn replaces_both_members_of_cluster_of_two() {
 }
 
 #[test]
-fn replaces_member_with_pending_pod_and_missing_pvc() {
+fn member_with_pending_pod_and_no_pvc_is_replaced() {
     let scene = three().not_running("b").without_claim("b");
     assert_eq!(scene.changes(), [scene::remove("b")]);
     assert!(
@@ -137,7 +137,7 @@ fn replaces_member_with_pending_pod_and_missing_pvc() {
 }
 
 #[test]
-fn replaces_serving_members_without_pvcs_one_by_one() {
+fn serving_members_without_pvcs_are_replaced_one_by_one() {
     let scene = three()
         .without_claim("a")
         .without_claim("b")
@@ -151,7 +151,7 @@ fn replaces_serving_members_without_pvcs_one_by_one() {
 }
 
 #[test]
-fn never_reuses_volume_of_removed_member() {
+fn volume_and_name_of_removed_member_are_never_reused() {
     let scene = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -175,7 +175,7 @@ fn never_reuses_volume_of_removed_member() {
 // ---- leaders ----
 
 #[test]
-fn transfers_leadership_before_removing_any_leader() {
+fn leadership_moves_before_leader_is_removed() {
     let cases: [(&str, Scene); 4] = [
         ("its PVC is being deleted", three().claim_deleted("a")),
         ("its PVC was deleted", three().without_claim("a")),
@@ -202,7 +202,7 @@ fn transfers_leadership_before_removing_any_leader() {
 }
 
 #[test]
-fn transfers_leadership_to_staying_member() {
+fn leadership_moves_to_member_that_is_not_replaced() {
     let scene = three().claim_deleted("a").claim_deleted("b");
     assert_eq!(hands_over(&scene), Some(("a".into(), "c".into())));
 }
@@ -211,7 +211,7 @@ fn transfers_leadership_to_staying_member() {
 
 /// Invariant 3: a voter that was never started raises the quorum, but never answers.
 #[test]
-fn reports_unstarted_foreign_member_with_remedy() {
+fn unstarted_external_voter_is_reported_with_etcdctl_command() {
     let scene = three().added_with_vote("elsewhere");
     assert!(!scene.changes().contains(&scene::remove("elsewhere")));
     let problems = scene.plan().problems;
@@ -225,7 +225,7 @@ fn reports_unstarted_foreign_member_with_remedy() {
 }
 
 #[test]
-fn starts_or_removes_own_unstarted_member() {
+fn unstarted_member_without_service_is_removed_instead_of_started() {
     // A member with a Service is started. A member without a Service is removed, whether it is a voter or a learner.
     let started = three().size(4).reserved("d").added("d");
     assert!(
@@ -241,7 +241,7 @@ fn starts_or_removes_own_unstarted_member() {
 }
 
 #[test]
-fn reports_risk_of_joining_voter_before_3_4() {
+fn etcd_before_3_4_reports_risk_of_joining_voter() {
     let scene = Scene::formed(&["a"])
         .size(2)
         .version("3.3.27")
@@ -284,7 +284,7 @@ fn failing(scene: Scene, member: &str, joins: bool) -> Scene {
 }
 
 #[test]
-fn recreates_joining_member_with_stale_member_list() {
+fn failing_joining_member_with_stale_member_list_is_recreated() {
     let joining = Scene::formed(&["a", "b", "c"])
         .size(4)
         .reserved("d")

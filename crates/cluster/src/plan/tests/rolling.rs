@@ -133,7 +133,7 @@ impl Scene {
 }
 
 #[test]
-fn compares_data_before_changing_a_member() {
+fn rollout_compares_data_before_first_change() {
     let scene = towards("3.5.35", "3.6.16");
     let plan = scene.plan();
     assert_eq!((plan.asks, patched(&scene)), (Some(100), vec![]));
@@ -141,7 +141,7 @@ fn compares_data_before_changing_a_member() {
 }
 
 #[test]
-fn invariant_18_updates_followers_first_one_at_a_time() {
+fn invariant_18_followers_are_updated_first_and_one_by_one() {
     let scene = towards("3.5.35", "3.6.16").compared();
     assert_eq!(patched(&scene), one("b", "3.6.16"));
     let away = towards("3.5.35", "3.6.16")
@@ -162,7 +162,7 @@ fn invariant_18_updates_followers_first_one_at_a_time() {
 }
 
 #[test]
-fn invariant_18_updates_leader_last_after_transfer() {
+fn invariant_18_leader_is_updated_last_after_leadership_transfer() {
     let scene = towards("3.5.35", "3.6.16").compared();
     let scene = scene.runs("b", "3.6.16").runs("c", "3.6.16");
     let changes = scene.drained().changes();
@@ -175,7 +175,7 @@ fn invariant_18_updates_leader_last_after_transfer() {
 }
 
 #[test]
-fn invariant_18_updates_no_member_while_another_is_down_or_behind() {
+fn invariant_18_no_member_is_updated_while_another_is_unhealthy() {
     let calm = || towards("3.5.35", "3.6.16").compared();
     for scene in [
         calm().down("c"),
@@ -205,7 +205,7 @@ fn rollout_waits_for_hash_of_every_member() {
 }
 
 #[test]
-fn rejects_skipped_versions_and_missed_minimum_patches() {
+fn version_change_that_skips_required_version_is_rejected() {
     for (from, to) in [
         ("3.4.23", "3.6.16"),
         ("3.5.25", "3.6.16"),
@@ -218,7 +218,7 @@ fn rejects_skipped_versions_and_missed_minimum_patches() {
 }
 
 #[test]
-fn bad_image_stops_rollout_after_one_member() {
+fn missing_image_stops_rollout_after_one_member() {
     let scene = towards("3.5.35", "3.6.99").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), []);
@@ -230,18 +230,18 @@ fn bad_image_stops_rollout_after_one_member() {
 }
 
 #[test]
-fn rollback_reaches_broken_member_first() {
+fn corrected_version_is_applied_to_broken_member_first() {
     let scene = towards("3.5.35", "3.5.35").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.5.35"));
-    // If the user corrects the version, the broken member is the first to get it.
+    // If the user corrects the version, the operator updates the broken member first.
     let scene = towards("3.5.35", "3.6.16").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.6.16"));
 }
 
 #[test]
-fn failed_last_member_allows_rollback_of_others() {
+fn rollback_is_allowed_if_last_member_never_ran_new_version() {
     // The failed member never ran the new version, so etcd has not raised the cluster version.
     let scene = towards("3.6.16", "3.5.35").compared();
     let scene = scene.changed("c", "3.5.35", "3.6.16").image_missing("c");
@@ -250,7 +250,7 @@ fn failed_last_member_allows_rollback_of_others() {
 }
 
 #[test]
-fn rolls_back_single_member_without_quorum() {
+fn single_member_without_quorum_is_rolled_back() {
     let scene = Scene::formed(&["a"]).runs("a", "3.5.35").wants("3.5.35");
     let mut scene = scene.changed("a", "3.5.35", "3.5.99").image_missing("a");
     scene.observed.members = Seen::Unknown("no member answers".into());
@@ -354,7 +354,7 @@ fn invariant_30_record_ends_when_next_version_serves() {
 }
 
 #[test]
-fn clears_change_record_of_recovered_member() {
+fn image_change_record_is_cleared_after_restart() {
     let mut scene = towards("3.6.16", "3.6.16");
     let pod = scene.observed.pods.get_mut("b").unwrap();
     pod.changed = Some(Changed {
@@ -370,7 +370,7 @@ fn clears_change_record_of_recovered_member() {
 // ---- downgrades ----
 
 /// The minor release of a planned downgrade; `Some(None)` if the plan cancels a downgrade.
-#[expect(clippy::option_option, reason = "as the write has it")]
+#[expect(clippy::option_option, reason = "the write has this type")]
 fn downgrade(scene: &Scene) -> Option<Option<String>> {
     scene.changes().into_iter().find_map(|write| match write {
         Write::Downgrade { to } => Some(to),
@@ -391,7 +391,7 @@ impl Scene {
 }
 
 #[test]
-fn enables_downgrade_in_etcd_before_minor_downgrade() {
+fn minor_downgrade_is_enabled_in_etcd_first() {
     let scene = towards("3.7.3", "3.6.16").compared();
     assert_eq!(downgrade(&scene), Some(Some("3.6".to_owned())));
     assert_eq!(patched(&scene), []);
@@ -402,7 +402,7 @@ fn enables_downgrade_in_etcd_before_minor_downgrade() {
 }
 
 #[test]
-fn cancels_unwanted_downgrade() {
+fn unwanted_downgrade_is_cancelled_in_etcd() {
     let scene = towards("3.6.16", "3.6.16").allowed("3.5", "3.5.0");
     assert_eq!(downgrade(&scene), Some(None));
 }
@@ -415,7 +415,7 @@ fn downgrade_changes_images_in_place() {
 
 /// etcd 3.5 does not know `--max-learners`, and the flags of a running pod cannot change.
 #[test]
-fn recreates_pod_with_unknown_flags_on_its_volume() {
+fn downgrade_recreates_pods_with_flags_of_newer_etcd() {
     let scene = Scene::formed(&["a", "b", "c"]).durable();
     let scene = scene
         .all_run("3.6.16")
@@ -431,7 +431,7 @@ fn recreates_pod_with_unknown_flags_on_its_volume() {
 }
 
 #[test]
-fn learner_joins_before_removal_of_member_without_volume() {
+fn downgrade_without_volumes_adds_replacement_before_removal() {
     let scene = towards("3.6.16", "3.5.35").with_max_learners_flag();
     let scene = scene.allowed("3.5", "3.5.0").compared();
     let writes = scene.writes();
@@ -465,7 +465,7 @@ fn deleted(scene: &Scene) -> Vec<String> {
 }
 
 #[test]
-fn rolls_settings_that_need_new_pods() {
+fn changed_pod_settings_recreate_pods_one_by_one() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().compared();
     for pod in scene.observed.pods.values_mut() {
         pod.difference.pod = Some("its pod was made for another spec.etcd".into());
@@ -483,7 +483,7 @@ fn rolls_settings_that_need_new_pods() {
 /// Only a change of the image records the version for a rollback. If the new version were not available, a cluster with
 /// one recreated pod could not be rolled back.
 #[test]
-fn changes_minor_release_before_recreating_pod() {
+fn minor_upgrade_changes_image_before_pod_is_recreated() {
     let differ = |mut scene: Scene| {
         for pod in scene.observed.pods.values_mut() {
             pod.difference.pod = Some("its pod was made for another spec.etcd".into());
@@ -528,7 +528,7 @@ fn learners_join_one_by_one_without_max_learners_flag() {
 /// Regression: the user rolled back after the old container had ended and before the new container started. The kubelet
 /// counted no restart, so the operator never completed the rollback.
 #[test]
-fn rollback_before_first_start_completes() {
+fn rollback_before_new_container_starts_needs_no_restart() {
     let scene = towards("3.6.16", "3.6.16").changed("b", "3.6.16", "3.7.3");
     let writes = scene.writes();
     let back = writes.iter().find_map(|write| match write {
@@ -540,7 +540,7 @@ fn rollback_before_first_start_completes() {
 
 /// Regression: the broken member blocks all other steps, so the operator must roll it back first.
 #[test]
-fn rolls_back_broken_member_while_another_is_missing() {
+fn broken_member_is_rolled_back_before_scale_up() {
     let scene = Scene::formed(&["a", "b", "c"])
         .all_run("3.5.35")
         .wants("3.5.35");
@@ -557,7 +557,7 @@ fn rolls_back_broken_member_while_another_is_missing() {
 /// Regression: the spec required the replacement of a member that was down, but the operator replaces no member while a
 /// member is down. The rollback of the image ends this deadlock.
 #[test]
-fn rolls_back_broken_member_before_replacing_it() {
+fn broken_member_is_rolled_back_before_volume_replacement() {
     let scene = towards("3.5.35", "3.5.35").compared().durable();
     let mut scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     let slow = crate::snapshot::Claim {
@@ -581,7 +581,7 @@ fn rolls_back_broken_member_before_replacing_it() {
 
 /// Regression: the operator counted the version of a removed member as a version of the cluster.
 #[test]
-fn downgrade_ignores_version_of_removed_member() {
+fn version_of_removed_member_does_not_allow_downgrade() {
     let scene = towards("3.5.35", "3.4.23").compared();
     let scene = scene.leftover("z");
     let mut scene = scene.changed("z", "3.4.23", "3.5.35");
@@ -592,7 +592,7 @@ fn downgrade_ignores_version_of_removed_member() {
 
 /// Regression: 3.7 does not start in a cluster whose cluster version is still 3.5, even if all members run 3.6.
 #[test]
-fn invariant_18_waits_for_cluster_version_before_next_minor() {
+fn invariant_18_next_minor_waits_for_cluster_version() {
     let mut scene = towards("3.6.16", "3.7.3").compared();
     let stored = |scene: &mut Scene, version: &str| {
         for seen in scene.observed.statuses.values_mut() {
@@ -610,7 +610,7 @@ fn invariant_18_waits_for_cluster_version_before_next_minor() {
 
 /// Regression: the operator waited forever for a member with data that no image of its minor release can read.
 #[test]
-fn replaces_rolled_back_member_with_unreadable_data() {
+fn member_with_data_unreadable_by_its_minor_is_replaced() {
     let broken = |from: &str| {
         let scene = towards("3.6.16", "3.6.16").changed("b", from, "3.6.16");
         scene.crashes("b", Cause::Data("walpb: crc mismatch".into()), 2, 20)
@@ -620,14 +620,14 @@ fn replaces_rolled_back_member_with_unreadable_data() {
         [],
         "the previous minor release may read the data"
     );
-    // All releases of one minor release read the same data.
+    // All patch releases of one minor release can read the same data.
     assert_eq!(broken("3.6.9").changes(), [scene::remove("b")]);
     assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
 }
 
 /// Regression: the data was damaged before the rollback to the minor release of the other members.
 #[test]
-fn replaces_member_unreadable_by_both_minor_releases() {
+fn member_unreadable_by_both_minor_releases_is_replaced() {
     let damaged = || Cause::Data("walpb: crc mismatch".into());
     let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
     let scene = scene.crashes("b", damaged(), 1, 20);
@@ -668,7 +668,7 @@ fn replaces_member_unreadable_by_both_minor_releases() {
 
 /// Kubernetes reports the last exit of the old container until the new container has exited.
 #[test]
-fn error_of_former_image_replaces_no_member() {
+fn exit_of_previous_image_does_not_replace_member() {
     let damaged = || Cause::Data("its database cannot be read".into());
     let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
     let scene = scene.crashes("b", damaged(), 1, 20);
@@ -696,7 +696,7 @@ fn error_of_former_image_replaces_no_member() {
 /// The operator would send both writes to the same annotation concurrently. The result could be either record: the next
 /// change would be lost, or the last change would remain.
 #[test]
-fn clears_change_record_before_next_change() {
+fn image_change_record_is_cleared_before_next_change() {
     let noted = |changed: Option<Changed>| {
         let mut scene = towards("3.5.35", "3.5.30").compared().drained();
         let pod = scene.observed.pods.get_mut("b").unwrap();
@@ -718,7 +718,7 @@ fn clears_change_record_before_next_change() {
 
 /// If only the new image cannot read the data, the old image may still read it.
 #[test]
-fn failing_new_image_is_rolled_back_without_replacement() {
+fn data_unreadable_only_by_new_image_is_not_recorded_as_unreadable() {
     let damaged = Cause::Data("walpb: crc mismatch".into());
     let scene = towards("3.5.35", "3.6.17").changed("b", "3.5.35", "3.6.16");
     let scene = scene.crashes("b", damaged, 2, 20);
@@ -735,7 +735,7 @@ fn failing_new_image_is_rolled_back_without_replacement() {
 /// Regression: the operator changes the image of a learner only after the learner has failed. If the learner fails
 /// again, the operator must replace it instead of waiting for another image.
 #[test]
-fn replaces_learner_that_fails_with_both_images() {
+fn learner_that_fails_with_both_images_is_replaced() {
     let failed = |scene: Scene, member: &str, seconds: i64| {
         let cause = Cause::Failed("exit code 1".into());
         scene.crashes(member, cause, 5, seconds).changes()

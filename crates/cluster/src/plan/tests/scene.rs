@@ -58,6 +58,7 @@ impl Scene {
             recovery: RecoveryRule {
                 automatic: false,
                 after: Duration::from_mins(1),
+                keep_volumes: Duration::from_mins(1),
             },
             paused: false,
             budget: true,
@@ -108,7 +109,7 @@ impl Scene {
         Self { desired, observed }
     }
 
-    /// The names of the first members are recorded, and no object exists.
+    /// The names of the bootstrap members are recorded, and no object exists.
     pub(crate) fn begun(members: &[&str]) -> Self {
         let mut scene = Self::nothing(members.len());
         let members = members.iter().map(|&member| member.to_owned()).collect();
@@ -160,7 +161,7 @@ impl Scene {
     fn list(&mut self) -> &mut Vec<Member> {
         match &mut self.observed.members {
             Seen::Known(list) => &mut list.members,
-            Seen::Unknown(_) => panic!("the scene has no list"),
+            Seen::Unknown(_) => panic!("the scene has no member list"),
         }
     }
 
@@ -411,7 +412,7 @@ impl Scene {
         self
     }
 
-    /// The member's Service exists and has no mark.
+    /// The member's Service exists, without the mark that its pod may have started.
     pub(crate) fn reserved(mut self, member: &str) -> Self {
         let service = Service {
             uid: format!("service-{member}"),
@@ -456,7 +457,7 @@ impl Scene {
         self
     }
 
-    /// Adds a pod and a Service of a member that is not in the list.
+    /// Adds a pod and a Service of a member that is not in etcd's list.
     pub(crate) fn leftover(self, member: &str) -> Self {
         self.reserved(member)
             .marked(member)
@@ -471,7 +472,7 @@ impl Scene {
         self
     }
 
-    /// The same scene after the members that the plan drains have been drained for long enough.
+    /// The same scene two seconds after the plan has drained its members.
     pub(crate) fn drained(&self) -> Self {
         let mut scene = self.clone();
         for write in self.writes() {
@@ -489,7 +490,7 @@ impl Scene {
         sent::read(self.built(), &self.desired, &self.observed)
     }
 
-    /// The plan with its original actions.
+    /// The plan as the planner returns it.
     pub(crate) fn built(&self) -> crate::plan::Plan {
         plan(&self.desired, &self.observed, &Letters, at(1000))
     }
@@ -508,14 +509,14 @@ impl Scene {
         self.plan().step.chains.concat()
     }
 
-    /// The change of the members, without the record that precedes a removal.
+    /// The membership change, without the record on the PVC that precedes a removal.
     pub(crate) fn changes(&self) -> Vec<Write> {
         let mut writes = self.all_changes();
         writes.retain(|write| !matches!(write, Write::NoteRemoval { .. }));
         writes
     }
 
-    /// The change of the members, with the record that precedes a removal.
+    /// The membership change, with the record on the PVC that precedes a removal.
     pub(crate) fn all_changes(&self) -> Vec<Write> {
         let change = self.plan().step.change;
         change.map(|change| change.chain).unwrap_or_default()
@@ -560,7 +561,7 @@ impl Names for Letters {
     }
 }
 
-/// The number of first members that the plan records, and the resourceVersion precondition of the record.
+/// The number of bootstrap members that the plan records, and the resourceVersion precondition of the record.
 pub(crate) fn begun(chains: &[Chain]) -> Option<(usize, &str)> {
     chains.iter().flatten().find_map(|write| match write {
         Write::RecordIntent {

@@ -67,7 +67,7 @@ fn ends_pods(scene: &Scene) -> bool {
 }
 
 #[test]
-fn changes_labels_and_annotations_without_restart() {
+fn changed_labels_and_annotations_need_no_restart() {
     let scene = differ(three(), &["a", "b", "c"], &metadata());
     assert_eq!(patched(&scene), 3);
     assert!(!ends_pods(&scene));
@@ -76,7 +76,7 @@ fn changes_labels_and_annotations_without_restart() {
 }
 
 #[test]
-fn invariant_18_resizes_members_one_by_one_and_leader_last() {
+fn invariant_18_members_are_resized_one_by_one_and_leader_last() {
     let all = differ(three(), &["a", "b", "c"], &resources());
     assert_eq!(resized(&all), ["b"]);
     assert!(!ends_pods(&all));
@@ -94,7 +94,7 @@ fn invariant_18_resizes_members_one_by_one_and_leader_last() {
 }
 
 #[test]
-fn deferred_resize_is_reported_and_blocks_nothing() {
+fn deferred_resize_is_reported_and_does_not_delay_others() {
     let deferred = Difference {
         resizing: Some(Resizing {
             deferred: true,
@@ -112,7 +112,7 @@ fn deferred_resize_is_reported_and_blocks_nothing() {
 }
 
 #[test]
-fn invariant_18_resizes_only_unavailable_member_while_quorum_is_at_risk() {
+fn invariant_18_only_unavailable_member_is_resized_while_one_is_down() {
     let scene = differ(three(), &["a", "b", "c"], &resources());
     assert_eq!(
         resized(&scene.clone().down("c")),
@@ -125,7 +125,7 @@ fn invariant_18_resizes_only_unavailable_member_while_quorum_is_at_risk() {
 }
 
 #[test]
-fn invariant_18_no_resize_during_change_of_another_member() {
+fn invariant_18_resize_waits_for_change_of_another_member() {
     let anew = Difference {
         pod: Some("its pod was made for another spec.etcd".into()),
         ..Difference::default()

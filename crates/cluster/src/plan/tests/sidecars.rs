@@ -13,7 +13,7 @@ fn late(mut scene: Scene, members: &[&str]) -> Scene {
 }
 
 #[test]
-fn member_with_late_sidecar_counts_as_healthy() {
+fn member_with_unready_sidecar_counts_as_healthy() {
     let three = || Scene::formed(&["a", "b", "c"]);
     for scene in [three(), three().durable()] {
         for members in [&["b"][..], &["a", "b", "c"]] {
@@ -27,7 +27,7 @@ fn member_with_late_sidecar_counts_as_healthy() {
 
 /// The operator promotes a learner that has caught up, even if another container in its pod is not ready.
 #[test]
-fn promotes_learner_with_late_sidecar() {
+fn learner_with_unready_sidecar_is_promoted() {
     let scene = Scene::formed(&["a", "b"]).size(3).aged().learner("d");
     assert_eq!(late(scene, &["d"]).changes(), [scene::promote("d")]);
 }
@@ -35,7 +35,7 @@ fn promotes_learner_with_late_sidecar() {
 /// The pod has not been ready for a long time because of its sidecar, but etcd has served in the meantime (see
 /// `observe/sidecars.rs`).
 #[test]
-fn restarted_member_with_late_sidecar_is_not_lost() {
+fn restarted_member_with_unready_sidecar_is_not_replaced() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().not_running("b");
     let at = scene::at(990);
     scene.observed.pods.get_mut("b").unwrap().restarts = 7;

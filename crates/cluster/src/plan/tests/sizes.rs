@@ -3,9 +3,10 @@
 use crate::plan::tests::scene::{self, Scene};
 use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
+use crate::snapshot::Claim;
 
 #[test]
-fn several_learners_join_concurrently_since_3_6() {
+fn learners_join_concurrently_since_etcd_3_6() {
     let scene = Scene::formed(&["a"]).size(3).reserved("d").reserved("e");
     assert_eq!(scene.changes().len(), 2);
     let old = Scene::formed(&["a"])
@@ -16,7 +17,7 @@ fn several_learners_join_concurrently_since_3_6() {
 }
 
 #[test]
-fn members_join_as_voters_before_3_4() {
+fn members_join_as_voters_before_etcd_3_4() {
     let scene = Scene::formed(&["a"])
         .size(2)
         .reserved("d")
@@ -31,7 +32,7 @@ fn members_join_as_voters_before_3_4() {
 }
 
 #[test]
-fn adds_all_members_before_creating_their_pods() {
+fn all_members_are_added_before_their_pods_are_created() {
     let scene = Scene::formed(&["a"])
         .size(3)
         .reserved("d")
@@ -53,7 +54,7 @@ fn adds_all_members_before_creating_their_pods() {
 }
 
 #[test]
-fn adds_no_member_until_voters_are_connected_for_five_seconds() {
+fn members_are_added_after_voters_were_connected_for_five_seconds() {
     let scene = Scene::formed(&["a", "b"]).size(3).reserved("d").young("a");
     assert_eq!(scene.changes(), []);
     assert_eq!(scene.waits(), [Reason::VotersConnecting]);
@@ -66,13 +67,13 @@ fn adds_no_member_until_voters_are_connected_for_five_seconds() {
 }
 
 #[test]
-fn scale_down_removes_newest_and_never_leader() {
+fn scale_down_removes_newest_member_except_leader() {
     let scene = Scene::formed(&["a", "b", "c"]).size(2).leader("c");
     assert_eq!(scene.changes(), [scene::remove("b")]);
 }
 
 #[test]
-fn scale_down_removes_learner_then_unhealthy_member_first() {
+fn scale_down_removes_learner_or_unhealthy_member_first() {
     let unhealthy = Scene::formed(&["a", "b", "c", "d", "e"])
         .size(4)
         .leader("e")
@@ -83,7 +84,7 @@ fn scale_down_removes_learner_then_unhealthy_member_first() {
 }
 
 #[test]
-fn invariant_3_scale_down_stops_while_quorum_is_at_risk() {
+fn invariant_3_scale_down_waits_while_quorum_is_at_risk() {
     let scene = Scene::formed(&["a", "b", "c", "d"])
         .size(3)
         .down("b")
@@ -94,7 +95,7 @@ fn invariant_3_scale_down_stops_while_quorum_is_at_risk() {
 }
 
 #[test]
-fn smaller_size_during_scaling_removes_learners() {
+fn size_reduced_during_scale_up_removes_learners() {
     let scene = Scene::formed(&["a", "b", "c"])
         .size(3)
         .reserved("d")
@@ -107,13 +108,13 @@ fn smaller_size_during_scaling_removes_learners() {
 }
 
 #[test]
-fn deletes_leftovers_of_removed_member() {
+fn pod_of_removed_member_is_deleted() {
     let scene = Scene::formed(&["a", "b", "c"]).leftover("z");
     assert_eq!(scene.writes(), [scene::delete_pod("z")]);
 }
 
 #[test]
-fn keeps_objects_with_id_of_another_cluster() {
+fn pod_with_id_of_another_cluster_is_kept_and_reported() {
     let mut scene = Scene::formed(&["a", "b", "c"]).leftover("z");
     scene.observed.pods.get_mut("z").unwrap().cluster_id = Some(etcd::ClusterId(7));
     assert_eq!(scene.writes(), []);
@@ -121,7 +122,7 @@ fn keeps_objects_with_id_of_another_cluster() {
 }
 
 #[test]
-fn deletes_service_of_member_that_is_no_longer_planned() {
+fn service_of_member_that_is_no_longer_needed_is_deleted() {
     let scene = Scene::formed(&["a", "b", "c"]).reserved("d");
     assert!(matches!(&scene.writes()[..], [Write::DeleteService { member, .. }] if member == "d"));
 }
@@ -129,7 +130,7 @@ fn deletes_service_of_member_that_is_no_longer_planned() {
 // ---- a seed, and transitions between all sizes ----
 
 #[test]
-fn seed_bootstrap_adds_learners_up_to_desired_size() {
+fn bootstrap_mode_seed_adds_learners_up_to_desired_size() {
     let seed = |mut scene: Scene| {
         scene.desired.first = 1;
         scene.size(3)
@@ -154,7 +155,7 @@ fn seed_bootstrap_adds_learners_up_to_desired_size() {
     assert_eq!(scene::reserved(&alone.plan().step.chains), [true, true]);
     let grows = seed(Scene::formed(&["a"]).young("a").reserved("d").reserved("e"));
     assert_eq!(grows.changes().len(), 2);
-    // If the bootstrap with one seed fails, the operator starts it again with one seed.
+    // If the bootstrap with one member fails, the next bootstrap has one member too.
     let lost = seed(Scene::starting(&["a"]).without_pod("a"));
     let chains = lost.plan().step.chains;
     assert_eq!(scene::begun(&chains), Some((1, "1")));
@@ -162,7 +163,7 @@ fn seed_bootstrap_adds_learners_up_to_desired_size() {
 }
 
 #[test]
-fn bootstrap_restarts_if_spec_changes_number_of_first_members() {
+fn bootstrap_restarts_if_bootstrap_mode_changes() {
     let mut all = Scene::starting(&["a", "b", "c"])
         .not_running("a")
         .not_running("b")
@@ -172,8 +173,42 @@ fn bootstrap_restarts_if_spec_changes_number_of_first_members() {
     assert_eq!(all.waits(), [Reason::BootstrapAbandoned]);
 }
 
+/// The StorageClass of a PVC cannot be changed. A volume that exists may contain data of a member that has started.
 #[test]
-fn smaller_target_removes_all_learners_first() {
+fn bootstrap_restarts_if_storage_class_of_unbound_claim_is_corrected() {
+    let claim = |class: &str, capacity: Option<u64>| Claim {
+        class: Some(class.to_owned()),
+        requested: Some(1 << 30),
+        text: "1Gi".to_owned(),
+        capacity,
+        resizing: None,
+    };
+    let scene = |wanted: &str, capacity| {
+        let scene = Scene::starting(&["a", "b", "c"]).durable();
+        let mut scene = scene.not_running("a").not_running("b").not_running("c");
+        scene.desired.claim = Some(claim(wanted, None));
+        for disk in scene.observed.disks.values_mut() {
+            disk.claim = claim("missing", capacity);
+        }
+        scene
+    };
+    assert_eq!(
+        scene("standard", None).waits(),
+        [Reason::BootstrapAbandoned]
+    );
+    for kept in [scene("missing", None), scene("standard", Some(1 << 30))] {
+        assert_ne!(kept.waits(), [Reason::BootstrapAbandoned]);
+    }
+    // The first members may form a cluster without the operator as soon as a quorum runs.
+    let mut running = scene("standard", None);
+    for member in ["a", "b"] {
+        running.observed.pods.get_mut(member).unwrap().running = true;
+    }
+    assert_ne!(running.waits(), [Reason::BootstrapAbandoned]);
+}
+
+#[test]
+fn size_reduced_below_voters_removes_learners_first() {
     let scene = Scene::formed(&["a", "b", "c", "e", "f"])
         .size(3)
         .learner("g")
@@ -193,7 +228,7 @@ fn smaller_target_removes_all_learners_first() {
 }
 
 #[test]
-fn scales_to_and_from_even_sizes() {
+fn scaling_supports_even_sizes() {
     assert_eq!(
         Scene::formed(&["a", "b", "c"])
             .size(4)
@@ -226,7 +261,7 @@ fn scales_to_and_from_even_sizes() {
 /// A joining member sends requests to the other members before it answers requests. Two members that start together
 /// would wait for each other.
 #[test]
-fn services_of_joining_members_get_endpoints_after_their_requests() {
+fn services_of_joining_members_get_endpoints_after_first_requests() {
     let opened = |scene: &Scene| {
         let writes = scene.writes();
         ["d", "e"].map(|member| {

@@ -64,7 +64,7 @@ impl World {
         &mut member.peer_urls
     }
 
-    /// The TLS settings with which members start. The operator derives them only from the record in the status.
+    /// The TLS settings with which members start: those in the status, or those of the spec if nothing is recorded.
     fn at(&self) -> Option<TlsPolicy> {
         match &self.record {
             Some(record) => record.policy(),
@@ -134,7 +134,10 @@ impl World {
                     "{name}, {stage:?}, does not listen at {url}"
                 );
                 // If the member restarts at this moment, it must listen at this URL too.
-                assert!(listens(at, &url), "{name} would come back as {at:?}: {url}");
+                assert!(
+                    listens(at, &url),
+                    "{name} would not listen at {url} after a restart as {at:?}"
+                );
                 for (other, mode) in &modes {
                     let knows = mode.maker == modes[name].maker && mode.peers > PeerStage::Plain;
                     let dials = !url.starts_with("https") || knows;
@@ -200,7 +203,7 @@ fn invariant_23_members_listen_at_listed_peer_urls() {
 
 /// The first write of a switch records the TLS settings, so that the switch continues after a crash.
 #[test]
-fn records_tls_settings_before_changing_them() {
+fn tls_settings_are_recorded_before_they_change() {
     let mut world = World::new("null");
     let record = TlsStatus::new("token", None);
     let writes = world.planned();
@@ -230,7 +233,7 @@ fn tls_switch_waits_for_valid_certificates() {
 }
 
 #[test]
-fn tls_switch_waits_for_unhealthy_or_joining_members() {
+fn tls_switch_waits_for_unhealthy_and_joining_members() {
     let begun = || {
         let mut world = World::new("null");
         world.record = Some(TlsStatus::new("token", None));
@@ -284,7 +287,7 @@ fn invariant_23_tls_switch_waits_for_disconnected_learner() {
 /// Regression: the seed of a recovery lost its pod before its TLS settings were recorded. It restarted with the
 /// settings of a newer spec. The learners then dialed an address at which the seed did not listen.
 #[test]
-fn invariant_23_corrects_peer_url_of_restarted_seed() {
+fn invariant_23_wrong_peer_url_of_restarted_seed_is_corrected() {
     let mut world = World::new("null");
     world.record = Some(TlsStatus::new("token", None));
     assert_eq!(world.planned(), []);
@@ -317,7 +320,7 @@ fn invariant_23_corrects_peer_url_of_restarted_seed() {
 
 /// Members connect to a changed URL at once, so their Service must already have the second port.
 #[test]
-fn changes_peer_urls_one_by_one_after_service_ports() {
+fn tls_switch_changes_peer_urls_one_by_one_after_service_ports() {
     let stage = |stage| {
         policy(PEERS).map(|tls| TlsPolicy {
             peer_stage: Some(stage),

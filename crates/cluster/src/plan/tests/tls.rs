@@ -28,7 +28,7 @@ fn starts(writes: &[Write]) -> bool {
 }
 
 #[test]
-fn invariant_20_starts_no_member_with_invalid_certificates() {
+fn invariant_20_no_member_starts_with_invalid_certificates() {
     for purpose in [Purpose::Peer, Purpose::Server, Purpose::Operator] {
         let plan = with_fault(Scene::nothing(3), purpose).plan();
         assert!(plan.step.is_empty(), "{purpose:?}: {plan:?}");
@@ -52,7 +52,7 @@ fn invariant_20_starts_no_member_with_invalid_certificates() {
 }
 
 #[test]
-fn invariant_20_invalid_secret_changes_no_running_cluster() {
+fn invariant_20_invalid_secret_changes_no_serving_member() {
     let scene = with_fault(Scene::formed(&["a", "b", "c"]), Purpose::Peer);
     assert!(scene.plan().step.is_empty());
     assert_eq!(scene.plan().problems[0].reason, Reason::CertificateExpired);
@@ -70,7 +70,7 @@ fn invariant_20_invalid_secret_changes_no_running_cluster() {
 /// Invariant 20: the running members do not trust the new authorities. After a restart, the first member could not
 /// connect to the others, so the operator does not start the rolling update.
 #[test]
-fn invariant_20_abruptly_replaced_authorities_restart_no_member() {
+fn invariant_20_authorities_replaced_in_one_step_restart_no_member() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().compared();
     for pod in scene.observed.pods.values_mut() {
         pod.difference.pod = Some("it was started with other certificate authorities".into());
@@ -85,7 +85,7 @@ fn invariant_20_abruptly_replaced_authorities_restart_no_member() {
 
 /// Invariant 16: without valid certificates, the operator cannot know whether a member answers.
 #[test]
-fn no_recovery_while_certificates_are_invalid() {
+fn recovery_requires_valid_certificates() {
     let lost = || {
         let mut scene = Scene::formed(&["a", "b", "c"]);
         for member in ["b", "c"] {
@@ -108,7 +108,7 @@ fn no_recovery_while_certificates_are_invalid() {
 }
 
 #[test]
-fn invalid_operator_certificate_blocks_no_member_start() {
+fn members_start_despite_invalid_operator_certificate() {
     let scene = Scene::formed(&["a", "b", "c"]).durable().without_pod("b");
     let plan = with_fault(scene, Purpose::Operator);
     assert!(starts(&plan.writes()));

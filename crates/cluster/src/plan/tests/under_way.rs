@@ -1,5 +1,5 @@
-//! A recovery in progress: the operator creates the seed while the old members still exist. It records the new cluster
-//! when the seed serves.
+//! A recovery in progress: the operator creates the seed (the first member of the new cluster) while the old members
+//! still exist. It records the new cluster when the seed serves.
 
 use api::cluster::RecoveryPhase;
 use etcd::{ClusterId, MemberId};
@@ -43,7 +43,7 @@ fn answers(cluster_id: ClusterId, revision: i64) -> Scene {
 
 /// Invariant 16: no client reaches the seed through the client Service.
 #[test]
-fn creates_seed_while_client_service_has_no_endpoints() {
+fn client_service_loses_endpoints_before_recovery_creates_seed() {
     let scene = under_way().asks_for_volumes();
     let writes = scene.writes();
     let closed = Write::ApplyClient { open: false };
@@ -62,9 +62,10 @@ fn creates_seed_while_client_service_has_no_endpoints() {
     assert!(!destroys(&writes));
 }
 
-/// Another operator process may have set the mark, and could still remove it after its lease has ended.
+/// Another operator process may have set the start mark. After its lease has ended, this process could still remove the
+/// mark.
 #[test]
-fn invariant_6_renews_mark_before_seed_pod() {
+fn invariant_6_start_mark_is_renewed_before_seed_pod() {
     let again = |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "n");
     let order = |scene: &Scene| {
         let writes = scene.writes();
@@ -75,7 +76,7 @@ fn invariant_6_renews_mark_before_seed_pod() {
     let marked = under_way().reserved("n").marked("n");
     let (at, pod) = order(&marked);
     assert!(at.is_some_and(|at| at < pod));
-    // If the seed has a PVC, the operator starts the seed on it without renewing the mark.
+    // If the seed has a PVC, the operator starts the seed on that PVC without renewing the mark.
     assert_eq!(order(&marked.with_disk("n")).0, None);
     assert_eq!(order(&under_way().reserved("n")).0, None);
     assert_eq!(order(&under_way()).0, None);
@@ -83,7 +84,7 @@ fn invariant_6_renews_mark_before_seed_pod() {
 
 /// Invariants 9 and 16: a single write replaces the record of the old cluster by the record of the new cluster.
 #[test]
-fn records_new_cluster_once_seed_serves_survivor_data() {
+fn recovery_completes_once_seed_serves_survivor_data() {
     for revision in [100, 1_000_000_100] {
         let record = recorded(&answers(NEW, revision)).unwrap();
         let intent = Intent {
@@ -112,7 +113,7 @@ fn records_new_cluster_once_seed_serves_survivor_data() {
 /// Invariant 9: the operator creates another seed only if the survivor answers. Otherwise the pod of the first seed may
 /// have the last copy of the data.
 #[test]
-fn replaces_seed_with_lost_volume_if_survivor_answers() {
+fn recovery_with_lost_seed_volume_restarts_if_survivor_answers() {
     let scene = answers(NEW, 100).with_disk("n").volume_lost("n");
     let given_up = recorded(&scene).unwrap();
     assert_eq!(given_up.formed, None);
@@ -127,7 +128,7 @@ fn replaces_seed_with_lost_volume_if_survivor_answers() {
 /// Invariant 9: the operator stops the seed only if the survivor answers, because the survivor then still has the
 /// original data.
 #[test]
-fn stops_abandoned_seed_before_next_recovery() {
+fn abandoned_seed_is_stopped_before_next_recovery() {
     let mut scene = answers(NEW, 100).with_disk("n").volume_lost("n");
     let given_up = recorded(&scene).unwrap().recovery;
     scene.observed.recovery.record = given_up;
@@ -159,7 +160,7 @@ fn stops_abandoned_seed_before_next_recovery() {
 }
 
 #[test]
-fn returning_quorum_cancels_recovery() {
+fn recovery_is_cancelled_if_quorum_returns() {
     let back = Scene::formed(&["a", "b", "c"]);
     let mut scene = answers(NEW, 100);
     scene.observed.members = back.observed.members;
@@ -184,7 +185,7 @@ fn returning_quorum_cancels_recovery() {
 }
 
 #[test]
-fn recovery_selects_another_survivor_after_loss() {
+fn recovery_selects_another_survivor_if_first_is_lost() {
     let five = ["a", "b", "c", "d", "e"];
     let mut scene = approved(loss(&five, &["b"]));
     scene.observed.recovery.record = Some(record(RecoveryPhase::InProgress));

@@ -115,7 +115,7 @@ fn problem(scene: &Scene) -> String {
 // ---- a full database ----
 
 #[test]
-fn defragments_full_database_with_free_space() {
+fn full_database_with_free_space_is_defragmented() {
     let scene = full(100, 20);
     let record = record(&scene).unwrap();
     assert_eq!(record.cause, Cause::NoSpace);
@@ -128,7 +128,7 @@ fn defragments_full_database_with_free_space() {
 }
 
 #[test]
-fn reports_remedy_for_full_database_without_free_space() {
+fn full_database_without_free_space_is_reported_with_remedy() {
     let scene = full(100, 99);
     assert_eq!(scene.writes(), []);
     assert!(
@@ -143,7 +143,7 @@ fn reports_remedy_for_full_database_without_free_space() {
 }
 
 #[test]
-fn compacts_full_database_first_if_spec_sets_retention() {
+fn full_database_is_compacted_if_spec_sets_retained_revisions() {
     let mut scene = full(100, 99);
     scene.desired.upkeep.keep_revisions = Some(1000);
     let writes = scene.writes();
@@ -162,7 +162,7 @@ fn compacts_full_database_first_if_spec_sets_retention() {
 }
 
 #[test]
-fn delays_defragmentation_after_ineffective_run() {
+fn defragmentation_is_delayed_after_ineffective_run() {
     let mut scene = full(100, 20);
     let mut over = run(Cause::NoSpace, &[("b", true)]);
     over.members[0].size_after = Some(QUOTA);
@@ -180,9 +180,10 @@ fn delays_defragmentation_after_ineffective_run() {
     assert!(record(&scene).is_some());
 }
 
-/// A member reports space that a compaction freed as used until the next write. A full database accepts no writes.
+/// After a compaction, a member reports the freed space as used until the next write. A full database accepts no
+/// writes.
 #[test]
-fn defragments_after_compaction_despite_reported_free_space() {
+fn full_database_is_defragmented_after_compaction() {
     let mut scene = full(100, 100);
     let mut compacted = run(Cause::NoSpace, &[]);
     compacted.compacted_revision = Some(5000);
@@ -223,7 +224,7 @@ fn defragments_after_compaction_despite_reported_free_space() {
 }
 
 #[test]
-fn pauses_compaction_after_ineffective_run() {
+fn compaction_is_delayed_after_ineffective_run() {
     let mut scene = full(100, 99);
     scene.desired.upkeep.keep_revisions = Some(0);
     let mut over = run(Cause::NoSpace, &[("b", true)]);
@@ -245,7 +246,7 @@ fn pauses_compaction_after_ineffective_run() {
 }
 
 #[test]
-fn invariant_19_disarms_alarm_once_every_database_has_space() {
+fn invariant_19_alarm_is_disarmed_once_every_database_has_space() {
     let scene = full(50, 50);
     let writes = scene.writes();
     assert!(matches!(&writes[..], [Write::Disarm { .. }]), "{writes:?}");
@@ -269,7 +270,7 @@ fn invariant_19_disarms_alarm_once_every_database_has_space() {
 
 /// Invariants 10 and 19 (record before acting; defragmentation and alarms).
 #[test]
-fn invariant_19_defragments_followers_one_by_one_then_leader() {
+fn invariant_19_followers_are_defragmented_one_by_one_then_leader() {
     let first = under_way(full(100, 20), &[]);
     assert_eq!(record(&first).unwrap().members[0].name, "b");
     assert_eq!(
@@ -305,7 +306,7 @@ fn invariant_19_defragments_followers_one_by_one_then_leader() {
 }
 
 #[test]
-fn invariant_19_no_defragmentation_while_member_is_down_or_slow() {
+fn invariant_19_defragmentation_waits_while_member_is_down_or_slow() {
     let begun = || under_way(full(100, 20), &[]);
     let down = begun().down("c");
     assert_eq!(down.writes(), []);
@@ -325,7 +326,7 @@ fn invariant_19_no_defragmentation_while_member_is_down_or_slow() {
 
 /// Regression: between the record and the call, the leadership may move, or a member may fail.
 #[test]
-fn invariant_19_defers_recorded_defragmentation_if_conditions_changed() {
+fn invariant_19_recorded_defragmentation_is_deferred_if_member_fails_or_leads() {
     let recorded = || under_way(full(100, 20), &[("b", false)]);
     for scene in [recorded().leader("b"), recorded().down("c")] {
         assert_eq!(requests(&scene), Vec::<String>::new());
@@ -335,7 +336,7 @@ fn invariant_19_defers_recorded_defragmentation_if_conditions_changed() {
 
 /// Invariants 3 and 19 (quorum guard; defragmentation and alarms).
 #[test]
-fn invariant_19_removes_no_member_during_defragmentation() {
+fn invariant_19_no_member_is_removed_during_defragmentation() {
     let mut busy = under_way(full(100, 20).claim_deleted("c"), &[("b", false)]);
     busy.observed.upkeep.call = Some(Call::Running);
     assert_eq!(busy.changes(), []);
@@ -363,7 +364,7 @@ fn failed_defragmentation_ends_the_run() {
 
 /// From etcd 3.6 on, a member does not return its status during its defragmentation.
 #[test]
-fn waits_for_silent_member_during_defragmentation() {
+fn defragmentation_waits_for_member_that_does_not_answer() {
     let in_progress = || under_way(full(100, 20), &[("b", false)]).down("b");
     for call in [None, Some(Call::Running), Some(Call::Done)] {
         let mut scene = in_progress();
@@ -381,7 +382,7 @@ fn waits_for_silent_member_during_defragmentation() {
 }
 
 #[test]
-fn defragments_single_member_without_leadership_transfer() {
+fn single_member_is_defragmented_without_leadership_transfer() {
     let mut scene = Scene::formed(&["a"]).durable();
     scene.desired.upkeep.quota = QUOTA;
     sized(&mut scene, "a", 100, 20);
@@ -392,7 +393,7 @@ fn defragments_single_member_without_leadership_transfer() {
 // ---- by share and by schedule ----
 
 #[test]
-fn defragments_by_share_of_free_bytes() {
+fn high_share_of_free_bytes_starts_defragmentation() {
     assert_eq!(three(90, 20).writes(), []);
     let mut scene = by_share(three(90, 80), 50);
     assert_eq!(scene.writes(), []);
@@ -406,7 +407,7 @@ fn defragments_by_share_of_free_bytes() {
 }
 
 #[test]
-fn defragments_once_per_scheduled_time() {
+fn defragmentation_runs_once_per_scheduled_time() {
     let mut scene = three(90, 20);
     // In every scene, the time is 00:16:40 on 1 January 1970.
     scene.desired.upkeep.defragmentation = Some(Defragmentation {
@@ -430,7 +431,7 @@ fn defragments_once_per_scheduled_time() {
 // ---- corrupt data ----
 
 #[test]
-fn replaces_corrupt_member_then_disarms_alarm() {
+fn corrupt_member_is_replaced_before_alarm_is_disarmed() {
     let scene = alarmed(three(1, 1), AlarmKind::Corrupt, b'b'.into());
     assert_eq!(scene.changes(), [scene::remove("b")]);
     assert!(
@@ -459,7 +460,7 @@ fn replaces_corrupt_member_then_disarms_alarm() {
 }
 
 #[test]
-fn invariant_3_keeps_corrupt_member_if_correct_data_is_unknown() {
+fn invariant_3_corrupt_member_is_kept_if_correct_data_is_unknown() {
     let down = alarmed(three(1, 1), AlarmKind::Corrupt, b'b'.into()).down("c");
     assert_eq!(down.changes(), []);
     let unknown = alarmed(three(1, 1), AlarmKind::Corrupt, 0);

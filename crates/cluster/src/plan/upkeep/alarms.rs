@@ -10,9 +10,8 @@ use crate::quantity::in_words;
 use crate::reason::Reason;
 use crate::snapshot::Observed;
 
-/// The members to replace because etcd reports that their data differs. The list is empty unless the correct data is
-/// known: there are at least three voters, and fewer than a quorum of them are reported. In a smaller cluster, the
-/// replacement might copy the wrong data.
+/// The members to replace because etcd reports that their data differs. Empty unless there are at least three voters
+/// and the voters without an alarm form a quorum: otherwise, the replacement might copy the wrong data.
 pub(in crate::plan) fn corrupt_members(
     members: &[MemberState],
     observed: &Observed,
@@ -44,7 +43,7 @@ fn corrupt(observed: &Observed) -> impl Iterator<Item = MemberId> {
     of_kind(observed, AlarmKind::Corrupt)
 }
 
-/// Reports members that etcd marks as corrupt, and the planned action. Returns true if this plan disarms an alarm.
+/// Reports members with the alarm CORRUPT, and says what the operator does. Returns true if this plan disarms an alarm.
 pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     let mut named = Vec::new();
@@ -89,7 +88,7 @@ pub(super) fn disarm(view: &View, kind: AlarmKind, member: MemberId, draft: &mut
 }
 
 impl Run<'_> {
-    /// Reports a full database while the alarm is active, even if another action is in progress.
+    /// Reports a full database while the alarm NOSPACE is active.
     pub(super) fn report_full_database(&self, draft: &mut Draft) {
         let (desired, observed, _) = self.build.inputs();
         if !self.is_full() {

@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn scheduled_time_is_due_for_an_hour() {
+    fn scheduled_defragmentation_may_start_up_to_an_hour_late() {
         let rule = rule("0 3 * * *", None);
         for (now, expected) in [
             ("2026-07-01T02:59:59Z", None),
@@ -80,10 +80,10 @@ mod tests {
     }
 
     #[test]
-    fn reports_invalid_schedule_and_time_zone() {
+    fn invalid_schedule_or_time_zone_is_reported() {
         let now = at("2026-07-01T01:10:00Z");
         assert!(due(&rule("99 * * * *", None), now).is_err_and(|text| text.contains("99")));
-        // Without the check for empty entries, the search for the next time of this schedule would take seconds.
+        // `due` rejects empty list entries, because the cron library would search for seconds.
         let empty = due(&rule(", 3 * * 6", None), now);
         assert!(empty.is_err_and(|text| text.contains("empty entry")));
         let unknown = due(&rule("@daily", Some("Mars/Base")), now);

@@ -1,5 +1,5 @@
-//! Checks pods against the restricted pod security profile, for the fields that the builders set. A unit test then
-//! detects a violation that an API server would reject.
+//! Checks pods against the restricted pod security profile, for the fields that this crate sets. With this check, unit
+//! tests detect violations that an API server would reject.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 

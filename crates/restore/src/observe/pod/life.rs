@@ -6,11 +6,11 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Life;
 
-/// Shortest pause between two pods of a seed. A node may reject every pod, and the pause limits how often it gets a new
-/// one.
+/// Shortest pause between the creation of two pods of a seed. A node may reject each new pod immediately, so the pause
+/// limits the number of pods.
 const MIN_PAUSE: SignedDuration = SignedDuration::from_secs(10);
-/// Longest pause between two pods of a seed. A node without free resources may evict other pods for each new pod, and
-/// the pause gives the node time to free resources.
+/// Longest pause between the creation of two pods of a seed. A node without free resources may evict other pods for
+/// each new pod. The pause gives the node time to free resources.
 const MAX_PAUSE: SignedDuration = SignedDuration::from_mins(5);
 /// The pause is this fraction of the time from the start of the seed to the creation of the pod.
 const PAUSE_DIVISOR: i32 = 4;
@@ -24,7 +24,7 @@ pub(in crate::observe) fn life(pod: &Pod, began: Option<Timestamp>, now: Timesta
     }
 }
 
-/// Whether the pod must not be replaced yet, because the pause since its creation has not passed.
+/// Whether the pod must not be replaced yet, because it was created too recently.
 pub(in crate::observe) fn is_recent(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> bool {
     let created = pod.metadata.creation_timestamp.as_ref();
     created.is_some_and(|created| now.duration_since(created.0) < pause(began, created.0))
@@ -59,7 +59,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distinguishes_ended_pods_from_restarting_pods() {
+    fn only_failed_or_succeeded_pod_counts_as_ended() {
         let at = |seconds| Timestamp::from_second(seconds).unwrap();
         let pod = |phase: &str| -> Pod {
             serde_json::from_value(json!({

@@ -1,10 +1,10 @@
 //! Detects missing storage for the seed from its PersistentVolumeClaim (PVC) and its pod. Performs no I/O: the time is
 //! an argument.
 //!
-//! The operator has no permission to read StorageClasses and Events, so it uses two other sources. Kubernetes writes
-//! the name of the provisioner to the PVC as soon as it is known. The message of the scheduler shows whether only the
-//! volume prevents the pod from getting a node. Other scheduling problems are not reported here, because they end when
-//! nodes are added or freed.
+//! The operator has no permission to read StorageClasses and Events, so it uses two other sources. The first is an
+//! annotation of the PVC, in which Kubernetes names the provisioner. The second is the message of the scheduler, which
+//! shows whether only a missing volume prevents the pod from getting a node. Other scheduling problems are not reported
+//! here, because they end when nodes are added or freed.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -12,8 +12,8 @@ use kube::ResourceExt;
 
 use crate::reason::{Reason, Trouble};
 
-/// Time limit until the PVC names a provisioner. The PersistentVolume controller sets the name within seconds. It takes
-/// longer after a restart of the controller, or if the StorageClass is created after the PVC.
+/// Time limit until the PVC names a provisioner. The PersistentVolume controller normally sets the name within seconds.
+/// The controller takes longer after its restart, or if the StorageClass is created after the PVC.
 const PROVISIONER_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
 /// Time limit until the PVC has a volume. The scheduler has the same limit (`bindTimeoutSeconds`).
 const VOLUME_TIMEOUT: SignedDuration = SignedDuration::from_mins(10);
@@ -33,7 +33,7 @@ const NO_VOLUME: [&str; 2] = [
     "didn't find available persistent volumes to bind",
     "did not have enough free storage",
 ];
-/// Reasons in messages of the scheduler that exclude a node permanently, no matter which resources are free.
+/// Reasons in messages of the scheduler for which a node cannot run the pod, no matter which resources are free.
 const EXCLUDED: [&str; 2] = [
     "untolerated taint",
     "didn't match Pod's node affinity/selector",
@@ -66,7 +66,7 @@ pub(in crate::observe) fn no_storage(
     Some(Trouble::new(Reason::StorageMissing, message))
 }
 
-/// Why the PVC is not bound, when that problem began, and how long it may last.
+/// Why the PVC is not bound, when this problem began, and after which time the operator reports it.
 fn cause(
     pod: &Pod,
     pvc: &PersistentVolumeClaim,
@@ -92,7 +92,8 @@ fn cause(
             (why, changed, VOLUME_TIMEOUT)
         });
     }
-    // Each failed attempt updates the PVC, so the time of its last change says nothing.
+    // Each failed attempt updates the PVC. The time limit therefore counts from the creation of the PVC, not from its
+    // last change.
     if FAILED.iter().any(|text| scheduler.contains(text)) {
         let why = format!("no volume of {class} is created for it ({scheduler})");
         return Some((why, created, VOLUME_TIMEOUT));
@@ -212,7 +213,7 @@ mod tests {
         .unwrap()
     }
 
-    /// The problem as it is first reported: the number of seconds until then, and the message.
+    /// The first report of the problem: the seconds since the creation of the PVC, and the message.
     fn reported(pod: &Pod, pvc: &PersistentVolumeClaim) -> Option<(i64, String)> {
         let problem = |after: i64| no_storage(pod, pvc, at(CREATED + after));
         let mut times = [0, 59, 60, 599, 600, 86_400].into_iter();
@@ -290,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_no_other_scheduling_problems() {
+    fn other_scheduling_problems_are_not_missing_storage() {
         let waits = pvc(Some("local"), &json!({}));
         let none = "2 node(s) didn't find available persistent volumes to bind";
         let tail =
@@ -339,7 +340,7 @@ mod tests {
     }
 
     #[test]
-    fn bound_pvc_or_scheduled_pod_has_storage() {
+    fn bound_pvc_or_scheduled_pod_is_not_missing_storage() {
         let waits = pvc(Some("nowhere"), &json!({}));
         assert_eq!(reported(&pod("True", ""), &waits), None);
         for phase in ["Bound", "Lost"] {
@@ -351,7 +352,7 @@ mod tests {
 
     /// The scheduler does not name the unbound PVC. It may be another PVC of the pod, such as the PVC with the backup.
     #[test]
-    fn reports_other_pvc_of_pod_after_ten_minutes() {
+    fn reports_other_unbound_pvc_of_pod_after_ten_minutes() {
         let mut both = pod("False", WAITS);
         let volumes = both.spec.as_mut().and_then(|spec| spec.volumes.as_mut());
         let backup =

@@ -1,4 +1,4 @@
-//! Pods with the status that kubelets report.
+//! Tests of the facts that follow from a pod, with statuses as kubelets report them.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "JSON literals read best where they are passed"
@@ -34,9 +34,9 @@ fn ended(code: i32, message: &str) -> Value {
 
 const DONE: &str = r#"{"result":"done","revision":7,"size":1,"sha256":"ab"}"#;
 
-/// Invariant 9: the data directory counts as verified only when etcd is ready on it.
+/// Invariant 9: the seed counts as verified only when etcd is ready on the data directory.
 #[test]
-fn invariant_9_fetched_snapshot_is_not_verified_data() {
+fn invariant_9_seed_is_verified_only_when_etcd_is_ready() {
     let observed = |ready: bool| {
         let mut etcd = container("etcd", json!({ "running": {} }), json!({}));
         etcd["ready"] = json!(ready);
@@ -78,7 +78,7 @@ fn reads_origin_of_data_from_pod_report() {
 }
 
 #[test]
-fn reports_error_until_next_attempt() {
+fn reports_error_of_fetch_until_it_runs_again() {
     let failed = r#"{"result":"failed","reason":"SnapshotUnreadable","message":"sha256 differs"}"#;
     let waiting = json!({ "waiting": { "reason": "CrashLoopBackOff" } });
     let expected = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");

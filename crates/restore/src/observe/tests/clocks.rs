@@ -1,4 +1,4 @@
-//! Which clock decides how long the seed's PersistentVolumeClaim has had no volume.
+//! Tests which clock decides how long the seed's PersistentVolumeClaim has had no volume.
 
 use http::{Request, Response};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -22,7 +22,7 @@ fn server(at: Option<Timestamp>) -> Client {
     Client::new(service_fn(answer), "prod")
 }
 
-/// Invariant 1: if missing storage was reported by mistake, a restore in place would be abandoned.
+/// Invariant 1: a restore in place would be abandoned if missing storage were reported by mistake.
 #[tokio::test]
 async fn missing_storage_requires_clock_of_api_server() {
     let now = Timestamp::now();

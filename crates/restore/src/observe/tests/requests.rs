@@ -15,7 +15,7 @@ use crate::fake;
 const URL: &str = "http://10.0.0.7:2379";
 const SHA: &str = "abcd";
 
-/// A restore in place that holds the lock.
+/// An EtcdRestore with `overwrite: true` that holds the lock.
 fn restore() -> EtcdRestore {
     let mut restore = fake::restore_in_place();
     restore.metadata.finalizers = Some(vec![FINALIZER_CLAIM.into()]);
@@ -105,7 +105,7 @@ async fn aborted_restore_sends_no_requests_to_seed() {
     abandoned.status.get_or_insert_default().abandoned = serde_json::from_value(why).unwrap();
     for aborted in [deleted, abandoned] {
         let (requests, observation) = observed(&aborted, SHA).await;
-        // The seed exists and would respond.
+        // The seed's pod was observed, and its etcd would answer.
         assert!(matches!(observation.snapshot.seed.pod, Pod::Present(_)));
         assert_eq!(requests, 0);
         assert_eq!(observation.snapshot.serving, Serving::NotRead);

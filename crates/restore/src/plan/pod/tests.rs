@@ -43,7 +43,7 @@ fn built_as(cluster: Value, source: &StorageBlock, in_place: bool) -> Value {
 }
 
 #[test]
-fn invariant_17_no_service_selects_seed_in_place() {
+fn invariant_17_no_service_selects_seed_of_restore_in_place() {
     let strict = json!({ "pod": { "antiAffinity": true } });
     let pod = built_as(strict.clone(), &with_secret(), true);
     let labels = pod["metadata"]["labels"].as_object().unwrap();
@@ -64,7 +64,7 @@ fn with_secret() -> StorageBlock {
     )
 }
 
-/// Defect 6 of coreos/etcd-operator: an untagged third-party image in the data path.
+/// Defect 6 of coreos/etcd-operator: its seed downloaded the backup with a third-party image without a tag.
 #[test]
 fn seed_containers_use_operator_and_member_images() {
     let pod = built(
@@ -262,11 +262,11 @@ fn seed_program_parses_arguments_of_built_pod() {
         command
     };
     let crate::seed::Command::Fetch(fetch) = parsed("initContainers") else {
-        panic!("not fetch")
+        panic!("the command is not fetch")
     };
     assert_eq!(fetch.source, Some(with_secret()));
     let crate::seed::Command::Start(start) = parsed("containers") else {
-        panic!("not start")
+        panic!("the command is not start")
     };
     assert_eq!(
         start.settings.peer_url,

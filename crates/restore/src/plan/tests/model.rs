@@ -38,7 +38,7 @@ enum Step {
     Blind(u8),
     /// The kubelet and etcd take one step.
     Kubelet,
-    /// The cluster operator writes one report.
+    /// The cluster operator writes its status.
     ClusterOperator,
     /// The seed's pod is lost. Without a volume, its data is lost too.
     LosePod,
@@ -56,9 +56,9 @@ enum Step {
     StoreUp,
     /// A newer backup is complete. From now on, the spec names the newer backup.
     NewerBackup,
-    /// Retention deletes all backups except the newest one.
+    /// Retention deletes all backups except the newest backup.
     Retention,
-    /// A user changes the spec: the number by which the revision is increased.
+    /// A user changes `bumpRevision` in the spec.
     ChangeBump,
     /// The kubelet loses the report of the seed's pod.
     LoseMessage,
@@ -68,8 +68,8 @@ enum Step {
     LoseOld,
     /// A second operator process observes the state, and is then suspended.
     ReadDelayed,
-    /// The second process reads the EtcdRestore as in its earlier observation, and all other objects anew. It plans and
-    /// executes the action.
+    /// The second process plans from the EtcdRestore of its earlier observation, and from the current state of all
+    /// other objects. Then it executes the action.
     ActDelayed,
     /// The second process plans from its earlier observation, and executes the action.
     WriteDelayed,
@@ -83,7 +83,7 @@ enum Step {
     DeleteRestore,
 }
 
-/// The number of a backup, and the number by which its revision is increased.
+/// The number of a backup, and its `bumpRevision`.
 type Data = (u32, i64);
 
 /// A member of the replaced cluster.
@@ -107,10 +107,10 @@ struct ModelCluster {
     cluster_id: Option<String>,
     bootstrap: bool,
     available: bool,
-    /// Models the UID and the resourceVersion.
+    /// The UID and the resourceVersion.
     uid: u32,
     version: u32,
-    /// These fields model the UIDs of the Service and the PVC.
+    /// The UIDs of the Service and the PVC.
     service: Option<u32>,
     volume: Option<u32>,
     /// The UID of the PVC, if it has a volume.
@@ -118,7 +118,7 @@ struct ModelCluster {
     pod: Option<ModelPod>,
     /// Whether the seed has verified data, on its volume or in the pod.
     disk: bool,
-    /// The backup that the verified data comes from.
+    /// The backup from which the verified data was restored.
     disk_of: Data,
     /// The members of the replaced cluster.
     old: Vec<OldMember>,
@@ -133,11 +133,11 @@ struct ModelCluster {
 )]
 #[derive(Clone, Debug, Default, PartialEq)]
 struct ModelPod {
-    /// Models the UID.
+    /// The UID.
     uid: u32,
-    /// The backup that the pod fetches.
+    /// The backup that the pod downloads.
     of: Data,
-    /// True if the pod accepts only the SHA-256 of this backup.
+    /// Whether the pod accepts only the SHA-256 of this backup.
     checks_sha256: bool,
     fetched: bool,
     /// Whether the report is lost.
@@ -167,10 +167,10 @@ struct World {
     /// The newest backup, and the oldest backup that is kept.
     newest: u32,
     oldest: u32,
-    /// The backups of all seeds so far. The model fills this field, not the planner.
+    /// The backups of all seeds so far. Only the checks of the model read this field.
     seeds_of: BTreeSet<Data>,
     in_place: bool,
-    /// The deliberate mistake, if any.
+    /// The mistake that the model makes on purpose, if any.
     mistake: Option<Mistake>,
     /// Whether old members or the seed's volume were lost for a reason other than the restore.
     losses: bool,
@@ -182,9 +182,9 @@ struct World {
     delayed: Option<Box<World>>,
     /// Whether the second process has acted.
     two: bool,
-    /// Whether the action that is being executed belongs to the second process.
+    /// Whether the second process executes the current action.
     is_delayed: bool,
-    /// Whether the restore and its finalizer are deleted.
+    /// Whether the EtcdRestore no longer exists.
     deleted: bool,
 }
 
@@ -229,7 +229,7 @@ impl World {
         }
     }
 
-    /// A restore in place.
+    /// A model of a restore in place.
     fn replacing(durable: bool, good_backup: bool) -> Self {
         let mut world = Self::new(durable, good_backup);
         world.in_place = true;
@@ -332,7 +332,7 @@ impl World {
             Step::NewerBackup => self.newest += 1,
             Step::Retention => self.oldest = self.newest,
             Step::DeleteCluster => {
-                // A user has changed the spec, so the next restore may choose another backup.
+                // The restore may choose another backup for the next cluster, because a user may change the spec.
                 self.cluster = None;
                 self.seeds_of.clear();
             }
@@ -440,7 +440,7 @@ impl World {
 
     fn reconcile(&mut self, blind: Option<u8>, write: bool, status: bool) {
         let snapshot = self.observe(blind);
-        // This is later than every time limit for reported problems.
+        // This time is later than every time limit for reported problems.
         let now = epoch().0 + SignedDuration::from_mins(5);
         let mut plan = plan_at(&self.restore, &snapshot, now);
         self.mistake_about_storage(&snapshot, &mut plan);
@@ -499,7 +499,7 @@ impl World {
             .is_some_and(|status| status.succeeded)
     }
 
-    /// Checks the facts that must hold when success is first reported.
+    /// Checks the model when success is first reported.
     fn check_success(&self) {
         let cluster = self
             .cluster
@@ -515,7 +515,7 @@ impl World {
         );
         assert!(
             cluster.pod.as_ref().is_some_and(|pod| pod.serving),
-            "succeeded without serving"
+            "success is reported, but the seed does not serve"
         );
         let status = self.restore.status.as_ref().unwrap();
         assert_eq!(status.restored_revision, Some(revision(cluster.disk_of)));
@@ -545,7 +545,7 @@ impl World {
             assert_eq!(
                 Some(cluster.disk_of),
                 self.recorded(),
-                "the cluster has another backup than the recorded one (invariants 10 and 11)"
+                "the data of the cluster is not from the recorded backup (invariants 10 and 11)"
             );
         }
         let before = cluster.old.iter().any(|old| *old != OldMember::Deleted);

@@ -33,7 +33,7 @@ fn intended() -> EtcdRestore {
     })
 }
 
-/// The choice of the first backup (`number` is 1), or of a newer backup.
+/// The record of the first backup (`number` is 1), or of a newer backup.
 fn chosen(restore: &EtcdRestore, number: u32) -> ChosenBackup {
     let block = format!(r#"{{"s3":{{"path":"b/k_v{number}_2026-01-01-00:00:00"}}}}"#);
     choice::chosen_from(restore, serde_json::from_str(&block).unwrap())
@@ -109,9 +109,9 @@ fn reason(plan: &Plan) -> Reason {
     }
 }
 
-/// Invariant 10: the record is written before the objects.
+/// Invariant 10: the seed's name is recorded before objects are created.
 #[test]
-fn records_intent_before_creating_objects() {
+fn records_seed_name_before_creating_objects() {
     let restore = restore(|_| {});
     let record = Action::RecordIntent {
         seed: naming::seed(&restore),
@@ -138,7 +138,7 @@ fn creates_cluster_only_if_backup_was_found() {
     );
 }
 
-/// Invariant 1: an unknown cluster is not a missing cluster.
+/// Invariant 1: if the EtcdCluster cannot be read, the restore does not assume that it is missing.
 #[test]
 fn waits_while_cluster_is_unknown() {
     let mut snapshot = absent(Source::Ready(Box::default()));
@@ -165,7 +165,7 @@ fn rejects_existing_cluster_without_changes() {
 }
 
 #[test]
-fn rejection_remains_after_deletion_of_cluster() {
+fn rejected_restore_does_not_start_after_cluster_deletion() {
     let mut restore = intended();
     let refused = conditions::Finding::new(
         ConditionType::Failed,
@@ -216,7 +216,7 @@ fn records_backup_before_use() {
 
 /// While the restore holds the lock, a user removes the record of the backup.
 #[test]
-fn records_removed_backup_again() {
+fn records_backup_again_after_user_removes_record() {
     let mut restore = intended();
     restore.status.get_or_insert_default().backup = None;
     for pod in [Pod::Absent, restored_pod()] {
@@ -256,7 +256,7 @@ fn waits_for_deletion_of_objects_with_seed_name() {
 
 /// Invariant 9: an answer at the seed's address is ignored without a verified data directory.
 #[test]
-fn records_nothing_before_data_is_verified() {
+fn seed_is_recorded_only_after_data_is_verified() {
     let running = Pod::Present(PodFacts::default());
     check(
         &intended(),
@@ -309,7 +309,7 @@ fn reports_unreadable_snapshot() {
 fn releases_restore_lock_last() {
     let id = || Some(ID.to_owned());
     let snapshot = locked_with(restored_pod(), serves(100));
-    // From here on, the finalizer delays a deletion until the cluster is handed over.
+    // The finalizer delays a deletion of the EtcdRestore until the cluster is handed over.
     check(&seed_verified(), &snapshot, &Action::SetFinalizer(true));
     check(
         &with_finalizer(seed_verified()),
@@ -400,7 +400,7 @@ fn pauses_before_replacing_recently_ended_pod() {
 /// Invariant 9: after its cluster ID is recorded, the seed is a member. From then on, the cluster operator replaces its
 /// pod.
 #[test]
-fn hands_over_recorded_seed_with_ended_pod() {
+fn cluster_is_handed_over_even_if_seed_pod_has_ended() {
     for pod in ended_pods() {
         let mut snapshot = locked_with(Pod::Present(pod), Serving::NotRead);
         for lock in [Some(UID.to_owned()), None] {
@@ -445,7 +445,7 @@ fn seed_with_other_cluster_id_halts_restore() {
 
 /// Defect 1 of coreos/etcd-operator: its status always reported success.
 #[test]
-fn succeeds_only_if_cluster_serves_backup_revision() {
+fn restore_succeeds_only_if_cluster_serves_backup_revision() {
     let facts = |available| ClusterFacts {
         cluster_id: Some(ID.into()),
         available,
@@ -479,7 +479,7 @@ fn reports_cluster_deleted_after_handover() {
 }
 
 #[test]
-fn rejects_invalid_spec_before_reads() {
+fn rejects_invalid_spec_without_observation() {
     let tape = restore(|r| r.spec.backup_storage_type = Some("Tape".into()));
     let plan = check(&tape, &absent(Source::NotRead), &Action::Nothing);
     assert_eq!(reason(&plan), Reason::InvalidSpec);
@@ -495,7 +495,7 @@ fn rejects_invalid_spec_before_reads() {
 
 /// Invariant 9: the hash of etcd's keys is compared before the seed is recorded.
 #[test]
-fn seed_with_other_keys_is_not_recorded() {
+fn seed_with_different_key_hash_is_not_recorded() {
     let differs = Serving::Differs {
         expected: 1,
         found: 2,
@@ -564,7 +564,7 @@ fn deletion_before_handover_deletes_new_cluster() {
             &Action::SetFinalizer(false),
         );
     }
-    // After the cutover the cluster is complete. A deleted restore first hands it over.
+    // After the cutover, the cluster is handed over before the EtcdRestore is deleted.
     let formed = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
         ..locked()

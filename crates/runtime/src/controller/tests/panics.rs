@@ -1,4 +1,4 @@
-//! Tests of a reconcile that panics and of a namespace without rights, against a small fake API server.
+//! Tests with a small fake API server: a reconcile panics, or the operator may not read a namespace.
 
 use std::convert::Infallible;
 
@@ -101,8 +101,8 @@ async fn operator(scope: Scope, events: &Bodies, registry: &mut Registry) -> Ope
     )
 }
 
-/// Invariant 15: a namespace that cannot be watched, because its Role is missing, delays no other. Invariant 1: until
-/// its objects are listed, the cache is not complete.
+/// Invariant 15: a namespace that cannot be watched, because its Role is missing, delays no other namespace.
+/// Invariant 1: the cache is not complete until the objects of every namespace were listed.
 #[tokio::test]
 async fn invariant_15_denied_namespace_does_not_block_others() {
     let list = Scope::Namespaces(["denied", "ns"].map(str::to_owned).into());

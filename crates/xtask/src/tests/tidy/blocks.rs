@@ -132,7 +132,7 @@ fn comments(path: &Path) -> String {
 }
 
 #[test]
-fn code_of_documents_is_found() {
+fn code_blocks_and_inline_code_are_found_in_documents() {
     let text = "Run `a --b`:\n\n1. Step\n\n   ```sh\n   a \\\n     --c   # note\n   ```\n\n```yaml\nspec:\n  a: 1\n```\n";
     let found = blocks(text);
     assert_eq!(found.len(), 2);

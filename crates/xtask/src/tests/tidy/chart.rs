@@ -120,7 +120,7 @@ fn schema_describes_every_chart_value() {
 }
 
 #[test]
-fn chart_values_show_every_property_of_the_schema() {
+fn values_file_contains_every_property_of_chart_schema() {
     /// Properties that have no default: fields of Kubernetes objects, and the alerts.
     const WITHOUT_DEFAULT: [&str; 4] = [
         "livenessProbe.",
@@ -203,7 +203,7 @@ fn chart_readme_has_every_value() {
 
 /// The end-to-end tests render the chart with each case. Every value must be set in at least one case.
 #[test]
-fn rendered_cases_set_every_chart_value() {
+fn rendered_test_cases_set_every_chart_value() {
     let cases = yaml(root().join("e2e/fixtures/chart/values.yaml"));
     let (schema, values) = (schema(), yaml(chart("values.yaml")));
     let is_set = |path: &str| {
@@ -226,7 +226,7 @@ fn rendered_cases_set_every_chart_value() {
 }
 
 #[test]
-fn old_chart_values_are_mapped() {
+fn deprecated_chart_values_are_mapped_and_documented() {
     let old = yaml(chart("old-values.yaml"));
     let mapped: BTreeSet<String> =
         old.as_mapping()

@@ -228,7 +228,7 @@ fn faults_of_conditions(words: &[String]) -> Vec<String> {
 }
 
 #[test]
-fn commands_in_documents_can_work() {
+fn commands_in_documents_use_existing_flags_and_fields() {
     let commands = all_commands();
     let faults = commands.iter().flat_map(|(file, command)| {
         let faults = faults(command).into_iter();
@@ -248,7 +248,7 @@ fn commands_in_documents_can_work() {
 }
 
 #[test]
-fn wrong_commands_are_found() {
+fn wrong_commands_in_documents_are_detected() {
     for (command, expected) in [
         ("cargo xtask image --profile slow", "slow"),
         ("eval \"$(cargo xtask testbed envs)\"", "envs"),
@@ -338,7 +338,7 @@ fn flags_named_in_documents_exist() {
     assert_eq!(unknown_flags(text), ["cluster-wode"]);
 }
 
-/// Whether a piece of inline code sets a chart value, such as `crds.install=false`.
+/// True if a piece of inline code sets a chart value, such as `crds.install=false`.
 fn sets_value(code: &str) -> bool {
     code.split_once('=').is_some_and(|(path, value)| {
         let is_path = path.starts_with(|c: char| c.is_ascii_lowercase())

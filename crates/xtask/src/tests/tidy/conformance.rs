@@ -34,7 +34,7 @@ fn product() -> Vec<Source> {
 }
 
 #[test]
-fn conformance_names_files_with_tests() {
+fn conformance_page_names_existing_files_with_tests() {
     let sources = sources(&root()).unwrap();
     let mut wrong = Vec::new();
     for Line { name, files, .. } in &listed() {
@@ -57,7 +57,7 @@ fn conformance_names_files_with_tests() {
 /// The page names files, because a test can be renamed, and its name in the page would then be wrong. `UPDATE=1`
 /// replaces test names by their files.
 #[test]
-fn conformance_names_no_tests() {
+fn conformance_page_names_files_instead_of_tests() {
     let page = page();
     let updated = with_files(&page, &sources(&root()).unwrap());
     if std::env::var_os("UPDATE").is_some() {
@@ -121,7 +121,7 @@ fn short_path(path: &str) -> String {
 }
 
 #[test]
-fn test_names_are_replaced_by_files() {
+fn update_replaces_test_names_by_files_in_conformance_page() {
     let text = "#[test]\nfn a_b() {\n}\n#[test]\nfn invariant_5_c() {\n}\n".to_owned();
     let sources = [Source::new("e2e/tests/e2e/a.rs".to_owned(), text)];
     let page = "# Page\n| clusters 1 | done | `a_b`, `b/c.rs`, `a_b` | note |\n\
@@ -165,7 +165,7 @@ fn each_invariant_is_named_by_code_and_test() {
 
 /// For each invariant, docs/architecture.md names a file that enforces it and a file that tests it.
 #[test]
-fn architecture_names_place_and_test_of_each_invariant() {
+fn architecture_page_names_code_and_test_of_each_invariant() {
     let architecture = fs::read_to_string(root().join("docs/architecture.md")).unwrap();
     let sources = product();
     let mut wrong = Vec::new();
@@ -193,7 +193,7 @@ fn architecture_names_place_and_test_of_each_invariant() {
 }
 
 #[test]
-fn conformance_has_every_defect_and_invariant() {
+fn conformance_page_lists_every_defect_and_invariant() {
     let names: BTreeSet<String> = listed().into_iter().map(|line| line.name).collect();
     let defects = (1..=DEFECTS).map(|number| format!("defect {number}"));
     let invariants = (1..=documents::invariants()).map(|number| format!("invariant {number}"));
@@ -203,7 +203,7 @@ fn conformance_has_every_defect_and_invariant() {
 }
 
 #[test]
-fn conformance_has_every_field() {
+fn conformance_page_lists_every_api_field() {
     let document = page();
     let mut missing = Vec::new();
     for (kind, plural) in [

@@ -289,7 +289,7 @@ fn listed<'a>(text: &'a str, list: &str) -> BTreeSet<&'a str> {
 }
 
 #[test]
-fn parses_invariants_anchors_and_links() {
+fn invariants_anchors_and_links_are_parsed() {
     assert!(invariants() >= 21, "{}", invariants());
     let found = anchors("# A `word`, and another\n## The restore operator\n");
     let expected = ["a-word-and-another", "the-restore-operator"];

@@ -193,7 +193,7 @@ fn modules_have_no_import_cycles() {
 }
 
 #[test]
-fn finds_cycle_of_three_modules() {
+fn import_cycle_of_three_modules_is_detected() {
     let module = |name: &str| vec![name.to_owned()];
     let imports: Imports = [("a", ["b"]), ("b", ["c"]), ("c", ["a"]), ("d", ["a"])]
         .map(|(from, to)| (module(from), to.map(module).into()))

@@ -63,7 +63,7 @@ fn manifests_in_documents_fit_schemas() {
 }
 
 #[test]
-fn wrong_manifests_are_found() {
+fn wrong_manifests_in_documents_are_detected() {
     for (text, expected) in [
         (
             "kind: EtcdCluster\nspec: {sise: 3}",
@@ -99,7 +99,7 @@ fn field(code: &str) -> Option<(&str, Option<&str>)> {
     is_named.then_some((path, value))
 }
 
-/// Whether a field of a kind of this project has the path, and accepts the value.
+/// True if a field of a kind of this project has the path, and accepts the value.
 fn exists(path: &str, value: Option<&str>) -> bool {
     KINDS.iter().any(|kind| {
         let schema = Schema::of_kind(kind);
@@ -132,7 +132,7 @@ fn fields_named_in_documents_exist() {
 }
 
 #[test]
-fn wrong_fields_in_prose_are_found() {
+fn wrong_fields_in_prose_are_detected() {
     let is_right = |code| field(code).is_some_and(|(path, value)| exists(path, value));
     assert!(is_right("spec.recovery.policy: Automatic"));
     assert!(is_right("status.conditions"));

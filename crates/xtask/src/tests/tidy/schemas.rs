@@ -58,7 +58,7 @@ impl Schema {
         found
     }
 
-    /// Whether a value can have the field `path`. Items of lists are written as `[]`.
+    /// True if a value can have the field `path`. Items of lists are written as `[]`.
     pub(super) fn has(&self, path: &str) -> bool {
         let mut node = &self.0;
         for part in path.replace("[]", ".[]").split('.') {
@@ -153,7 +153,7 @@ pub(super) fn nested(path: &str, value: Value) -> Value {
 }
 
 #[test]
-fn wrong_fields_types_and_values_are_found() {
+fn wrong_fields_types_and_values_are_detected() {
     let cluster = Schema::of_kind("EtcdCluster");
     let faults = |text: &str| cluster.faults(&serde_yaml_ng::from_str::<Value>(text).unwrap());
     assert_eq!(
@@ -200,7 +200,7 @@ fn wrong_fields_types_and_values_are_found() {
 }
 
 #[test]
-fn missing_fields_are_found() {
+fn fields_missing_in_schema_are_detected() {
     let cluster = Schema::of_kind("EtcdCluster");
     for path in [
         "spec.size",

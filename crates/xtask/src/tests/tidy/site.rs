@@ -45,7 +45,7 @@ fn index_of_examples_lists_every_example() {
 }
 
 #[test]
-fn connecting_shows_the_example_programs() {
+fn connecting_page_shows_example_programs() {
     let page = fs::read_to_string(root().join("docs/connecting.md")).unwrap();
     let shown = blocks(&page);
     for (language, file) in [

@@ -159,7 +159,7 @@ fn invariant_20_emptied_authority_is_replaced_in_steps() {
 }
 
 #[test]
-fn invariant_20_authority_replaced_by_another_signs_in_steps() {
+fn invariant_20_externally_replaced_authority_signs_after_all_members_trust_it() {
     for (scope, uses) in scopes() {
         let mut story = Story::formed(true);
         let foreign = story.draw(rule().authority_validity, None);
@@ -173,7 +173,7 @@ fn invariant_20_authority_replaced_by_another_signs_in_steps() {
 }
 
 #[test]
-fn authority_missing_in_its_own_bundle_is_added() {
+fn authority_missing_in_its_own_trust_bundle_is_added() {
     let mut story = Story::formed(true);
     let before = story.authority(CaScope::Peers).trusts.clone();
     story.authority(CaScope::Peers).trusts.clear();
@@ -185,7 +185,7 @@ fn authority_missing_in_its_own_bundle_is_added() {
 
 /// Other software has put a certificate into the Secret. The operator does not trust the authority of that certificate.
 #[test]
-fn foreign_certificate_is_replaced_and_its_authority_not_trusted() {
+fn foreign_certificate_is_replaced_and_its_issuer_not_trusted() {
     let mut story = Story::formed(true);
     let foreign = story.draw(rule().authority_validity, None);
     let leaf = story.draw(rule().validity, Some(foreign.subject.clone()));
@@ -200,7 +200,7 @@ fn foreign_certificate_is_replaced_and_its_authority_not_trusted() {
 }
 
 #[test]
-fn invariant_20_member_lost_with_authority_restarts_with_its_certificate() {
+fn invariant_20_member_restarts_with_old_certificate_after_authority_loss() {
     let mut story = Story::formed(true);
     let before = story.signs(CaScope::Peers);
     story.certificates().secrets.remove("db-peer-ca");
@@ -213,7 +213,7 @@ fn invariant_20_member_lost_with_authority_restarts_with_its_certificate() {
 
 /// A running member continues with the files in its pod, which the other members accept.
 #[test]
-fn invariant_20_lost_certificate_of_running_member_waits_for_trust() {
+fn invariant_20_lost_certificate_is_reissued_after_members_trust_new_authority() {
     let mut story = Story::formed(true);
     let name = certificate_secret(MEMBERS[0], CertificateUse::Peer);
     story.certificates().secrets.remove(&name);
@@ -232,7 +232,7 @@ fn invariant_20_lost_certificate_of_running_member_waits_for_trust() {
 }
 
 #[test]
-fn reissues_lost_certificate_at_once_if_authority_exists() {
+fn lost_certificate_is_reissued_at_once_if_authority_exists() {
     let mut story = Story::formed(true);
     story.ready(MEMBERS[2], false);
     let name = certificate_secret(MEMBERS[0], CertificateUse::Peer);
@@ -243,7 +243,7 @@ fn reissues_lost_certificate_at_once_if_authority_exists() {
 
 /// The operator has no certificate that members accept, and no member has a certificate that the other members accept.
 #[test]
-fn invariant_20_all_secrets_lost_restarts_members_one_by_one() {
+fn invariant_20_loss_of_all_secrets_restarts_members_one_by_one() {
     let mut story = Story::formed(true);
     story.certificates().secrets.clear();
     story.silent();
@@ -284,7 +284,7 @@ fn invariant_20_all_secrets_lost_restarts_members_one_by_one() {
 }
 
 #[test]
-fn restarts_one_ready_member_at_a_time_for_lost_client_authority() {
+fn lost_client_authority_restarts_members_one_by_one() {
     let mut story = Story::formed(true);
     let own = certificate_secret("db", CertificateUse::Operator);
     story.certificates().secrets.remove(&own);
@@ -304,7 +304,7 @@ fn restarts_one_ready_member_at_a_time_for_lost_client_authority() {
 }
 
 #[test]
-fn members_without_volumes_are_not_restarted_for_lost_authority() {
+fn lost_authority_restarts_no_members_without_volumes() {
     for all in [true, false] {
         let mut story = Story::formed(false);
         if all {
@@ -325,9 +325,9 @@ fn members_without_volumes_are_not_restarted_for_lost_authority() {
     }
 }
 
-/// What the operator knows about one authority does not depend on the Secret of the other authority.
+/// The steps of one authority do not depend on the Secret of the other authority.
 #[test]
-fn invariant_20_second_lost_authority_skips_no_step() {
+fn invariant_20_loss_of_second_authority_skips_no_step() {
     let mut story = Story::formed(true);
     story.certificates().secrets.remove("db-client-ca");
     story.settle();
@@ -338,9 +338,9 @@ fn invariant_20_second_lost_authority_skips_no_step() {
     assert_eq!(story.count(issues), 0);
 }
 
-/// The former authority stays trusted until every member was started with the new one, even if other faults occur.
+/// The old authority stays trusted until every member was started with the new authority, even if other faults occur.
 #[test]
-fn invariant_20_no_authority_is_retired_before_all_members_trust_next() {
+fn invariant_20_old_authority_is_retired_after_all_members_trust_next() {
     let mut story = Story::formed(true);
     story.certificates().secrets.remove("db-peer-ca");
     story.settle();
@@ -358,7 +358,7 @@ fn invariant_20_no_authority_is_retired_before_all_members_trust_next() {
 }
 
 #[test]
-fn foreign_authority_restarts_no_member() {
+fn authority_secret_of_another_owner_restarts_no_member() {
     let mut story = Story::formed(true);
     let foreign = story.draw(rule().authority_validity, None);
     let one = story.authority(CaScope::Peers);
@@ -375,9 +375,9 @@ fn foreign_authority_restarts_no_member() {
     );
 }
 
-/// The pods have only the digest of the authorities.
+/// Without the annotation, a pod has only the digest of its authorities.
 #[test]
-fn restores_deleted_annotation_with_authorities() {
+fn deleted_authorities_annotation_is_restored() {
     let mut story = Story::formed(true);
     for noted in story.certificates().pods.values_mut() {
         noted.authorities = None;

@@ -1,5 +1,5 @@
-//! A second operator process that acts late: it was suspended after an observation, and another process has been the
-//! leader since. The model decides whether the API server, or a check of the process itself, accepts its action.
+//! A second operator process that acts late. It was suspended after an observation, and another process has become the
+//! leader. The model decides whether the API server and the checks of the second process accept its action.
 
 use super::*;
 
@@ -9,9 +9,9 @@ impl World {
         self.delayed = Some(Box::new(self.clone()));
     }
 
-    /// Plans and executes the action of the delayed process. It has read the EtcdRestore earlier. With `all`, it has
-    /// also read all other objects earlier; without `all`, it reads them now. The API server rejects its writes to the
-    /// EtcdRestore, because the resourceVersion has changed.
+    /// Plans and executes the action of the delayed process, which uses the EtcdRestore of its earlier observation.
+    /// With `all`, the process also uses all other objects of that observation. Without `all`, it reads them now. The
+    /// API server rejects its writes to the EtcdRestore, because the resourceVersion has changed.
     pub(super) fn act_delayed(&mut self, all: bool) {
         let Some(mut read) = self.delayed.clone() else {
             return;
@@ -89,7 +89,6 @@ impl World {
     }
 }
 
-/// The UID of the seed's pod.
 fn uid(cluster: &ModelCluster) -> Option<u32> {
     cluster.pod.as_ref().map(|pod| pod.uid)
 }

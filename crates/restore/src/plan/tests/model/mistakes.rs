@@ -1,5 +1,5 @@
 //! Deliberate mistakes outside of the planner, which the model must detect. Also the steps that reveal these mistakes:
-//! losses of volumes and members, and a second operator process that acts late.
+//! losses of volumes and members, and late actions of a second operator process.
 
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
@@ -12,7 +12,7 @@ use super::*;
 pub(super) enum Mistake {
     /// Each reconcile chooses the backup again.
     ChoosesAgain,
-    /// Each reconcile takes the number for the revision from the spec instead of the record.
+    /// Each reconcile uses `bumpRevision` of the spec instead of the record.
     UsesBumpOfSpec,
     /// The operator assumes that an existing volume contains the restored data.
     TreatsVolumeAsData,
@@ -47,7 +47,7 @@ pub(super) fn with(more: &'static [Step], people: bool) -> impl Strategy<Value =
 }
 
 const LOSSES: &[Step] = &[Step::LoseVolume, Step::LoseOld];
-/// Steps around the cutover. They have a list of their own, because other lists rarely reach the cutover.
+/// Steps around the cutover. Random steps rarely reach the cutover.
 const AROUND: &[Step] = &[
     Step::Reconcile,
     Step::Reconcile,
@@ -90,7 +90,7 @@ fn soon_after() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// This number of steps without faults.
+/// Returns this number of steps without faults.
 fn quiet(steps: usize) -> impl Iterator<Item = Step> {
     let all = [Step::Reconcile, Step::Kubelet, Step::ClusterOperator];
     all.into_iter().cycle().take(steps)
@@ -172,7 +172,7 @@ proptest! {
     /// After any loss, the lost objects are created again, or the loss is reported. The lock is released, and no
     /// cluster without data is handed over.
     #[test]
-    fn restore_in_place_ends_after_any_loss(
+    fn restore_in_place_releases_lock_after_any_loss(
         steps in with(LOSSES, false),
         around in around(),
         cut_over: bool,
@@ -190,8 +190,8 @@ proptest! {
         prop_assert!(world.restore.metadata.finalizers.is_none());
     }
 
-    /// Invariant 11: the delayed process never causes another backup than the recorded one to be handed over, and the
-    /// lock is released.
+    /// Invariant 11: despite the delayed process, a cluster is handed over only with the recorded backup. No lock of a
+    /// deleted EtcdRestore remains.
     #[test]
     fn invariant_11_delayed_operator_does_no_harm(
         durable: bool,
@@ -218,7 +218,7 @@ proptest! {
 
     /// Invariant 11: a late action does no harm even long after the handover, when clients have written to the cluster.
     #[test]
-    fn invariant_11_action_long_after_plan_does_no_harm(
+    fn invariant_11_action_sent_long_after_planning_does_no_harm(
         durable: bool,
         in_place: bool,
         manifests: bool,
@@ -240,7 +240,7 @@ proptest! {
     }
 
     #[test]
-    fn restore_completes_after_delays_end(
+    fn restore_completes_despite_delayed_operator(
         in_place: bool,
         manifests: bool,
         steps in with(DELAYS, false),
@@ -262,13 +262,13 @@ proptest! {
 /// The message of the check that detects the mistake. Empty if no check detects it.
 fn found(mistake: Mistake, steps: impl Strategy<Value = Vec<Step>>) -> String {
     let quiet = ProptestConfig {
-        // The rarest mistake needs about 500 cases, so this number has a large margin.
+        // About 500 cases are enough to detect the rarest mistake, so this number has a large margin.
         cases: 20_000,
         max_shrink_iters: 0,
         failure_persistence: None,
         ..config()
     };
-    // A fixed seed makes the test deterministic.
+    // A fixed random seed makes the test deterministic.
     let drawn = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let result = TestRunner::new_with_rng(quiet, drawn).run(&steps, |steps| {
         let mut world = match mistake {
@@ -310,11 +310,8 @@ fn model_detects_every_mistake_of_restore() {
         (Mistake::UsesBumpOfSpec, "seeds from different backups"),
         (Mistake::TreatsVolumeAsData, "an empty volume"),
         (Mistake::ExpectsReport, "the restore waits indefinitely"),
-        (
-            Mistake::NeverCompares,
-            "another backup than the recorded one",
-        ),
-        (Mistake::OmitsOrigin, "another backup than the recorded one"),
+        (Mistake::NeverCompares, "not from the recorded backup"),
+        (Mistake::OmitsOrigin, "not from the recorded backup"),
         (
             Mistake::CreatesDelayed,
             "acknowledged writes were overwritten",

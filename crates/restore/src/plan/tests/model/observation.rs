@@ -145,7 +145,7 @@ impl World {
         }
     }
 
-    /// The backup that an observation uses: the recorded backup or, without a record, the newest backup.
+    /// The backup that an observation uses: the recorded backup, or without a record the newest backup.
     pub(super) fn chosen(&self, locked: bool) -> Data {
         let ignores_record = self.mistake == Some(Mistake::ChoosesAgain);
         let record = choice::valid_record(&self.restore, locked).filter(|_| !ignores_record);

@@ -51,7 +51,7 @@ proptest! {
 
     /// Without changes by users, the restore completes if the data is on a volume.
     #[test]
-    fn durable_restore_completes_after_faults(steps in steps(false)) {
+    fn restore_with_volume_completes_after_faults(steps in steps(false)) {
         let mut world = World::new(true, true);
         for step in steps {
             world.happen(step);
@@ -146,9 +146,9 @@ proptest! {
         }
     }
 
-    /// A failure leaves the old cluster unchanged, is reported, and releases the lock.
+    /// After a failure, the old cluster is unchanged and not locked, and the failure is reported.
     #[test]
-    fn bad_backup_leaves_old_cluster_unchanged(durable: bool, steps in steps(false)) {
+    fn unreadable_backup_leaves_old_cluster_unchanged(durable: bool, steps in steps(false)) {
         let mut world = World::replacing(durable, false);
         for step in steps {
             world.happen(step);
@@ -163,8 +163,8 @@ proptest! {
         prop_assert!(!status.succeeded);
     }
 
-    /// A user may delete the EtcdRestore at any time. One cluster is then complete and not locked: the old or the new
-    /// one.
+    /// A user may delete the EtcdRestore at any time. Either the old or the new cluster is then complete and not
+    /// locked.
     #[test]
     fn deleted_restore_leaves_one_complete_cluster(
         good: bool,

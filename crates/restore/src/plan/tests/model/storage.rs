@@ -66,7 +66,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
-    /// Whenever storage is missing, one cluster is complete and not locked at the end.
+    /// At the end, one cluster is complete and not locked, no matter when storage was missing.
     #[test]
     fn restore_in_place_without_storage_leaves_complete_cluster(steps in with(STORAGE, false)) {
         let mut world = World::replacing(true, true);

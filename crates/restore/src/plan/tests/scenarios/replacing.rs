@@ -98,9 +98,9 @@ fn deleted(mut restore: EtcdRestore) -> EtcdRestore {
     restore
 }
 
-/// Invariants 9 and 10: all problems that can be detected early are reported before the lock.
+/// Invariants 9 and 10: all problems that can be detected before the first change are reported before the lock is set.
 #[test]
-fn locks_only_after_backup_check_and_records() {
+fn cluster_is_locked_only_after_backup_check_and_records() {
     let mut snapshot = present(existing(false));
     let fresh = overwriting(|_| {});
     snapshot.source = Source::Unavailable(Trouble::new(Reason::BackupMissing, "no object"));
@@ -127,7 +127,7 @@ fn locks_only_after_backup_check_and_records() {
 }
 
 #[test]
-fn records_recreated_cluster_again() {
+fn records_replaced_cluster_again_after_its_recreation() {
     let mut snapshot = present(ClusterFacts {
         uid: "another-uid".into(),
         ..existing(false)
@@ -194,7 +194,7 @@ fn cluster_of_another_restore_is_rejected() {
 }
 
 #[test]
-fn rejected_restore_has_no_finalizer() {
+fn finalizer_is_removed_from_rejected_restore() {
     let mut snapshot = present(existing(false));
     snapshot.source = Source::Ready(Box::default());
     // Before the lock, the user sets `overwrite` to false again.
@@ -234,10 +234,10 @@ fn rejected_restore_has_no_finalizer() {
 
 /// Invariant 9: a seed that answers but never becomes ready leaves the old cluster complete.
 #[test]
-fn verifies_seed_while_old_cluster_serves() {
+fn seed_is_verified_while_old_cluster_serves() {
     let without_pod = preparing(Pod::Absent, Serving::NotRead);
     check(&recorded(), &without_pod, &Action::CreatePod);
-    // While the restore holds the lock, it always has the finalizer.
+    // If the finalizer is missing while the restore holds the lock, it is set again.
     check(
         &without_finalizer(recorded()),
         &without_pod,
@@ -277,7 +277,7 @@ fn verifies_seed_while_old_cluster_serves() {
 
 /// Invariant 9: a failure before the cutover leaves the old cluster unchanged.
 #[test]
-fn unreadable_backup_abandons_and_releases_lock() {
+fn unreadable_backup_abandons_restore_and_releases_lock() {
     let trouble = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
     let failed = Pod::Present(PodFacts {
         trouble: Some(trouble.clone()),
@@ -313,15 +313,15 @@ fn unreadable_backup_abandons_and_releases_lock() {
     assert!(matches!(end.state, PlanState::Halted(_)));
 }
 
-/// Invariant 1: an unknown seed is not a missing seed.
+/// Invariant 1: if the seed cannot be read, the restore does not assume that it is missing.
 #[test]
-fn unknown_seed_keeps_lock() {
+fn lock_is_kept_while_seed_is_unknown() {
     let unknown = preparing(Pod::Unknown("timeout".into()), Serving::NotRead);
     check(&abandoned(), &unknown, &Action::Nothing);
 }
 
 #[test]
-fn temporary_problems_do_not_abandon() {
+fn temporary_problems_do_not_abandon_restore() {
     for reason in [Reason::PodNotStarting, Reason::StoreUnreachable] {
         let pod = Pod::Present(PodFacts {
             trouble: Some(Trouble::new(reason, "for now")),
@@ -361,7 +361,7 @@ fn seed_joins_after_old_members_have_stopped() {
     check(&restore, &cut_over(&[], joined), &Action::ReleaseLock);
 }
 
-/// Invariant 1: unknown old members may still run.
+/// Invariant 1: old members that cannot be observed may still run.
 #[test]
 fn seed_does_not_join_while_old_members_are_unknown() {
     let mut snapshot = cut_over(&[], restored_pod());
@@ -438,7 +438,7 @@ fn lost_seed_after_cutover_fails_with_remedy() {
             );
             let ended = plan(&without_finalizer(failed), &present(existing(false)));
             assert!(matches!(ended.state, PlanState::Halted(_)));
-            // A user who deletes the failed restore accepts that the data is lost.
+            // A user who deletes the failed EtcdRestore accepts that the data is lost.
             check(&deleted(verified_seed()), &snapshot, &action);
         }
         let unknown = durable(&bare, Child::Unknown("timeout".into()));
@@ -446,7 +446,7 @@ fn lost_seed_after_cutover_fails_with_remedy() {
     }
 }
 
-/// Invariant 9: the seed was created again while a user stopped the last old members.
+/// Invariant 9: the seed was created again while a user stopped the last old members. It joins only with verified data.
 #[test]
 fn seed_with_unverified_data_does_not_join() {
     for restored in [None, Some(99), Some(101)] {
@@ -465,7 +465,8 @@ fn seed_with_unverified_data_does_not_join() {
     }
 }
 
-/// Invariant 9: another backup may now be at the location, and changed address settings may lead to another cluster ID.
+/// Invariant 9: a seed that was created again may differ from the verified seed. Its location may now have another
+/// backup, or changed address settings may have led to another cluster ID.
 #[test]
 fn old_members_stop_only_for_verified_seed() {
     let newer = Pod::Present(PodFacts {
@@ -490,7 +491,8 @@ fn old_members_stop_only_for_verified_seed() {
     }
 }
 
-/// Also after the cutover, the old members serve until they stop. No client can have written to the seed before that.
+/// After the cutover, the old members still serve until they are stopped. Before that, no client can have written to
+/// the seed.
 #[test]
 fn replaces_ended_pod_while_old_members_run() {
     let running = [old("a", false, true), old("b", true, true)];
@@ -515,8 +517,8 @@ fn replaces_ended_pod_while_old_members_run() {
     }
 }
 
-/// Invariant 9: clients may have written to a seed with the labels of the cluster. These writes are either on its
-/// volume or lost.
+/// Invariant 9: clients may have written to a seed with the labels of the cluster. The backup must not be restored over
+/// these writes.
 #[test]
 fn joined_seed_is_not_restored_again() {
     let late = [old("late", false, false)];
@@ -551,7 +553,7 @@ fn joined_seed_is_not_restored_again() {
 }
 
 #[test]
-fn deleted_restore_in_place_ends_with_old_or_new_cluster() {
+fn deleted_restore_is_undone_before_cutover_and_completed_after_it() {
     let before = preparing(restored_pod(), serves(100));
     check(&deleted(recorded()), &before, &Action::DiscardSeed);
     check(&deleted(verified_seed()), &before, &Action::DiscardSeed);

@@ -1,4 +1,5 @@
-//! Missing storage for the seed: it abandons a restore in place before the cutover, and never after the cutover.
+//! A restore in place without storage for the seed. Before the cutover, the restore is abandoned after some time. After
+//! the cutover, it is never abandoned.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -33,7 +34,7 @@ fn new_cluster_reports_missing_storage_and_continues() {
 }
 
 #[test]
-fn missing_storage_abandons_only_before_cutover() {
+fn missing_storage_abandons_restore_only_before_cutover() {
     let abandons = plan(&recorded(), &preparing(unbound_pod(), Serving::NotRead));
     let Action::Abandon(trouble) = &abandons.action else {
         panic!("{abandons:?}")
@@ -54,7 +55,7 @@ fn missing_storage_abandons_only_before_cutover() {
     }
 }
 
-/// A restore with a reported problem.
+/// An EtcdRestore whose condition `kind` reports this reason.
 fn reporting(mut restore: EtcdRestore, kind: &ConditionType, why: Reason) -> EtcdRestore {
     let failed = conditions::Finding::new(kind.clone(), true, why.into(), "no");
     let status = restore.status.get_or_insert_default();
@@ -98,8 +99,8 @@ fn rejected_pvc_is_retried_before_restore_is_abandoned() {
     }
 }
 
-/// The problem may end without help: the next attempt to create the volume may be in flight, or a controller of
-/// Kubernetes may be restarting.
+/// The problem may end without manual action: the next attempt to create the volume may be in flight, or a controller
+/// of Kubernetes may be restarting.
 #[test]
 fn unbound_pvc_is_reported_before_restore_is_abandoned() {
     let snapshot = preparing(unbound_pod(), Serving::NotRead);

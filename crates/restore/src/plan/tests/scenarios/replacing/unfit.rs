@@ -1,5 +1,5 @@
-//! Seeds with another backup, without a report, or on an existing volume. Also an EtcdCluster that was created again or
-//! recovered in the meantime.
+//! Tests of seeds with another backup, without a report, or on an existing volume. Also of an EtcdCluster that a user
+//! created again, or that was recovered.
 
 use super::*;
 use crate::snapshot::OtherBackup;
@@ -48,7 +48,7 @@ fn seed_pod_verifies_existing_volume_before_handover() {
     check(&restore, &snapshot, &replace_pod());
     snapshot.seed.pod = Pod::Present(ended(Life::EndedRecently));
     check(&restore, &snapshot, &Action::Nothing);
-    // A user who deletes the restore accepts the current data of the seed.
+    // A user who deletes the EtcdRestore accepts the current data of the seed.
     snapshot.seed.pod = Pod::Absent;
     check(&deleted(restore), &snapshot, &Action::ReleaseLock);
 }
@@ -132,8 +132,7 @@ fn reports_seed_problem_with_remedy_after_old_members_stopped() {
     assert!(!names_remedy(&[old("a", false, true)]));
 }
 
-/// Invariant 9: a PersistentVolumeClaim that is being deleted loses its data as soon as the pod that uses it is
-/// deleted.
+/// Invariant 9: the deletion of the pod would also delete its terminating PersistentVolumeClaim and the data on it.
 #[test]
 fn keeps_seed_pod_on_terminating_volume() {
     let bare = cut_over(&[], without_report());
@@ -192,8 +191,8 @@ fn recreated_volume_does_not_count_as_restored_data() {
     check(&restore, &cut_over(&[], unreported), &Action::Join);
 }
 
-/// A kubelet may lose the report of a container. A container that has succeeded does not run again, so no second report
-/// follows.
+/// A kubelet may lose the report of a container that has succeeded. This container does not run again, so the operator
+/// replaces the pod as long as no client can have written to it.
 #[test]
 fn replaces_seed_without_report_before_client_writes() {
     let running = [old("a", false, true)];
@@ -236,10 +235,10 @@ fn seed_without_report_joins_only_with_checked_sha256() {
     check(&verified_seed(), &snapshot, &Action::Nothing);
 }
 
-/// An old member is found late and must stop, because the seed has joined. A seed that has joined has served the
-/// verified backup, so its lost report does not matter.
+/// The operator finds an old member after the seed has joined, and stops this member. The seed has served the verified
+/// backup before it joined, so its lost report does not matter.
 #[test]
-fn late_old_member_stops_for_joined_seed_without_report() {
+fn old_member_stops_after_seed_without_report_has_joined() {
     let Pod::Present(mut joined) = without_report() else {
         panic!("the pod is missing")
     };
@@ -253,9 +252,10 @@ fn late_old_member_stops_for_joined_seed_without_report() {
     );
 }
 
-/// Invariant 17: clients reach both clusters. The seed has joined and may already contain writes of clients.
+/// Invariant 17: the old member must stop, because clients can reach both clusters. The seed has joined and may already
+/// contain writes of clients.
 #[test]
-fn late_old_member_stops_for_joined_seed_with_problems() {
+fn old_member_stops_after_seed_with_problems_has_joined() {
     let late = [old("late", false, true)];
     let other = |cluster_id: &str, revision| Serving::Serves {
         cluster_id: cluster_id.into(),
@@ -302,7 +302,8 @@ fn late_old_member_stops_for_joined_seed_with_problems() {
     );
 }
 
-/// Another operator process may create the pod late, from a backup that it read before a different one was recorded.
+/// Another operator process may create the pod late, from a backup that it selected before a different backup was
+/// recorded.
 #[test]
 fn deletes_seed_with_other_backup_before_cutover() {
     let fetches = pod_with(|pod| {
@@ -330,7 +331,7 @@ fn deletes_seed_with_other_backup_before_cutover() {
         &locked,
         &Action::DiscardSeed,
     );
-    // After the cutover, the volume is kept: either only the pod is created again, or a user must act.
+    // After the cutover, the volume is kept. Either only the pod is created again, or a user must act.
     let running = [old("a", false, true)];
     check_pod_is_replaced(&verified_seed(), &cut_over(&running, fetches.clone()));
     let plan = check(
@@ -347,8 +348,8 @@ fn deletes_seed_with_other_backup_before_cutover() {
     );
 }
 
-/// Invariant 9: the EtcdCluster changed after the handover. Either its lost quorum was recovered with a new cluster ID,
-/// and its data is newer than the backup. Or a user has created the EtcdCluster again.
+/// Invariant 9: the EtcdCluster changed after the handover, so its data may be newer than the backup. Either its lost
+/// quorum was recovered with a new cluster ID, or a user created the EtcdCluster again.
 #[test]
 fn cluster_changed_after_handover_is_not_replaced_again() {
     let source = |facts: ClusterFacts| {

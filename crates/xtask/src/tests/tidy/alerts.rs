@@ -1,0 +1,80 @@
+//! Checks the alerts of the chart with promtool.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::process::Command;
+
+use serde_yaml_ng::Value;
+
+use super::root;
+use crate::{programs, shell};
+
+const CASES: &str = "crates/xtask/src/tests/tidy/alerts.yaml";
+
+/// The chart's alerts as a rule file of Prometheus, for the cluster operator in the namespace `operators`.
+fn rules() -> Value {
+    let chart = root().join("charts/etcd-operator/alerts.yaml");
+    let text = fs::read_to_string(chart).unwrap();
+    let text = text
+        .replace("BACKUP_SECONDS", "93600")
+        .replace("CERTIFICATE_SECONDS", "604800")
+        .replace("NAMESPACE", "operators")
+        .replace("OPERATOR", "etcd-operator")
+        .replace("WORD", "cluster");
+    serde_yaml_ng::from_str(&text).unwrap()
+}
+
+fn rule_file(alerts: &Value) -> String {
+    let groups = alerts.as_mapping().unwrap().iter();
+    let groups: Vec<Value> = groups
+        .map(|(name, rules)| mapping([("name", name.clone()), ("rules", rules.clone())]))
+        .collect();
+    let file = mapping([("groups", Value::from(groups))]);
+    serde_yaml_ng::to_string(&file).unwrap()
+}
+
+fn mapping<const N: usize>(entries: [(&str, Value); N]) -> Value {
+    let entries = entries.into_iter();
+    let entries = entries.map(|(key, value)| (Value::from(key), value));
+    Value::Mapping(entries.collect())
+}
+
+fn promtool(arguments: &[&str], folder: &Path) {
+    let mut command = Command::new(programs::promtool().unwrap());
+    shell::output(command.args(arguments).current_dir(folder)).unwrap();
+}
+
+/// Renders no template, but parses every expression and template.
+#[test]
+fn prometheus_accepts_all_alerts() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("rules.yaml"), rule_file(&rules())).unwrap();
+    promtool(&["check", "rules", "rules.yaml"], folder.path());
+}
+
+#[test]
+fn each_alert_fires_and_ends() {
+    let mut alerts = rules();
+    let mut names = BTreeSet::new();
+    for (_, group) in alerts.as_mapping_mut().unwrap() {
+        for rule in group.as_sequence_mut().unwrap() {
+            // promtool compares annotations word by word. Their wording is not the subject of this test.
+            rule.as_mapping_mut().unwrap().remove("annotations");
+            names.insert(rule["alert"].as_str().unwrap().to_owned());
+        }
+    }
+    let folder = tempfile::tempdir().unwrap();
+    fs::write(folder.path().join("alerts.rules.yaml"), rule_file(&alerts)).unwrap();
+    let cases = fs::read_to_string(root().join(CASES)).unwrap();
+    fs::write(folder.path().join("alerts.yaml"), &cases).unwrap();
+    promtool(&["test", "rules", "alerts.yaml"], folder.path());
+    let cases: Value = serde_yaml_ng::from_str(&cases).unwrap();
+    let tests = cases["tests"].as_sequence().unwrap().iter();
+    let evaluations = tests.flat_map(|test| test["alert_rule_test"].as_sequence().unwrap());
+    let firing = evaluations.filter(|evaluation| evaluation.get("exp_alerts").is_some());
+    let tested: BTreeSet<String> = firing
+        .map(|evaluation| evaluation["alertname"].as_str().unwrap().to_owned())
+        .collect();
+    assert_eq!(tested, names, "{CASES} has a test of each alert");
+}
