@@ -64,7 +64,10 @@ pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
         // Invariant 1: without an answer about the EtcdCluster, the restore waits.
         Cluster::Unknown(why) => Plan::wait_for(format!("an answer about the EtcdCluster: {why}")),
         Cluster::Terminating | Cluster::Absent if is_aborted => remove_finalizer(),
-        Cluster::Terminating => Plan::wait_for("the deletion of the old EtcdCluster of this name"),
+        Cluster::Terminating => Plan::wait_for(format!(
+            "the deletion of the existing EtcdCluster {}",
+            naming::target(restore)
+        )),
         Cluster::Absent => without_cluster(restore, snapshot),
         Cluster::Present(cluster) => match &cluster.lock {
             Some(lock) if *lock == naming::uid(restore) => with_lock(restore, cluster, snapshot),

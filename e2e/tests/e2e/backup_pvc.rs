@@ -115,8 +115,8 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     sandbox.apply(&pvc_backup("often", often)).await?;
     let mut seen = BTreeSet::new();
     while seen.len() < 3 {
-        // At the first poll, a second backup may already exist. If a deletion fails, it is retried only after the next
-        // backup.
+        // The first poll may see one or two backups, later polls exactly two. If a removal fails, `status.backups` is
+        // outdated until a retry succeeds, so the test waits.
         let most = if seen.is_empty() { 1..=2 } else { 2..=2 };
         let what = "the next backup is complete and old ones are deleted";
         let next = await_object(&backups, "often", what, DEADLINE, |object| {

@@ -109,7 +109,8 @@ mod tests {
         ] {
             assert!(few(&scene()), "{:?}", scene().observed.pods);
         }
-        // The status still lists the members before the restore. A seed that serves is the whole quorum.
+        // After a restore, `reported_voters` may still name the old voters. The seed is the only voter. If it answers as
+        // the leader, the operator waits for the member list.
         let mut seed = Scene::formed(&["s"]);
         seed.observed.reported_voters = ["a", "b", "c"].map(String::from).into();
         assert!(!few(&seed));

@@ -201,7 +201,8 @@ fn repair(course: &Course, needs: &[(&MemberState, Need)], draft: &mut Draft) ->
     for (member, need) in needs {
         let failed = |pod: &Pod| pod.changed.is_some() || pod.trouble.is_some();
         let down = |pod: &&Pod| !member.serves() && !pod.ready && failed(pod);
-        // Members that must be replaced are included, because no member is replaced while another member is down.
+        // A member that is to be replaced (`Fate::Leaves`) is repaired too: the operator replaces members only while all
+        // voters are healthy. A lost member is not repaired.
         let Some(pod) = member.pod.filter(down).filter(|_| !member.is_lost()) else {
             continue;
         };

@@ -479,7 +479,7 @@ proptest! {
 
     /// Invariants 10 and 12 hold after each step. After the faults stop, the backup succeeds or fails.
     #[test]
-    fn backup_succeeds_or_fails_after_faults(
+    fn backup_reaches_final_state_after_faults_stop(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..5), 0..40),
         timeout in prop::option::of(prop_oneof![Just(0_i64), 20_i64..100]),
     ) {

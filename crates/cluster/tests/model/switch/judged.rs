@@ -80,7 +80,7 @@ impl World {
             demand!(
                 self,
                 !fresh || cluster.is_up(*id) && [Some(from), Some(to)].contains(&mode),
-                "invariant 23: the next stage is recorded, and {name} does not serve with {from:?}: {mode:?}"
+                "invariant 23: the TLS stage changes from {from:?} to {to:?}, but {name} is down or runs with neither stage: {mode:?}"
             );
             demand!(
                 self,

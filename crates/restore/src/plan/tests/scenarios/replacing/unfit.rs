@@ -255,7 +255,7 @@ fn old_member_stops_after_seed_without_report_has_joined() {
 /// Invariant 17: the old member must stop, because clients can reach both clusters. The seed has joined and may already
 /// contain writes of clients.
 #[test]
-fn old_member_stops_after_seed_with_problems_has_joined() {
+fn stops_old_member_after_services_select_faulty_seed() {
     let late = [old("late", false, true)];
     let other = |cluster_id: &str, revision| Serving::Serves {
         cluster_id: cluster_id.into(),
