@@ -6,7 +6,7 @@ use super::log;
 use super::scene::{self, Scene};
 use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
-use crate::snapshot::{Cause, Changed, Disk, Pod, Seen, Trouble};
+use crate::snapshot::{Changed, Disk, Pod, Seen, Trouble};
 
 /// A cluster whose members run the version `from`, and whose spec requests the version `to`.
 pub(super) fn towards(from: &str, to: &str) -> Scene {
