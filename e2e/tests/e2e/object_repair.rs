@@ -42,13 +42,14 @@ const PRESENT: [&str; 4] = [
 ];
 
 /// Status fields that change even if nothing happens to the cluster.
-const VOLATILE: [&str; 6] = [
+const VOLATILE: [&str; 7] = [
     "certificates",
     "leader",
     "memberDetails",
     "nextStep",
     "waitingFor",
     "defragmentation",
+    "lastErrors",
 ];
 
 /// The object without the fields that Kubernetes sets, and without the values that are different in each new
