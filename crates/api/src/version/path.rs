@@ -102,7 +102,7 @@ pub fn direction(from: &EtcdVersion, to: &EtcdVersion) -> Result<UpgradeDirectio
     Ok(UpgradeDirection::Up)
 }
 
-/// A version on the way to another one.
+/// A version on the way to the target version.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Stop {
     /// The version to set.
