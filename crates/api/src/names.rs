@@ -462,7 +462,7 @@ mod tests {
         };
         assert_eq!(at(&plain, "10.0.0.7"), "http://10.0.0.7:2379");
         assert_eq!(at(&plain, "fd00::7"), "http://[fd00::7]:2379");
-        // The part after `#` is the host name against which the certificate is verified.
+        // The part of the URL after `#` is the host name that the certificate of the member must contain.
         assert_eq!(
             at(&addresses, "10.0.0.7"),
             "https://10.0.0.7:2379#main-x.prod.svc"

@@ -83,7 +83,8 @@ impl fmt::Display for Chain<'_> {
         let mut text = self.0.to_string();
         let mut cause = self.0.source();
         while let Some(error) = cause {
-            // The text of an error may already include the text of its cause, as in some libraries.
+            // In some libraries, the text of an error already includes the text of its cause. Such a cause is not added
+            // again.
             let next = error.to_string();
             if !text.contains(&next) {
                 text.push_str(": ");

@@ -129,7 +129,8 @@ proptest! {
         }
         let parts = name::Numbered { time: Timestamp::from_second(second).unwrap(), revision };
         let written = name::name(&path, parts);
-        // A year before 1000 or after 9999 does not have four digits.
+        // The name of a backup is not parsed if its year is before 1000 or after 9999, because the year must have four
+        // digits.
         if let Some(read) = name::parse(&path, &written) {
             prop_assert_eq!(read, parts);
         } else {

@@ -114,7 +114,7 @@ struct EventReceivers {
 impl EventReceivers {
     fn notify<K>(&self, uid: &str, child: &PartialObjectMeta<K>) {
         self.cache.invalidate(uid);
-        // The last event of a deleted pod shows that the pod is terminating.
+        // A deleted pod sends a last event with a deletion timestamp.
         if child.metadata.deletion_timestamp.is_some() {
             self.deletions.notify(uid);
         }

@@ -347,17 +347,17 @@ mod tests {
         let started = with(&[&old], None).trust();
         assert_eq!(with(&[&old], started.clone()).outdated("db-a"), None);
         assert!(with(&[&old, &new], started).outdated("db-a").is_some());
-        // The order of the CAs in the bundle makes no difference.
+        // The order of the CAs in the trust bundle makes no difference.
         let both = with(&[&old, &new], None).trust();
         assert_eq!(with(&[&new, &old], both).outdated("db-a"), None);
-        // Without the annotation, the operator cannot know whether the pod is outdated.
+        // A pod without the trust annotation is never outdated, because its CAs are unknown to the operator.
         assert_eq!(with(&[&new], None).outdated("db-a"), None);
     }
 
     #[test]
     fn expiry_of_certificates_in_user_secrets_is_recorded() {
         let (one, other) = (made(), made());
-        // One of the two CAs in the bundle signed the certificate in the same Secret.
+        // The trust bundle contains two CAs. One of them signed the certificate in the same Secret.
         let seen = with(&[&one, &other], None);
         let keys: Vec<_> = seen.expiries.iter().map(|one| one.key).collect();
         assert_eq!(keys, ["tls.crt", "ca.crt"]);

@@ -147,7 +147,7 @@ static GAUGES: [Gauge; 13] = [
 fn has_quorum(status: &EtcdClusterStatus) -> Option<bool> {
     let available = find(&status.conditions, &ConditionType::Available)?;
     match Reason::parse(&available.reason)? {
-        // Without an endpoint, clients cannot connect through the Service, but etcd serves.
+        // If the client Service has no endpoint, clients cannot connect through the Service. etcd still has a quorum.
         Reason::QuorumHealthy | Reason::NoEndpoint => Some(true),
         Reason::QuorumLost | Reason::ForeignCluster => Some(false),
         _ => None,

@@ -121,7 +121,8 @@ impl Objects {
 impl KubeSnapshot {
     /// The credentials and TLS settings for calls to the members. The error says why the operator cannot connect.
     pub fn access(&self) -> Result<Access, String> {
-        // While TLS is being enabled, all client URLs may still be plain. The operator then needs no certificate.
+        // While TLS is being enabled, the client URLs of all members may still be plain. The operator then needs no
+        // client certificate.
         let needed =
             self.urls.is_empty() || self.urls.values().any(|url| url.starts_with("https:"));
         let mut access = match self.tls.access() {
@@ -130,8 +131,8 @@ impl KubeSnapshot {
         };
         let generated = self.without_etcd.certificates.rule.is_some();
         if let Some(tls) = access.tls.as_mut().filter(|_| generated) {
-            // Invariant 21: this user exists since authentication was enabled, so the operator can log in even after
-            // the loss of the quorum.
+            // Invariant 21: the etcd user of the operator exists since authentication was enabled. The operator can
+            // therefore log in with its certificate even after the loss of the quorum.
             tls.user = Some(names::OPERATOR_USER.to_owned());
         }
         Ok(Access {
@@ -168,7 +169,8 @@ pub async fn objects(
         let budget_name = names::disruption_budget(name);
         let read = |what| move |source| Error::Read { what, source };
         // Another operator process may write at the same time, in this order: status, annotation on the Service, PVC,
-        // pod. Services and pods are read before PVCs and the status, so that its writes never look like a lost object.
+        // pod. This function reads Services and pods before PVCs and the status, so that an object of the other process
+        // never looks lost.
         let mut services = services
             .list(&of_cluster)
             .await
@@ -186,13 +188,13 @@ pub async fn objects(
         let Some(mut cluster) = cluster else {
             return Ok(None);
         };
-        // No code reads the managed fields, and without them the cache is smaller.
+        // The operator never reads the managed fields of objects. The cache is smaller without them.
         cluster.metadata.managed_fields = None;
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;
         found.map_err(read("objects without labels"))?;
         let started = switch::started(&cluster, &pods);
-        // The progress of a TLS change determines which Secrets are read.
+        // The progress of a TLS change determines which TLS Secrets the operator reads.
         let rollout = TlsRollout::of(&started, cluster.spec.tls.as_ref());
         let (at, next) = (rollout.at.as_ref(), rollout.next.as_ref());
         let next = next.and_then(|next| next.to.as_ref());
@@ -368,7 +370,7 @@ fn asked(observed: &Observed) -> Vec<String> {
         let service = observed.services.get(name);
         service.is_some_and(|service| service.closed)
     };
-    // True for a pod of a cluster that is being adopted and whose pods have no annotations yet.
+    // True for a pod of a cluster that is being adopted, if the operator has not set the annotations of the pod yet.
     let is_taken_over = |pod: &crate::snapshot::Pod| {
         pod.owned && pod.token.is_none() && observed.cluster_id.is_some()
     };

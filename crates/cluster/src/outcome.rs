@@ -53,8 +53,8 @@ impl Failure for Error {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            // The cluster is reconciled again after at most this interval, although the back-off may be longer: other
-            // work cannot wait, such as a promotion or the next status report.
+            // The delay until the next reconcile is at most `STEADY`, even if the back-off of the failed action is
+            // longer. Other work cannot wait that long, such as a promotion or the next status report.
             Self::Act { source, .. } => source.held().map(|left| left.min(STEADY)),
             _ => None,
         }
@@ -112,7 +112,7 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
     match turned(before, after, &ConditionType::Degraded) {
         Some(is) if is.status != "True" => turn(Reason::Healthy, false, is),
         Some(is) if is.reason == Reason::MemberDown.as_str() => turn(Reason::MemberDown, true, is),
-        // `notices` creates the Events for all other reasons.
+        // The function `notices` creates the Events for all other reasons.
         Some(_) | None => {}
     }
     let within = |status: &EtcdClusterStatus| {
@@ -323,7 +323,7 @@ mod tests {
             [("Resumed", false)]
         );
         assert_eq!(told(status(true, false), status(true, false)), []);
-        // A cluster without an earlier status gets no Event.
+        // A cluster whose earlier status is empty gets no Event about its state.
         assert_eq!(told(EtcdClusterStatus::default(), status(false, false)), []);
     }
 }

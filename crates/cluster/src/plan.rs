@@ -181,7 +181,7 @@ impl<'a> Draft<'a> {
     /// Adds the draft of another phase to this draft.
     fn join(&mut self, phase: Self) {
         self.chains.extend(phase.chains);
-        // Invariant 2: only the first change of the members is kept.
+        // Invariant 2: a plan contains at most one change of the members, so later changes are dropped.
         self.change = self.change.take().or(phase.change);
         self.asks = phase.asks.or(self.asks);
         self.next.extend(phase.next);
@@ -266,8 +266,8 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
              ended"
         );
         draft.wait(Reason::Restoring, text, BLIND);
-        // The seed is the first member of the restored cluster. Its pod waits for certificates, so they are issued even
-        // now.
+        // The seed is the first member of the restored cluster. The pod of the seed waits for certificates, so the
+        // operator issues them even while the restore is in progress.
         let keeper = Keeper::of(build);
         draft.join(certificates::keep(
             build,
@@ -328,7 +328,8 @@ fn formed<'a>(
             draft.join(blind::blind(build, (intent, cluster_id), why, names));
         }
         Seen::Known(list) if list.cluster_id != cluster_id => {
-            // Invariant 1: an answer from another cluster says nothing about this cluster.
+            // Invariant 1: the member list of another cluster says nothing about this cluster, so the operator changes
+            // nothing.
             let answered = list.cluster_id;
             let text = format!(
                 "the members report cluster ID {answered}, but the status records {cluster_id}: nothing is changed"

@@ -25,7 +25,7 @@ pub struct PodDeletions(Mutex<HashMap<String, Sender<()>>>);
 
 impl PodDeletions {
     fn senders(&self) -> MutexGuard<'_, HashMap<String, Sender<()>>> {
-        // A panic under the lock cannot leave a partial state.
+        // No operation under this lock can panic and leave the map inconsistent, so a poisoned lock is safe to use.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -60,7 +60,7 @@ impl Subscription {
         let interrupted = async {
             tokio::time::sleep(if urgent { URGENT } else { PROMPT }).await;
             if !urgent && self.0.changed().await.is_err() {
-                // The sender was dropped, so no notification can arrive.
+                // The map has dropped the sender of this subscription, so no notification can arrive any more.
                 std::future::pending::<()>().await;
             }
         };

@@ -126,7 +126,7 @@ impl Reconcile for ClusterOperator {
         let api: Api<EtcdCluster> = Api::namespaced(self.writer.clone(), &namespace);
         let manager = names::MANAGER_CLUSTER;
         match runtime::apply::status(&api, manager, cluster, Some(&current), &status).await {
-            // The EtcdCluster was deleted in the meantime.
+            // The EtcdCluster was deleted during the reconcile, so no status needs to be written.
             Err(error) if Reason::from(&error) == Reason::NotFound => Ok(Done::default()),
             Err(error) => Err(Error::Status(error)),
             Ok(_) => {

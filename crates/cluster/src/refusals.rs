@@ -32,7 +32,7 @@ struct Refusal {
 
 impl Refusals {
     fn all(&self) -> MutexGuard<'_, HashMap<(String, String), Refusal>> {
-        // A panic under the lock cannot leave a partial state.
+        // No operation under this lock can panic and leave the map inconsistent, so a poisoned lock is safe to use.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 

@@ -28,7 +28,7 @@ struct Memory {
 
 impl SnapshotCache {
     fn memory(&self) -> MutexGuard<'_, Memory> {
-        // A panic under the lock cannot leave a partial state.
+        // No operation under this lock can panic and leave the cache inconsistent, so a poisoned lock is safe to use.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -100,7 +100,7 @@ mod tests {
         cache.invalidate(UID);
         cache.keep(UID, snapshot.clone(), now);
         assert!(cache.get(UID, version(&snapshot), now).is_none());
-        // The next read begins after the event.
+        // This read begins after the event, so the cache keeps its snapshot.
         cache.begin(UID);
         cache.keep(UID, snapshot.clone(), now);
         assert!(cache.get(UID, version(&snapshot), now).is_some());
@@ -120,18 +120,18 @@ mod tests {
         let (cache, snapshot, now) = (SnapshotCache::default(), snapshot(), Instant::now());
         cache.begin(UID);
         cache.keep(UID, snapshot.clone(), now);
-        // The deletion of a child object is an event that invalidates the cache.
+        // The deletion of a child object sends an event, which invalidates the cache.
         cache.invalidate(UID);
         let nothing = || {
             let memory = cache.memory();
             memory.snapshots.is_empty() && memory.reading.is_empty()
         };
         assert!(nothing());
-        // The next read finds that the cluster was deleted.
+        // The next read finds that the cluster was deleted, and invalidates the cache.
         cache.begin(UID);
         cache.invalidate(UID);
         assert!(nothing());
-        // The event of the deletion was lost.
+        // Here the event of the deletion was lost. The cache drops the snapshot at its age limit.
         cache.begin(UID);
         cache.keep(UID, snapshot, now);
         cache.forget(now + LONGEST);

@@ -125,7 +125,8 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     if stage == there.peers {
         return Ok(Next::Step(wanted.cloned()));
     }
-    // An intermediate stage needs certificates, so it uses the settings that have peer certificates.
+    // Members need certificates in an intermediate stage, so the stage uses the settings that contain peer
+    // certificates.
     let base = if there.peers == PeerStage::Tls {
         wanted
     } else {
@@ -206,7 +207,7 @@ pub struct Step {
 impl TlsRollout {
     /// Computes the progress of a change from the settings of the running members. `wanted` is the policy in the spec.
     pub fn of(started: &Started, wanted: Option<&TlsPolicy>) -> Self {
-        // Only the operator decides the peer stage, so the stage in the spec is ignored.
+        // Only the operator decides the peer stage. A stage in the spec is ignored.
         let wanted = wanted.cloned().map(|tls| TlsPolicy {
             peer_stage: None,
             ..tls

@@ -98,8 +98,8 @@ impl BackupPolicy {
 
 /// The fields of a spec that have no effect in this release.
 pub fn not_in_effect(spec: &EtcdBackupSpec) -> Vec<String> {
-    // Without a schedule or an interval there is only one backup, so retention and the starting deadline have no
-    // effect.
+    // Without a schedule or an interval, an EtcdBackup creates only one backup. Retention and the starting deadline
+    // then have no effect.
     let Some(policy) = spec.backup_policy.as_ref().filter(|_| !spec.is_periodic()) else {
         return Vec::new();
     };

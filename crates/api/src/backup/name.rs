@@ -49,8 +49,8 @@ pub fn parse(path: &str, key: &str) -> Option<Numbered> {
             .timestamp(),
         revision: revision.parse().ok()?,
     };
-    // A name with a sign, a leading zero or an additional character is rejected, because this module would not write
-    // such a name.
+    // The parser rejects names with a sign, a leading zero or an additional character, because the operator never
+    // writes such a name.
     (name(path, parts) == key).then_some(parts)
 }
 
@@ -103,7 +103,7 @@ mod tests {
         ] {
             assert_eq!(parse("etcd", other), None, "{other}");
         }
-        // This name from the list belongs to the path `etcd_v2`.
+        // The list above contains this name. It is a valid name for a backup at the path `etcd_v2`.
         assert!(parse("etcd_v2", "etcd_v2_v99_2018-12-31-23:59:59").is_some());
     }
 

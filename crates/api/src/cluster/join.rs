@@ -61,7 +61,7 @@ mod tests {
             ("x:2379", &plain, false),
             ("https://x:2379", &secrets, true),
             ("https://x:2379,http://y:2379", &secrets, false),
-            // Clients connect without TLS.
+            // The peer URLs may use TLS here, but clients connect without TLS.
             ("http://x:2379", &peers, true),
         ] {
             let problem = join_problem(&cluster(urls, tls, &[]));

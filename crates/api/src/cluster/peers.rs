@@ -102,7 +102,7 @@ mod tests {
     fn new_member_is_reachable_in_adjacent_tls_stages() {
         for stage in PeerStage::ALL {
             assert!(stage.listeners().contains(&stage.usual()));
-            // Members at the adjacent stage have certificates as well.
+            // If a new member uses TLS, the members at the adjacent stage must have certificates too.
             let least = stage.towards(PeerStage::Plain);
             assert!(!stage.usual().0 || least > PeerStage::Plain);
         }

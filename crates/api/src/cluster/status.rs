@@ -136,7 +136,8 @@ pub struct EtcdClusterStatus {
     /// The TLS that members are started with. During a switch, this is an intermediate state on the way to
     /// `spec.TLS`.
     #[serde(default, rename = "TLS", skip_serializing_if = "Option::is_none")]
-    // Two operators write this record, and each write must replace the whole record.
+    // Two operators write `status.TLS`. Each write must replace the whole record, so that no fields of both records are
+    // merged.
     #[x_kube(merge_strategy = MapMerge::Atomic)]
     pub tls: Option<TlsStatus>,
     /// Alarms that etcd has raised.

@@ -134,7 +134,8 @@ pub fn stops(from: &EtcdVersion, to: &EtcdVersion) -> Result<Vec<Stop>, String> 
             return Ok(path);
         };
         let Some(next) = next_stop(&at, to).filter(|next| direction(&at, next).is_ok()) else {
-            // The reason against the whole change is clearer than the reason against its last step.
+            // If no path exists, the error names the problem of the whole change, which is clearer than the problem of
+            // the last step.
             return Err(direction(from, to).err().unwrap_or(refused));
         };
         path.push(Stop {

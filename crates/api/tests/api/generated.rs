@@ -27,9 +27,11 @@ fn definitions() -> Vec<(String, Value)> {
 #[test]
 fn crd_yaml_is_up_to_date() {
     for (name, mut definition) in definitions() {
-        // Deleting a CRD deletes all clusters, so Helm must keep the CRDs when a release is uninstalled.
+        // Deleting a CRD deletes all clusters, so this annotation makes Helm keep the CRDs when a release is
+        // uninstalled.
         definition["metadata"]["annotations"] = json!({ "helm.sh/resource-policy": "keep" });
-        // The chart does not change installed CRDs whose version is the same or newer.
+        // The chart reads this label to decide whether to update an installed CRD. It keeps CRDs of the same or a newer
+        // version.
         definition["metadata"]["labels"] = json!({
             "app.kubernetes.io/name": "etcd-operator",
             "app.kubernetes.io/version": env!("CARGO_PKG_VERSION"),

@@ -22,7 +22,7 @@ fn round_trip<T: DeserializeOwned + Serialize>(object: &Value, path: &Path) -> T
 fn assert_contains(whole: &Value, part: &Value, place: &str) {
     match (whole, part) {
         (Value::Object(whole), Value::Object(part)) => {
-            // Go omits fields with the value `false`.
+            // Go omits fields with the value `false`, so the comparison treats a missing field as `false`.
             for (key, value) in part
                 .iter()
                 .filter(|(_, value)| **value != Value::Bool(false))
@@ -133,7 +133,7 @@ fn first_example_has_default_spec() {
 
 #[test]
 fn objects_stored_by_v0_9_4_can_be_read() {
-    // A Go client stored these objects: with an empty status, null lists, and conditions in their old form.
+    // A Go client stored these objects with an empty status, null lists, and conditions in the format of v0.9.4.
     let stored = [
         r#"{"metadata":{"name":"a"},"spec":{"size":3,"pod":{"ClusterDomain":"","resources":{}}},"status":{"phase":"Running","size":3,
             "members":{"ready":null},"currentVersion":"3.2.13","targetVersion":"","conditions":[{"type":"Available","status":"True",

@@ -66,7 +66,8 @@ fn fields(schema: &Value, path: &str, rows: &mut Vec<String>) {
             .as_array()
             .is_some_and(|all| all.iter().any(|one| one == name));
         rows.push(row(&path, property, required));
-        // The spec of a cluster is listed only once, under EtcdCluster.
+        // `template.spec` of a restore has the fields of a cluster. The reference lists these fields only under
+        // EtcdCluster.
         if path.ends_with("template.spec") {
             continue;
         }

@@ -58,7 +58,7 @@ fn refused_fixtures_fail_only_for_expected_reason() {
                 "{}: expected {expected:?}, got {refusals:?}",
                 path.display()
             );
-            // A bound of the schema (such as `maximum`) and the rule may both report the field.
+            // The schema may report one field twice: by a bound (such as `maximum`) and by the rule of this fixture.
             assert!(refusals.len() <= 2, "{}: {refusals:?}", path.display());
         }
     }

@@ -42,7 +42,8 @@ const LIMIT: Duration = Duration::from_secs(5);
 /// The number of test cases: `default`, or the value of the environment variable `PROPTEST_CASES`.
 pub(crate) fn cases(default: u32) -> ProptestConfig {
     let config = ProptestConfig {
-        // proptest prints the input of each failure. It must not also write this input to a file in the checkout.
+        // proptest prints the input of each failure. By default, proptest also writes this input to a file in the
+        // checkout, which this setting prevents.
         failure_persistence: None,
         ..ProptestConfig::default()
     };

@@ -69,8 +69,8 @@ pub(crate) fn leaf(
         .collect::<Result<_, _>>()?;
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature];
     params.extended_key_usages = match request.used {
-        // A member also uses its serving certificate as a client certificate: for connections to its peers, and for
-        // connections of etcd's JSON gateway to the member's own listener.
+        // A member uses its serving certificate as a client certificate too. It presents the certificate to its peers,
+        // and etcd's JSON gateway presents it to the listener of the same member.
         CertificateUse::Peer | CertificateUse::Server => vec![
             ExtendedKeyUsagePurpose::ServerAuth,
             ExtendedKeyUsagePurpose::ClientAuth,

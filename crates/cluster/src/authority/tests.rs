@@ -100,7 +100,7 @@ fn member_cert_has_all_addresses_and_no_wildcard() {
     }
     assert!(!one.covers("db-bbbbbbbbbb.prod.svc"));
     assert!(one.dns_names.iter().all(|name| !name.contains('*')));
-    // rustls finds the same names that the operator read from the certificate.
+    // rustls must find the same host names in the certificate as the operator.
     let end = EndEntityCert::try_from(&one.der).unwrap();
     let host = ServerName::try_from("db-client.prod.svc").unwrap();
     assert!(end.verify_is_valid_for_subject_name(&host).is_ok());

@@ -36,7 +36,7 @@ impl Certificates {
             return self.others.as_ref().map(|digest| format!("{digest}@0"));
         }
         let signers = self.signers()?;
-        // Each scope has an expiry. The annotation contains the earlier one.
+        // The trust of each scope has an expiry. The annotation contains the earliest expiry of all scopes.
         let until = signers.iter().filter_map(|(_, held)| held.trusts_until);
         let until = until.min().map_or(0, Timestamp::as_second);
         let digests: Vec<String> = signers.iter().map(|(_, held)| held.trust()).collect();
@@ -159,7 +159,7 @@ impl Certificates {
         let peers = self.rule.as_ref().is_some_and(|rule| rule.peers);
         let signs = self.signer(CaScope::Peers);
         let signs = signs.and_then(|held| held.certificate.as_ref());
-        // A pod that a restore has just created lacks both annotations.
+        // A pod lacks both trust annotations if a restore has just created the pod. Such a pod counts as accepting.
         let accepts = |member: &String| {
             let silent = |noted: &Noted| noted.trust.is_none() && noted.authorities.is_none();
             self.pods.get(member).is_none_or(silent)
@@ -175,9 +175,10 @@ impl Certificates {
         let wanted = self.trust()?;
         let noted = self.pods.get(member)?;
         let other = match &noted.trust {
-            // The comparison ignores the expiry after `@`.
+            // The comparison ignores the expiry, which is the part of the annotation after `@`.
             Some(trust) => trust.split('@').next() != wanted.split('@').next(),
-            // A person deleted the annotation with the digest.
+            // The annotation with the trust digest is missing, because a person deleted it. The annotation with the CAs
+            // is compared instead.
             None => noted.authorities.is_some() && noted.authorities != self.authorities_now(),
         };
         other.then(|| "its etcd was started with other certificate authorities".to_owned())

@@ -119,8 +119,8 @@ impl Error {
             | Self::Certificate { .. }
             | Self::Held { .. }
             | Self::Rejected { .. } => true,
-            // Here a conflict (409) comes from admission, such as a quota. An object that already exists gives a
-            // different error.
+            // The API server sends a conflict (409) here only for a rejection by admission, such as a quota. For an
+            // object that already exists, this enum has another error.
             Self::Api(error) => {
                 let said = matches!(
                     Reason::from(error),

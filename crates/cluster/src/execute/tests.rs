@@ -43,7 +43,7 @@ impl Server {
     async fn answer(&self, request: Request<Body>) -> Response<Body> {
         let kind = request.uri().path().split('/').nth(5).unwrap().to_owned();
         let body = request.into_body().collect_bytes().await.unwrap();
-        // A GET request has no body.
+        // The body of a GET request is empty, so `object` is null for it.
         let mut object: Value = serde_json::from_slice(&body).unwrap_or_default();
         let mark = object["metadata"]["annotations"]
             .get(names::ANNOTATION_STARTED)
@@ -124,7 +124,7 @@ async fn started_again(
     let snapshot = snapshot();
     let observed = observe::unanswered(&snapshot);
     let etcd: Arc<dyn Etcd> = Arc::new(FakeEtcd::formed(1, &[], |_| String::new()));
-    // Enough rejections to make the next back-off longer than a pause of a slow machine.
+    // After four rejections, the next back-off is longer than any pause of a slow test machine.
     let (refusals, before) = (Refusals::default(), Instant::now().checked_sub(FRESH));
     for _ in 0..4 {
         let refusal = Error::Missing("before".to_owned());
@@ -199,10 +199,10 @@ async fn invariant_11_start_mark_is_removed_if_observation_expires() {
         "{:?}",
         acted.failed
     );
-    // Without a volume, the operator creates the pod directly after the Service.
+    // The member has no volume here, so the operator creates the pod directly after the Service.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
-    // If the PVC exists, the start mark stays: the next reconcile or another process creates the pod.
+    // The PVC exists here, so the start mark stays. The next reconcile or another operator process creates the pod.
     let (asked, acted) = started((CLAIMS, Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, CLAIMS]);
     assert!(
@@ -210,7 +210,7 @@ async fn invariant_11_start_mark_is_removed_if_observation_expires() {
         "{:?}",
         acted.failed
     );
-    // If the observation is already too old at the start, no request is sent.
+    // The observation is already too old at the start here, so the operator sends no request.
     let (asked, _) = started((CLAIMS, Does::Takes(more)), (true, Duration::ZERO)).await;
     assert!(asked.is_empty(), "{asked:?}");
 }
@@ -252,12 +252,14 @@ async fn creation_after_start_mark_is_retried_while_observation_is_fresh() {
     ] {
         let does = Does::Answers(code, reason);
         let (mut asked, acted) = started((CLAIMS, does), (true, Duration::from_secs(1))).await;
-        // After status 429, the operator removes the mark, because the request certainly had no effect.
+        // Status 429 proves that the request had no effect, so the operator removes the start mark. After other codes
+        // the mark stays.
         assert_eq!(
             code == 429,
             asked.pop_if(|one| *one == TAKEN_BACK).is_some()
         );
-        // Without delays of the machine, the requests are sent after 0, 0.1, 0.3 and 0.7 s.
+        // The operator sends the creation after 0, 0.1, 0.3 and 0.7 s. On a slow machine, fewer attempts fit into the
+        // time limit.
         assert_eq!(asked[0], MARKED);
         assert!((2..=4).contains(&asked[1..].len()), "{code}: {asked:?}");
         assert!(
@@ -265,8 +267,8 @@ async fn creation_after_start_mark_is_retried_while_observation_is_fresh() {
             "{code}: {asked:?}"
         );
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
-        // Before the start mark is set, the operator does not retry, because the next reconcile repeats the step
-        // without harm.
+        // A request that fails before the start mark is set is not retried in this reconcile. The next reconcile
+        // repeats it without harm.
         let (asked, _) = started(("services", does), (true, LONG)).await;
         assert_eq!(asked.len(), 1, "{code}: {asked:?}");
     }
@@ -281,7 +283,8 @@ async fn failed_removal_of_start_mark_is_retried() {
         assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
     }
-    // Another process has changed the Service in the meantime, so the mark belongs to that process.
+    // Status 409 means that another operator process has changed the Service in the meantime. The start mark now
+    // belongs to that process.
     let does = Does::InTurn(&[200, 403, 503, 409]);
     let (asked, acted) = started(("", does), (true, LONG)).await;
     assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
@@ -312,7 +315,8 @@ async fn rejected_member_start_is_retried_with_backoff() {
             assert!(left.is_some_and(|left| left <= Duration::from_secs(16)));
         }
     }
-    // A lost race is not a rejection and causes no back-off.
+    // `AlreadyExists` means that another operator process was faster. It is no rejection, so the operator does not back
+    // off.
     let race = Does::Answers(409, "AlreadyExists");
     let again = started_again((CLAIMS, race), (State::Join, Mark::First), (true, LONG), 2);
     let (asked, _) = Box::pin(again).await;

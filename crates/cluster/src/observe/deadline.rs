@@ -95,7 +95,8 @@ mod tests {
             },
             &|| three().terminating("a"),
             &|| three().without_pod("a").silent_voter("b"),
-            // These pods became ready a moment ago and answer slowly, or are not ready because of a sidecar.
+            // In the first scene, `a` and `b` became ready a moment ago and answer slowly. In the second scene, their
+            // pods are not ready because of a sidecar.
             &|| three().down("a").down("b"),
             &|| unready(unready(three(), "a"), "b"),
         ] {
@@ -109,8 +110,8 @@ mod tests {
         ] {
             assert!(few(&scene()), "{:?}", scene().observed.pods);
         }
-        // After a restore, `reported_voters` may still name the old voters. The seed is the only voter. If it answers as
-        // the leader, the operator waits for the member list.
+        // After a restore, `reported_voters` may still name the voters of the replaced cluster. The seed `s` is the
+        // only voter of the new cluster. If the seed answers as leader, the operator waits for the member list.
         let mut seed = Scene::formed(&["s"]);
         seed.observed.reported_voters = ["a", "b", "c"].map(String::from).into();
         assert!(!few(&seed));

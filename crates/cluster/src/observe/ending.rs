@@ -18,24 +18,26 @@ const DAMAGED: [&str; 20] = [
     "wal: slice bounds out of range",
     "wal: conflicting metadata found",
     "failed to read WAL, cannot be repaired",
-    // Errors for a WAL file without a valid record. They come from protobuf: the first from etcd 3.7 on, the others
-    // from earlier releases.
+    // etcd prints these errors for a WAL file without a valid record. The first comes from the protobuf library of etcd
+    // 3.7, the others from earlier releases.
     "cannot parse invalid wire-format data",
     "proto: illegal wireType",
     "proto: wrong wireType",
-    // The snapshot and the database do not match, or either of them is missing (`etcdserver/bootstrap.go`).
+    // etcd prints these errors if the snapshot and the database do not match, or if one of them is missing
+    // (`etcdserver/bootstrap.go`).
     "failed to recover v3 backend from snapshot",
     "failed to find database snapshot file",
-    // Messages about the database (`bbolt/errors`, and bbolt's assertions about pages).
+    // bbolt prints these errors if the database file is damaged (`bbolt/errors`, and bbolt's assertions about pages).
     "invalid database",
     "checksum error",
     "file size too small",
     "Page expected to be",
     "invalid freelist page",
     "unexpected page type",
-    // Raft's message if the log lacks entries that this member had acknowledged.
+    // The raft library prints this question if the log lacks entries that the member had acknowledged.
     "Was the raft log corrupted, truncated, or lost?",
-    // Messages of the comparison with other members at the start (`etcdserver/corrupt.go`).
+    // etcd prints these errors if the data of the member differs from the data of other members at the start
+    // (`etcdserver/corrupt.go`).
     "found data inconsistency with peers",
     "etcdserver: corrupt cluster",
 ];
@@ -93,16 +95,17 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     if ended.reason.as_deref() == Some("OOMKilled") {
         return Cause::Memory;
     }
-    // The process exited normally, was killed, or was terminated.
+    // These exit codes mean that etcd exited normally (0), was killed (137), or was terminated (143).
     if matches!(ended.exit_code, 0 | 137 | 143) {
         return Cause::Ended;
     }
     let text = ended.message.as_deref().unwrap_or_default();
-    // A long stack trace may have pushed the final message out of the 2048 bytes.
+    // The termination message keeps only the last 2048 bytes. A long stack trace may have displaced the final message
+    // of etcd.
     let last = begin(text).map_or(text, |at| &text[at..]);
     let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
-    // After a crash, Go prints the stacks of all goroutines. If the final message is cut off, the frames of bbolt may
-    // be cut off as well, so frames of the package that opens the database count too.
+    // After a crash, Go prints the stacks of all goroutines, and the final message and the frames of bbolt may be cut
+    // off. In this case, frames of the package that opens the database also count.
     let in_database = match begin(text) {
         Some(_) => &DATABASE[..1],
         None => &DATABASE[..],
@@ -112,7 +115,7 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     } else if says(&SURROUNDINGS) {
         Cause::Surroundings(sentence(text))
     } else if ended.exit_code == 2 && says(in_database) {
-        // A Go program exits with code 2 after a panic. bbolt panics if a page is invalid.
+        // After a panic, a Go program exits with code 2. bbolt panics if a page of the database is invalid.
         Cause::Data("its database cannot be read".to_owned())
     } else if text.is_empty() {
         Cause::Failed(format!("exit code {}", ended.exit_code))
@@ -254,8 +257,8 @@ mod tests {
             "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs",
         );
         assert!(matches!(after(1, "Error", &text, true), Cause::Data(_)));
-        // If `--initial-cluster` names other members, the message may only mean that these members could not be
-        // reached.
+        // If `--initial-cluster` names other members, etcd prints the same message when it cannot reach these members.
+        // The message then proves no data loss.
         assert!(matches!(after(1, "Error", &text, false), Cause::Failed(_)));
     }
 

@@ -64,8 +64,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.running.is_some()),
         running_since: etcd.and_then(running_since),
-        // On a lost node, the container's status is outdated, and the node controller has set the condition `Ready` to
-        // false.
+        // If the node is lost, the status of the container is outdated. The node controller has then set the condition
+        // `Ready` of the pod to false.
         ready: etcd.is_some_and(|status| status.ready) && unready.is_none(),
         restarts: etcd.map_or(0, |status| status.restart_count),
         role: pod
@@ -158,8 +158,8 @@ fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
             || reason.ends_with("didn't match PersistentVolume's node affinity")
             || reason.ends_with("no available volume zone")
     };
-    // The messages of newer schedulers do not name the taint. Taints of control-plane nodes count, because these nodes
-    // never have the volume.
+    // The messages of newer schedulers do not name the taint. Nodes with a control-plane taint never have the volume,
+    // so this taint counts like the taint of an unreachable node.
     let taints = [
         "taint {node.kubernetes.io/",
         "taint {node-role.kubernetes.io/",
@@ -282,8 +282,8 @@ fn container_trouble(container: &ContainerStatus) -> Option<Trouble> {
         format!("{reason}: {message}")
     };
     match reason {
-        // For an image that cannot be pulled, the kubelet alternates between these two reasons. One problem for both keeps
-        // the condition stable.
+        // For an image that cannot be pulled, the kubelet alternates between these two reasons. The operator reports
+        // one problem for both, so that the condition does not change with each retry.
         "ErrImagePull" | "ImagePullBackOff" if !message.is_empty() => Some(Trouble::Image(message)),
         _ if is_image_failure(reason) => Some(Trouble::Image(text)),
         "" | "ContainerCreating" | "PodInitializing" => None,
@@ -305,7 +305,7 @@ fn last_words(last: &ContainerState) -> String {
     let Some(ended) = &last.terminated else {
         return String::new();
     };
-    // Containers of a seed write their termination message as JSON.
+    // The containers of a seed pod write their termination message as JSON.
     let said = ended
         .message
         .as_deref()
@@ -378,7 +378,7 @@ mod tests {
             !lost.ready && lost.running,
             "the container status of a lost node is outdated"
         );
-        // Statuses that the kubelet of a live node writes.
+        // The kubelet of a live node writes these conditions. None of them shows a lost node.
         for (ready, reason, containers) in [
             ("True", None, "True"),
             ("False", Some("ContainersNotReady"), "False"),
@@ -409,7 +409,8 @@ mod tests {
 
     #[test]
     fn deleted_pod_counts_as_lost_after_grace_period() {
-        // `deletionTimestamp` is the end of the grace period, not the time of the deletion.
+        // The API server sets `deletionTimestamp` to the end of the grace period, not to the time of the deletion
+        // request.
         let ends = json!({ "deletionTimestamp": "2026-11-21T00:20:30Z", "deletionGracePeriodSeconds": 30 });
         let pod = seen(&ends, &conditions("True", None, "True"));
         assert_eq!(
@@ -441,7 +442,7 @@ mod tests {
             assert!(pending(lost), "{lost}");
         }
         for elsewhere in [
-            // The node is full, or a person has cordoned or tainted it. It may accept the pod later.
+            // In these cases a node may accept the pod later: the node is full, or a person has cordoned or tainted it.
             "0/3 nodes are available: 1 node(s) were unschedulable, 2 node(s) had volume node affinity conflict.",
             "0/3 nodes are available: 1 Insufficient cpu, 2 node(s) had volume node affinity conflict.",
             "0/3 nodes are available: 1 node(s) had untolerated taint {maintenance: }, 2 node(s) had volume node affinity \

@@ -70,8 +70,8 @@ pub(super) async fn status(
     };
     match answer {
         Ok(answer) => (answer, pulse),
-        // The pod is ready. If the health listener does not answer, or the member has had enough time to join, the
-        // member may only be slow: it gets the full deadline.
+        // A member with a ready pod may only be slow. The member gets the full deadline if its health listener does not
+        // answer, or if the member has had enough time to join.
         Err(_) if pod.ready && (pulse.is_none() || is_late_to_serve(pod, now)) => {
             (own.await, pulse)
         }
@@ -141,13 +141,14 @@ mod tests {
         };
         for role in [Role::Learner, busy] {
             assert_eq!(asked(false, &pod(role)).await, (false, true));
-            // A learner without a connection to the leader still answers clients.
+            // A learner without a connection to the leader still answers requests for its status.
             assert_eq!(asked(true, &pod(role)).await, (true, true));
         }
         for up in [false, true] {
             assert_eq!(asked(up, &pod(Role::Voter)).await, (up, false));
         }
-        // The metrics listener of a pod of coreos/etcd-operator may use TLS, or may not exist.
+        // A pod of coreos/etcd-operator may have no metrics listener, or a metrics listener with TLS. The operator does
+        // not call the health listener of such a pod.
         let mut old = pod(Role::Learner);
         old.flags.clear();
         assert_eq!(asked(false, &old).await, (false, false));

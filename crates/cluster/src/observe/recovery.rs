@@ -22,8 +22,8 @@ const UNDER_WAY: Duration = Duration::from_millis(500);
 /// Reads the records of a recovery from the status of the EtcdCluster.
 pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Recovery {
     let approval = cluster.annotations().get(names::ANNOTATION_RECOVER);
-    // If a restore has replaced the cluster during a recovery, the recovery has ended: its record names the token of
-    // the former cluster.
+    // If a restore has replaced the cluster during a recovery, the recovery has ended. Its record then names the token
+    // of the replaced cluster.
     let token = status.bootstrap.as_ref().map(|bootstrap| &bootstrap.token);
     let is_of_this_cluster = |record: &RecoveryStatus| {
         record.phase != RecoveryPhase::InProgress || token == Some(&record.from_token)
@@ -37,7 +37,8 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
         replaced: status.replaced.clone(),
         approval: approval.cloned(),
         stale_approval: status.stale_approval.clone(),
-        // A hibernated cluster is unavailable on purpose. Its unavailable time starts only after it has resumed.
+        // A hibernated cluster is unavailable on purpose. The unavailable time of the cluster starts only after it has
+        // resumed.
         unavailable_since: available
             .filter(|condition| {
                 condition.status == "False" && !Reason::is_of_hibernation(condition)
@@ -100,7 +101,8 @@ async fn seed(
 ) -> Option<Seen<SeedAnswer>> {
     let record = observed.recovery.record.as_ref()?;
     let name = Some(&record.member).filter(|_| record.phase == RecoveryPhase::InProgress)?;
-    // etcd in the seed's pod does not listen before the seed has copied all data.
+    // The seed first copies all data, and only then starts etcd. Before its etcd container runs, the seed is not
+    // called.
     observed.pods.get(name).filter(|pod| pod.running)?;
     let url = snapshot.urls.get(name)?;
     let via = [url.clone()];

@@ -110,11 +110,10 @@ pub(super) fn started(cluster: &EtcdCluster, pods: &[Pod]) -> Started {
     let uid = cluster.uid().unwrap_or_default();
     let status = cluster.status.as_ref();
     let token = status.and_then(|status| Some(&status.bootstrap.as_ref()?.token));
-    // Pods of a former cluster, from before a recovery or a restore, are ignored.
+    // Pods with another token are ignored: they belong to the cluster that a recovery or a restore has replaced.
     let ours = |pod: &&Pod| {
         let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
-        // A pod without an owner belongs to this cluster if it has the cluster's token. The operator adopts the pod
-        // later.
+        // A pod with the token but without an owner belongs to this cluster. The operator adopts such a pod later.
         let owned = || pod.owner_references().iter().any(|owner| owner.uid == uid);
         let belongs = children::belongs(&pod.metadata, &uid).is_some();
         belongs && of.map_or_else(owned, |of| Some(of) == token)
@@ -228,7 +227,7 @@ mod tests {
                 Some(r#"{"generated":{}}"#),
                 "https",
             ),
-            // The TLS settings of this pod are unknown.
+            // This pod has no annotation with its TLS settings, so the settings of the spec count.
             (r#"{"generated":{}}"#, None, "https"),
         ] {
             let cluster = cluster(wanted);
@@ -246,7 +245,8 @@ mod tests {
             assert!(rollout.recorded);
             assert_eq!(rollout.at, policy(was), "{wanted}");
         }
-        // A record with the token of a former cluster, from before a restore or a recovery, is ignored.
+        // The record with the token `before` is ignored, because it belongs to the cluster that a restore or a recovery
+        // has replaced.
         let restored = recorded(BETWEEN, None, "before");
         let mut old = pod(Some("null"), "http");
         old.annotations_mut()

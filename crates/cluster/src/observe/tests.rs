@@ -150,7 +150,8 @@ fn bootstrap_members_without_endpoints_are_not_called() {
     };
     assert_eq!(asked_as(Role::Voter, true), [] as [&str; 0]);
     assert_eq!(asked_as(Role::Voter, false), [MEMBER]);
-    // The answer of the health listener shows that the learner has finished its requests to the other members.
+    // The answer of the health listener shows that the learner has finished its requests to the other members, so the
+    // learner is called.
     assert_eq!(asked_as(Role::Learner, true), [MEMBER]);
 }
 
@@ -424,7 +425,8 @@ fn objects_with_same_name_of_other_owners_are_recognized() {
         all[0]
     };
     assert!(!shared(&|_| ()));
-    // The headless Service of a cluster called `db-client` has the name of the client Service of `db`.
+    // The client Service of `db` has the name `db-client`. Another EtcdCluster called `db-client` has a headless
+    // Service with the same name.
     assert!(shared(&|metadata| {
         metadata.owner_references.as_mut().unwrap()[0].uid = "other".to_owned();
     }));
@@ -432,7 +434,7 @@ fn objects_with_same_name_of_other_owners_are_recognized() {
         metadata.owner_references = None;
         metadata.labels = None;
     }));
-    // The Service remains from a former EtcdCluster that was deleted without its children.
+    // A Service without an owner remains from a deleted EtcdCluster whose children were kept.
     assert!(!shared(&|metadata| metadata.owner_references = None));
 }
 
@@ -471,7 +473,8 @@ fn status_of_coreos_operator_proves_earlier_cluster() {
     };
     let old = json!({ "phase": "Running", "members": { "ready": ["db-a"], "unready": ["db-b"] } });
     assert_eq!(named(old), ["db-a", "db-b"].map(String::from).into());
-    // This operator wrote the status of an earlier EtcdCluster of this name.
+    // The status below was written by this operator for an earlier EtcdCluster of this name, not by
+    // coreos/etcd-operator.
     let ours = json!({ "members": { "ready": ["db-a"] }, "memberDetails": [{ "name": "db-a", "healthy": true }] });
     assert_eq!(named(ours), [].into());
 }

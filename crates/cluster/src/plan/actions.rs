@@ -58,7 +58,7 @@ impl Builder<'_> {
     /// The properties that the objects of all members share, for a cluster with this token and ID.
     fn members_of<'b>(&'b self, token: &'b str, cluster_id: Option<&'b str>) -> Members<'b> {
         let object = &self.desired.object;
-        // An EtcdCluster that was read from the API server always has a namespace.
+        // Kubernetes guarantees a namespace for every EtcdCluster, so the default is never used.
         let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
         Members::of(object, namespace, token, cluster_id)
     }
@@ -183,8 +183,8 @@ pub(crate) fn certificate(write: Certificate) -> Action {
         Reason::CertificateRenewed => (reason, "Renew"),
         _ => (reason, "Rotate"),
     });
-    // A member's certificates are created before its PVC and its pod. If this fails, the annotation `started` is always
-    // removed.
+    // The operator issues the certificates of a member before it creates the PVC and the pod. If issuing fails, no pod
+    // exists, so the operator removes the annotation `started`.
     let start = matches!(write, C::Issue { .. }).then_some(StartPart::Follow(Undo::Always));
     let text = write.to_string();
     let request = Request::Certificate(write);

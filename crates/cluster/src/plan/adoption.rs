@@ -74,7 +74,7 @@ pub(super) fn join(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Dr
             return Some(refusal);
         }
         let said = format!("join cluster {}", list.cluster_id);
-        // No first members are recorded, because other software created the cluster.
+        // A joined cluster was created by other software, so the operator records no first members.
         record(list, BTreeSet::new(), said, &mut draft);
     }
     Some(draft)

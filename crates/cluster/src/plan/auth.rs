@@ -70,8 +70,8 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
         }
         (Some(true), Login::Off) => {
             draft.say("enable authentication in etcd");
-            // Invariant 21: an earlier attempt may have set another recorded password in etcd, so the record keeps that
-            // password.
+            // Invariant 21: the recorded password is kept if there is one, because an earlier attempt may already have
+            // set it in etcd.
             let record = (!is_recorded).then(|| actions::record_passwords(true));
             let enable = build.auth(AuthChange::Enable);
             draft.chain(record.into_iter().chain([enable]).collect());
@@ -85,7 +85,7 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
             let change = build.auth(AuthChange::ChangePassword);
             draft.chain(record.into_iter().chain([change]).collect());
         }
-        // The operator disables authentication only if it has enabled it.
+        // Authentication without a record was not enabled by the operator, so the operator does not disable it.
         (Some(false), Login::Accepted | Login::Former) if seen.record == Record::None => {
             let text = "spec.auth.enabled is false, but the operator did not enable authentication: it stays \
              enabled; disable it with: etcdctl auth disable";

@@ -60,7 +60,8 @@ pub(super) fn blind<'a>(
     draft.join(ended::clear(build, &initial));
     draft.join(roll::in_the_dark(build, intent));
     draft.join(objects::troubles(build, &initial));
-    // No recovery starts if members reject the operator's login, or if the quorum may consist of external members.
+    // The plan ends here if members reject the operator's login, or if external members may form the quorum. No
+    // recovery starts in these cases.
     if let Some(end) = auth::refused(build).or_else(|| adoption::is_joining(build, why)) {
         draft.join(end);
         return draft;

@@ -37,21 +37,24 @@ pub(super) fn unrecorded<'a>(
     let mut draft = Draft::new(build);
     let mut traces = traces(observed);
     if traces.iter().filter(|(.., found)| found.is_some()).count() == 1 {
-        // A token without a cluster ID belongs to a cluster that never formed.
+        // Several tokens were found, and only one of them has a cluster ID. The others belong to clusters that never
+        // formed.
         traces.retain(|(.., found)| found.is_some());
     }
     if recorded.is_none() {
-        // Invariant 6: without a cluster ID, a bootstrap continues only if all its first members have objects. A member
-        // without objects may have run and lost its data. No client was served, because no object has a cluster ID.
+        // Invariant 6: if no cluster ID is recorded, the bootstrap continues only if all first members have objects. A
+        // first member without objects may have run and lost its data. The cluster has served no client, because no
+        // object has a cluster ID.
         traces.retain(|(_, members, found)| {
             found.is_some() || members.iter().all(|name| view::is_known(observed, name))
         });
     }
     if let [(token, members, found)] = traces.as_slice() {
-        // Invariant 7: the token on pods and volumes proves that a cluster exists, so the operator records it again.
+        // Invariant 7: the token on pods and volumes proves that a cluster exists. The operator records this cluster
+        // again.
         draft.say(format!("record the cluster found on {}", join(members)));
         let cluster_id = recorded.or(*found);
-        // Other software created a joined cluster, so no first members are recorded.
+        // A joined cluster was created by other software, so the operator records no first members.
         let joined = !observed.join.is_empty()
             && cluster_id.is_some_and(|id| adoption::token(observed, id) == *token);
         let intent = Intent {
@@ -83,7 +86,8 @@ pub(super) fn unrecorded<'a>(
         return draft;
     }
     if !observed.recovery.named_before.is_empty() {
-        // Invariant 7: a cluster may have existed, even if none of its objects exists any more.
+        // Invariant 7: the status names members, so a cluster may have existed. The operator starts no bootstrap, even
+        // if no object of these members exists.
         let text = format!(
             "the status names members ({}), but no object of them exists: restore the cluster from a backup with an \
              EtcdRestore, or delete the EtcdCluster and create it again",
@@ -93,7 +97,8 @@ pub(super) fn unrecorded<'a>(
         return draft;
     }
     if !observed.strangers.is_empty() {
-        // Invariant 7: a cluster may exist, even if no pod belongs to this EtcdCluster.
+        // Invariant 7: pods with the labels of this cluster may be members of an existing cluster, even if another
+        // object owns them.
         let text = format!(
             "{} have the labels of this cluster and belong to another object: the bootstrap waits until they are \
              deleted",
@@ -116,7 +121,7 @@ pub(super) fn unrecorded<'a>(
 fn begin(names: &mut NewNames, draft: &mut Draft) {
     let count = draft.build.desired.first;
     draft.say(format!("record the names of the first {count} members"));
-    // Invariant 10: the token and the names are recorded before the first object is created.
+    // Invariant 10: the operator records the token and the names of the members before it creates the first object.
     let intent = Intent {
         token: names.token(),
         members: (0..count).map(|_| names.member()).collect(),
@@ -220,7 +225,8 @@ fn first_data(observed: &Observed, name: &str) -> Data {
         observed.services.get(name),
     );
     match view::data(pod, disk, service, false) {
-        // The operator creates the Service before the PVC and the pod. Without a Service, neither was ever created.
+        // The operator creates the Service of a member before its PVC and its pod. A member without all three objects
+        // was therefore never created.
         Data::Gone if service.is_none() && pod.is_none() && disk.is_none() => Data::NeverMade,
         data => data,
     }
@@ -348,7 +354,8 @@ fn start_first<'a>(
         initial: intent.members.clone(),
         role: Role::Voter,
         durable: desired.durable || observed.disks.contains_key(name),
-        // If the volume has data, it belongs to the version that last used the volume.
+        // Existing data on the volume belongs to the version that last used the volume, so the member starts with that
+        // version.
         version: match observed.disks.get(name) {
             Some(disk) => versions::noted(desired, observed, Some(disk)),
             None => desired.version.clone(),
@@ -374,7 +381,7 @@ fn start_first<'a>(
                 member_objects::pod_on_disk(service, &start, draft);
             }
         }
-        // Invariant 6: the member may have voted already, so no member starts again under its name.
+        // Invariant 6: the member lost its data and may have voted already, so no member starts again under its name.
         Data::Gone | Data::Elsewhere => {
             let text = format!(
                 "{name} lost its volume before the cluster was formed; it is replaced after the cluster has formed"
@@ -408,8 +415,8 @@ pub(super) fn first_members(observed: &Observed, token: &str) -> BTreeSet<String
 type Trace = (String, BTreeSet<String>, Option<ClusterId>);
 
 fn traces(observed: &Observed) -> Vec<Trace> {
-    // The pod and the PVC of each first member name all first members. The names therefore include members with lost
-    // objects.
+    // The pod and the PVC of each first member name all first members. The result therefore includes members whose own
+    // objects are lost.
     let named = |name: &String, initial: &BTreeSet<String>| {
         let all = std::iter::once(name).chain(initial);
         all.cloned().collect::<BTreeSet<String>>()

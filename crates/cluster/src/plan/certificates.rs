@@ -263,7 +263,7 @@ impl Keeper<'_> {
                 _ => made = false,
             }
         }
-        // Invariant 20: a CA is retired only after every running member was started with the next CA.
+        // Invariant 20: the operator retires a CA only after every running member was started with the next CA.
         if !made || !self.reached_all(scope, held) {
             let text = format!(
                 "members are restarted with the new {} certificate authority, and all certificates are reissued by it",
@@ -354,7 +354,8 @@ impl Keeper<'_> {
         if whole && in_use.is_empty() {
             return None;
         }
-        // Former CAs stay trusted while clients load their new certificates.
+        // Clients need time to load their new certificates. Former CAs therefore stay in the trust bundle of the
+        // members for a while.
         let known = leaves.iter().flat_map(|secret| &secret.trusts);
         let known = known.filter(|(print, anchor)| {
             let replaced = !in_use.is_empty() && anchor.not_after > self.now;
@@ -396,7 +397,7 @@ impl Keeper<'_> {
             .iter()
             .all(|leaf| leaf.trusts == held.trusts);
         let pods = self.observed.pods.iter();
-        // Only the annotation for this CA is compared, because the Secret of the other CA may be missing at the moment.
+        // The Secret of the other CA may be missing at the moment, so only the annotation for this CA is compared.
         let mut started = pods.map(|(member, pod)| {
             let with = &self.certificates;
             pod.stays() && pod.ready && with.started_with_bundle(member, scope, held)
@@ -415,8 +416,8 @@ impl Keeper<'_> {
             over,
             by: by.clone(),
         };
-        // Invariant 20: a running member continues with the files in its pod, which survive the loss of their Secret.
-        // The operator issues a new certificate only when every member would accept it.
+        // Invariant 20: a running member has its certificate files in its pod, and continues even if the Secret is
+        // lost. The operator issues a new certificate only when every member would accept it.
         let accepted = || {
             let runs = self.running().any(|(member, _)| member == owner);
             let running = self.running().map(|(member, _)| member);
@@ -442,7 +443,7 @@ impl Keeper<'_> {
             let due = leaf.renewal() <= self.now && leaf.not_after < signs.not_after;
             due || !wanted.iter().all(covers)
         } else if leaf.not_after <= self.now {
-            // No member accepts an expired certificate, so it is replaced at once.
+            // No member accepts an expired certificate, so the operator replaces the certificate at once.
             true
         } else if authority.trusts_issuer(&leaf.issuer) {
             self.reached_all(scope, authority)

@@ -38,8 +38,8 @@ pub(super) fn may_be_reached(
     member: &MemberState,
 ) -> bool {
     let is_old = |pod: &Pod| age(pod.created, now) >= CLOSED;
-    // A voter always gets endpoints. Only learners and first members start behind Services without endpoints. In a
-    // formed cluster, the first members no longer need this.
+    // The Service of a voter always has endpoints. Only learners and first members start behind Services without
+    // endpoints, and first members only until the cluster has formed.
     member.votes() || member.pod.is_none_or(is_old) || { view.members.iter() }
         .filter(|member| begins_apart(member) && !member.votes())
         .all(|member| has_asked((observed, now), member))
@@ -57,8 +57,8 @@ pub(super) fn begins_apart(member: &MemberState) -> bool {
 fn has_asked((observed, now): (&Observed, Timestamp), member: &MemberState) -> bool {
     let heard = observed.pulses.contains_key(&member.name) || member.serves();
     let has_had_time = |pod: &Pod| {
-        // If the operator's clock is behind, the container seems to start in the future. The member's requests then
-        // count as done.
+        // If the operator's clock is behind, the start of the container seems to be in the future. The requests of the
+        // member then count as done.
         let runs = |since| since > now || age(since, now) >= ASKING;
         pod.restarts > 0 || pod.running_since.is_some_and(runs)
     };

@@ -89,7 +89,7 @@ pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
     };
     if keeper.cuts_off() {
         // If members reject the operator's certificate, their silence does not prove that the quorum is lost. If
-        // members reject each other's certificates, no data is lost.
+        // members reject each other's certificates, their data still exists. In both cases, no recovery starts.
         drop_recovery(draft);
     }
     let adds = hold_back_for_authorities(keeper, draft);
@@ -137,7 +137,7 @@ fn hold_back_for_authorities(keeper: &Keeper, draft: &mut Draft) -> bool {
         |action: &Action| !ready && starts(action, observed) || !joins && action.adds_member();
     let before = draft.chains.len();
     draft.chains.retain(|chain| {
-        // The start of a member includes its certificates, so both are removed together.
+        // A chain that starts a member also issues the certificates of this member. Both are removed together.
         let begins = |action: &Action| action.creates_pod().is_some();
         chain.iter().any(begins) || !chain.iter().any(held)
     });
@@ -164,9 +164,9 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
         if !ready {
             return false;
         }
-        // The certificates come before the annotation `started`, so that a rejected certificate leaves no annotation. A
-        // new Service comes before the certificates, because the operator finds their Secrets by the name of the
-        // Service.
+        // The order of the actions matters. Certificates come before the annotation `started`, so that a rejected
+        // certificate leaves no annotation. A new Service comes before the certificates, because the operator finds
+        // their Secrets by the name of the Service.
         let prepares = |action: &Action| match &action.request {
             Request::Create(object) => matches!(object, Object::VolumeClaim(_)),
             Request::Patch(patch) => patch.kind == Kind::Service,
@@ -222,7 +222,8 @@ fn starts(action: &Action, observed: &Observed) -> bool {
         Request::Create(Object::Pod(_))
         | Request::Etcd(EtcdCall::AddMember { .. })
         | Request::Resize(_) => true,
-        // A serving member is not stopped if its replacement could not start.
+        // The replacement of a serving member could not start without valid certificates, so the operator does not stop
+        // the serving member.
         Request::Delete(pod) if pod.kind == Kind::Pod => serves(&pod.name),
         Request::Etcd(EtcdCall::Remove { member, .. }) => serves(member),
         _ => action.changes_image(),

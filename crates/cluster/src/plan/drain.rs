@@ -26,12 +26,13 @@ const MOVES: Duration = Duration::from_secs(1);
 /// True if new clients already reach other members. If they do not, drains the member, and the plan waits.
 pub(super) fn is_drained(view: &View, member: &MemberState, draft: &mut Draft) -> bool {
     if member.pod.is_none() {
-        // Other software runs the member, and also routes clients to it.
+        // A member without a pod is run by other software, which also routes clients to the member. The operator need
+        // not drain it.
         return true;
     }
     let others = view.voters().filter(|other| other.id() != member.id());
     if !{ others }.any(|other| is_endpoint(other) && !is_out(other)) {
-        // There is no other endpoint for the clients of this member.
+        // No other endpoint exists for the clients of this member, so the member is not drained.
         return true;
     }
     draft.drained.insert(member.name.clone());
@@ -67,16 +68,16 @@ pub(super) fn settle<'a>(
         drained,
         ..Draft::new(build)
     };
-    // Invariant 24: a voter that has not served yet stays out of the endpoints. A drained voter that has failed stays
-    // out as well.
+    // Invariant 24: a voter that has not served yet stays out of the endpoints. A drained voter that has failed also
+    // stays out.
     for member in view
         .voters()
         .filter(|member| joining::is_yet_to_serve(member))
     {
         keep(member, &mut draft);
     }
-    // Invariant 22: clients always reach a serving member. Members that this plan makes endpoints again do not count
-    // yet, because the labels of a plan are written in no fixed order.
+    // Invariant 22: clients always reach a serving member. The labels of one plan are written in no fixed order, so a
+    // member that becomes an endpoint in this plan does not count yet.
     let stays = |member: &MemberState| {
         is_endpoint(member) && is_in(member) && !draft.drained.contains(&member.name)
     };
@@ -85,7 +86,7 @@ pub(super) fn settle<'a>(
     } else {
         [].into()
     };
-    // A joining member does not serve yet, so it is never an endpoint.
+    // A joining member does not serve clients yet, so it is never an endpoint.
     let joining = view.voters().filter(|member| member.is_joining());
     out.extend(joining.map(|member| member.name.clone()));
     for member in view.voters() {
@@ -94,7 +95,8 @@ pub(super) fn settle<'a>(
         };
         let role = match (pod.role, out.contains(&member.name)) {
             (Some(Role::Voter), true) => Role::Busy { since: now },
-            // The timestamp is in the future, because the clock that wrote it was ahead.
+            // The timestamp of the drain is in the future, because the clock that wrote it was ahead. The operator
+            // writes it again.
             (Some(Role::Busy { since }), true) if since > now => Role::Busy { since: now },
             (Some(Role::Busy { .. }), false) => Role::Voter,
             _ => continue,

@@ -26,11 +26,11 @@ impl Effective {
     pub fn of(objects: &Objects, now: Timestamp) -> Self {
         let mut cluster = objects.cluster.clone();
         let mut rollout = TlsRollout::of(&objects.started, cluster.spec.tls.as_ref());
-        // A running cluster keeps its TLS settings until the operator starts its members with other settings.
+        // A running cluster keeps its TLS settings until the operator starts the members with the new settings.
         cluster.spec.tls.clone_from(&rollout.at);
         let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
-        // The members of a running cluster keep the form of their addresses, even if their certificates now cover
-        // another form.
+        // The members of a running cluster keep the form of their addresses (host name or IP address), even if their
+        // certificates now cover another form.
         let form = objects.form.clone();
         let tls = &objects.tls;
         tls.complete_spec(&mut cluster.spec, (&namespace, &name), form);

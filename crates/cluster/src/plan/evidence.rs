@@ -52,7 +52,7 @@ impl Evidence {
             .map(|name| (name.clone(), member(observed, cluster_id, name)))
             .collect();
         let led = members.iter().any(|(_, member)| *member == Member::Led);
-        // True if in every list, fewer than a quorum of the voters satisfy `counts`.
+        // True if every member list has fewer voters that satisfy `counts` than its quorum requires.
         let too_few = |counts: &dyn Fn(&str) -> bool| {
             let few = |list: &BTreeSet<String>| {
                 list.iter().filter(|name| counts(name)).count() < quorum_of(list.len())
@@ -86,7 +86,7 @@ impl Evidence {
                 !status.is_learner,
             )
         };
-        // Of equal survivors the first is used, so that concurrent operator processes select the same survivor.
+        // Of two equal survivors the first is selected, so that concurrent operator processes select the same survivor.
         survivors.fold(None, |best: Option<(&str, &Status)>, next| match best {
             Some(best) if progress(best.1) >= progress(next.1) => Some(best),
             _ => Some(next),
@@ -195,8 +195,8 @@ fn disk<'a>(observed: &'a Observed, intent: &Intent, name: &str) -> Option<&'a D
 
 fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {
     let (pod, disk) = (pod(observed, intent, name), disk(observed, intent, name));
-    // Kubernetes assigns a pod's address only after the volumes are mounted. A pod without an address therefore never
-    // mounted its lost volume.
+    // Kubernetes assigns the address of a pod only after it has mounted the volumes. If the volume is lost, a pod
+    // without an address never mounted it and has no data.
     let lost = disk.is_some_and(|disk| disk.lost);
     let pod = pod.filter(|pod| pod.addressed || !lost);
     (pod.is_some() || disk.is_some())

@@ -250,10 +250,10 @@ fn unusable(
     let Some(Ending { at, cause }) = &pod.ending else {
         return (Fate::Stays, None);
     };
-    // A member that failed after a change of its image gets its former version back, and is not replaced. There are
-    // three exceptions. First, the member already has its former version again. Second, etcd reports damaged data
-    // repeatedly, and both versions belong to one minor release, so both read the data in the same way. Third, neither
-    // minor release can read the data, so no image repairs the member (`repair`).
+    // A member that failed after a change of its image is rolled back to its former version instead of being replaced.
+    // There are three exceptions. First, the member already has its former version again. Second, etcd reports damaged
+    // data repeatedly, and both versions belong to one minor release, which reads the data in the same way. Third,
+    // neither minor release can read the data (`repair`).
     let other = |changed: &Changed| pod.version.as_ref() != Some(&changed.from);
     let again = |changed: &Changed| {
         let begun = pod.restarts.saturating_sub(changed.restarts);
@@ -261,13 +261,14 @@ fn unusable(
         let neither = begun >= REREAD_RESTARTS && changed.unreadable;
         matches!(cause, Cause::Data(_)) && (same || neither)
     };
-    // A learner is replaced in any case: it had failed before the change of its image (`roll`), and its replacement
+    // A failed learner is always replaced. It had failed before the change of its image (`roll`), and its replacement
     // starts with the version of the voters.
     let to_blame = |changed: &Changed| member.votes() && other(changed) && !again(changed);
     if pod.changed.as_ref().is_some_and(to_blame) {
         return (Fate::Stays, None);
     }
-    // If the pod was ready until its container ended, etcd had started successfully. The end is then no failed start.
+    // If the pod was ready until its container ended, etcd had started successfully. The exit of this container then
+    // does not count as a failed start.
     let Some(since) = pod.unready_since.filter(|since| since < at && pod.stays()) else {
         return (Fate::Stays, None);
     };

@@ -18,7 +18,8 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         return (draft, false);
     }
     let Some(intent) = &observed.intent else {
-        // If the status is lost but objects exist, the operator first identifies the cluster. This starts no member.
+        // The status is lost but objects of the cluster exist. The operator identifies the cluster from these objects
+        // before it hibernates the cluster, which starts no member.
         if !observed.pods.is_empty() || !observed.disks.is_empty() || observed.cluster_id.is_some()
         {
             return (draft, false);
@@ -27,14 +28,14 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         draft.wait(Reason::Hibernated, text, STEADY);
         return (draft, true);
     };
-    // A bootstrap or a recovery in progress is completed first.
+    // The operator completes a bootstrap or a recovery in progress before it stops the members.
     let recovers = observed.recovery.record.as_ref();
     if observed.cluster_id.is_none()
         || recovers.is_some_and(|record| record.phase == RecoveryPhase::InProgress)
     {
         return (draft, false);
     }
-    // Invariant 9: the operator stops only members whose data is on a volume that stays.
+    // Invariant 9: the operator stops a member only if its data is on a volume that stays.
     let at_risk: Vec<&str> = observed
         .pods
         .iter()
@@ -53,15 +54,15 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         draft.problem(Reason::HibernationRefused, text);
         return (draft, false);
     }
-    // Without any volume, the cluster cannot resume, so the operator reports a lost quorum instead.
+    // A cluster without any volume could not resume from hibernation. The operator reports a lost quorum instead.
     let serves_again = |disk: &Disk| disk.stays() && !disk.is_evidence();
     if !observed.disks.values().any(serves_again) {
         return (draft, false);
     }
     let open = recovery::lets_clients_in(observed, intent);
     draft.join(objects::shared_services(build, open));
-    // All members are stopped at once. Stopping them one after another would not help: the last members have no quorum
-    // in any order.
+    // The operator stops all members at once. One after another would be no safer, because the last members have no
+    // quorum in any order.
     for (member, pod) in observed.pods.iter().filter(|(_, pod)| !pod.terminating) {
         draft.say(format!("stop {member}"));
         draft.add(actions::delete_pod(member, &pod.uid));

@@ -35,15 +35,16 @@ pub(super) fn applied(
         Some(Role::Voter) | None => false,
     };
     let _ = pod.filter(|pod| pod.stays()).filter(is_new)?;
-    // Invariant 19: a member that does not answer because it is being defragmented is not joining.
+    // Invariant 19: a member that does not answer during its defragmentation is not a joining member.
     if observed.upkeep.defragmenting() == Some(name) {
         return None;
     }
-    // True if the entry with the member's client URLs is committed.
+    // True if etcd has committed the entry that publishes the client URLs of the member.
     let joined = !member.client_urls.is_empty();
     let silent = matches!(observed.statuses.get(name), Some(Seen::Unknown(_)));
     let pulse = observed.pulses.get(name).filter(|_| joined && silent)?;
-    // A learner without a connection to the leader still reports the last known leader.
+    // A learner without a connection to the leader still reports the last known leader, so the connection is checked
+    // too.
     let connected = is_connected(pulse, observed.leader()?);
     let follows = pulse.member_id == member.id && pulse.has_leader && connected;
     follows.then_some(pulse.raft_applied_index)

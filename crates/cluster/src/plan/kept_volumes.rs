@@ -88,7 +88,7 @@ pub(super) fn settle<'a>(
     if over.is_empty() {
         return draft;
     }
-    // Invariant 9 (verify before destroying).
+    // Invariant 9: the operator deletes a kept volume only after it has compared the data of all members.
     if view.is_complete(desired.size) && holds_the_same(view, &mut draft) {
         for (name, _) in over {
             member_objects::discard(name, &mut draft);

@@ -129,8 +129,8 @@ fn discard_with(name: &str, disk: Option<Action>, draft: &mut Draft) {
         chain.push(actions::delete_pod(name, &pod.uid));
     }
     chain.extend(disk);
-    // The Service stays as long as the pod exists. Through it, a removed member can connect to the other members and
-    // learns that it was removed.
+    // The Service of a removed member stays as long as its pod exists. Through the Service, the removed member connects
+    // to the other members and learns that it was removed.
     if let Some(service) = observed.services.get(name)
         && !observed.pods.contains_key(name)
     {

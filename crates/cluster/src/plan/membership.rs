@@ -33,8 +33,8 @@ pub(super) fn start<'a>(
 ) -> Draft<'a> {
     let (desired, observed, _) = build.inputs();
     let mut draft = Draft::new(build);
-    // All members are added before the first pod is created, because a joining member compares `--initial-cluster` with
-    // etcd's list.
+    // A joining member compares `--initial-cluster` with etcd's member list. The operator therefore adds all members to
+    // the list before it creates the first pod.
     for member in view
         .members
         .iter()
@@ -65,7 +65,8 @@ pub(super) fn start<'a>(
         };
         match (member.data, member.service, disk) {
             (Data::There, _, Some(_)) => {
-                // Invariant 5: the volume exists, so the member gets a new pod on it and stays in etcd's list.
+                // Invariant 5: the volume of the member exists, so the member gets a new pod on it and stays in etcd's
+                // member list.
                 draft.say(format!("restart {} on its volume", member.name));
                 member_objects::pod_on_disk(member.service, &start, &mut draft);
             }
@@ -113,7 +114,7 @@ fn unhealthy(member: &MemberState, why: &str, now: Timestamp, draft: &mut Draft)
             member.name
         );
         let left = Duration::try_from(at.duration_since(now)).unwrap_or_default();
-        // The next reconcile starts exactly when the member counts as lost.
+        // The operator requeues the cluster for the moment at which the member counts as lost.
         draft.wait(Reason::MemberUnhealthy, text, left.max(SOON));
         return;
     }
@@ -194,7 +195,7 @@ fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
     let Some(dead) = view.voters().find(|member| member.is_lost()) else {
         return false;
     };
-    // Invariant 3 (quorum guard).
+    // Invariant 3: the operator removes a dead member only if the remaining voters are a healthy quorum.
     if let Some(risk) = view.quorum().unsafe_without(dead.id()) {
         let text = format!("{} is not removed ({}): {risk}", dead.name, dead.why());
         draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
@@ -210,18 +211,18 @@ fn replace(view: &View, draft: &mut Draft) -> bool {
     let Some(old) = view.voters().find(|member| member.leaves()) else {
         return false;
     };
-    // Members are replaced one at a time: a replacement must be a voter before the next replacement starts.
+    // Members are replaced one at a time: a replacement must be a voter before the operator replaces the next member.
     let complete = view.members.len() >= desired.size && view.learners().next().is_none();
     if comes_first(desired, view) || !complete {
         return false;
     }
-    // Invariant 3 (quorum guard).
+    // Invariant 3: the operator replaces a member only if the remaining voters are a healthy quorum.
     if let Some(risk) = view.quorum().unsafe_without(old.id()) {
         let text = format!("{} is not replaced ({}): {risk}", old.name, old.why());
         draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
         return true;
     }
-    // Invariant 2 (one change of the voters at a time).
+    // Invariant 2: the set of voters changes only while all voters are healthy and connected.
     let what = format!("{} is replaced", old.name);
     if wait_for_voters(view, &what, draft) || wait_for_connections(view, draft) {
         return true;

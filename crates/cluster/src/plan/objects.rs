@@ -36,12 +36,13 @@ pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
         taken("Service", &client_service(&observed.cluster), &mut draft);
         return draft;
     }
-    // While a cluster is being adopted, its Service stays unchanged, and clients continue to use it.
+    // While the operator adopts a cluster, the existing client Service stays unchanged, so that clients continue to use
+    // it.
     if adoption::is_under_way(observed) && observed.shared.client != Kept::Missing {
         return draft;
     }
     // Invariant 7: clients can write only after all pods and volumes have the cluster ID. If the status is lost later,
-    // these objects prove that a cluster existed.
+    // the IDs on these objects prove that a cluster existed.
     let open = open && (observed.shared.client == Kept::AsMade(true) || is_marked(observed));
     if observed.shared.client != Kept::AsMade(open) {
         if open {
@@ -105,9 +106,10 @@ pub(super) fn labels<'a>(
     let mut draft = Draft::new(build);
     for member in &view.members {
         let role = match member.pod.and_then(|pod| pod.role) {
-            // `drain` decides later whether the member stays out of the endpoints.
+            // A drained voter keeps its role here. The module `drain` decides whether the member becomes an endpoint
+            // again.
             Some(role @ Role::Busy { .. }) if member.votes() => role,
-            // Invariant 24 (members that do not serve clients yet).
+            // Invariant 24: a member that does not serve clients yet stays out of the endpoints.
             Some(Role::Learner) if joining::is_yet_to_serve(member) => Role::Busy { since: now },
             _ if member.votes() => Role::Voter,
             _ => Role::Learner,
@@ -148,7 +150,8 @@ pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
         if member.data == Data::There {
             let open = concurrent_join::may_be_reached((observed, now), view, member);
             let service = observed.services.get(&member.name);
-            // Invariant 26: restores the annotation `started` on the Service of an existing pod.
+            // Invariant 26: the Service of an existing pod has the annotation `started`. The operator restores a
+            // missing annotation.
             if let Some(service) = service.filter(|it| member.pod.is_some() && !it.started) {
                 draft.add(actions::mark_service(&member.name, service));
                 continue;
@@ -176,7 +179,8 @@ pub(super) fn leftovers<'a>(
         {
             continue;
         }
-        // Invariant 25 (volumes as evidence).
+        // Invariant 25: the volume of a member that other software removed is kept as evidence, so only the other
+        // objects are deleted.
         if kept.contains_key(name.as_str()) {
             member_objects::discard_all_but_disk(&name, &mut draft);
             continue;
@@ -193,7 +197,7 @@ pub(super) fn leftovers<'a>(
                 continue;
             }
         }
-        // Invariant 7: the operator does not delete an object with the ID of another cluster.
+        // Invariant 7: the operator does not delete objects with the ID of another cluster.
         if let Some(other) = member_objects::another_cluster(observed, &name) {
             let text = format!(
                 "{name} carries the ID of cluster {other} and is not changed: delete it if it is not needed"

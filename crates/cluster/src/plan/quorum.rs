@@ -66,7 +66,7 @@ impl Quorum {
             voters += 1;
             healthy += usize::from(*is_healthy);
         }
-        // The removal of the last voter is never safe.
+        // The removal of the last voter is never safe, because no voter would remain.
         (voters == 0 || healthy < quorum_of(voters)).then_some(Unsafe { healthy, voters })
     }
 

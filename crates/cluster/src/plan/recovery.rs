@@ -46,7 +46,8 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
         return Approval::None;
     };
     if !names(text, cluster_id) {
-        // The annotation may still name the cluster from which an earlier, approved recovery created this cluster.
+        // The annotation may still name a former cluster. An earlier, approved recovery created this cluster from it,
+        // so the approval is used up.
         let spent = observed.recovery.former();
         let spent = spent.and_then(|record| record.from_cluster_id.parse().ok());
         match spent.filter(|former| names(text, *former)) {
@@ -78,9 +79,10 @@ pub(super) fn lets_clients_in(observed: &Observed, intent: &Intent) -> bool {
     if observed.recovery.record.is_none() {
         return true;
     }
-    // True for pods of the old cluster, and for seeds of abandoned recoveries.
+    // True for pods of the cluster before the recovery, and for seeds of abandoned recoveries.
     let other = |pod: &Pod| pod.token.is_some() && pod.token.as_ref() != Some(&intent.token);
-    // A terminating pod that is not ready is no endpoint, even if it stays on its node for a long time.
+    // A terminating pod that is not ready is no endpoint of the client Service, even if it stays on its node for a long
+    // time.
     let counts = |pod: &&Pod| other(pod) && (pod.ready || !pod.terminating);
     !observed.pods.values().any(|pod| counts(&pod))
 }
@@ -128,7 +130,8 @@ pub(super) fn without_quorum<'a>(
     let (desired, observed, now) = build.inputs();
     let mut draft = Draft::new(build);
     if observed.recovery.approval.is_none() && observed.recovery.stale_approval.is_some() {
-        // The user has removed the stale approval, so the next approval is accepted.
+        // The user has removed the stale approval. The operator clears its record, so that the next approval is
+        // accepted.
         write(observed.recovery.record.as_ref(), None, &mut draft);
     }
     let evidence = Evidence::new(observed, intent, cluster_id);
@@ -267,7 +270,8 @@ impl<'a> Scene<'a> {
         let silent = self.evidence.silent();
         let after = self.desired.recovery.after.as_secs();
         if approval == Approval::Given {
-            // A member that may still answer, or that may get its volume back, could have newer data.
+            // The message lists these members, because a member that answers again or gets its volume back could have
+            // newer data.
             let bare = self.evidence.without_volume(self.observed);
             let bare = bare.into_iter().map(|name| {
                 (

@@ -61,9 +61,9 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
     let version = course.target.clone().or_else(|| versions::made_for(pod))?;
     let other_image = pod.image != version.image(&desired.repository);
     let fits = versions::fits(pod, &version);
-    // The image is first patched into the existing pod. If the image is not available or does not start, the operator
-    // rolls back to the version in the pod's annotation. A new pod has no such annotation, and the record on its volume
-    // is valid only until its image has started (invariant 30).
+    // The operator first patches the new image into the existing pod, because the pod's annotation records the previous
+    // version. If the new image is unavailable or does not start, the operator rolls back to that version. A new pod
+    // has no such annotation, and the record on its volume is valid only until its image has started (invariant 30).
     let other_release = versions::made_for(pod).is_some_and(|it| it.minor() != version.minor());
     let image_first = other_image && (!pod.durable || other_release && fits);
     if let Some(why) = &pod.difference.pod
@@ -126,7 +126,8 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     let Some((member, need)) = in_place().min_by_key(by_turn) else {
         return;
     };
-    // The operator compared the members' data before it drained this member from the client Service.
+    // A member that was drained recently needs no new comparison, because the operator compared the data of all members
+    // before it drained the member.
     let compared = drain::is_out_since(now, member, COMPARED);
     if !compared && !holds_the_same(view, draft) {
         return;
@@ -134,8 +135,8 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     if !drain::is_drained(view, member, draft) {
         return;
     }
-    // Invariant 18: the leader is changed last. It first transfers its leadership, if possible to a member that was
-    // already changed.
+    // Invariant 18: the operator changes the leader last. The leader first transfers its leadership, if possible to a
+    // member that was already changed.
     if view.leader == Some(member.id()) {
         let able = view.voters().filter(|next| next.id() != member.id());
         let waits = |next: &&MemberState| needs.iter().any(|(other, _)| other.id() == next.id());
@@ -144,8 +145,8 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
             return;
         }
     }
-    // If the pod has the annotation about an image change, `stopped` deletes the annotation in this plan, and the next
-    // change waits.
+    // If the pod still has the annotation about its last image change, the function `stopped` deletes the annotation in
+    // this plan. The next change waits for the next plan.
     if member.pod.is_none_or(|pod| pod.changed.is_none()) {
         change(member, need, draft);
     }
@@ -201,8 +202,8 @@ fn repair(course: &Course, needs: &[(&MemberState, Need)], draft: &mut Draft) ->
     for (member, need) in needs {
         let failed = |pod: &Pod| pod.changed.is_some() || pod.trouble.is_some();
         let down = |pod: &&Pod| !member.serves() && !pod.ready && failed(pod);
-        // A member that is to be replaced (`Fate::Leaves`) is repaired too: the operator replaces members only while all
-        // voters are healthy. A lost member is not repaired.
+        // A member that is about to be replaced (`Fate::Leaves`) is repaired too, because the operator replaces members
+        // only while all voters are healthy. A lost member is not repaired.
         let Some(pod) = member.pod.filter(down).filter(|_| !member.is_lost()) else {
             continue;
         };
@@ -381,8 +382,8 @@ fn change_image(
     let from = versions::runs(draft.build.observed, member, pod);
     let changed = Changed {
         from: from.map(|from| from.to_string()).unwrap_or_default(),
-        // If no container runs, the next start counts as the first start with the new image, even if Kubernetes does
-        // not count it as a restart.
+        // If no container runs, the next start is the first with the new image, but Kubernetes may not count it as a
+        // restart. The recorded count is then one lower.
         restarts: pod.restarts - i32::from(!pod.running),
         unreadable: is_unreadable(pod),
     };
@@ -419,7 +420,7 @@ pub(super) fn outdated(
         versions::downgrade(&course, observed),
         Downgrade::None | Downgrade::Ready
     );
-    // Changes of images come first, because they need no replacement.
+    // An image changes in place. The operator changes images before it replaces members for other reasons.
     let images = needs.iter().any(|(_, need)| matches!(need, Need::Image(_)));
     if !ready || images {
         return None;

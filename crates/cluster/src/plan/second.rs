@@ -30,7 +30,8 @@ pub(super) fn start_added<'a>(
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
     let mut started = BTreeSet::new();
     for member in view.voters().filter(|member| !member.joined()) {
-        // A lost volume cannot be mounted, and its PVC occupies the name that a new PVC would need.
+        // A pod cannot mount a lost volume. The PVC of the lost volume also occupies the name that a new PVC would
+        // need.
         let taken = member.disk.is_some_and(|disk| disk.lost);
         let Some(service) = member.service.filter(|_| member.pod.is_none() && !taken) else {
             continue;
@@ -57,8 +58,8 @@ pub(super) fn start_added<'a>(
         } else if disk.is_some() {
             member_objects::start_on_disk(None, &start, &mut draft);
         } else {
-            // Invariant 6: the operator process that set the annotation `started` may be suspended, and could still
-            // remove it.
+            // Invariant 6: the process that set the annotation `started` may be suspended and could remove the
+            // annotation later. This process sets the annotation again, so that the removal fails.
             let mark = member_objects::mark_again(&member.name, service, &draft);
             member_objects::start(mark, &start, &mut draft);
         }
@@ -82,7 +83,8 @@ pub(super) fn without_volume<'a>(
     };
     let view = View::new(list, (desired, observed, Timestamp::UNIX_EPOCH));
     for member in view.voters().filter(|member| !member.joined()) {
-        // A pod without an address never mounted the volume.
+        // Kubernetes assigns an address only after it has mounted the volume. A pod without an address therefore never
+        // mounted its lost volume.
         let bare = member.disk.is_some_and(|disk| disk.lost)
             && member.pod.is_none_or(|pod| !pod.addressed);
         // True if the operator can start the member without data after a person has deleted the PVC.
@@ -189,7 +191,7 @@ mod tests {
             let at = writes.iter().position(again);
             let pod = writes.iter().position(|write| scene::makes_pod(write, "d"));
             assert!(at.is_some() && at < pod, "{writes:?}");
-            // Another process set the annotation, so this process never removes it.
+            // The annotation `started` was set by another process, so this process must never remove it.
             let marks = |write: &Write| {
                 matches!(
                     write,
@@ -199,8 +201,8 @@ mod tests {
             };
             assert!(!writes.iter().any(marks), "{writes:?}");
             assert!(!added(durable).writes().iter().any(again));
-            // The annotation is renewed at most once. Otherwise, if the API server rejects the PVC, every renewal would
-            // trigger the next reconcile at once.
+            // The operator renews the annotation `started` at most once. Otherwise every PVC that the API server
+            // rejects would cause a renewal, and each renewal would trigger the next reconcile at once.
             let mut renewed = added(durable).marked("d");
             renewed.observed.services.get_mut("d").unwrap().renewed = true;
             let writes = renewed.writes();
@@ -229,7 +231,7 @@ mod tests {
                     .iter()
                     .any(|one| one.reason == Reason::NoQuorum)
             );
-            // The person applies the reported remedy and deletes the PVC.
+            // In this scene, the person has applied the reported remedy and deleted the PVC.
             assert_eq!(starts(&scene).len(), 1);
             assert_eq!(scene.plan().problems, []);
         }

@@ -48,7 +48,7 @@ pub(super) fn reserve(
         let count = needed - reserved.len();
         draft.say(format!("create the Services of {count} new members"));
         let apart = concurrent_join::begin_apart(view, needed);
-        // The Services do not depend on each other.
+        // The Services of the new members do not depend on each other, so each is created in its own chain.
         for _ in 0..count {
             let member = new_names.member();
             draft.add(draft.build.create_service(&member, false, apart));
@@ -73,7 +73,7 @@ pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
 pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
     let (stay, size) = (view.staying().count(), draft.build.desired.size);
     let all_vote = view.staying().filter(|member| member.votes()).count() >= size;
-    // A voter is removed only if the other voters form a quorum without it.
+    // True unless the voter is needed: the operator removes a voter only if the other voters form a healthy quorum.
     let spared = |member: &MemberState| {
         !member.votes() || view.quorum().unsafe_without(member.id()).is_none()
     };
@@ -90,13 +90,13 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
         return true;
     };
     if victim.votes() {
-        // Invariant 3 (quorum guard).
+        // Invariant 3: the operator removes a voter only if the remaining voters are a healthy quorum.
         if let Some(risk) = view.quorum().unsafe_without(victim.id()) {
             let text = format!("{} is not removed: {risk}", victim.name);
             draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
             return true;
         }
-        // Invariant 2: the member that was changed last must be healthy before the next change.
+        // Invariant 2: the member that was changed last must be healthy before the next member is changed.
         let waits = |draft: &mut Draft| {
             wait_for_voters(view, "the cluster shrinks", draft) || wait_for_connections(view, draft)
         };
@@ -192,11 +192,11 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
         let has = answer
             .map(|status| status.raft_applied_index)
             .or(member.follows)
-            // A learner without published client URLs is not promoted: `second` would take it for a member that was
-            // added as a voter.
+            // The operator promotes no learner without published client URLs. If it did, the module `second` would take
+            // the member for one that was added as a voter.
             .filter(|_| member.joined() && !concurrent_join::begins_apart(member));
         match has {
-            // Invariant 24 (members that do not serve clients yet).
+            // Invariant 24: a learner without a connection to the leader is not promoted.
             Some(_) if joining::is_cut_off(member, observed) => {
                 let text = format!("{} is not connected to the leader", member.name);
                 draft.wait(Reason::LearnerCutOff, text, SHORTLY);
@@ -204,7 +204,7 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
             Some(has)
                 if joining::takes_part(member, committed) && has_caught_up(has, committed) =>
             {
-                // A learner that serves clients is promoted before learners that only follow the leader.
+                // The operator promotes a learner that serves clients before learners that only follow the leader.
                 ready = ready.filter(|first| first.serves() || !member.serves());
                 ready = ready.or(Some(member));
             }
@@ -225,7 +225,8 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
     let Some(member) = ready.filter(|_| voters < desired.size) else {
         return false;
     };
-    // Invariants 2 and 24 (one change of the voters at a time; members that do not serve clients yet).
+    // Invariants 2 and 24: the set of voters changes only while all voters take part in consensus. A voter that follows
+    // the leader takes part, even if it does not serve clients yet.
     let takes_part = |member: &MemberState| joining::takes_part(member, committed);
     let what = format!("{} becomes a voter", member.name);
     if wait_for_all(view, &takes_part, &what, draft) {
@@ -285,7 +286,7 @@ pub(super) fn grow(
     if names.len() < count {
         return false; // Members are added only after the Services of all new members exist, so that all additions are one step.
     }
-    // etcd rejects an addition unless every voter has been connected for 5 s.
+    // etcd rejects the addition of a member unless all voters have been connected for five seconds.
     if let Some(member) = view.voters().find(|member| !member.is_healthy()) {
         let text = format!("the operator adds a member when {} is healthy", member.name);
         draft.wait(Reason::VoterNotHealthy, text, BLIND);

@@ -56,7 +56,8 @@ fn step(rollout: &TlsRollout, intent: &Intent, view: &View, earlier: &Earlier, d
         draft.wait(Reason::TLSSwitching, text, SHORTLY);
         return;
     }
-    // Invariant 2: a member that is being added has a peer URL of the recorded stage.
+    // Invariant 2: this plan already adds a member, whose peer URL belongs to the recorded TLS stage. The stage changes
+    // later.
     if earlier.changes_members {
         return;
     }
@@ -84,7 +85,7 @@ fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<S
         TlsMode::of(rollout.at.as_ref()),
         TlsMode::of(next.to.as_ref()),
     ];
-    // The headless Service must have the second port before a member connects to that port.
+    // Members connect to the second peer port through the headless Service, so the Service must have this port first.
     if observed.shared.headless == Kept::Drifted {
         return Some("the headless Service is repaired".to_owned());
     }
@@ -102,7 +103,7 @@ fn unsettled(observed: &Observed, rollout: &TlsRollout, view: &View) -> Option<S
         if !serves(member) {
             return Some(format!("{name} serves"));
         }
-        // A learner without a connection to the leader gives stale answers.
+        // The status of a learner without a connection to the leader is stale, so the TLS change waits.
         if joining::is_cut_off(member, observed) {
             return Some(format!("{name} is connected to the leader"));
         }

@@ -40,7 +40,7 @@ use crate::snapshot::{Kept, Trouble};
 
 use scene::Scene;
 
-// ---- bootstrap ----
+// ---- bootstrap of a new cluster ----
 
 #[test]
 fn invariant_10_bootstrap_records_members_before_creating_objects() {
@@ -102,7 +102,7 @@ fn bootstrap_services_get_endpoints_once_pods_run_or_time_out() {
         scene.young(member).not_running(member)
     });
     assert_eq!(opened(&young), [false; 3]);
-    // After a time limit, the Services get endpoints even if the pods are not ready.
+    // After a time limit, the Services get endpoints even if their pods are not ready.
     let slow = young.aged();
     assert_eq!(opened(&slow), [true; 3]);
 }
@@ -215,7 +215,7 @@ fn invariant_7_formed_cluster_without_pods_is_not_bootstrapped() {
 fn removes_dead_member_before_adding_replacement() {
     let scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(scene.changes(), [scene::remove("b")]);
-    // The operator creates the Service of the replacement before the removal is complete.
+    // The operator creates the Service of the replacement before etcd has removed the dead member.
     assert_eq!(scene::reserved(&scene.plan().step.chains), [false]);
 }
 
@@ -388,7 +388,7 @@ fn invariant_3_terminating_member_is_kept_while_another_is_down() {
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));
 }
 
-// ---- maintained objects ----
+// ---- Services and PodDisruptionBudget ----
 
 #[test]
 fn converged_cluster_needs_no_action() {
@@ -509,7 +509,7 @@ fn missing_image_is_reported_with_spec_field() {
     );
 }
 
-// ---- no changes ----
+// ---- clusters that the operator must not change ----
 
 #[test]
 fn paused_restored_invalid_or_deleted_cluster_is_not_changed() {

@@ -107,7 +107,7 @@ impl Run<'_> {
             return;
         };
         if self.is_full() {
-            // Invariant 19: the alarm is disarmed only when every database has free space again.
+            // Invariant 19: the operator disarms the alarm only when every database has free space again.
             if databases
                 .iter()
                 .all(|(_, status)| self.roomy(status.db_size))
@@ -170,7 +170,7 @@ impl Run<'_> {
         if !would_help && compact_to.is_none() {
             return;
         }
-        // True if members could now free more space than the last run freed.
+        // True if a defragmentation could now free more space than the last run.
         let has_more = |last: &DefragmentationStatus| {
             let sizes = last.members.iter().filter_map(|one| one.size_after);
             sizes.max().is_some_and(|size| {
@@ -273,7 +273,7 @@ impl Run<'_> {
     fn go_on(&self, record: &DefragmentationStatus, draft: &mut Draft) {
         match record.members.last() {
             Some(last) if last.completion_time.is_none() => self.attend(record, last, draft),
-            // After a failure the run ends, because the next member might fail for the same reason.
+            // After a failed defragmentation the run ends, because the next member might fail for the same reason.
             Some(last) if last.error.is_some() => self.finish(record, draft),
             _ => self.record_next(record, draft),
         }
@@ -296,8 +296,8 @@ impl Run<'_> {
         let error = match (&observed.upkeep.call, member) {
             (_, None) => Some("it is no longer a member".to_owned()),
             (Some(Call::Failed(why)), _) => Some(why.clone()),
-            // The member does not answer. The call of an earlier operator process may still be running, or may just
-            // have ended.
+            // The member does not answer. A defragmentation call of an earlier operator process may still be running,
+            // or may have just ended.
             (_, Some(member)) if member.health != Health::Busy => {
                 let may_be_done = member.pod.is_some_and(Pod::stays)
                     && now.duration_since(last.start_time.0) < SILENCE;
@@ -316,8 +316,8 @@ impl Run<'_> {
                 draft.wait(Reason::Defragmenting, text, SHORTLY);
                 return;
             }
-            // Invariant 19: since the operator recorded this member, the leader or the members' health may have
-            // changed.
+            // Invariant 19: the member was recorded earlier. The leader or the health of the members may have changed
+            // since then, so the operator checks again.
             (None, Some(member)) if !self.may_defragment(member) => {
                 let mut record = record.clone();
                 record.members.pop();
@@ -326,7 +326,8 @@ impl Run<'_> {
                 return;
             }
             (None, Some(member)) if !drain::is_drained(self.view, member, draft) => return,
-            // This operator process has not sent the call. If an earlier process has, a second call does no harm.
+            // This operator process has not sent the defragmentation call. If an earlier process has sent it, a second
+            // call does no harm.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));
                 draft.add(actions::defragment(&last.name, last.start_time.0));
@@ -353,7 +354,7 @@ impl Run<'_> {
     fn record_next(&self, record: &DefragmentationStatus, draft: &mut Draft) {
         let now = self.build.now;
         let Some(databases) = self.databases() else {
-            // `is_quiet` reports the reason.
+            // If the sizes are unknown, `is_quiet` adds the reason to the plan.
             self.is_quiet(draft);
             return;
         };
@@ -362,7 +363,7 @@ impl Run<'_> {
         let leads = |member: &MemberState| self.view.leader == Some(member.id());
         let compacted = record.cause == Cause::NoSpace && record.compacted_revision.is_some();
         let young = now.duration_since(record.start_time.0) < SETTLES;
-        // Compares with the current size, because the recorded size may be older.
+        // The recorded size may be outdated, so the check uses the current size of the database.
         let shrank = databases.iter().any(|(member, status)| {
             let mut told = record.members.iter().filter(|one| one.name == member.name);
             told.any(|one| one.size_before - status.db_size >= self.room() / 2)
@@ -384,7 +385,7 @@ impl Run<'_> {
             self.finish(record, draft);
             return;
         };
-        // Invariant 19 (defragmentation and alarms).
+        // Invariant 19: the operator defragments no member while another member is unhealthy.
         if !self.is_quiet(draft) {
             return;
         }

@@ -91,7 +91,7 @@ pub(super) fn made_for(pod: &Pod) -> Option<EtcdVersion> {
 /// The versions of the members in etcd's list. If the list is unknown or names none of the pods, the versions of all
 /// pods.
 fn running(observed: &Observed) -> Vec<EtcdVersion> {
-    // Pods of a cluster that a restore replaced do not count.
+    // Pods of a cluster that a restore has replaced do not count.
     let ours = |pod: &Pod| !replaced::is_of_before(observed, pod.token.as_ref());
     let list = observed.members.known();
     let listed: Option<Vec<String>> = list.map(|list| list.members.iter().map(name_of).collect());
@@ -99,7 +99,7 @@ fn running(observed: &Observed) -> Vec<EtcdVersion> {
     let is_member = |name: &String| listed.as_ref().is_none_or(|names| names.contains(name));
     let pods = observed.pods.iter();
     let pods = pods.filter(|(name, pod)| is_member(name) && ours(pod));
-    // Members that other software runs count as well, because new members must be compatible with them.
+    // External members count as well, because new members must be compatible with their versions.
     let elsewhere = observed.elsewhere.keys();
     let answers = elsewhere.filter_map(|name| observed.answer(name));
     let answers = answers.filter_map(|status| EtcdVersion::parse(&status.version).ok());
@@ -140,9 +140,9 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
         refused: Some(why),
         ..Course::default()
     };
-    // Members run two minor releases only during an upgrade or a downgrade. Members of the higher release can then
-    // change in both directions, because the cluster version is the version of the lowest member. Only the members of
-    // the lower release need a check.
+    // Members run two minor releases only during an upgrade or a downgrade. The cluster version is then the version of
+    // the lowest member, so members of the higher release can change in both directions. Only the members of the lower
+    // release need a check.
     let at_lowest = running.iter().filter(|one| one.minor() == lowest.minor());
     let directions: Result<Vec<UpgradeDirection>, String> =
         at_lowest.map(|one| direction(one, &wanted)).collect();
@@ -218,7 +218,7 @@ pub(super) fn joining(desired: &Desired, observed: &Observed, view: &View) -> St
         .iter()
         .any(|member| member.followed && member.leaves());
     let course = course(desired, observed);
-    // During a downgrade, etcd must first permit the target version.
+    // Before a downgrade, etcd must permit the target version.
     let settled = course.direction != Some(UpgradeDirection::Down)
         || downgrade(&course, observed) == Downgrade::Ready;
     let target = course.target.filter(|_| follows && settled);
@@ -280,9 +280,8 @@ impl VersionRules {
             .min()
             .or_else(|| minor(fallback))
             .unwrap_or((3, 6));
-        // Each member checks an additional learner against the limit of learners in its own flags
-        // (`ValidateConfigurationChange` in etcd). A member that was started with an older release has no such flag, and
-        // accepts only one learner.
+        // Each member checks an additional learner against the limit in its own flags (`ValidateConfigurationChange` in
+        // etcd). A member that was started with an older release has no such flag, and accepts only one learner.
         Self {
             learners: lowest >= (3, 4),
             several_learners: lowest >= (3, 6)

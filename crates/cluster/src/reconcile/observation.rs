@@ -128,7 +128,7 @@ impl ClusterOperator {
             let acted = self
                 .act((&snapshot, &unanswered, &etcd, since), &step)
                 .await;
-            // Errors of these actions are ignored, because the next plan contains the failed actions again.
+            // The urgent actions that failed are part of the next plan again, so their errors are ignored.
             early.done.extend(acted.done);
         }
         Ok(None)
@@ -164,8 +164,8 @@ impl ClusterOperator {
         let round = subscription.or_interrupted(round, false).await?;
         let report = round.report(None);
         let status = report.status(&Time(round.at));
-        // The operator does not watch Secrets. While a Secret has a problem, each reconcile therefore reads all objects
-        // again.
+        // The operator does not watch Secrets. While a Secret has a problem, each reconcile must therefore read all
+        // objects again.
         let rests = round.plan.step.is_empty()
             && status == report.current()
             && round.observed.tls.faults.is_empty();

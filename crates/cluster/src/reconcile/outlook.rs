@@ -32,7 +32,8 @@ impl ClusterOperator {
         let notices = notices(&round.plan, &acted);
         let failed = acted.failed.into_iter();
         let lasting = failed.filter(|error| !error.is_passing());
-        // Reports new failures first. If there are none, reports the start in back-off with the earliest retry.
+        // The first choice is a new failure. Without a new failure, the reconcile reports the start in back-off that
+        // can be retried first.
         match lasting.min_by_key(execute::Error::held) {
             Some(source) => Err(Error::Act {
                 source,

@@ -34,7 +34,8 @@ pub(super) fn conditions(
     ];
     let mut conditions = before.conditions.clone();
     if !report.hibernates() {
-        // After a hibernation, the condition starts again, so that the hibernation does not count as unavailable time.
+        // After a hibernation, conditions with a reason of the hibernation are created anew. The time of the
+        // hibernation then does not count as unavailable time.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }
     let certificates = tls_ready(report);
@@ -140,8 +141,8 @@ fn shut(observed: &Observed) -> Option<&'static str> {
         Kept::AsMade(false) => return Some("the client Service has no endpoints yet"),
         Kept::Drifted | Kept::AsMade(true) => {}
     }
-    // The endpoints of a Service are the selected pods that are ready. Kubernetes falls back to terminating pods only
-    // if no other pod is ready.
+    // Kubernetes uses the selected pods that are ready as endpoints of a Service. If no other pod is ready, it uses
+    // terminating pods.
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_endpoint = |pod: &Pod| pod.ready && !pod.failed && pod.token.as_ref() == token;
     let leads = observed.pods.values().any(is_endpoint);

@@ -104,7 +104,7 @@ fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberSt
         ..old
     })
     .map(|old| match old.role {
-        // The current leader is unknown, so the last known leader is reported as a voter.
+        // The current leader is unknown, so the status reports the last known leader as a voter.
         Some(MemberRole::Leader) => MemberStatus {
             role: Some(MemberRole::Voter),
             ..old

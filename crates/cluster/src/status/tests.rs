@@ -185,7 +185,7 @@ fn available_requires_ready_client_endpoint() {
     assert_eq!(available(&closed), shut);
     let unready = |seen: &mut Observed| seen.pods.values_mut().for_each(|pod| pod.ready = false);
     assert_eq!(available(&unready), shut);
-    // A pod of a former cluster is not an endpoint of this cluster.
+    // A pod with the token of a former cluster is not an endpoint of this cluster.
     let foreign = |seen: &mut Observed| {
         for pod in seen.pods.values_mut() {
             pod.token = Some("another".to_owned());
@@ -222,7 +222,7 @@ fn cluster_with_lost_quorum_is_unavailable_and_lists_members() {
         is(&status, &ConditionType::Degraded),
         pair("True", "QuorumLost")
     );
-    // The status still names the members, but no leader and no healthy member.
+    // The status still names the three members, but reports no leader and no healthy member.
     assert_eq!(status.member_details.len(), 3);
     assert!(
         status

@@ -142,7 +142,7 @@ fn found(old: Old) -> Scene {
     }
     scene.desired =
         crate::desired::desired(&Effective::as_written(cluster(old)), &Operators::default());
-    // The volumes of the scene have no size.
+    // The volumes of this scene have no size, so the desired state must not request a size.
     scene.desired.claim = None;
     let observed = &mut scene.observed;
     (observed.intent, observed.cluster_id) = (None, None);
@@ -272,7 +272,8 @@ fn adopted_emptydir_members_are_replaced_and_pvc_members_recreated() {
         let deletes_disks = |write: &Write| matches!(write, Write::DeleteDisk { .. });
         assert!(!writes.iter().any(deletes_disks), "{writes:?}");
         if old.claim {
-            // `b` is a follower. Its PVC records the version with which it restarts.
+            // `b` is deleted first, because `b` is a follower. The PVC of `b` records the version with which the member
+            // restarts.
             assert_eq!(deleted, ["b"], "{writes:?}");
             let notes = |write: &Write| {
                 matches!(write, Write::NoteVersion { member, version, .. }

@@ -125,7 +125,7 @@ fn scene(spec: &Value, made: &[Pod]) -> Scene {
         &Effective::as_written(cluster.clone()),
         &Operators::default(),
     );
-    // The volumes of the scene have no size.
+    // The volumes of this scene have no size, so the desired state must not request a size.
     scene.desired.claim = None;
     for (letter, pod) in LETTERS.into_iter().zip(made) {
         let mut seen = pods::pod(&runs(pod.clone()), &cluster.spec, true);

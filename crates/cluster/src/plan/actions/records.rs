@@ -141,7 +141,7 @@ impl Builder<'_> {
 
     /// Records the TLS settings with which members start from now on.
     pub(crate) fn record_tls(&self, record: &TlsStatus) -> Action {
-        // The first record of a cluster without TLS sends no Event.
+        // For a cluster without TLS, the first record of the TLS settings changes nothing and sends no Event.
         let event = record
             .policy
             .as_ref()

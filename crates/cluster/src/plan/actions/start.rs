@@ -80,8 +80,8 @@ impl Builder<'_> {
     /// Creates the pod of a member. The action fails if the pod exists.
     pub(crate) fn create_pod(&self, start: &Start) -> Result<Action, Explanation> {
         let pod = self.pod(start)?;
-        // If the creation of the pod fails, a member with a PVC keeps the annotation `started` on its Service: its PVC
-        // already exists, so a later plan creates the pod again.
+        // The member has a PVC, so a failed creation of its pod is harmless: a later plan creates the pod again. The
+        // annotation `started` therefore stays on the Service.
         let part = match start.state {
             State::OnDisk if start.durable => Some(StartPart::Return(start.member.clone())),
             _ if start.durable => None,
@@ -110,8 +110,8 @@ impl Builder<'_> {
         let annotations = claim.annotations_mut();
         annotations.insert(names::ANNOTATION_VERSION.to_owned(), start.version.clone());
         if start.state == State::New {
-            // The PVC of each first member records the names of all first members, so that the names survive the loss
-            // of the pods and of the status.
+            // The PVC of each first member records the names of all first members. The names then survive the loss of
+            // all pods and of the status.
             let first: Vec<&str> = start.initial.iter().map(String::as_str).collect();
             annotations.insert(names::ANNOTATION_FIRST_MEMBERS.to_owned(), first.join(","));
         }

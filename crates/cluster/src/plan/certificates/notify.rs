@@ -14,7 +14,8 @@ impl Keeper<'_> {
             .get(member)
             .and_then(|noted| noted.certificates.as_ref());
         let told = told.is_some() && told == self.certificates.notification(member).as_ref();
-        // The annotation with the CAs was deleted, but the annotation with their digest still exists.
+        // A person may have deleted the annotation with the CAs, while the annotation with the trust digest still
+        // exists.
         let noted = self.certificates.pods.get(member);
         let silent =
             noted.is_some_and(|noted| noted.trust.is_some() && noted.authorities.is_none());
@@ -39,8 +40,8 @@ impl Keeper<'_> {
             };
             let noted = self.certificates.pods.get(member);
             let unknown = noted.is_some_and(|noted| noted.trust.is_none());
-            // A restore creates the pod after its certificates. The pod was therefore started with the CAs in these
-            // certificates' Secrets.
+            // A restore creates the certificates before the pod. If all certificate Secrets are older than the pod, the
+            // pod was started with the CAs in these Secrets.
             let after = self.is_up_to_date(member)
                 || self.rule.uses_of_member().all(|used| {
                     let held = self.certificates.leaf(member, used);

@@ -74,7 +74,7 @@ impl Keeper<'_> {
             return;
         }
         self.without_volumes(draft);
-        // A restore or a recovery starts its members with current CAs.
+        // During a restore or a recovery, all members start with the current CAs, so no member needs a restart.
         if self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some() {
             return;
         }
@@ -157,7 +157,8 @@ impl Keeper<'_> {
     /// True if `member` accepts the peer certificate of `other`. If the Secret of `other` is lost, the pod of `other`
     /// still has a certificate of a CA with which that pod was started.
     fn lets_in(&self, member: &str, other: &str) -> bool {
-        // Invariant 1: without the annotation on its pod, the CAs of a member are unknown.
+        // Invariant 1: the CAs of a member are unknown if its pod lacks the annotation. The member then counts as
+        // accepting.
         if !self.rule.peers || self.certificates.started_with(member).is_none() {
             return true;
         }

@@ -27,7 +27,7 @@ pub(crate) fn leftover(
     view: &View,
     name: &str,
 ) -> Leftover {
-    // The seed of a recovery in progress stays until the recovery is canceled.
+    // The seed of a recovery in progress stays until the recovery is complete or canceled.
     if in_progress(observed).is_some_and(|record| record.member == name) {
         return Leftover::Stays;
     }
@@ -46,8 +46,8 @@ pub(crate) fn leftover(
     if !former && !replaced {
         return Leftover::Ordinary;
     }
-    // The operator deletes nothing until the pods and PVCs of all members have the ID of the new cluster. If the status
-    // is lost later, these objects identify the new cluster.
+    // The operator deletes no leftover until the pods and PVCs of all members have the ID of the new cluster. If the
+    // status is lost later, the IDs on these objects identify the new cluster.
     let unlabelled = |member: &MemberState| {
         let pod = member.pod.filter(|pod| pod.stays());
         pod.is_some_and(|pod| pod.cluster_id != observed.cluster_id)
@@ -58,8 +58,8 @@ pub(crate) fn leftover(
     if view.members.iter().any(unlabelled) {
         return Leftover::Stays;
     }
-    // Invariant 9: the old volumes stay until the new cluster has its full size and is healthy, and for the time that
-    // the user has set. Members that must be replaced, for example because of a lost volume, do not count.
+    // Invariant 9: the old volumes stay until the new cluster has its full size and is healthy, and for the time in the
+    // spec. Members that the operator is about to replace do not count for this size.
     let is_kept = (replaced && replaced::is_kept(observed, now))
         || (former && is_kept_after_recovery(desired, observed, now));
     if view.is_complete(desired.size) && !is_kept {

@@ -56,8 +56,8 @@ pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Dr
     if give_up(evidence, record, draft) {
         return;
     }
-    // Invariant 9: the objects of this seed stay, because the seed may have the last copy of the data. The next
-    // recovery creates another seed.
+    // Invariant 9: the objects of a seed with a lost volume stay, because the seed may have the last copy of the data.
+    // The next recovery creates another seed.
     let disk = observed.disks.get(member);
     if disk.is_some_and(|disk| disk.lost) && evidence.survives(survivor) {
         let why = format!("the volume of {member} was lost before it was recorded");
@@ -152,7 +152,8 @@ fn start(record: &RecoveryStatus, draft: &mut Draft) {
     let service = observed.services.get(name);
     let disk = observed.disks.contains_key(name);
     if let Some(pod) = observed.pods.get(name) {
-        // Until the new cluster is recorded, the survivor still has its data, so the seed may copy it again.
+        // The survivor keeps its data until the new cluster is recorded. The operator may therefore delete a failed
+        // seed pod and copy the data again.
         if ended::has_ended(pod) {
             ended::delete(name, pod, draft);
             return;
@@ -160,15 +161,15 @@ fn start(record: &RecoveryStatus, draft: &mut Draft) {
         member_objects::serve(name, service, true, draft);
         return;
     }
-    // Invariant 16: before the seed can become ready, the client Service must have no endpoints. A person or other
-    // software may have changed the Service.
+    // Invariant 16: the client Service must have no endpoints before the seed becomes ready. A person or other software
+    // may have changed the Service, so the plan writes it again.
     let closes = observed.shared.client != Kept::Others;
     let closes = closes.then(|| draft.build.apply_client_service(false));
     let mark = match service {
         None => Some(draft.build.create_service(name, true, false)),
         Some(service) if !service.started => Some(actions::mark_service(name, service)),
-        // Invariant 6: the operator process that set the annotation `started` may be suspended, and could remove it
-        // later.
+        // Invariant 6: the process that set the annotation `started` may be suspended and could remove the annotation
+        // later. This process sets the annotation again, so that the removal fails.
         Some(service) if !disk => member_objects::mark_again(name, service, draft),
         Some(_) => None,
     };

@@ -70,7 +70,7 @@ fn pods_without_token_prevent_bootstrap() {
     let mut silent = left_by_another().silent();
     assert!(silent.writes().is_empty() && !begins(&silent));
     assert!(silent.waits().contains(&Reason::AdoptionWaits));
-    // All pods have failed, and one member has a volume.
+    // Failed pods prevent the bootstrap too.
     for pod in silent.observed.pods.values_mut() {
         (pod.failed, pod.running, pod.addressed) = (true, false, false);
     }
@@ -131,7 +131,7 @@ fn adoption_labels_pods_before_changing_client_service() {
     assert!(marked.writes().contains(&Write::ApplyClient { open: true }));
 }
 
-// ---- joining ----
+// ---- joining an external cluster ----
 
 /// A new EtcdCluster with an annotation that names an external cluster of three members.
 fn joins() -> Scene {
@@ -259,7 +259,8 @@ fn join_adds_no_member_while_peer_tls_settings_differ() {
         scene.changes().as_slice(),
         [Write::AddMember { .. }]
     ));
-    // If a member of this EtcdCluster is already in etcd's list, the join continues despite different settings.
+    // If etcd's list already contains a member of this EtcdCluster, the join continues although the TLS settings
+    // differ.
     let late = says(with_tls(joined(&["a"])), PLAIN);
     assert!(late.plan().problems.is_empty());
 }
@@ -291,7 +292,7 @@ fn invariant_28_tenant_join_without_grant_records_nothing() {
         (&[], "ns.svc"),
         (&["team-a=*"], "ns.svc"),
         (&["team-b=x:2380"], "ns.svc"),
-        // The endpoint in the annotation has a grant. etcd's answer names a member at a host without a grant.
+        // The endpoint in the annotation has a grant, but etcd's member list names a host without a grant.
         (&["team-b=x", "team-b=*.ns.svc"], "team-a.svc"),
     ];
     for (grants, theirs) in cases {
@@ -389,7 +390,7 @@ fn recreated_cluster_with_external_members_is_recorded_as_joined() {
         _ => panic!("nothing is recorded"),
     };
     assert_eq!(members(&scene), 0);
-    // The token shows that the operator bootstrapped this cluster, so the join annotation has no effect.
+    // A token of this form shows that the operator bootstrapped the cluster, so the join annotation has no effect.
     for pod in scene.observed.pods.values_mut() {
         pod.token = Some("db-0123456789abcdef".to_owned());
     }
@@ -430,7 +431,7 @@ fn invariant_3_external_members_are_removed_one_by_one() {
         [Write::MoveLeader { from, to, .. }] if from == "x" && ["a", "b", "c"].contains(&to.as_str())
     ));
     assert_eq!(scene.clone().leader("a").changes(), [scene::remove("x")]);
-    // The operator removes no external member while a member of this cluster is down.
+    // While a member of this EtcdCluster is down, the operator removes no external member.
     assert_eq!(scene.leader("a").down("b").changes(), []);
 }
 

@@ -44,7 +44,7 @@ fn failed_pods_with_volumes_are_recreated() {
     assert_eq!(ended(three(), &["b"]).writes(), [delete_pod("b")]);
     let all = ended(three().silent(), &["a", "b", "c"]);
     assert_eq!(all.writes(), ["a", "b", "c"].map(delete_pod));
-    // Pods that are already being deleted are not deleted again.
+    // A pod that is already being deleted gets no second deletion request.
     let mut going = all.clone();
     for pod in going.observed.pods.values_mut() {
         pod.terminating = true;
@@ -69,7 +69,7 @@ fn failed_pod_is_recreated_on_its_volume_during_bootstrap() {
     assert!(scene.writes().contains(&delete_pod("b")));
 }
 
-// ---- labels and annotations ----
+// ---- removed labels and annotations ----
 
 /// Invariant 16: only a different token proves that a volume belongs to another cluster.
 #[test]
@@ -106,7 +106,7 @@ fn removed_labels_of_pods_and_pvcs_are_restored() {
     assert_eq!(marked, ["a", "b", "c"]);
 }
 
-// ---- etcdctl ----
+// ---- changes with etcdctl ----
 
 /// A person changed the member's peer URL with `etcdctl member update`.
 fn moved(mut scene: Scene, member: &str, url: &str) -> Scene {
@@ -131,8 +131,7 @@ fn member_with_externally_changed_peer_urls_is_kept() {
         let down = moved(three(), "b", url).not_running("b");
         assert!(!down.writes().iter().any(destroys), "{url}");
     }
-    // The operator also keeps a pod whose etcd reports the ID of a listed member, even if the list has another name for
-    // this member.
+    // A pod stays if its etcd reports the ID of a listed member, even if the list has another name for this member.
     let mut scene = moved(three(), "b", "http://etcd-1.example.com:2380");
     if let Seen::Known(list) = &mut scene.observed.members {
         list.members[1].name = "another".to_owned();
@@ -147,7 +146,7 @@ fn unstarted_external_member_causes_no_removal() {
     let three = || Scene::formed(&["a", "b", "c"]).aged();
     assert_eq!(three().added("elsewhere").changes(), []);
     assert_eq!(three().added_with_vote("elsewhere").changes(), []);
-    // A lost member of this cluster is replaced nevertheless.
+    // The external member does not prevent the replacement of a lost member of this cluster.
     let lost = three().without_pod("b").added("elsewhere");
     assert_eq!(lost.changes(), [scene::remove("b")]);
     let two = Scene::formed(&["a", "b"]).aged().size(3).reserved("n");
@@ -182,7 +181,8 @@ fn external_members_prevent_automatic_recovery() {
     }];
     scene.observed.members = Seen::Unknown("no quorum".into());
     assert!(!recovers(&scene));
-    // With an approval, the recovery starts: the person who approves may know that the external members are lost.
+    // With an approval, the recovery starts, because the person who approves may know that the external members are
+    // lost.
     scene.observed.recovery.approval = Some(CLUSTER.to_string());
     assert!(recovers(&scene));
 }
@@ -200,7 +200,7 @@ fn pod_of_another_owner_prevents_automatic_recovery() {
     assert!(!recovers(&scene));
 }
 
-// ---- names ----
+// ---- objects of other owners with the same name ----
 
 /// Another cluster may need an object of the same name: the headless Service of a cluster `db-client` has the name of
 /// the client Service of `db`.
@@ -216,7 +216,8 @@ fn objects_of_other_owners_are_reported_and_unchanged() {
         .iter()
         .filter(|problem| problem.reason == Reason::NameTaken);
     assert_eq!(taken.count(), 3);
-    // If the spec turns off the operator's PodDisruptionBudget, a user may create another budget with this name.
+    // If the spec disables the operator's PodDisruptionBudget, a user may create another budget with this name. The
+    // operator leaves that budget unchanged.
     scene.desired.budget = false;
     assert_eq!(scene.writes(), []);
     let mut begins = Scene::begun(&["a", "b", "c"]);

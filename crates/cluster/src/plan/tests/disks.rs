@@ -79,7 +79,7 @@ fn new_storage_class_or_smaller_request_replaces_members() {
         let scene = scene.leader("c");
         assert_eq!(scene.changes(), [scene::remove("a")]);
         assert_eq!(grown(&scene), Vec::<String>::new());
-        // The operator replaces the next member only after the first replacement is complete.
+        // The replacement `d` is still a learner. The operator promotes `d` before it replaces the next member.
         let mut joins = three(wanted.clone()).learner("d").size(4);
         joins
             .observed

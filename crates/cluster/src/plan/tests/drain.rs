@@ -177,7 +177,7 @@ fn invariant_22_drained_member_without_pending_change_becomes_endpoint() {
     let left = scene.role("b", since(100)).role("c", since(999));
     let back: Vec<_> = ["b", "c"].map(|one| (one.to_owned(), Role::Voter)).into();
     assert_eq!(roles(&left), back);
-    // Another member is down, so the operator defers the change. The drained member becomes an endpoint again.
+    // Member `c` is down, so the operator defers the change of `b`. The drained member `b` becomes an endpoint again.
     let down = upgraded().role("b", since(999)).down("c");
     assert_eq!((roles(&down), ends(&down)), (one("b", Role::Voter), false));
 }
@@ -188,7 +188,7 @@ fn invariant_22_last_endpoint_is_never_drained() {
     assert_eq!((roles(&alone), ends(&alone)), (vec![], true));
     let alone = Scene::formed(&["a"]).defragmented("a");
     assert_eq!((roles(&alone), ends(&alone)), (vec![], true));
-    // The other member serves, but its pod is not ready, so the pod is not an endpoint.
+    // Member `a` serves, but its pod is not ready. Only `b` is an endpoint, so `b` is not drained.
     let mut pair = Scene::formed(&["a", "b"]).defragmented("b");
     pair.observed.pods.get_mut("a").unwrap().ready = false;
     assert_eq!(roles(&pair), []);

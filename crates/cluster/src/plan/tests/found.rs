@@ -50,7 +50,7 @@ fn client_service_gets_endpoints_once_objects_have_cluster_id() {
     assert!(opens(&scene));
     scene.observed.disks.get_mut("c").unwrap().cluster_id = None;
     assert!(!opens(&scene));
-    // If the client Service already has endpoints, it keeps them.
+    // A client Service that already has endpoints keeps its endpoints.
     scene.observed.shared.client = Kept::AsMade(true);
     assert!(
         !scene
@@ -79,7 +79,7 @@ fn lost_status_and_missing_objects_restart_bootstrap() {
     assert_eq!(recorded(&part).as_deref(), Some("new"));
     let all = remains.clone().reserved("b").reserved("c");
     assert_eq!(recorded(&all).as_deref(), Some("token"));
-    // An object with the cluster ID proves that the cluster has formed.
+    // An object with the cluster ID proves that the cluster has formed, so the operator records the existing token.
     let disk = remains.observed.disks.get_mut("a").unwrap();
     disk.cluster_id = Some(CLUSTER);
     assert_eq!(recorded(&remains).as_deref(), Some("token"));
@@ -98,12 +98,13 @@ fn bootstrap_is_abandoned_without_quorum_of_usable_volumes() {
     assert!(!begins(&starting().node_lost("b", 600)));
     assert!(begins(&starting().node_lost("b", 600).node_lost("c", 600)));
     assert!(!begins(&starting().node_lost("b", 600).node_lost("c", 1)));
-    // The operator's clock is ahead, so the nodes have not been lost for long.
+    // The operator's clock is 590 s ahead. By the API server's clock, the nodes have been lost for only 10 s.
     let mut ahead = starting().node_lost("b", 600).node_lost("c", 600);
     ahead.observed.clock = ApiServerClock(Some(jiff::SignedDuration::from_secs(-590)));
     assert!(!begins(&ahead));
     assert!(begins(&damaged(damaged(starting(), "b"), "c")));
-    // The volumes were lost before the pods mounted them. A pod that has already mounted its volume continues to run.
+    // The pods of `b` and `c` lost their volumes before they mounted them. A pod that has already mounted its volume
+    // continues to run.
     let bare = || starting().volume_lost("b").volume_lost("c");
     assert!(begins(&bare()));
     let mut open = bare();
@@ -160,7 +161,8 @@ fn second_voter_starts_from_member_list_of_first() {
         writes.iter().position(joins),
     );
     assert!(mark.is_some() && mark < start, "{writes:?}");
-    // A member that may have run starts again only if it is the second of two voters: see `second.rs`.
+    // A member that may have run does not start again without data. The only exception is the second of two voters
+    // (`second.rs`).
     let marked = scene.marked("b").reserved("c");
     assert!(
         !marked

@@ -61,7 +61,7 @@ fn invariant_24_learner_that_follows_leader_is_promoted_before_serving() {
     assert_eq!(promoted(&one), ["d"]);
     let three = Scene::formed(&["a", "b", "c"]).size(4).learner("d");
     assert_eq!(promoted(&three.follows("d")), ["d"]);
-    // A learner that serves is promoted before a learner that only follows.
+    // Learner `e` follows the leader, learner `d` serves clients. The operator promotes `d` first.
     let both = Scene::formed(&["a"]).size(3).learner("d").learner("e");
     assert_eq!(promoted(&both.clone().follows("d")), ["e"]);
     assert_eq!(promoted(&both.follows("e")), ["d"]);
@@ -74,7 +74,7 @@ fn invariant_24_learner_without_current_health_report_is_not_promoted() {
     let other = |scene: Scene| scene.pulse("d", |pulse| pulse.member_id = MemberId(7));
     let alone = |scene: Scene| scene.pulse("d", |pulse| pulse.has_leader = false);
     let behind = |scene: Scene| scene.pulse("d", |pulse| pulse.raft_applied_index = 89);
-    // A learner without a connection still reports the last known leader.
+    // A learner without connections still reports the last known leader.
     let cut_off = |scene: Scene| scene.pulse("d", |pulse| pulse.peers.clear());
     let silent = |mut scene: Scene| {
         scene.observed.pulses.clear();
@@ -85,7 +85,7 @@ fn invariant_24_learner_without_current_health_report_is_not_promoted() {
         scene.observed.pods.get_mut("d").unwrap().terminating = true;
         scene
     };
-    // The entry that publishes the learner's client URLs is not committed yet.
+    // etcd has not committed the entry that publishes the client URLs of the learner.
     let unjoined = |mut scene: Scene| {
         if let Seen::Known(list) = &mut scene.observed.members {
             list.members[1].client_urls.clear();
@@ -111,7 +111,7 @@ fn invariant_24_learner_without_current_health_report_is_not_promoted() {
     let serves = || Scene::formed(&["a"]).size(3).learner("d");
     assert_eq!(promoted(&serves()), ["d"]);
     assert_eq!(promoted(&unjoined(serves())), [] as [&str; 0]);
-    // The learner answers clients, but its status shows that it lags behind.
+    // The learner answers clients, but its status shows that it lags behind the leader.
     let mut answers = Scene::formed(&["a"]).size(3).learner("d").behind("d");
     answers.observed.pulses = scene().observed.pulses;
     assert_eq!(promoted(&answers), [] as [&str; 0]);
@@ -131,10 +131,11 @@ fn invariant_24_disconnected_learner_is_not_promoted() {
     let cut_off = reports(&|pulse| pulse.peers = [MemberId(7)].into());
     assert_eq!(promoted(&cut_off), [] as [&str; 0]);
     assert!(cut_off.waits().contains(&Reason::LearnerCutOff));
-    // A health report with the ID of another member is ignored, so it does not prove that a connection is lost.
+    // A health report with the ID of another member is ignored. It does not prove that the learner has lost its
+    // connection.
     let other = reports(&|pulse| (pulse.member_id, pulse.peers) = (MemberId(7), [].into()));
     assert_eq!(promoted(&other), ["d"]);
-    // The operator promotes another learner in the meantime.
+    // While learner `d` is disconnected, the operator promotes learner `e`.
     assert_eq!(promoted(&cut_off.learner("e")), ["e"]);
 }
 
@@ -163,17 +164,17 @@ fn invariant_24_joining_voter_counts_for_next_promotion() {
         .joining("b")
         .pulse("b", |pulse| pulse.raft_applied_index = 50);
     assert_eq!(promoted(&behind), [] as [&str; 0]);
-    // If a voter does not serve for a long time after its promotion, it no longer counts as healthy.
+    // A voter that does not serve for a long time after its promotion no longer counts as healthy.
     let late = Role::Busy {
         since: scene::at(970),
     };
     let late = scene().joining("b").role("b", late).follows("d");
     assert_eq!(promoted(&late), [] as [&str; 0]);
     assert!(late.waits().contains(&Reason::MemberUnhealthy));
-    // Invariant 19: a voter that does not answer because of its defragmentation does not count as healthy.
+    // Invariant 19: a voter that is being defragmented does not count as healthy.
     let defragmenting = scene().joining("b").defragmented("b").follows("d");
     assert_eq!(promoted(&defragmenting), [] as [&str; 0]);
-    // A voter that served before and does not serve now is down, whatever its health listener reports.
+    // A voter that has served before and no longer answers is down, whatever its health listener reports.
     let down = scene().follows("b");
     assert_eq!(promoted(&down), [] as [&str; 0]);
     assert!(down.waits().contains(&Reason::VoterNotHealthy));
@@ -181,7 +182,8 @@ fn invariant_24_joining_voter_counts_for_next_promotion() {
 
 #[test]
 fn invariant_24_joining_voter_counts_only_for_promotions() {
-    // For the removal of a dead member, the joining voter does not count as healthy.
+    // Member `c` is dead and `b` is joining. The joining voter does not count as healthy, so the operator does not
+    // remove `c`.
     let dead = Scene::formed(&["a", "b", "c"])
         .durable()
         .joining("b")
@@ -189,11 +191,11 @@ fn invariant_24_joining_voter_counts_only_for_promotions() {
         .without_claim("c");
     assert_eq!(dead.changes(), []);
     assert!(dead.waits().contains(&Reason::QuorumAtRisk));
-    // The operator sends no requests to the joining voter.
+    // The operator sends its requests only to `a`, not to the joining voter `b`.
     let grows = Scene::formed(&["a", "b"]).size(3).learner("d").joining("b");
     let via = grows.plan().step.change.unwrap().via;
     assert_eq!(via, ["a"]);
-    // The joining voter does not become leader.
+    // The operator transfers leadership to a serving voter, not to the joining voter.
     let to = |scene: Scene| match scene.node_lost("c", 100).changes().as_slice() {
         [Write::MoveLeader { to, .. }] => to.clone(),
         other => panic!("{other:?}"),
@@ -201,7 +203,7 @@ fn invariant_24_joining_voter_counts_only_for_promotions() {
     let five = || Scene::formed(&["a", "b", "c", "d", "e"]).leader("c");
     assert_eq!(to(five()), "a");
     assert_eq!(to(five().joining("a")), "b");
-    // The operator adds no member until the joining voter serves.
+    // The operator adds no member while a voter is joining.
     let more = Scene::formed(&["a", "b"])
         .size(3)
         .joining("b")
@@ -223,8 +225,8 @@ fn invariant_24_pod_of_joining_voter_is_not_changed() {
     assert!(!resized(three().joining("b"), "b"));
     assert!(resized(three().down("b"), "b"));
     assert!(resized(three(), "b"));
-    // The operator may change a joining learner, even while a voter is down, unless the same step promotes the
-    // learner.
+    // The operator may change the pod of a joining learner, even while a voter is down. It does not change the pod if
+    // the same plan promotes the learner.
     let learner = |scene: Scene| resized(scene.learner("d").follows("d"), "d");
     assert!(learner(three().size(4).down("b")));
     assert!(!learner(three().size(4)));
@@ -242,7 +244,7 @@ fn invariant_24_new_voter_becomes_endpoint_once_it_serves() {
     });
     let new = ready(Scene::formed(&["a", "b"]).follows("b")).role("b", Role::Learner);
     assert_eq!(roles(&new), [("b".to_owned(), busy)]);
-    // Without a health report, the result is the same.
+    // The voter also gets this role if the operator has no health report about it.
     let mut silent = new.clone();
     silent.observed.pulses.clear();
     assert_eq!(roles(&silent), [("b".to_owned(), busy)]);

@@ -78,7 +78,7 @@ fn invariant_25_volume_of_externally_removed_member_is_kept() {
     assert_eq!(deleted_volumes(&scene), Vec::<String>::new());
     assert_eq!(notes(&scene), [("c".to_owned(), Some(since(0, false)))]);
     assert!(problem(&scene).unwrap().contains("kubectl delete pvc c"));
-    // The operator deletes the pod of the removed member, and a replacement joins.
+    // The operator deletes the pod of the removed member `c`, and the replacement `n` joins.
     assert!(scene.writes().contains(&scene::delete_pod("c")));
     let reserved = scene.clone().without_pod("c").reserved("n");
     assert!(matches!(&reserved.changes()[..], [Write::AddMember { member, .. }] if member == "n"));
@@ -91,7 +91,8 @@ fn invariant_25_volumes_of_externally_removed_majority_are_kept() {
     assert_eq!(deleted_volumes(&scene), Vec::<String>::new());
     let expected = ["b", "c"].map(|name| (name.to_owned(), Some(since(0, true))));
     assert_eq!(notes(&scene), expected);
-    // The cluster has its full size again, and the grace period has passed. The operator still keeps the volumes.
+    // The cluster has its full size again, and the grace period has passed. The operator nevertheless keeps the
+    // volumes.
     let mut whole = Scene::formed(&["a", "d", "e"]).durable().aged();
     for member in ["b", "c"] {
         whole = noted(whole.with_disk(member), member, since(900_000, true));
@@ -99,7 +100,7 @@ fn invariant_25_volumes_of_externally_removed_majority_are_kept() {
     let whole = hashed(whole, |_| 7);
     assert_eq!(whole.writes(), []);
     assert!(problem(&whole).unwrap().contains("kubectl delete pvc b c"));
-    // A person has deleted the PVCs, so the operator reports no problem.
+    // After a person has deleted the PVCs, the operator no longer reports the problem.
     let decided = whole.without_claim("b").without_claim("c");
     assert_eq!(problem(&decided), None);
 }
@@ -125,7 +126,7 @@ fn invariant_9_kept_volume_is_deleted_after_comparison_and_grace_period() {
     };
     assert_eq!(deleted_volumes(&hashed(whole(301), |_| 7)), ["c"]);
     assert_eq!(problem(&hashed(whole(301), |_| 7)), None);
-    // The plan requests the hashes only after the grace period.
+    // The plan requests the hashes of the members' data only after the grace period.
     assert_eq!(whole(301).plan().asks, Some(100));
     assert_eq!(whole(200).plan().asks, None);
     for kept in [
@@ -143,7 +144,7 @@ fn invariant_9_kept_volume_is_deleted_after_comparison_and_grace_period() {
 #[test]
 fn removal_is_recorded_on_pvc_before_member_is_removed() {
     let scene = three().without_pod("b").claim_deleted("b");
-    // A PVC that is being deleted needs no record, because a person has decided to delete it.
+    // A person has decided to delete this PVC, so the operator records no removal on it.
     assert_eq!(scene.all_changes(), [scene::remove("b")]);
     let shrinks = three().size(1).leader("a");
     let changes = shrinks.all_changes();
@@ -159,10 +160,10 @@ fn removal_is_recorded_on_pvc_before_member_is_removed() {
         panic!("{changes:?}");
     };
     assert_eq!((member, removal), (removed, &Some(Removal::ByOperator)));
-    // The operator writes the record at most once.
+    // The removal is already recorded on the PVC, so the operator does not record it again.
     let again = noted(three().size(1), removed, Removal::ByOperator);
     assert_eq!(again.all_changes(), [scene::remove(removed)]);
-    // Volumes of members that the operator removed are deleted.
+    // The operator deletes the volumes of members that it has removed itself.
     let left = noted(
         vanished(three(), &["c"]).without_pod("c"),
         "c",
@@ -177,7 +178,7 @@ fn removal_record_of_listed_member_is_cleared() {
         let scene = noted(three(), "b", removal);
         assert_eq!(notes(&scene), [("b".to_owned(), None)]);
     }
-    // The record stays while the operator is about to remove the member.
+    // While the operator is about to remove the member, the record stays on the PVC.
     let shrinks = noted(three().size(1), "c", Removal::ByOperator);
     assert_eq!(notes(&shrinks), []);
 }

@@ -113,7 +113,8 @@ fn log_is_prepared_once_for_all_members() {
     let scene = applied(upgrade(), 25_000).runs("b", "3.7.3").compared();
     let writes = change(&scene);
     assert!(patches_first(&writes), "{writes:?}");
-    // A member that was recreated with a larger count needs more entries.
+    // Member `c` was recreated with a larger snapshot count, so etcd needs more appended entries before it writes a
+    // snapshot.
     let mut scene = applied(upgrade(), 25_000);
     scene.observed.pods.get_mut("c").unwrap().snapshot_count = Some(100_000);
     let writes = change(&scene.compared());

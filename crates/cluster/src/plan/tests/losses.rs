@@ -26,7 +26,7 @@ fn is_wanted(scene: &Scene) -> bool {
     scene.changes().is_empty()
 }
 
-// ---- a lost node ----
+// ---- members on a lost node ----
 
 /// Invariant 5 and its exception for unreachable disks.
 #[test]
@@ -50,7 +50,7 @@ fn invariant_5_member_on_lost_node_is_kept_until_timeout() {
     );
     let late = three().node_lost("b", 60);
     assert_eq!(late.changes(), [scene::remove("b")]);
-    // Until the member is removed, the operator keeps its volume. The only write creates the Service of the
+    // The operator keeps the volume until etcd has removed the member. Its only write creates the Service of the
     // replacement.
     assert!(
         late.writes()
@@ -102,10 +102,11 @@ fn invariant_5_fast_operator_clock_replaces_no_member() {
         assert_eq!(scene.changes(), [scene::remove("b")]);
         let early = ahead(scene.clone(), 90);
         assert!(is_wanted(&early), "{:?}", early.changes());
-        // Until the timeout has ended by the API server's clock, the operator does not requeue every second.
+        // By the API server's clock, the timeout has not ended yet. The operator must not requeue the cluster every
+        // second until then.
         assert!(early.plan().requeue > Duration::from_secs(1));
         assert_eq!(ahead(scene.clone(), 0).changes(), [scene::remove("b")]);
-        // A clock that is behind does not extend the timeout.
+        // An operator's clock that is behind must not extend the timeout.
         assert_eq!(ahead(scene, -90).changes(), [scene::remove("b")]);
     }
 }
@@ -134,7 +135,7 @@ fn members_on_two_lost_nodes_of_five_are_replaced_one_by_one() {
 
 #[test]
 fn pod_of_removed_member_on_lost_node_is_not_force_deleted() {
-    // The operator has removed the member from etcd, but its pod and its PVC still exist.
+    // The member was already removed from etcd, but its pod and its PVC still exist on the lost node.
     let removed = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -146,7 +147,8 @@ fn pod_of_removed_member_on_lost_node_is_not_force_deleted() {
         gone.contains(&scene::delete_pod("b")) && gone.contains(&scene::delete_disk("b")),
         "{gone:?}"
     );
-    // The deletion of the pod and the PVC waits for a kubelet that is unreachable. The next member joins nevertheless.
+    // The pod and the PVC stay until the unreachable kubelet confirms their deletion. The next member joins
+    // nevertheless.
     let stuck = removed.stuck("b", 600).claim_deleted("b");
     assert_eq!(
         stuck.changes(),
@@ -205,7 +207,7 @@ fn stopped_member_with_lost_volume_is_removed_if_quorum_remains() {
     let at_risk = gone.clone().down("c");
     assert!(is_wanted(&at_risk) && !starts(&at_risk));
     assert!(at_risk.waits().contains(&Reason::QuorumAtRisk));
-    // A person has restored the volume.
+    // A person has restored the volume of `b`.
     let mut back = gone;
     back.observed.disks.get_mut("b").unwrap().lost = false;
     assert!(is_wanted(&back) && starts(&back));
@@ -220,7 +222,7 @@ fn hibernation_is_refused_while_volume_is_lost() {
     assert!(!scene.writes().iter().any(stops));
 }
 
-// ---- unreadable data ----
+// ---- members with unreadable data ----
 
 fn damaged(restarts: i32) -> Scene {
     three().crashes("b", Cause::Data("walpb: crc mismatch".into()), restarts, 20)
@@ -247,7 +249,7 @@ fn invariant_3_member_with_damaged_data_is_kept_if_quorum_needs_it() {
 
 #[test]
 fn exit_before_pod_was_last_ready_replaces_no_member() {
-    // The pod became ready after the container's last exit, so the message of that exit no longer counts.
+    // The pod became ready after the last exit of its container, so the message of that exit no longer counts.
     let mut scene = damaged(9);
     scene.observed.pods.get_mut("b").unwrap().unready_since =
         scene.observed.pods["b"].ending.as_ref().map(|end| end.at);
@@ -268,14 +270,15 @@ fn member_that_fails_for_unknown_reason_is_replaced_after_timeout() {
 
 #[test]
 fn failure_that_settings_may_cause_replaces_no_member() {
-    // Another voter is unhealthy too, so a setting that both members share may be the cause.
+    // Voter `c` is unhealthy too. A setting that both members share may be the cause, so the operator replaces neither.
     assert!(is_wanted(
         &Scene::formed(&["a", "b", "c", "d", "e"])
             .durable()
             .crashes("b", Cause::Failed("exit code 1".into()), 9, 600)
             .down("c")
     ));
-    // No other member runs with these settings or this image, so the settings or the image may be the cause.
+    // Only member `b` runs with these settings or with this image. The settings or the image may be the cause of the
+    // failure.
     let mut settings = failing(9, 600);
     settings.observed.pods.get_mut("b").unwrap().spec_hash = Some("newer".into());
     assert!(is_wanted(&settings));

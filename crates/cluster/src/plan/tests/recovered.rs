@@ -67,14 +67,16 @@ fn old_volumes_are_kept_until_recovered_cluster_is_complete() {
     assert!(scene.plan().problems.is_empty(), "no object is foreign");
     scene.desired.size = 1;
     assert_eq!(deletes_disk(&scene.writes()), 2);
-    // The user may need the old data for some time (`spec.recovery.keepVolumes`).
+    // The user may need the old data after the recovery. The operator keeps the old volumes for the time in
+    // `spec.recovery.keepVolumes`.
     for (completed, deleted) in [(995, 0), (900, 2)] {
         let mut scene = scene.clone();
         let record = scene.observed.recovery.record.as_mut().unwrap();
         record.completion_time = Some(Time(at(completed)));
         assert_eq!(deletes_disk(&scene.writes()), deleted, "{completed}");
     }
-    // A member that serves on a lost volume does not count, because its data will be lost.
+    // The new cluster is not complete, because its member `n` serves on a lost volume. The operator therefore keeps the
+    // old volumes.
     assert_eq!(deletes_disk(&scene.volume_lost("n").writes()), 0);
 }
 
@@ -105,9 +107,10 @@ fn invariant_16_recovered_cluster_gets_endpoints_once_old_pods_are_unready() {
         "the old pod is still ready"
     );
     scene.observed.pods.get_mut("a").unwrap().ready = false;
-    // The old pod is not ready, so it is no endpoint, even if it is never deleted.
+    // A terminating old pod that is not ready is no endpoint, even if Kubernetes never deletes it. The client Service
+    // gets its endpoints.
     assert!(scene.writes().contains(&open));
-    // The seed of an abandoned recovery is not an endpoint either.
+    // While the pod of an abandoned seed runs, the client Service gets no endpoints.
     let mut given_up = scene.clone().leftover("x");
     let seed = given_up.observed.pods.get_mut("x").unwrap();
     (seed.token, seed.cluster_id) = (Some("given up".into()), None);
@@ -146,7 +149,7 @@ fn used_approval_starts_no_second_recovery() {
     );
 }
 
-// ---- after a restore ----
+// ---- old members after a restore ----
 
 /// The seed of a restore in place serves. The former members are stopped, and their volumes exist.
 fn replaced(keep_until: Option<i64>) -> Scene {

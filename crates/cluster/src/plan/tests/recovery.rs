@@ -105,7 +105,7 @@ pub(super) fn destroys(writes: &[Write]) -> bool {
     })
 }
 
-// ---- reports and approval ----
+// ---- reports of a lost quorum, and approvals ----
 
 #[test]
 fn invariant_16_lost_quorum_reports_survivors_and_waits_for_approval() {
@@ -146,25 +146,25 @@ fn lost_volumes_require_approval_for_recovery() {
         assert!(!scene.writes().iter().any(starts));
     }
     assert_eq!(begun(&approved(scene.clone())).unwrap().survivor, "a");
-    // During the waiting time, an approved recovery still waits for volumes that a person may restore.
+    // Until `spec.recovery.after` has passed, even an approved recovery waits for volumes that a person may restore.
     let mut soon = approved(scene.clone());
     soon.observed.recovery.unavailable_since = Some(at(999));
     assert_eq!(begun(&soon), None);
     assert!(problem(&soon, Reason::QuorumLost).contains("b (its volume is lost: restore"));
-    // A volume has been restored, so the operator waits for the members.
+    // A person has restored the volume of `b`. The operator starts `b` instead of a recovery.
     let mut back = automatic(scene);
     back.observed.disks.get_mut("b").unwrap().lost = false;
     assert!(back.waits().contains(&Reason::NoQuorum));
     assert_eq!(begun(&back), None);
     assert!(back.writes().iter().any(|write| makes_pod(write, "b")));
-    // Members with a lost volume that is still mounted are survivors: the operator keeps their pods.
+    // Members whose lost volumes are still mounted are survivors, so the operator keeps their pods.
     let mut open = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["a", "b", "c"] {
         open = open.volume_lost(member);
     }
     let open = leaderless(open);
     assert!(open.waits().contains(&Reason::NoQuorum) && !destroys(&open.writes()));
-    // Pods in phase Pending have never mounted their volumes.
+    // A pod in phase Pending has never mounted its volume, so its member with a lost volume has no data.
     let mut waiting = Scene::formed(&["a", "b", "c"]).durable();
     for member in ["b", "c"] {
         waiting = waiting.volume_lost(member).down(member);
@@ -229,7 +229,7 @@ fn approval_given_before_quorum_loss_starts_no_recovery() {
     scene.observed.recovery.stale_approval = Some("c0ffee".into());
     assert_eq!(begun(&scene), None);
     assert!(problem(&scene, Reason::RecoveryRefused).contains("set it again"));
-    // After the user has removed the approval, the operator removes the record of the stale approval.
+    // After the user has removed the approval, the operator clears its record of the stale approval.
     scene.observed.recovery.approval = None;
     assert_eq!(recorded(&scene).unwrap().stale_approval, None);
 }
@@ -243,7 +243,7 @@ fn automatic_recovery_waits_for_configured_time() {
         early.observed.recovery.unavailable_since = since;
         assert_eq!(begun(&early), None);
         assert!(problem(&early, Reason::QuorumLost).contains("60 s"));
-        // With an approval, the recovery does not wait for `spec.recovery.after`.
+        // An approved recovery does not wait for the time in `spec.recovery.after`.
         assert!(begun(&approved(early)).is_some());
     }
 }
@@ -271,8 +271,8 @@ fn recovery_requires_approval_if_quorum_of_volumes_exists() {
     let waits = scene.plan().waiting_for;
     assert!(waits[0].message.contains("If b, c are lost permanently"));
 
-    // With an approval, the operator waits for the other members and then recovers: the person may know that the nodes
-    // are destroyed.
+    // With an approval, the operator waits for the members that may return, and then recovers the cluster. The person
+    // who approves may know that the nodes are destroyed.
     assert!(begun(&approved(scene.clone())).is_some());
     let mut early = approved(scene);
     early.observed.recovery.unavailable_since = Some(at(990));
@@ -317,7 +317,7 @@ fn loss_of_all_members_requires_restore_from_backup() {
     assert!(scene.writes().is_empty());
 }
 
-// ---- selection of the survivor ----
+// ---- selection of the survivor for a recovery ----
 
 #[test]
 fn recovery_selects_survivor_with_highest_revision() {
@@ -344,12 +344,12 @@ fn recovery_waits_for_silent_survivor_then_records_it() {
     scene.observed.recovery.unavailable_since = Some(at(900));
     let record = begun(&scene).unwrap();
     assert_eq!(record.silent_members, ["b"]);
-    // Without an approval, the operator waits for the member without a limit.
+    // Without an approval, the recovery waits for the silent member without a time limit.
     scene.observed.recovery.approval = None;
     assert_eq!(begun(&automatic(scene)), None);
 }
 
-// ---- evidence ----
+// ---- proof that the quorum is lost ----
 
 /// Invariant 1: without any member list, the voters are unknown.
 #[test]
@@ -358,11 +358,11 @@ fn recovery_requires_known_voters() {
     scene.observed.reported_voters.clear();
     assert_eq!(begun(&scene), None);
     assert_eq!(scene.waits(), [Reason::NoQuorum]);
-    // The survivor's own list contains the voters.
+    // The survivor's own member list names the voters, so the recovery starts.
     let all = [("a", false), ("b", false), ("c", false)];
     scene.observed.recovery.local = vec![list(CLUSTER, &all)];
     assert!(begun(&scene).is_some());
-    // The list of another cluster is ignored.
+    // A member list of another cluster proves nothing, so no recovery starts.
     scene.observed.recovery.local = vec![list(NEW, &all)];
     assert_eq!(begun(&scene), None);
 }
@@ -374,7 +374,7 @@ fn contradicting_member_lists_prevent_automatic_recovery() {
     let mut scene = leaderless(four.without_pod("b").without_pod("c").down("d"));
     scene.observed.disks.remove("b");
     scene.observed.disks.remove("c");
-    // According to the status, the voters are a, c and d. According to the list of a, the voters are a, b and c.
+    // The status names the voters a, c and d. The outdated list of `a` names the voters a, b and c.
     scene.observed.reported_voters = ["a", "c", "d"].map(str::to_owned).into();
     let behind = [("a", false), ("b", false), ("c", false)];
     scene.observed.recovery.local = vec![list(CLUSTER, &behind)];

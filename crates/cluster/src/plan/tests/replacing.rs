@@ -23,12 +23,12 @@ fn hands_over(scene: &Scene) -> Option<(String, String)> {
     }
 }
 
-// ---- deleted PVCs ----
+// ---- members with deleted PVCs ----
 
 #[test]
 fn member_with_deleted_pvc_is_replaced() {
     assert_eq!(three().claim_deleted("b").changes(), [scene::remove("b")]);
-    // After the removal, the objects of the member are deleted, and the replacement joins.
+    // After etcd has removed the member, the operator deletes the objects of the member, and the replacement joins.
     let removed = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -44,7 +44,7 @@ fn member_with_deleted_pvc_is_replaced() {
 fn members_with_deleted_pvcs_are_replaced_one_by_one() {
     let both = three().claim_deleted("b").claim_deleted("c");
     assert_eq!(both.changes(), [scene::remove("b")]);
-    // The operator removes the second member only when the replacement of the first is a voter.
+    // The operator removes the second member only after the replacement of the first member has become a voter.
     let learner = Scene::formed(&["a", "c"])
         .durable()
         .size(3)
@@ -163,7 +163,7 @@ fn volume_and_name_of_removed_member_are_never_reused() {
             .iter()
             .any(|write| scene::makes_pod(write, "b"))
     );
-    // The Service of the next member gets a name that was never used.
+    // The Service of the next member gets a name that no member has used before.
     assert!(
         scene
             .writes()
@@ -172,7 +172,7 @@ fn volume_and_name_of_removed_member_are_never_reused() {
     );
 }
 
-// ---- leaders ----
+// ---- leadership transfer before a removal ----
 
 #[test]
 fn leadership_moves_before_leader_is_removed() {
@@ -226,7 +226,8 @@ fn unstarted_external_voter_is_reported_with_etcdctl_command() {
 
 #[test]
 fn unstarted_member_without_service_is_removed_instead_of_started() {
-    // A member with a Service is started. A member without a Service is removed, whether it is a voter or a learner.
+    // The operator starts a member that has a Service. It removes a member without a Service, whether the member is a
+    // voter or a learner.
     let started = three().size(4).reserved("d").added("d");
     assert!(
         started

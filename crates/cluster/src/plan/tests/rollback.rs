@@ -72,7 +72,8 @@ fn member_with_data_unreadable_by_its_minor_is_replaced() {
         [],
         "the previous minor release may read the data"
     );
-    // All patch releases of one minor release can read the same data.
+    // Every patch release of etcd 3.6 can read the data of 3.6, so another patch release does not help. The operator
+    // replaces the member.
     assert_eq!(broken("3.6.9").changes(), [scene::remove("b")]);
     assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
 }
@@ -83,7 +84,7 @@ fn member_unreadable_by_both_minor_releases_is_replaced() {
     let damaged = || Cause::Data("walpb: crc mismatch".into());
     let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
     let scene = scene.crashes("b", damaged(), 1, 20);
-    // The operator first corrects the image, which may be the reason why the data is unreadable.
+    // The image may be the reason why the data is unreadable, so the operator first corrects the image.
     assert_eq!(patched(&scene), one("b", "3.5.35"));
     let noted = |scene: &Scene| {
         let writes = scene.writes();
@@ -140,7 +141,7 @@ fn exit_of_previous_image_does_not_replace_member() {
         scene.changes()
     };
     assert_eq!(started(2), [], "the first start of the new image");
-    // The kubelet restarted the old container again before it noticed the new image.
+    // Before the kubelet noticed the new image, it restarted the container with the old image once more.
     assert_eq!(started(3), [], "the first start of the new image");
     assert_eq!(started(4), [scene::remove("b")]);
 }
@@ -198,9 +199,10 @@ fn learner_that_fails_with_both_images_is_replaced() {
     };
     assert_eq!(failed(learner("3.5.25"), "d", 59), []);
     assert_eq!(failed(learner("3.5.25"), "d", 60), [scene::remove("d")]);
-    // No voter runs the version with which the learner was created.
+    // No voter runs version 3.5.26, with which the learner was created. The failing learner is therefore not replaced.
     assert_eq!(failed(learner("3.5.26"), "d", 60), []);
-    // The operator does not replace a voter in this state: with its former version, the voter can start again.
+    // The operator does not replace a voter after a failed image change, because the voter can start again with its
+    // former version.
     let voter = towards("3.5.25", "3.5.35").changed("b", "3.5.25", "3.5.35");
     assert_eq!(failed(voter, "b", 60), []);
 }

@@ -154,7 +154,8 @@ fn invariant_18_followers_are_updated_first_and_one_by_one() {
         "{:?}",
         away.waits()
     );
-    // Until its container exits, the member reports its old version.
+    // The container of `b` still runs with the old image, so etcd reports the old version. The next member is not
+    // updated yet.
     let before = towards("3.5.35", "3.6.16").compared();
     let before = before.made_for("b", "3.6.16");
     assert_eq!(patched(&before), []);
@@ -235,7 +236,7 @@ fn corrected_version_is_applied_to_broken_member_first() {
     let scene = towards("3.5.35", "3.5.35").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.5.35"));
-    // If the user corrects the version, the operator updates the broken member first.
+    // After the user has corrected the version, the operator updates the broken member first.
     let scene = towards("3.5.35", "3.6.16").compared();
     let scene = scene.changed("b", "3.5.35", "3.6.99").image_missing("b");
     assert_eq!(patched(&scene), one("b", "3.6.16"));
@@ -243,7 +244,8 @@ fn corrected_version_is_applied_to_broken_member_first() {
 
 #[test]
 fn rollback_is_allowed_if_last_member_never_ran_new_version() {
-    // The failed member never ran the new version, so etcd has not raised the cluster version.
+    // The failed member `c` never ran the new version, so etcd has not raised the cluster version. A rollback is still
+    // allowed.
     let scene = towards("3.6.16", "3.5.35").compared();
     let scene = scene.changed("c", "3.5.35", "3.6.16").image_missing("c");
     assert_eq!(patched(&scene), one("c", "3.5.35"));
@@ -256,7 +258,7 @@ fn single_member_without_quorum_is_rolled_back() {
     let mut scene = scene.changed("a", "3.5.35", "3.5.99").image_missing("a");
     scene.observed.members = Seen::Unknown("no member answers".into());
     assert_eq!(patched(&scene), one("a", "3.5.35"));
-    // If the member has another reason not to answer, its image is not changed.
+    // A member that fails for another reason keeps its image.
     scene.observed.pods.get_mut("a").unwrap().trouble = None;
     assert_eq!(patched(&scene), []);
 }
@@ -278,7 +280,7 @@ impl Scene {
 #[test]
 fn invariant_30_only_member_goes_back_to_version_that_served_its_data() {
     let scene = Scene::formed(&["a"]).durable().runs("a", "3.5.35");
-    // The record is written before the image is changed.
+    // The operator records the served version on the PVC before it changes the image.
     let begins = scene.clone().wants("3.6.16").compared();
     let note = |served: Option<&str>, to: &str| Write::NoteVersion {
         member: "a".into(),
@@ -296,12 +298,13 @@ fn invariant_30_only_member_goes_back_to_version_that_served_its_data() {
     assert_eq!(patched(&back), one("a", "3.5.35"));
     assert_eq!(back.writes().first(), Some(&note(None, "3.5.35")));
     assert!(!back.problems().contains(&Reason::VersionRefused));
-    // Another patch release of the served minor release, and another release that can be pulled.
+    // The member may change to another patch release of the served minor release. It may also change to another image
+    // of the next minor release.
     assert_eq!(patched(&lost.clone().wants("3.5.40")), one("a", "3.5.40"));
     let next = lost.clone().wants("3.6.20");
     assert_eq!(patched(&next), one("a", "3.6.20"));
     assert_eq!(next.writes().first(), Some(&note(Some("3.5.35"), "3.6.20")));
-    // An older minor release is a downgrade, which only a serving etcd can allow.
+    // Version 3.4 is a downgrade, which needs the permission of a running etcd.
     assert_eq!(patched(&lost.wants("3.4.40")), []);
 }
 
@@ -328,7 +331,7 @@ fn invariant_30_member_does_not_go_back_if_next_version_may_have_run() {
         edit(&mut scene);
         assert_eq!(patched(&scene), [], "edit {number}");
     }
-    // A version that may have run replaces the record, whatever the record says.
+    // Version 3.6 may have run here, so it replaces the record of the served version.
     let mut failing = lost().wants("3.6.20");
     failing.pod_of("a").trouble = Some(Trouble::Failing("exit code 1".into()));
     let writes = failing.writes();
@@ -441,7 +444,7 @@ fn downgrade_without_volumes_adds_replacement_before_removal() {
             .iter()
             .any(|write| matches!(write, Write::DeletePod { .. }))
     );
-    // The operator first creates a Service for the replacement. It removes no member yet.
+    // The operator creates a Service for the replacement first, and removes no member in this plan.
     assert!(scene.changes().is_empty(), "{:?}", scene.changes());
     assert!(
         writes
@@ -501,7 +504,8 @@ fn minor_upgrade_changes_image_before_pod_is_recreated() {
         (patched(&scene), deleted(&scene)),
         (vec![], vec!["b".into()])
     );
-    // Within one minor release, every pod can be rolled back, so the operator recreates the pod at once.
+    // Every pod can be rolled back within one minor release, so the operator recreates the pod without changing its
+    // image first.
     let scene = differ(towards("3.5.25", "3.5.35"));
     assert_eq!(
         (patched(&scene), deleted(&scene)),

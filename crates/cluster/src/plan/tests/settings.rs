@@ -71,7 +71,7 @@ fn changed_labels_and_annotations_need_no_restart() {
     let scene = differ(three(), &["a", "b", "c"], &metadata());
     assert_eq!(patched(&scene), 3);
     assert!(!ends_pods(&scene));
-    // The change restarts no container, so it needs no healthy quorum.
+    // A change of labels and annotations restarts no container, so the operator makes it even without a quorum.
     assert_eq!(patched(&scene.down("b").down("c")), 3);
 }
 

@@ -127,7 +127,7 @@ fn service_of_member_that_is_no_longer_needed_is_deleted() {
     assert!(matches!(&scene.writes()[..], [Write::DeleteService { member, .. }] if member == "d"));
 }
 
-// ---- a seed, and transitions between all sizes ----
+// ---- bootstrap with a seed, and changes of the size ----
 
 #[test]
 fn bootstrap_mode_seed_adds_learners_up_to_desired_size() {
@@ -135,7 +135,7 @@ fn bootstrap_mode_seed_adds_learners_up_to_desired_size() {
         scene.desired.first = 1;
         scene.size(3)
     };
-    // The operator records and starts one member, which forms the cluster.
+    // In the bootstrap mode `seed`, the operator records and starts one member, which forms the cluster alone.
     let begun = seed(Scene::begun(&["a"]));
     let starts = begun.writes().into_iter().filter_map(|write| match write {
         Write::CreatePod(start) => Some(start),
@@ -149,13 +149,13 @@ fn bootstrap_mode_seed_adds_learners_up_to_desired_size() {
         seed(formed).writes()[0],
         Write::RecordClusterId { .. }
     ));
-    // After their Services exist, both new members join as learners in one step. With a single voter, etcd does not
-    // require that all members have been connected for five seconds.
+    // Once the Services of both new members exist, both members join as learners in one step. With a single voter, etcd
+    // does not require connections that are five seconds old.
     let alone = seed(Scene::formed(&["a"]).young("a"));
     assert_eq!(scene::reserved(&alone.plan().step.chains), [true, true]);
     let grows = seed(Scene::formed(&["a"]).young("a").reserved("d").reserved("e"));
     assert_eq!(grows.changes().len(), 2);
-    // If the bootstrap with one member fails, the next bootstrap has one member too.
+    // If the bootstrap with one member fails, the operator starts another bootstrap with one member.
     let lost = seed(Scene::starting(&["a"]).without_pod("a"));
     let chains = lost.plan().step.chains;
     assert_eq!(scene::begun(&chains), Some((1, "1")));
@@ -199,7 +199,8 @@ fn bootstrap_restarts_if_storage_class_of_unbound_claim_is_corrected() {
     for kept in [scene("missing", None), scene("standard", Some(1 << 30))] {
         assert_ne!(kept.waits(), [Reason::BootstrapAbandoned]);
     }
-    // The first members may form a cluster without the operator as soon as a quorum runs.
+    // A quorum of the first members runs and may form a cluster at any moment, so the operator does not restart the
+    // bootstrap.
     let mut running = scene("standard", None);
     for member in ["a", "b"] {
         running.observed.pods.get_mut(member).unwrap().running = true;
@@ -218,7 +219,7 @@ fn size_reduced_below_voters_removes_learners_first() {
         panic!("{:?}", scene.changes())
     };
     assert!(member == "g" || member == "h", "{member}");
-    // The operator starts no member that it no longer needs.
+    // The removed learner gets no pod, because the cluster no longer needs it.
     assert!(
         !scene
             .writes()
@@ -249,7 +250,7 @@ fn scaling_supports_even_sizes() {
         Scene::formed(&["a", "b"]).size(1).changes(),
         [scene::remove("b")]
     );
-    // Of two members, neither is removed while the other is down.
+    // Neither of two members is removed while one of them is down.
     let down = Scene::formed(&["a", "b"])
         .size(1)
         .leader("a")
@@ -274,16 +275,18 @@ fn services_of_joining_members_get_endpoints_after_first_requests() {
         scene = scene.added(member).leftover(member).young(member);
         scene.observed.services.get_mut(member).unwrap().closed = true;
     }
-    // The containers run. Only the answer of etcd's health listener shows that the requests are done.
+    // The containers run, but only the answer of etcd's health listener shows that a member has finished its first
+    // requests.
     assert_eq!(opened(&scene), [false; 2]);
     let half = scene.clone().follows("d");
     assert_eq!(opened(&half), [false; 2]);
     assert_eq!(opened(&half.clone().follows("e")), [true; 2]);
-    // The operator does not promote a learner whose Service has no endpoints.
+    // The Service of learner `d` has no endpoints, so the operator does not promote `d`.
     let mut unfound = Scene::formed(&["a"]).size(3).learner("d").follows("d");
     unfound.observed.services.get_mut("d").unwrap().closed = true;
     assert_eq!(unfound.changes(), []);
-    // If the health listeners cannot be reached, the operator waits two seconds after the start of the containers.
+    // If the operator cannot reach the health listeners, the Services get endpoints two seconds after the start of the
+    // containers.
     let ran = |mut scene: Scene, seconds: i64| {
         for member in ["d", "e"] {
             let pod = scene.observed.pods.get_mut(member).unwrap();
@@ -293,11 +296,12 @@ fn services_of_joining_members_get_endpoints_after_first_requests() {
     };
     assert_eq!(opened(&ran(scene.clone(), 1)), [false; 2]);
     assert_eq!(opened(&ran(scene.clone(), 2)), [true; 2]);
-    // A member whose pod does not start delays the others only until the time limit.
+    // The pod of `e` does not start. It delays the endpoints of `d` only until the time limit.
     let half = half.not_running("e");
     assert_eq!(opened(&half), [false; 2]);
     assert_eq!(opened(&half.aged()), [true; 2]);
-    // A member that joins alone, or joins several voters, has a Service with endpoints from the beginning.
+    // A member that joins alone has a Service with endpoints from the beginning, and so has every member that joins
+    // several voters.
     for (voters, size) in [(&["a"][..], 2), (&["a", "b", "c"], 5)] {
         let chains = Scene::formed(voters).size(size).plan().step.chains;
         let reserved = scene::reserved(&chains);

@@ -133,7 +133,8 @@ impl World {
                     listens(stage, &url),
                     "{name}, {stage:?}, does not listen at {url}"
                 );
-                // If the member restarts at this moment, it must listen at this URL too.
+                // A restart at this moment would start the member in the recorded TLS stage. The member must listen at
+                // this URL in that stage too.
                 assert!(
                     listens(at, &url),
                     "{name} would not listen at {url} after a restart as {at:?}"
@@ -278,7 +279,7 @@ fn invariant_23_tls_switch_waits_for_disconnected_learner() {
             planned,
         )
     };
-    // The operator promotes the learner first.
+    // The learner is connected to the leader. The operator promotes it before the next TLS stage.
     assert_eq!(says(&pulse), (false, vec![]));
     pulse.peers.clear();
     assert_eq!(says(&pulse), (true, vec![]));
@@ -302,7 +303,8 @@ fn invariant_23_wrong_peer_url_of_restarted_seed_is_corrected() {
             (member.as_str(), urls.as_slice()),
             ("b", &["http://b.ns.svc:2380".to_owned()][..])
         );
-        // If the member does not serve, or still runs with the previous settings, the operator does not change its URL.
+        // Member `b` does not serve, or still runs with the previous TLS settings. The operator does not change its
+        // peer URL.
         let mut down = World::new("null");
         down.record.clone_from(&world.record);
         *down.urls("b") = vec![listed.to_owned()];
@@ -313,7 +315,7 @@ fn invariant_23_wrong_peer_url_of_restarted_seed_is_corrected() {
         assert_eq!(world.planned(), []);
         world.modes.insert("b".to_owned(), TlsMode::of(None));
     }
-    // The operator keeps a URL that a person has set.
+    // A person has set this peer URL, so the operator keeps it.
     *world.urls("b") = urls("http://b.example.com:12380");
     assert_eq!(world.planned(), []);
 }

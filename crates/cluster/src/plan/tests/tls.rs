@@ -56,10 +56,11 @@ fn invariant_20_invalid_secret_changes_no_serving_member() {
     let scene = with_fault(Scene::formed(&["a", "b", "c"]), Purpose::Peer);
     assert!(scene.plan().step.is_empty());
     assert_eq!(scene.plan().problems[0].reason, Reason::CertificateExpired);
-    // The operator removes no serving member, because a replacement could not start.
+    // The replacement of a serving member could not start with invalid certificates, so the operator removes no serving
+    // member.
     let fewer = with_fault(Scene::formed(&["a", "b", "c"]).size(2), Purpose::Peer);
     assert_eq!(fewer.changes(), []);
-    // The operator removes a dead member, because its removal affects no client.
+    // The removal of a dead member affects no client, so the operator removes it despite invalid certificates.
     let dead = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(
         with_fault(dead, Purpose::Peer).changes(),

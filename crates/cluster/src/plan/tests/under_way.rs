@@ -76,7 +76,7 @@ fn invariant_6_start_mark_is_renewed_before_seed_pod() {
     let marked = under_way().reserved("n").marked("n");
     let (at, pod) = order(&marked);
     assert!(at.is_some_and(|at| at < pod));
-    // If the seed has a PVC, the operator starts the seed on that PVC without renewing the mark.
+    // The seed has a PVC, so the operator starts the seed on that PVC and does not renew the start mark.
     assert_eq!(order(&marked.with_disk("n")).0, None);
     assert_eq!(order(&under_way().reserved("n")).0, None);
     assert_eq!(order(&under_way()).0, None);
@@ -134,7 +134,7 @@ fn abandoned_seed_is_stopped_before_next_recovery() {
     scene.observed.recovery.record = given_up;
     let stops = |scene: &Scene| scene.writes().contains(&scene::delete_pod("n"));
     let keeps_claim = |scene: &Scene| !scene.writes().contains(&scene::delete_disk("n"));
-    // The seed is stopped with and without an approval of the next recovery.
+    // The operator stops the abandoned seed whether or not the next recovery has an approval.
     let mut unwanted = scene.clone();
     unwanted.observed.recovery.approval = None;
     for scene in [&scene, &unwanted] {
@@ -142,18 +142,19 @@ fn abandoned_seed_is_stopped_before_next_recovery() {
         assert_eq!(begun(scene), None);
         problem(scene, Reason::QuorumLost);
     }
-    // The survivor from which the seed copied its data does not answer. Another survivor answers.
+    // Survivor `a`, from which the seed copied its data, does not answer. Another survivor answers.
     let five = ["a", "b", "c", "d", "e"];
     let silent = approved(loss(&five, &["a", "b"])).down("a");
     let mut other = scene.clone();
     other.observed.pods.extend(silent.observed.pods);
     other.observed.statuses = silent.observed.statuses;
     assert!(!destroys(&other.writes()));
-    // A pod with another token is not the seed of this recovery, and is not stopped.
+    // A pod with another token is not the seed of this recovery, so the operator does not stop it.
     let mut another = scene.clone();
     another.observed.pods.get_mut("n").unwrap().token = Some("another".into());
     assert!(!stops(&another));
-    // The next recovery begins as soon as the pod of the seed is terminating. It does not wait for the pod's node.
+    // The next recovery begins as soon as the pod of the seed is terminating, even if the node of the pod does not
+    // confirm the deletion.
     let ending = scene.terminating("n");
     assert!(!destroys(&ending.writes()));
     assert_eq!(begun(&ending).unwrap().survivor, "a");
@@ -174,7 +175,7 @@ fn recovery_is_cancelled_if_quorum_returns() {
     let recovery = cancelled.recovery.unwrap();
     assert_eq!(recovery.phase, RecoveryPhase::Cancelled);
 
-    // The operator then deletes the seed. Afterwards, the client Service gets its endpoints again.
+    // After the cancellation, the operator deletes the seed. The client Service then gets its endpoints again.
     scene.observed.recovery.record = Some(recovery);
     scene.observed.recovery.stale_approval = cancelled.stale_approval;
     let writes = scene.writes();
@@ -194,7 +195,7 @@ fn recovery_selects_another_survivor_if_first_is_lost() {
     scene.observed.recovery.record = Some(cancelled);
     assert_eq!(begun(&scene).unwrap().survivor, "b");
 
-    // If the survivor does not answer before the timeout, the operator selects another survivor.
+    // The survivor has not answered before the timeout, so the operator selects another survivor.
     let mut silent = approved(loss(&five, &["a", "b"]).down("a"));
     let mut record_of = record(RecoveryPhase::InProgress);
     for (began, given_up) in [(990, false), (900, true)] {
@@ -203,7 +204,7 @@ fn recovery_selects_another_survivor_if_first_is_lost() {
         assert_eq!(recorded(&silent).is_some(), given_up, "{began}");
     }
 
-    // Without another survivor, the seed may have the last copy.
+    // No other survivor exists. The seed may have the last copy of the data, so the operator keeps it.
     let mut last = approved(loss(&five, &[]));
     last.observed.recovery.record = Some(record(RecoveryPhase::InProgress));
     assert_eq!(recorded(&last), None);

@@ -112,7 +112,7 @@ fn problem(scene: &Scene) -> String {
         .unwrap_or_default()
 }
 
-// ---- a full database ----
+// ---- repair of a full database ----
 
 #[test]
 fn full_database_with_free_space_is_defragmented() {
@@ -152,7 +152,7 @@ fn full_database_is_compacted_if_spec_sets_retained_revisions() {
         "{writes:?}"
     );
     assert_eq!(record(&scene).unwrap().compacted_revision, Some(4000));
-    // The revision is already compacted and no space is free, so another compaction would have no effect.
+    // Revision 4000 is already compacted and no space is free. Another compaction would have no effect.
     let mut over = run(Cause::NoSpace, &[]);
     over.compacted_revision = Some(4000);
     over.completion_time = Some(time(100));
@@ -170,7 +170,7 @@ fn defragmentation_is_delayed_after_ineffective_run() {
     scene.observed.upkeep.record = Some(over.clone());
     assert_eq!(scene.writes(), []);
     assert!(scene.waits().contains(&Reason::DefragmentationWaits));
-    // After 100 s, a defragmentation could free no more space than the last run, so the operator begins no run.
+    // The last run ended 100 s ago, and another defragmentation could free no more space. The operator begins no run.
     (over.members[0].size_before, over.members[0].size_after) = (25 << 20, Some(25 << 20));
     over.completion_time = Some(time(900));
     scene.observed.upkeep.record = Some(over.clone());
@@ -198,12 +198,12 @@ fn full_database_is_defragmented_after_compaction() {
     compacted.start_time = time(980);
     scene.observed.upkeep.record = Some(compacted.clone());
     assert_eq!(record(&scene).unwrap().members[0].name, "b");
-    // The first defragmentation has freed no space, so the operator does not defragment the other members.
+    // The defragmentation of `b` has freed no space, so the operator does not defragment `a` and `c`.
     compacted.members = run(Cause::NoSpace, &[("b", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // The current status of the first member shows free space, so the operator defragments the next member. It skips a
-    // member that already has free space.
+    // The current status of `b` shows free space, so the operator defragments `c` next. A member that already has free
+    // space is skipped.
     compacted.members[0].size_after = Some(QUOTA);
     scene.observed.upkeep.record = Some(compacted.clone());
     sized(&mut scene, "b", 20, 20);
@@ -213,7 +213,7 @@ fn full_database_is_defragmented_after_compaction() {
         sized(&mut roomy, member, 50, 50);
     }
     assert!(record(&roomy).unwrap().completion_time.is_some());
-    // Each member is defragmented at most once in a run.
+    // The operator defragments each member at most once in a run.
     compacted.members = run(Cause::NoSpace, &[("a", true), ("b", true), ("c", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
@@ -266,7 +266,7 @@ fn invariant_19_alarm_is_disarmed_once_every_database_has_space() {
     );
 }
 
-// ---- one at a time ----
+// ---- defragmentation of one member at a time ----
 
 /// Invariants 10 and 19 (record before acting; defragmentation and alarms).
 #[test]
@@ -390,7 +390,7 @@ fn single_member_is_defragmented_without_leadership_transfer() {
     assert_eq!(record(&scene).unwrap().members[0].name, "a");
 }
 
-// ---- by share and by schedule ----
+// ---- defragmentation by share of free bytes and by schedule ----
 
 #[test]
 fn high_share_of_free_bytes_starts_defragmentation() {
@@ -399,7 +399,7 @@ fn high_share_of_free_bytes_starts_defragmentation() {
     assert_eq!(scene.writes(), []);
     sized(&mut scene, "b", 90, 20);
     assert_eq!(record(&scene).unwrap().cause, Cause::Threshold);
-    // For an hour after a run, the operator begins no second run, even if the share of free bytes is high.
+    // The operator begins no second run within an hour, even if the share of free bytes is high.
     let mut over = run(Cause::Threshold, &[("b", true)]);
     over.completion_time = Some(time(950));
     scene.observed.upkeep.record = Some(over);
@@ -409,7 +409,7 @@ fn high_share_of_free_bytes_starts_defragmentation() {
 #[test]
 fn defragmentation_runs_once_per_scheduled_time() {
     let mut scene = three(90, 20);
-    // In every scene, the time is 00:16:40 on 1 January 1970.
+    // All scenes take place at 00:16:40 on 1 January 1970, which is shortly after the scheduled time 00:15.
     scene.desired.upkeep.defragmentation = Some(Defragmentation {
         schedule: Some("15 0 * * *".into()),
         ..Defragmentation::default()
@@ -428,7 +428,7 @@ fn defragmentation_runs_once_per_scheduled_time() {
     assert_eq!(nothing.writes(), [], "no space can be freed");
 }
 
-// ---- corrupt data ----
+// ---- replacement of corrupt members ----
 
 #[test]
 fn corrupt_member_is_replaced_before_alarm_is_disarmed() {

@@ -52,7 +52,7 @@ pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
         let member = view.members.iter().find(|member| member.id() == id);
         match member {
             Some(member) => named.push(member),
-            // Invariant 19: the corrupt member was removed together with its data.
+            // Invariant 19: the member with the corrupt data is no longer in the list, so its data was removed with it.
             None if id != MemberId(0) => {
                 disarm(view, AlarmKind::Corrupt, id, draft);
                 disarms = true;

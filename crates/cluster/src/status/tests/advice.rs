@@ -80,7 +80,7 @@ fn each_piece_of_advice_has_its_cause() {
         advice(move |scene, _| scene.observed.certificates.expiries = vec![expiry(generated)]).0
     };
     assert_eq!(with_expiry(false), "CertificateExpiring");
-    // The operator renews generated certificates.
+    // The operator renews generated certificates, so the status gives no advice about their expiry.
     assert_eq!(with_expiry(true), "AsAdvised");
     let (reason, message) = advice(|scene, _| {
         scene.observed.pods.get_mut("a").unwrap().node = Some("node-b".into());
