@@ -255,7 +255,8 @@ impl Story {
             if done(&cluster).await {
                 return first.unwrap_or_default();
             }
-            // The test watches no objects, so any object may have changed since the last reconcile.
+            // This test watches no objects. Any object may have changed since the last reconcile, so the cached
+            // snapshot is dropped.
             self.cache.invalidate(&cluster.uid().unwrap_or_default());
             let snapshot = Box::pin(self.operator.reconcile(Arc::new(cluster)));
             let pause = match snapshot.await {

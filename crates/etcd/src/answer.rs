@@ -38,7 +38,7 @@ pub(crate) const NOT_FOR_LEARNER: &str = "etcdserver: rpc not supported for lear
 pub(crate) fn classify(endpoint: &str, error: &etcd_client::Error) -> Error {
     match error {
         etcd_client::Error::GRpcStatus(status) => {
-            // If the status has a source, the client library created it. A status from etcd has no source.
+            // Only statuses of the client library have a source error. A status from etcd has none.
             if let Some(cause) = status.source() {
                 if is_too_long(cause) {
                     let limit = MAX_ANSWER >> 10;
@@ -95,13 +95,15 @@ fn is_unsent(error: &(dyn StdError + 'static)) -> bool {
 
 fn transport(endpoint: &str, cause: &(dyn StdError + 'static)) -> Error {
     const TLS_WORDS: [&str; 4] = ["certificate", "handshake", "InvalidContentType", "tls"];
-    // Texts of closed connections, although they contain words of TLS errors.
+    // Errors of closed connections contain these words. They are no TLS errors, although they contain words of TLS
+    // errors.
     const CLOSED: [&str; 2] = ["close_notify", "handshake eof"];
     let text = chain(cause);
     let full = format!("{endpoint}: {text}");
     let closed = CLOSED.iter().any(|word| text.contains(word));
     if !closed && TLS_WORDS.iter().any(|word| text.contains(word)) {
-        // TLS fails in the handshake. etcd has then read no request, even if TLS 1.3 lets the client send one early.
+        // If the TLS handshake fails, etcd has read no request. This is true even for TLS 1.3, where the client may
+        // send a request before the handshake is complete.
         Error::Tls(full)
     } else if is_unsent(cause) {
         Error::Unreachable(full)
@@ -124,8 +126,8 @@ fn answered(endpoint: &str, code: i32, message: &str) -> Error {
     if message.contains("member not found") {
         return Error::MemberNotFound;
     }
-    // etcd derives the member ID from the URLs and the time in seconds. If the ID exists, a member with the same URLs
-    // was added within the same second.
+    // etcd computes the ID of a member from the peer URLs and the current second. If the ID already exists, a member
+    // with the same URLs was added within the same second.
     if message.contains("Peer URLs already exists") || message.contains("member ID already exist") {
         return Error::PeerUrlExists;
     }

@@ -66,7 +66,7 @@ impl EtcdClient {
     }
 
     fn connections(&self) -> std::sync::MutexGuard<'_, HashMap<String, Connection>> {
-        // No operation under the lock can leave the map inconsistent, so a poisoned lock is safe to use.
+        // No operation under this lock can panic and leave the map inconsistent, so a poisoned lock is safe to use.
         self.connections
             .lock()
             .unwrap_or_else(PoisonError::into_inner)

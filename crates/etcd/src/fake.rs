@@ -212,7 +212,7 @@ impl FakeState {
             .voters()
             .filter(|member| !member.member.name.is_empty())
             .count();
-        // The quorum includes the new member, which does not count as started or connected.
+        // etcd counts the new voter for the quorum. The new voter is not started yet, so it counts as not connected.
         let quorum = usize::midpoint(voters, 1) + 1;
         if !learner && voters > 1 && started < quorum {
             return Err(Error::Unavailable(

@@ -310,7 +310,7 @@ impl Pages {
             None => buckets.compacted,
         };
         let revision = match buckets.key_root {
-            // The content of a small bucket is inside the root page.
+            // bbolt stores the content of a small bucket inside the root page, so the bucket has no page of its own.
             None => buckets.inline_revision,
             Some(page) => self.last_revision(page)?,
         };

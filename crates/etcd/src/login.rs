@@ -323,7 +323,7 @@ impl Session {
             });
             return into_result(self.record(login, header));
         }
-        // No member issues a token. The call uses the existing token, or no token.
+        // No member has issued a token. The client sends the call with the existing token, or without a token.
         self.found().no_answer_since = Some(Instant::now());
         if self.with_certificate && stale.is_some() {
             self.drop_token();
@@ -412,7 +412,7 @@ pub(crate) async fn log_in(
                     rejected.store(0, Ordering::Relaxed);
                     return Answer::Off;
                 }
-                // etcd returns the same errors for an unknown user, and for a user without a password.
+                // etcd returns these errors both for an unknown user and for a user without a password.
                 if !text.contains("authentication failed") && !text.contains("no password") {
                     return Answer::Unavailable;
                 }
@@ -427,7 +427,7 @@ pub(crate) async fn log_in(
 
 /// Whether the member rejects the call because it requires a token or does not know the token.
 pub(crate) fn asks_for_token(error: &etcd_client::Error) -> bool {
-    // For some calls, older releases return other texts, with the code `Unknown`.
+    // For some calls, older etcd releases return these texts with the code `Unknown`.
     const TEXTS: [&str; 3] = [
         "invalid auth token",
         "user name is empty",

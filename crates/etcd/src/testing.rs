@@ -280,7 +280,8 @@ impl EtcdProcess {
             }
             match client.status(&self.client_url).await {
                 Ok(status) if status.leader.is_some() => return true,
-                // If the member uses TLS, this client can only check whether the port is open.
+                // This client has no certificates. If the member uses TLS, the client can only check whether the port
+                // is open.
                 Err(crate::Error::Tls(_)) if self.listens() => return true,
                 _ => tokio::time::sleep(Duration::from_millis(50)).await,
             }

@@ -151,7 +151,7 @@ async fn invariant_21_enabling_auth_resumes_after_interruption() {
     let root = client("current", &[]);
     assert_eq!(root.login(&via).await.unwrap(), Some(Login::Accepted));
     root.disable_auth(&via).await.unwrap();
-    // The role already exists, and is only granted.
+    // The role `root` already exists, so the client only grants it to the user.
     client("another", &[]).enable_auth(&via).await.unwrap();
     assert!(client("another", &[]).members(&via).await.is_ok());
 }
@@ -193,7 +193,7 @@ async fn login_survives_token_expiry_and_member_failure() {
         assert!(bytes_of_snapshot(&root, url).await > 0);
     }
     members[0].kill();
-    // Calls to the other members log in again, and so does a snapshot.
+    // Calls to the remaining members log in again, and so does a snapshot.
     assert!(root.members(&via[1..]).await.is_ok());
     assert!(bytes_of_snapshot(&root, &via[1]).await > 0);
 }
@@ -304,7 +304,7 @@ async fn client_with_certificate_user_authenticates_without_quorum() {
         assert_eq!(list.members.len(), 3, "{minor}");
         members[1].kill();
         members[2].kill();
-        // The clients are: a client that has logged in before, a new client, and a client without a password.
+        // The first client has logged in before. The second is new. The third has a certificate and no password.
         let clients = [
             root,
             EtcdClient::new(access(Some(&tls))),
@@ -330,8 +330,8 @@ async fn enable_auth(tls: Option<&TlsAccess>, via: &[String]) {
 }
 
 async fn leaderless(client: &EtcdClient, member: &str) {
-    // The first time limit is twice as long as the operator's timeout for members that are not ready, because the
-    // machine may be busy. The limit grows with each attempt, but stays below the login timeout.
+    // The first time limit is twice the operator's timeout for members that are not ready, because the test machine may
+    // be busy. The limit grows with each attempt, but stays below the login timeout.
     let (mut limit, max_limit) = (Duration::from_millis(500), Duration::from_millis(1500));
     let end = Instant::now() + MAX_WAIT;
     loop {
@@ -368,7 +368,7 @@ async fn token_that_blocks_calls_is_replaced() {
             }
             let root = quick(tls);
             answered(|| root.members(&other)).await;
-            // If the machine is slow, the login may already be suspect.
+            // On a slow machine, the login may already be suspect before this call.
             let first = root.members(&via).await;
             blocked += usize::from(matches!(first, Err(Error::Timeout(_))));
             let failed = matches!(first, Err(Error::Timeout(_) | Error::Unavailable(_)));

@@ -112,7 +112,7 @@ proptest! {
         let pulse = bounded(|| runtime.block_on(ask(answer)));
         prop_assert!(pulse.is_some() || !whole);
         if let Some(pulse) = pulse {
-            // The sample names two peers. A damaged line may add another name.
+            // The undamaged sample names two peers. Damage may turn another line into the name of a peer.
             prop_assert!(pulse.peers.len() < 10, "{:?}", pulse);
         }
     }

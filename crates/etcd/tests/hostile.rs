@@ -199,7 +199,7 @@ async fn hostile_etcd_long_responses_are_limited() {
     for error in &errors {
         assert!(error.to_string().contains("more than 512 KiB"), "{error}");
     }
-    // The client library receives at most the limit, plus the bytes in its HTTP/2 flow-control windows.
+    // The client library receives at most the limit, and the bytes in its HTTP/2 flow-control windows.
     let calls = errors.len() as u64;
     assert!(member.sent() < calls * 6 * MIB, "{} bytes", member.sent());
     assert_little_memory();
@@ -247,7 +247,7 @@ async fn hostile_etcd_snapshot_of_empty_messages_times_out() {
 
 #[tokio::test]
 async fn hostile_etcd_call_is_sent_to_limited_number_of_members() {
-    // No process listens at this port.
+    // No process listens at port 1, so every attempt fails.
     let via: Vec<String> = (0..200)
         .map(|number| format!("http://127.0.0.1:1#{number}"))
         .collect();
@@ -289,7 +289,7 @@ async fn hostile_etcd_endless_metrics_are_limited() {
             .contains("longer than that of an etcd member"),
         "{error}"
     );
-    // The client receives at most the limit plus some MiB in the buffers of the sockets.
+    // The client receives at most the limit, and some MiB in the buffers of the sockets.
     let sent = sent.load(Ordering::SeqCst);
     assert!(sent < 20 * MIB, "{sent} bytes");
 }

@@ -86,7 +86,7 @@ async fn forward_connection(near: TcpStream, target: &str, state: Arc<State>) {
     loop {
         let call = tokio::select! {
             call = near.accept() => call,
-            // Dropping the connection closes it without an answer.
+            // Leaving the loop drops the connection, so the client gets no answer.
             () = broken.notified() => break,
         };
         let Some(Ok((request, respond))) = call else {
@@ -116,7 +116,7 @@ async fn forward_call(
     state.received.lock().unwrap().push(method.clone());
     let (head, mut body) = answer.await?.into_parts();
     if state.lost.lock().unwrap().iter().any(|one| *one == method) {
-        // etcd has answered, so the change is applied.
+        // etcd has answered, so it has applied the change. The proxy now drops the answer.
         broken.notify_one();
         return Ok(());
     }
@@ -150,7 +150,7 @@ struct Pair {
 
 impl Pair {
     async fn start(programs: &Programs, lost: &[&'static str]) -> Self {
-        // The default password hash is slow.
+        // A low bcrypt cost makes the test fast, because the default password hash is slow.
         let start = Start {
             flags: vec!["--bcrypt-cost=4".to_owned()],
             ..Start::default()
@@ -203,13 +203,13 @@ async fn lost_answers_of_membership_changes_are_not_repeated() {
         let url = peer();
         let added = client.add_member(&via, &url, true).await;
         pair.assert_sent_once(added, "MemberAdd");
-        // The next observation shows the member.
+        // The member exists, although the client got no answer.
         let list = client.members(&direct).await.unwrap().members;
         let learner = list.iter().find(|one| one.peer_urls == url).unwrap().id;
         assert_eq!(list.len(), 2, "{minor}");
 
         let promoted = client.promote_member(&via, learner).await;
-        // etcd rejects the promotion of a learner that has not started. This answer is lost, too.
+        // etcd rejects the promotion of a learner that has not started. The proxy drops this answer too.
         pair.assert_sent_once(promoted, "MemberPromote");
         let next = peer();
         let updated = client.update_member(&via, learner, &next).await;

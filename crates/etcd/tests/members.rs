@@ -129,7 +129,7 @@ async fn learner_reports_leader_after_losing_connection() {
         let _learner = EtcdProcess::join(&programs, "m1", &peer, &start);
         let until = async |peers: &BTreeSet<MemberId>| loop {
             match client().pulse(&health).await {
-                // On a busy machine, the connection may exist long before the member has applied its first entry.
+                // On a busy machine, the learner may have its connection long before it has applied its first entry.
                 Ok(pulse)
                     if pulse.has_leader
                         && pulse.peers == *peers
@@ -181,10 +181,10 @@ async fn membership_changes_follow_etcd_rules() {
     };
     let mut learner = EtcdProcess::join(&programs, "m1", &peer, &start);
     assert!(learner.serves().await);
-    // A learner does not answer a linearizable request for the list, so the client must ask the next member.
+    // A learner does not answer a linearizable request for the member list, so the client must call the next member.
     let both = [learner.client_url.clone(), via[0].clone()];
     assert_eq!(client.members(&both).await.unwrap().members.len(), 2);
-    // The second promotion succeeds, although the member is already a voter.
+    // The second promotion succeeds too, although the member is already a voter.
     for _ in 0..2 {
         while let Err(error) = client.promote_member(&via, added.id).await {
             assert!(matches!(error, Error::Unavailable(_)), "{error}");
@@ -198,7 +198,8 @@ async fn membership_changes_follow_etcd_rules() {
         .move_leader(&learner.client_url, leader.member_id)
         .await;
     assert!(matches!(wrong, Err(Error::Unavailable(_))), "{wrong:?}");
-    // On a busy machine the call may exceed its deadline, so the test reads the leader afterwards.
+    // On a busy machine, the leadership transfer may exceed its deadline. The test therefore reads the leader
+    // afterwards.
     if let Err(error) = client.move_leader(&via[0], added.id).await {
         assert!(matches!(error, Error::Timeout(_)), "{error}");
     }
@@ -244,14 +245,14 @@ async fn unresponsive_member_times_out_and_does_not_delay_member_list() {
     assert!(matches!(status, Err(Error::Timeout(_))), "{status:?}");
 
     let via = [silent, refused, etcd.client_url.clone()];
-    // Each attempt uses a new client, which does not know the member that responded before.
+    // Each attempt uses a new client, because a client remembers the member that responded first.
     let limit = Duration::from_millis(1800);
     let first = is_quick(limit, async || {
         let client = client();
         client.members(&via).await.map(|_| client)
     });
     let client = first.await.unwrap();
-    // The next call is sent to the member that responded first.
+    // The client sends its next call to the member that responded first.
     let limit = Duration::from_millis(500);
     let next = is_quick(limit, async || client.members(&via).await);
     next.await.unwrap();

@@ -66,7 +66,7 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
     );
     assert!(whole.trailer);
     assert_eq!(whole.size, bytes.len() as u64);
-    // `Revisions::of_file` reads only a few pages, and must return the same result.
+    // `Revisions::of_file` reads only a few pages of the file, and must return the same revisions.
     let walked = Revisions::of_file(file.as_file()).unwrap();
     assert_eq!(
         (walked.revision, walked.compacted, walked.store_revision()),
@@ -77,7 +77,7 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
         "{whole:?} but the server reports {}",
         before.revision
     );
-    // Small chunks are tested only with small files, because large files would take long.
+    // The test uses small chunks only for small files. For large files, small chunks would take too long.
     let sizes: &[usize] = if bytes.len() < 1 << 20 {
         &[7, 33, 4096, 40_000]
     } else {
@@ -137,7 +137,7 @@ async fn many_databases(minor: &str, seed: u64) {
     let programs = Programs::find(minor);
     let rng = &mut StdRng::seed_from_u64(seed);
     for largest in [10, 900, 20_000, 600_000] {
-        // The test needs only the content of the file, not its durability.
+        // `--unsafe-no-fsync` makes etcd faster. The test needs only the content of the file, not its durability.
         let start = Start {
             flags: vec!["--unsafe-no-fsync".to_owned()],
             ..Start::default()
@@ -149,7 +149,7 @@ async fn many_databases(minor: &str, seed: u64) {
             fill(&mut client, rng, puts, largest).await;
             agrees(&programs, &etcd, rng).await;
         }
-        // The large value has several overflow pages. A small value follows it.
+        // The large value has several overflow pages. The small value is stored after the large one.
         client
             .put("big", vec![b'_'; 1_400_000], None)
             .await
@@ -199,7 +199,8 @@ async fn concurrent_writes_do_not_change_snapshot_revision() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();
-    // Creates free pages, which the writes during the snapshot use.
+    // These writes, and their deletion below, create free pages. etcd reuses the free pages for the writes during the
+    // snapshot.
     for index in 0..3000 {
         client
             .put(format!("/k/{index}"), vec![b'v'; 8000], None)
@@ -239,7 +240,7 @@ async fn concurrent_writes_do_not_change_snapshot_revision() {
     for _ in 0..4 {
         let before = port.status(&etcd.client_url).await.unwrap().revision;
         let stream = port.snapshot(&etcd.client_url).await.unwrap();
-        // The snapshot is read slowly, so that etcd commits many times during the transfer.
+        // The test reads the snapshot slowly, so that etcd commits many times during the transfer.
         let mut chunks = stream.chunks;
         let mut bytes = Vec::new();
         while let Some(chunk) = chunks.try_next().await.unwrap() {
@@ -292,13 +293,13 @@ async fn inspection_of_damaged_file_never_panics() {
     let rng = &mut StdRng::seed_from_u64(5);
     fill(&mut client, rng, 30, 3000).await;
     let whole = snapshot(&etcd).await;
-    // Without the checksum, the damage reaches the parser of the pages.
+    // Without the checksum, the reader does not notice the damage before it parses the pages.
     let bytes = &whole[..whole.len() - 32];
     let (mut understood, mut walked) = (0, 0);
     for round in 0..400 {
         let mut damaged = bytes.to_vec();
         for _ in 0..=round % 40 {
-            // Half of the damaged bytes are in page headers.
+            // In half of the rounds, all damaged bytes are in page headers.
             let page = rng.random_range(0..damaged.len() / 4096) * 4096;
             let at = page + rng.random_range(0..if round % 2 == 0 { 64 } else { 4096 });
             damaged[at] = if round % 3 == 0 { 0xff } else { rng.random() };

@@ -49,9 +49,9 @@ async fn full_database_is_repaired_by_compaction_and_defragmentation() {
 
         client.compact(&via, revision).await.unwrap();
         client.compact(&via, revision - 1).await.unwrap();
-        // etcd updates the size only with its next commit. A request for the alarms triggers a commit.
+        // etcd updates the size of its database only with the next commit. A request for the alarms triggers a commit.
         let begun = Instant::now();
-        // etcd 3.4 is skipped: it commits only after writes, and a full database rejects writes.
+        // etcd 3.4 commits only after writes, and a full database rejects writes. The loop therefore skips etcd 3.4.
         loop {
             if minor == "3.4" {
                 break;

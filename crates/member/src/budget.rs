@@ -29,7 +29,7 @@ pub fn disruption_budget(members: &Members<'_>, quorum: usize) -> PodDisruptionB
     PodDisruptionBudget {
         metadata: members.metadata(name, names::cluster_labels(members.cluster)),
         spec: Some(PodDisruptionBudgetSpec {
-            // Invariant 3: evictions keep a quorum.
+            // Invariant 3: Kubernetes evicts a pod only if a quorum of pods stays available.
             min_available: Some(IntOrString::Int(i32::try_from(quorum).unwrap_or(i32::MAX))),
             selector: Some(LabelSelector {
                 match_labels: Some(names::cluster_labels(members.cluster)),

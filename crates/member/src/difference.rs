@@ -243,8 +243,8 @@ fn metadata(
     let known = before.unwrap_or(&none);
     let same = known.labels == desired.labels && known.annotations == desired.annotations;
     let mut notes = Notes::of(pod).missing(pod);
-    // `tls` is set only if the hashes are equal. If the annotation differs nevertheless, a user has changed the
-    // annotation. The annotation is corrected, and the pod is not replaced.
+    // The parameter `tls` is set only if the hashes of pod and spec are equal. If the annotation nevertheless differs,
+    // a user has changed it. The operator corrects the annotation and does not replace the pod.
     if let Some(tls) = tls
         && annotation(pod, names::ANNOTATION_TLS) != Some(&tls)
     {
@@ -263,7 +263,7 @@ fn metadata(
         removed.chain(set).collect::<BTreeMap<_, _>>()
     };
     let mut annotations = change(&desired.annotations, &known.annotations);
-    // This patch changes only metadata, so the recorded CPU and memory stay the same.
+    // This patch changes only metadata, so the recorded CPU and memory resources stay the same.
     let applied = AppliedSpec {
         resources: known.resources.clone(),
         ..desired.clone()
@@ -350,7 +350,7 @@ fn resize(pod: &Pod) -> Option<Resize> {
             message,
         })
     };
-    // Since Kubernetes 1.33, a pod has a generation. The kubelet reports the generation that it has observed.
+    // Since Kubernetes 1.33, a pod has a generation. The kubelet reports the latest generation that it has observed.
     let seen = pod.status.as_ref()?.observed_generation;
     let unseen = seen.is_some_and(|seen| seen > 0 && pod.metadata.generation > Some(seen));
     if unseen {

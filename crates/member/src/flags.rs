@@ -23,7 +23,7 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     let mut arguments = vec![
         format!("--name={name}"),
         format!("--data-dir={DATA_DIR}"),
-        // For the address 0.0.0.0, Go also listens on IPv6 if the system supports IPv6 (ADR 27).
+        // etcd listens at 0.0.0.0. For this address, Go also listens on IPv6 if the system supports IPv6 (ADR 27).
         format!("--listen-peer-urls={}", peer_listeners(members)),
         format!("--listen-client-urls={}", client_listeners(members)),
         format!("--initial-advertise-peer-urls={peer_url}"),
@@ -90,7 +90,8 @@ fn start_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
     let (state, initial_cluster) = match &member.start {
         Start::Bootstrap { members: first } => ("new", initial_cluster_of_names(members, first)),
         Start::Join { initial_cluster } => ("existing", initial_cluster.clone()),
-        // Invariant 6: without data, a member that lists only itself fails to start.
+        // Invariant 6: the initial cluster contains only the member itself. Without data, etcd fails to start with this
+        // flag instead of forming a new cluster.
         Start::OnDisk => (
             "existing",
             initial_cluster_of_names(members, &[member.name.to_owned()]),
@@ -111,7 +112,7 @@ fn version_arguments(version: &EtcdVersion) -> Vec<String> {
         ));
     }
     if version.minor() == (3, 4) {
-        // Both settings are the default in etcd 3.5 and later.
+        // In etcd 3.5 and later, both settings are the default.
         arguments.push("--pre-vote=true".to_owned());
         arguments.push("--logger=zap".to_owned());
     }
@@ -260,7 +261,7 @@ mod tests {
 
     #[test]
     fn etcd_flags_depend_on_version() {
-        // The columns are the version, pre-vote, and the metrics listener.
+        // The columns are: version, pre-vote flag, flag for the metrics listener.
         for (version, pre_vote, metrics) in [
             ("3.2.13", false, false),
             ("3.4.37", true, true),

@@ -22,7 +22,7 @@ pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     pod.persistent_volume_claim_spec = None;
     pod.labels.clear();
     pod.annotations.clear();
-    // These fields have no effect.
+    // These fields have no effect on the pod, so they are not part of the hash.
     pod.busybox_image = None;
     pod.dns_timeout_in_second = None;
     if let Some(resources) = &mut pod.resources {

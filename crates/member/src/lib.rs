@@ -94,7 +94,7 @@ impl<'a> Members<'a> {
             member: self.spec.member_address(),
             cluster_domain: self.spec.cluster_domain().to_owned(),
             peer_tls: peers_of(tls).usual().0,
-            // While members accept TLS and plain text, the `http` URL works for every client.
+            // During a TLS change, members accept both TLS and plain text. The `http` URL then works for every client.
             client_tls: tls.is_some_and(TlsPolicy::insists_on_tls),
         }
     }
@@ -187,7 +187,7 @@ pub fn initial_cluster(members: &[etcd::Member], joining: &str) -> String {
     for member in members {
         for url in &member.peer_urls {
             let known = Some(member.name.as_str()).filter(|name| !name.is_empty());
-            // A member that has not started yet has no name in the member list, but its URL contains the name.
+            // A member that has not started yet has no name in etcd's member list. Its peer URL contains the name.
             let name = known
                 .or_else(|| names::member_of_url(url))
                 .unwrap_or(joining);

@@ -58,7 +58,7 @@ pub fn network_policy(
         });
         clients.extend(access.clients.iter().cloned());
     }
-    // The operators use the metrics port to check the health of members that do not serve clients yet.
+    // The operators call the metrics port to check the health of members that do not serve clients yet.
     let metrics = (!access.metrics.is_empty()).then(|| {
         let operators = std::iter::once(from_operators(operators));
         operators.chain(access.metrics.iter().cloned()).collect()
@@ -155,7 +155,7 @@ mod tests {
             "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": "operators" } },
             "podSelector": { "matchLabels": { "app.kubernetes.io/name": "etcd-operator" } },
         });
-        // Without this rule, pods that write backups to a PVC could not connect to the cluster.
+        // Backup pods must be able to connect to the cluster when they write a backup to a PVC.
         let backup_pod = json!({ "podSelector": { "matchLabels": {
             "app.kubernetes.io/managed-by": "etcd-backup-operator", "app.kubernetes.io/name": "etcd-backup",
         } } });

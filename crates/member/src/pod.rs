@@ -47,7 +47,8 @@ fn labels(
     member: &Member<'_>,
     policy: &PodPolicy,
 ) -> BTreeMap<String, String> {
-    // The operator's own labels take precedence, because Services and the PodDisruptionBudget select by them.
+    // The operator's own labels replace labels of the user with the same key, because Services and the
+    // PodDisruptionBudget select pods by them.
     let mut labels = policy.labels.clone();
     labels.extend(names::member_labels(members.cluster, member.name));
     labels.insert(names::LABEL_ROLE.to_owned(), member.role.label().to_owned());
@@ -86,8 +87,8 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
         subdomain: Some(names::headless_service(members.cluster)),
         restart_policy: Some("Always".to_owned()),
         automount_service_account_token: Some(false),
-        // Service links would add environment variables for each Service in the namespace. etcd would read variables
-        // with the prefix ETCD_ as flags.
+        // Service links would add environment variables for each Service in the namespace. etcd reads every variable
+        // with the prefix ETCD_ as a flag.
         enable_service_links: Some(false),
         containers,
         init_containers: (!policy.init_containers.is_empty())
@@ -128,8 +129,8 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
             port("metrics", names::METRICS_PORT),
         ]),
         readiness_probe: Some(probe::readiness(members, member.version)),
-        // The operator does not read logs. With this policy, the termination message contains the last log lines. From
-        // these lines, the operator distinguishes a damaged disk from an invalid setting.
+        // The operator reads no logs. With this policy, Kubernetes copies the last log lines into the termination
+        // message. From these lines, the operator distinguishes damaged data from an invalid setting.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         resources: policy.resources.clone(),
         security_context: Some(

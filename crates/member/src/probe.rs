@@ -13,9 +13,9 @@ use super::flags::has_metrics_listener;
 /// The readiness probe. A ready member serves linearizable reads, so it is connected to a quorum. A member with a
 /// NOSPACE alarm stays ready, because it serves reads, and clients must reach it to delete data.
 pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
-    // Up to 3.4, a request to `/health` writes an entry to the Raft log, and etcd 3.6 does not start on a log with such
-    // entries (`v2ToV3Request` in its `apply_v2.go`). The probe therefore requests `/version`, which etcd serves after
-    // the member has joined.
+    // Up to etcd 3.4, a request to `/health` writes an entry to the Raft log. etcd 3.6 does not start on a log with
+    // such entries (`v2ToV3Request` in its `apply_v2.go`). For these releases, the probe requests `/version`, which
+    // etcd serves after the member has joined.
     let writes = !version.has_readyz() && version.minor() < (3, 5);
     let path = if version.has_readyz() {
         "/readyz"
@@ -29,7 +29,7 @@ pub(super) fn readiness(members: &Members<'_>, version: &EtcdVersion) -> Probe {
     } else {
         CLIENT_PORT
     };
-    // The kubelet has no client certificate. If the client port uses TLS, the probe only checks whether the port is
+    // The kubelet has no client certificate. If the client port uses TLS, the probe can only check whether the port is
     // open.
     let (http_get, tcp_socket) = if port == CLIENT_PORT && members.addresses().client_tls {
         let port = IntOrString::Int(port.into());

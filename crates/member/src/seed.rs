@@ -80,7 +80,8 @@ impl Source {
             secret: Some(SecretVolumeSource {
                 secret_name: Some(secret.to_owned()),
                 default_mode: Some(0o440),
-                // The Secret is optional, because the pod must be able to restart after the Secret was deleted.
+                // The Secret is optional: a seed whose data was already fetched must be able to restart after the
+                // Secret was deleted.
                 optional: Some(true),
                 items: None,
             }),
@@ -184,8 +185,8 @@ pub fn seed_pod(members: &Members<'_>, seed: Seed<'_>, operator: &OperatorImage)
         name: seed.member,
         version: seed.version,
         role: Role::Voter,
-        // The state is never `new`: if the restored data is missing, etcd must not start as an empty cluster (invariant
-        // 6).
+        // Invariant 6: the start state is never `New`. If the restored data is missing, etcd must not start as an empty
+        // cluster.
         start: Start::OnDisk,
     };
     let mut pod = pod(members, &member);

@@ -104,7 +104,8 @@ pub fn client_service(members: &Members<'_>) -> Service {
         names::cluster_labels(members.cluster),
     );
     let annotations = policy.annotations.clone().into_iter();
-    // With the recorded `spec.services.client`, the operator later finds settings that were removed from the spec.
+    // The annotation records `spec.services.client`. With this record, the operator later finds settings that a user
+    // has removed from the spec.
     let applied = applied.map(|applied| (ANNOTATION_APPLIED_SPEC.to_owned(), applied));
     let annotations = annotations.chain(applied);
     let annotations: BTreeMap<String, String> = annotations.collect();
@@ -153,7 +154,8 @@ fn client_selector(members: &Members<'_>) -> BTreeMap<String, String> {
     let mut selector = names::cluster_labels(members.cluster);
     let token = names::token_label(members.token);
     selector.insert(names::LABEL_TOKEN.to_owned(), token.to_owned());
-    // A learner is ready, but rejects most requests (`isRPCSupportedForLearner` in etcd's `api/v3rpc`).
+    // The pod of a learner may be ready, but a learner rejects most requests (`isRPCSupportedForLearner` in etcd's
+    // `api/v3rpc`). The Service therefore selects voters only.
     selector.insert(names::LABEL_ROLE.to_owned(), names::ROLE_VOTER.to_owned());
     if members.cluster_id.is_none() {
         selector.insert(names::LABEL_FORMED.to_owned(), "true".to_owned());

@@ -116,8 +116,8 @@ impl ClusterTls {
                 MemberAddress::Service
             }
         });
-        // The default `Service` is not written, so that a spec with the default and a spec without the field build
-        // equal objects.
+        // The default form `Service` is left out of the spec. A spec with the default and a spec without the field then
+        // build equal objects.
         if chosen == MemberAddress::Pod {
             spec.member_address = Some(chosen);
         }

@@ -127,7 +127,7 @@ async fn members_form_cluster_over_ipv6_only() {
         };
         assert_eq!(list.members.len(), 3);
         for place in &places {
-            // This member may find the leader a moment later than the other members.
+            // This member may learn about the leader a moment later than the other members.
             let status = loop {
                 match client
                     .status(&format!("http://[::1]:{}", place.client))
@@ -143,7 +143,7 @@ async fn members_form_cluster_over_ipv6_only() {
                 tokio::time::sleep(Duration::from_millis(200)).await;
             };
             assert!(status.version.starts_with(minor), "{}", status.version);
-            // The readiness probe connects to the metrics port.
+            // The kubelet calls the readiness probe at the metrics port, over IPv6.
             std::net::TcpStream::connect((Ipv6Addr::LOCALHOST, place.metrics)).unwrap();
             std::net::TcpStream::connect(("127.0.0.1", place.client)).unwrap();
         }

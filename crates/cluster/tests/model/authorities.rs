@@ -60,7 +60,8 @@ fn rule() -> Rule {
         domain: String::new(),
         peers: true,
         clients: true,
-        // The validity only determines how long clients may take to load new certificates: here one minute.
+        // The validity determines only how long clients may take to load new certificates. With three minutes, they
+        // have one minute.
         validity: Duration::from_mins(3),
         authority_validity: LONG,
         server_names: Vec::new(),
@@ -83,7 +84,7 @@ impl World {
         self.setup.authorities
     }
 
-    // ---- Secrets ----
+    // ---- Secrets with certificates ----
 
     fn leaf(&mut self, issuer: Option<Vec<u8>>, names: Vec<String>) -> Leaf {
         let name = format!("made-{}", self.next());
@@ -204,7 +205,7 @@ impl World {
                 let held = self.held(held.certificate.clone(), signs.collect());
                 self.put(scope.secret("db"), Some(over), held)
             }
-            // The plans in the model never contain these writes.
+            // The plans of the model never contain these certificate writes.
             CertificateWrite::Prepare { .. } | CertificateWrite::Switch { .. } => return None,
             CertificateWrite::Issue {
                 owner,
@@ -289,7 +290,7 @@ impl World {
         }
     }
 
-    // ---- pods ----
+    // ---- annotations of pods ----
 
     /// Sets the annotations of a pod of this operator.
     pub(crate) fn note_trust(&mut self, uid: u64) {
@@ -341,7 +342,7 @@ impl World {
             })
     }
 
-    // ---- mutual trust ----
+    // ---- trust between members ----
 
     fn accepts(&self, uid: u64, scope: CaScope, issuer: &[u8]) -> bool {
         let loaded = self.pki.loaded.get(&(uid, scope));
@@ -406,7 +407,7 @@ impl World {
         observed.certificates = certificates;
     }
 
-    // ---- invariant 20 ----
+    // ---- checks of invariant 20 ----
 
     fn running(&self) -> Vec<(String, u64)> {
         let pods = self.pods.iter().filter(|(_, pod)| pod.running);

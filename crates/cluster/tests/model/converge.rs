@@ -40,7 +40,8 @@ impl Run {
             if self.broken().is_some() || self.world.switch.untold {
                 return;
             }
-            // If the user sets a version back too late, the operator may reject it. The user then corrects the spec.
+            // If the user reverts a version too late, the operator may reject the version. The user then corrects the
+            // spec.
             self.world.want_what_runs();
             self.world.tidy_by_hand();
             self.world.give_in();
@@ -75,8 +76,8 @@ impl Run {
         if self.world.recovers_by_itself() && !self.is_converged() {
             return false;
         }
-        // The status was deleted, and a late write arrived afterwards. The operator cannot decide which of the two
-        // recorded clusters is the right one, and waits for a person.
+        // The status was deleted, and a late write of the other operator arrived afterwards. The operator cannot decide
+        // which of the two recorded clusters is the right one, and waits for a person.
         let memory = &self.world.memory;
         if memory.thrown && memory.second && says(Reason::IdentityUnknown) {
             return true;
@@ -111,7 +112,7 @@ impl Run {
         if self.world.former().is_some() && !self.world.reported_voters.iter().any(known) {
             return true; // The status lists the members of the cluster before the recovery.
         }
-        // The local list of a member may be outdated.
+        // A member without a connection to the leader may have an outdated member list.
         let lists = cluster.into_iter().flat_map(|all| {
             let token = self
                 .world
@@ -133,7 +134,7 @@ impl Run {
         };
         let members = cluster.members();
         let listed = |name: &String| cluster.by_name(name).is_some();
-        // The operator does not delete objects of another cluster, so they do not prevent convergence.
+        // The operator does not delete pods of another cluster, so these pods do not prevent convergence.
         let foreign = |name: &String| {
             let pod = world.pods.get(name).and_then(|pod| pod.cluster_id);
             let disk = world.disks.get(name).and_then(|disk| disk.cluster_id);
@@ -161,7 +162,8 @@ impl Run {
                 .all(known)
             && world.services.keys().all(known)
             && world.disks.iter().all(|(name, disk)| {
-                // Invariant 25: a person decides about these volumes.
+                // Invariant 25: a person decides about the volumes of members that other software removed, so these
+                // volumes may remain.
                 let kept = matches!(disk.removal, Some(Removal::ByOthers { majority: true, .. }));
                 known(name) || kept
             })

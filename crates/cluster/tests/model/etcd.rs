@@ -411,7 +411,7 @@ impl Cluster {
             index: log.last.index + 1,
         };
         let spot = log.last;
-        // A quorum of the previous configuration must commit the change before it is applied.
+        // A quorum of the previous configuration must commit the change before etcd applies it.
         self.replicate(leader, logs, lagging);
         if let Some(config) = config {
             self.configs.push(config);

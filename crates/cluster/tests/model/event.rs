@@ -191,7 +191,7 @@ pub(crate) fn draw(seed: u64, two: bool) -> (Setup, Vec<Event>) {
         silent: seed % 2 == 1,
         ..setup(&mut dice, two)
     };
-    // Each run leaves out most kinds of faults, so that the remaining kinds are frequent.
+    // Each run leaves out most kinds of faults. The remaining kinds of faults are then frequent.
     let mut weights = [0; KINDS.len()];
     for (weight, (often, _)) in weights.iter_mut().zip(KINDS) {
         *weight = if dice.below(3) == 0 {

@@ -71,7 +71,7 @@ impl World {
             | Event::DeleteService(_) => self.strike_objects(event),
             _ => self.strike_pod(event),
         }
-        // The fault affects etcd at once: without a quorum, no further entry is committed.
+        // etcd notices the fault at once: without a quorum, it commits no further entry.
         self.run_clusters();
     }
 
@@ -94,7 +94,7 @@ impl World {
         else {
             return;
         };
-        // Only faults without loss of data affect external members too.
+        // External members are affected only by faults without loss of data.
         let anybody = matches!(
             event,
             Event::Isolate(_) | Event::Hide(_) | Event::Lag(_) | Event::MoveLeader(_)
@@ -210,7 +210,7 @@ impl World {
                 tell!(self, "a user edits the Service of {name}");
             }
             // During a bootstrap, a member without its Service and its pod looks like a member that was never created.
-            // No client has written yet, so the operator need not handle this case.
+            // The operator need not handle this case, because no client has written yet.
             Event::DeleteService(_) if self.shared.client != Kept::AsMade(true) => {}
             Event::DeleteService(which) => {
                 let Some(name) = pick(self.services.keys(), which) else {
@@ -288,7 +288,7 @@ impl World {
         for pod in self.pods.values_mut().filter(|pod| pod.node == Some(node)) {
             pod.shown.lost_since = None;
             if was_off {
-                // The kubelet restarts its containers on the existing `emptyDir`s and volumes.
+                // The kubelet restarts the pod's containers, which find their data on the `emptyDir` or the volume.
                 pod.shown.restarts += 1;
                 pod.shown.running_since = None;
                 pod.shown.ended = Some((End::Ended, now));
@@ -381,7 +381,7 @@ impl World {
             return;
         }
         self.forget(unmarked && self.others.is_none());
-        // The EtcdCluster was deleted without its children.
+        // The EtcdCluster was deleted without its children, so the children lose their owner.
         self.pods.values_mut().for_each(|pod| pod.owned = false);
         self.disks.values_mut().for_each(|disk| disk.owned = false);
         for service in self.services.values_mut() {

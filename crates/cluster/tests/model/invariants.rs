@@ -79,7 +79,7 @@ impl World {
         self.memory.broken.get_or_insert(text);
     }
 
-    // ---- writes ----
+    // ---- checks of writes ----
 
     /// Checks a write of any sender before it is applied, even if it arrives late.
     pub(crate) fn judge_write(&mut self, write: &Write) {
@@ -97,7 +97,7 @@ impl World {
                     .pods
                     .get(member)
                     .filter(|pod| pod.uid.to_string() == *uid);
-                // A pod that ended permanently has no data.
+                // The deletion of an ended pod destroys no data.
                 let keeps = |pod: &WorldPod| pod.start.durable || pod.ended;
                 if let Some((keeps, uid)) = pod.map(|pod| (keeps(pod), pod.uid)) {
                     self.judge_deletion(member, keeps);
@@ -128,7 +128,7 @@ impl World {
                     others.is_none(),
                     "invariant 7: {name} is adopted although it belongs to cluster {others:?}"
                 );
-                // A member that does not serve clients yet may be drained even if no other member is an endpoint.
+                // A member that does not serve clients yet may be drained, even if no other member is an endpoint.
                 let was = self.pods.get(name).map(|pod| pod.role);
                 let served = was == Some(Role::Voter) || self.serves_clients(name);
                 let out = matches!(label.role, Some(Role::Busy { .. })) && served;
@@ -177,8 +177,9 @@ impl World {
             .into_iter()
             .flatten()
             .find(|id| Some(*id) != self.cluster_id);
-        // The objects of the cluster before a recovery are deleted at the end. A pod that is created late, after the
-        // recovery was recorded, does no harm, because clients reach only the new cluster.
+        // After a recovery, the operator deletes the objects of the former cluster last. A pod of the former cluster
+        // may be created after the recovery was recorded. Such a pod does no harm, because clients reach only the new
+        // cluster.
         let former = |id: &ClusterId| self.former() == Some(id.to_string().as_str());
         let foreign = foreign.filter(|id| self.cluster_id.is_some() && !former(id));
         demand!(
@@ -221,7 +222,7 @@ impl World {
     /// Checks the deletion of a member's pod or disk. `keeps`: true if the data survives the deletion.
     fn judge_deletion(&mut self, member: &str, keeps: bool) {
         self.judge_foreign(member, "deleted");
-        // Invariant 9: the objects of the cluster before a recovery stay until the new cluster is complete.
+        // Invariant 9: the objects of the former cluster stay until the recovered cluster is complete.
         let id = self
             .disks
             .get(member)
@@ -236,7 +237,7 @@ impl World {
             !former || whole || !self.memory.fresh,
             "invariant 9: the disk of {member} is deleted before the new cluster is complete"
         );
-        // Invariants 5 and 8: a member's disk may be deleted only after the member is removed.
+        // Invariants 5 and 8: the operator may delete the disk of a member only after etcd has removed the member.
         let listed = self
             .recorded()
             .filter(|_| self.cluster_id.is_some())
@@ -301,7 +302,7 @@ impl World {
             found || beside.is_none(),
             "invariant 7: a second cluster is bootstrapped next to {beside:?}"
         );
-        // If the status and all data were deleted, the previous cluster no longer exists.
+        // If the status and all data were deleted, the former cluster no longer exists.
         let before = self.memory.writes_to.clone().unwrap_or_default();
         let nothing_left = self.all_data(&before).all(|(name, _)| is_lost(self, name));
         if self.memory.status_lost && nothing_left {
@@ -316,13 +317,13 @@ impl World {
             self.memory.added.insert(member.clone());
             return;
         }
-        // A write to the status destroys nothing.
+        // A write to the status deletes no data.
         let records = matches!(
             write,
             Write::RecordIntent { .. } | Write::RecordClusterId { .. } | Write::RecordRecovery(_)
         );
-        // A PVC that a user deletes keeps its data as long as its pod exists. The operator may have planned a
-        // hibernation, which deletes this pod, before the user deleted the PVC.
+        // A PVC that a user deletes keeps its data as long as its pod exists. A hibernation deletes this pod. The
+        // operator may have planned the hibernation before the user deleted the PVC.
         let late = self.memory.second
             && matches!(write, Write::DeletePod { member, .. }
             if self.disks.get(member).is_some_and(|disk| disk.terminating));
@@ -357,18 +358,19 @@ impl World {
         !gone && self.data(name).is_some_and(|data| !data.corrupt)
     }
 
-    // ---- changes without operators ----
+    // ---- checks of starting members ----
 
     /// Invariant 6: no member starts twice on an empty disk under one name.
     pub(crate) fn starts_empty(&mut self, name: &str) {
         let first_time = self.memory.ran.insert(name.to_owned());
-        // A suspended second operator may start the pod of a member that was removed in the meantime. No member
-        // connects to this pod, because its ID belongs to no member. The operator deletes the pod later.
+        // A suspended second operator may start the pod of a member that etcd has removed in the meantime. The member
+        // ID of this pod belongs to no member, so no member connects to the pod. The operator deletes the pod later.
         let listed = self
             .recorded()
             .is_some_and(|cluster| cluster.by_name(name).is_some());
         let harmless = self.memory.second && !listed;
-        // Exception: the second of two voters before etcd 3.4, until etcd reports it as started (`plan/second.rs`).
+        // Exception: before etcd 3.4, the second of two voters may start twice until etcd reports it as started
+        // (`plan/second.rs`).
         let second = self.setup.version.starts_with("3.3")
             && self.recorded().is_some_and(|all| {
                 let mut members = all.members().values();

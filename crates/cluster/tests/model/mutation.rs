@@ -246,7 +246,7 @@ impl Mutation {
         matches!(self, Self::ActsOnAChangedList | Self::RecordsOverAnyVersion)
     }
 
-    // ---- input of the planner ----
+    // ---- mistakes in the input of the planner ----
 
     pub(crate) fn read(self, world: &World, observed: &mut Observed) {
         match self {
@@ -318,7 +318,7 @@ impl Mutation {
         }
     }
 
-    // ---- plans ----
+    // ---- mistakes in plans ----
 
     pub(crate) fn plan(
         self,
@@ -334,7 +334,8 @@ impl Mutation {
         if self != Self::DrawsTheSameNames {
             world.use_names(&names);
         }
-        // In these states, the model rejects every write, so a failure would not prove that it detects this mistake.
+        // In these states, the model rejects every write of the operator. A failure would not prove that the model
+        // detects this mistake.
         if desired.paused || observed.deleting || !observed.tls.faults.is_empty() {
             return planned;
         }
@@ -463,7 +464,7 @@ impl Mutation {
         }
     }
 
-    // ---- sent requests ----
+    // ---- mistakes in sent requests ----
 
     /// The chains as the mistake changes them.
     pub(crate) fn chains(self, mut chains: Vec<Vec<Write>>) -> Vec<Vec<Write>> {

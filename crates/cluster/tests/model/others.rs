@@ -66,7 +66,7 @@ impl World {
         let old = self.pods.keys().filter(|name| !is_elsewhere(name));
         self.named_before = old.cloned().collect();
         if begun == Begun::Old {
-            // The client Service of coreos/etcd-operator selects every pod.
+            // The client Service of coreos/etcd-operator selects every pod of the cluster.
             self.shared.client = Kept::Drifted;
             self.client_token = Some(token);
         }
@@ -201,7 +201,7 @@ impl World {
         let serves = |token: &String| self.clusters[token].serving().is_some();
         let all = || plan.waiting_for.iter().chain(&plan.problems);
         let says = |reasons: &[Reason]| all().any(|one| reasons.contains(&one.reason));
-        // An external member is never a survivor of a recovery.
+        // The operator never selects an external member as the survivor of a recovery.
         let lost = !self.can_come_back() && says(&[Reason::JoinWaits]);
         let before = self.intent.is_none()
             && says(&[
@@ -213,11 +213,12 @@ impl World {
         silent && (lost || before)
     }
 
-    // ---- etcdctl ----
+    // ---- changes with etcdctl ----
 
     /// A person adds a member with etcdctl and never starts it.
     pub(crate) fn add_by_hand(&mut self, which: u8) {
-        // A second voter that never starts stops a cluster with one voter. The operator need not handle this case.
+        // A second voter that never starts stops a cluster with one voter. The operator need not handle this mistake of
+        // the person.
         if self.recorded().is_none_or(|all| all.voters().count() < 2) {
             return;
         }

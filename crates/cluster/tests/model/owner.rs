@@ -127,8 +127,8 @@ impl World {
         (self.client_token, self.wishes.record) = (None, None);
         self.reported_voters.clear();
         self.named_before.clear();
-        // An operator process drops a plan that is ten seconds old, and the garbage collector deletes objects of a
-        // deleted owner.
+        // No late write can reach the new EtcdCluster. An operator process drops a plan after ten seconds, and the
+        // garbage collector deletes the objects of the deleted EtcdCluster.
         self.late.clear();
         self.memory.forget_all();
         self.want_first_version();
@@ -199,7 +199,7 @@ impl World {
         disks.all(|disk| disk.volume == self.wishes.volume)
     }
 
-    // ---- forbidden changes ----
+    // ---- checks of forbidden writes ----
 
     /// Checks the writes to a cluster that is paused, is being deleted, or has invalid certificates: a paused or
     /// deleted cluster does not change, and invalid certificates cause no start, stop or removal of a member. If the

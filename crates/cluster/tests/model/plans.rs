@@ -23,7 +23,7 @@ impl World {
         let Some(change) = &plan.step.change else {
             return;
         };
-        // Invariant 2 (one change of the voters at a time).
+        // Invariant 2: a plan changes the voters at most once. It may add several learners.
         let learners = |write: &Write| matches!(write, Write::AddMember { learner: true, .. });
         let mut changes = change.chain.iter().filter(|write| is_for_etcd(write));
         let single = changes.clone().count() == 1 || changes.all(learners);
@@ -77,8 +77,8 @@ impl World {
             "invariant 1: members are changed without a member list: {}",
             said(plan)
         );
-        // A pod that is stopped on purpose keeps its disk, which the check of the write verifies. A pod in the phase
-        // `Failed` contains no data if its member has a disk.
+        // A plan may delete a pod without data. A pod in the phase `Failed` contains no data if its member has a disk.
+        // A pod that is stopped on purpose keeps its disk, which the check of the write verifies.
         let holds_nothing = |member: &String| {
             let record = observed.recovery.record.as_ref();
             let begins = record.is_some_and(|record| record.member == *member);
@@ -90,7 +90,8 @@ impl World {
                 let given_up = self
                     .seed_given_up()
                     .is_some_and(|(seed, _)| seed == *member);
-                // Invariant 20: members without a common CA answer no call. A restart on a volume keeps the data.
+                // Invariant 20: members without a common CA answer no call, so the plan may restart them. A restart on
+                // a volume keeps the data.
                 let keeps = observed.disks.get(member).is_some_and(Disk::stays);
                 let cut_off = self.is_torn() && keeps;
                 self.wishes.hibernate || holds_nothing(member) || given_up || cut_off
@@ -108,7 +109,7 @@ impl World {
     }
 
     fn judge_addition(&mut self, cluster: &Cluster) {
-        // Invariant 5 (dead members).
+        // Invariant 5: dead members are removed before another member is added.
         let dead =
             |(id, member): &(&u64, &Member)| !cluster.is_up(**id) && is_lost(self, &member.name);
         let dead = cluster
@@ -151,7 +152,7 @@ impl World {
         if is_lost(self, &name) || self.data(&name).is_none() {
             return;
         }
-        // Invariant 5: a member with a usable disk is removed only from a cluster that has too many members.
+        // Invariant 5: a member with a usable disk is removed only if the cluster has too many members.
         let too_large = cluster.members().len() > self.size;
         demand!(
             self,
@@ -192,7 +193,7 @@ impl World {
         let Some(member) = cluster.members().get(&id) else {
             return;
         };
-        // Invariant 4 (members join as learners).
+        // Invariant 4: every new member joins as a learner and is promoted later.
         let name = &member.name;
         demand!(
             self,
@@ -211,7 +212,7 @@ impl World {
             "invariant 4: {name} is promoted with {has} of {newest} entries"
         );
         self.judge_in_flight("a promotion", None, cluster);
-        // Invariant 2 (one change of the voters at a time).
+        // Invariant 2: a promotion changes the voters, so all voters must be healthy.
         let down = cluster.voters().find(|(id, _)| !cluster.is_up(**id));
         let down = down.map(|(_, voter)| voter.name.clone());
         demand!(

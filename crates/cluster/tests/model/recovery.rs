@@ -136,7 +136,7 @@ impl World {
         })
     }
 
-    // ---- forbidden changes ----
+    // ---- checks of a recovery ----
 
     /// Checks the start of a recovery: a person or the policy has decided it, and no answering member has more data
     /// than the survivor.
@@ -288,7 +288,7 @@ impl World {
             .keys()
             .chain(self.disks.keys())
             .filter(|name| named(name));
-        // The status must list the same voters.
+        // The status must list the same voters as the member list.
         let reported = cluster
             .voters()
             .all(|(_, member)| self.reported_voters.contains(&member.name))

@@ -160,7 +160,7 @@ impl World {
             process.leads = Some(term);
         }
         cluster.running.retain(|id, _| *id == kept);
-        // The person accepts the loss of writes that this member lacks.
+        // The person who removes the other members accepts the loss of writes that the remaining member lacks.
         if cluster
             .acknowledged
             .is_some_and(|acknowledged| !cluster.contains(last, acknowledged))

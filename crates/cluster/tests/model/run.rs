@@ -135,7 +135,7 @@ impl Run {
                     ..none
                 });
             }
-            // In half of these rounds, the observation becomes too old during the step.
+            // In half of these rounds, the observation becomes too old while the operator executes the step.
             Event::ActLate { ticks, after } => {
                 let too_old = after.checked_sub(128).map(|after| after % 16);
                 self.round(Fault {
@@ -153,7 +153,7 @@ impl Run {
             Event::SecondWrites(which) => self.second_writes(usize::from(which)),
             Event::ForgetStatus => {
                 // A real cluster does not form and lose its status during one observation. The second operator
-                // therefore starts its reads again.
+                // therefore begins its observation again.
                 if let Some(second) = &mut self.second {
                     (second.services, second.pods) = (None, None);
                 }
@@ -183,7 +183,7 @@ impl Run {
         self.ticks(fault.slow_look);
         let pods = self.world.read_pods();
         self.ticks(fault.slow_look);
-        // The children of a deleted EtcdCluster have no owner. The operator waits until they are deleted.
+        // The children of a deleted EtcdCluster have no owner, and the operator waits until they are deleted.
         if self.world.api_is_away() || self.world.lives != lives {
             return None;
         }

@@ -169,7 +169,7 @@ impl Reader<'_> {
                 over,
             },
             "before-record-cluster-id" => {
-                // The operator writes all fields of a record in each request.
+                // The operator writes all fields of the record in each request, so the intent must be unchanged.
                 assert_eq!(self.observed.intent.as_ref(), Some(&intent));
                 let cluster_id = cluster_id.unwrap();
                 Write::RecordClusterId { cluster_id, over }

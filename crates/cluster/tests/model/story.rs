@@ -68,8 +68,8 @@ pub(crate) fn hunt(mutation: Mutation, rounds: usize) -> Option<(u64, usize, Str
     for seed in 0.. {
         let run = play_seed(seed, mutation.needs_two(), Some(mutation));
         played += run.rounds;
-        // Every mistake can prevent convergence, so a run that does not converge does not prove that the model detects
-        // this mistake.
+        // Every mistake can prevent convergence. A run without convergence does not prove that the model detects this
+        // mistake, so the search continues.
         if let Some(broken) = run
             .broken
             .filter(|broken| !["does not", "a lost"].contains(&kind(broken)))
@@ -214,8 +214,8 @@ pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
             let run = play(&setup, &events, Some(*mutation), false);
             played += run.rounds;
             let broken = run.broken.as_deref();
-            // Every mistake can prevent convergence, so a run that does not converge does not prove that the model
-            // detects this mistake.
+            // Every mistake can prevent convergence. A run without convergence does not prove that the model detects
+            // this mistake, so such a failure does not count.
             let worse = broken.filter(|broken| !["does not", "a lost"].contains(&kind(broken)));
             if let Some(broken) = worse {
                 println!("{mutation:?}: {played} rounds, seed {seed}: {broken:.120}");

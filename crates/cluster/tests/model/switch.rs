@@ -143,7 +143,7 @@ impl World {
         self.pods.get(name).map(|pod| self.made_with(pod.uid))
     }
 
-    // ---- writes ----
+    // ---- writes of the operator ----
 
     /// Sets the operator that sends the writes from now on.
     pub(crate) fn send_as(&mut self, observed: &Observed) {
@@ -221,7 +221,7 @@ impl World {
         Answer::Done(None)
     }
 
-    // ---- connections ----
+    // ---- connections between members ----
 
     /// True if `from` can connect to `to` at this URL, according to the flags of both.
     fn dials(&self, from: TlsMode, to: &str, (tls, port): PeerListener) -> bool {
@@ -320,7 +320,7 @@ impl World {
         from.is_some_and(|from| self.dials(from, name, member.dialled))
     }
 
-    // ---- the operator's view ----
+    // ---- observation of the TLS change ----
 
     /// The progress of the TLS change, as the operator reads it from status and pods.
     pub(crate) fn see_switch(&self, observed: &mut Observed) {
@@ -374,7 +374,7 @@ impl World {
         observed.tls_rollout = Some(rollout);
     }
 
-    // ---- the user ----
+    // ---- expectations of the user ----
 
     /// The recorded TLS settings, if they equal the settings of the spec and all members serve with them.
     fn ready(&self) -> Option<TlsMode> {

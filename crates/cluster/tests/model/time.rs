@@ -76,7 +76,7 @@ impl World {
                 continue;
             };
             if ready[node] {
-                // A pod whose deletion no kubelet has confirmed still shows that its node was lost.
+                // A pod still shows that its node was lost if no kubelet has confirmed the deletion of the pod.
                 let stuck = pod.ends_in.is_some() && pod.shown.lost_since.is_some();
                 pod.shown.lost_since = pod.shown.lost_since.filter(|_| stuck);
                 continue;
@@ -97,7 +97,7 @@ impl World {
             let power = pod.node.map_or(Power::On, |node| nodes[node].power);
             match power {
                 Power::On => pod.ends_in = pod.ends_in.map(|ticks| ticks.saturating_sub(1)),
-                // Kubernetes deletes the pods of a node that no longer exists.
+                // Kubernetes deletes the pods of a node that has been removed.
                 Power::Gone => pod.ends_in = Some(0),
                 Power::Off | Power::Cut => {}
             }
@@ -122,7 +122,7 @@ impl World {
         if !self.pods[name].running && self.has_lost_its_volume(name) {
             return;
         }
-        // The kubelet does not create a container whose certificates are missing.
+        // The kubelet creates no container whose certificates are missing.
         if self.faults.member_secret && !self.pods[name].running && !is_elsewhere(name) {
             return;
         }
@@ -235,7 +235,7 @@ impl World {
         let found = match start.state {
             State::New => self.first_member(&start),
             State::Join => self.joining_member(&start),
-            // In this state, `--initial-cluster` contains only the member itself, so the member calls no other.
+            // The flag `--initial-cluster` contains only the member itself, so the member calls no other member.
             State::OnDisk | State::FromSurvivor => None,
         };
         let Some((member, config)) = found else {
@@ -308,7 +308,7 @@ impl World {
     /// The configuration of the first peer that answers. As in etcd, this read is not linearizable.
     fn remote_config(&self, start: &Start) -> Option<usize> {
         let cluster = self.clusters.get(&start.token)?;
-        // This member can reach the other members. They cannot reach it through its Service yet.
+        // The new member can reach the other members. They cannot reach the new member through its Service yet.
         let group = self.group_it_dials(&start.member);
         let answers = |name: &&String| {
             let found = cluster
@@ -429,8 +429,8 @@ impl World {
             open && pod.shown.ready && pod.ends_in.is_none() && pod.start.token == token
         };
         let selected = self.client_token.as_deref() == Some(token);
-        // A client Service that differs from the operator's is the Service of coreos/etcd-operator, which selects every
-        // pod.
+        // Only coreos/etcd-operator creates a client Service that differs from the operator's. This Service selects
+        // every pod.
         let open = matches!(self.shared.client, Kept::AsMade(true) | Kept::Drifted);
         selected && open && self.pods.values().any(serves) || self.clients_elsewhere(token)
     }

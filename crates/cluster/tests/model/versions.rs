@@ -89,12 +89,12 @@ impl World {
         let spoken = recorded.as_ref();
         let spoken = spoken.and_then(|token| self.versions.spoken.get(token));
         let Some(spoken) = spoken.filter(|_| self.versions.wanted.is_some()) else {
-            // A new cluster starts with a version that has an image.
+            // A new EtcdCluster starts with a version that has an image.
             self.versions.wanted = self.versions.wanted.filter(|wanted| *wanted != MISSING);
             return;
         };
-        // During a downgrade, a member that waits for a missing image cannot continue. The user sets the version that
-        // this member ran before.
+        // A member that waits for a missing image during a downgrade cannot continue. The user then sets the version
+        // that this member ran before.
         let ours = |pod: &&WorldPod| Some(&pod.start.token) == recorded.as_ref();
         let images = self.pods.values().filter(ours).map(|pod| self.image(pod));
         let from = { images }.find_map(|image| image.changed.filter(|_| image.version == MISSING));
@@ -133,7 +133,7 @@ impl World {
         self.image(pod).runs
     }
 
-    // ---- the kubelet ----
+    // ---- restarts by the kubelet ----
 
     /// The kubelet restarts a container whose image was changed, in the same pod.
     pub(crate) fn ends_for_its_image(&mut self, name: &str) -> bool {
@@ -184,8 +184,8 @@ impl World {
             return false;
         };
         let (spoken, has) = (spoken.version, minor(&version));
-        // Invariants 18 and 30, with two exceptions: a late write may arrive in a changed world, and other software may restart
-        // a removed member, which then exits again.
+        // Invariants 18 and 30 have two exceptions. A late write may arrive after the cluster has changed. Other
+        // software may restart a removed member, which then exits again.
         let removed = self.data(name).is_some_and(|data| data.removed);
         let harmless = self.memory.second || is_elsewhere(name) || removed;
         demand!(
@@ -213,7 +213,7 @@ impl World {
         self.image_mut(name).runs = Some(version);
     }
 
-    // ---- etcd ----
+    // ---- the cluster version of etcd ----
 
     /// The leader reads the members' versions and sets the cluster version.
     pub(crate) fn agree_on_a_version(&mut self, token: &str, cluster: &Cluster) {
@@ -267,7 +267,7 @@ impl World {
         all.map(|runs| minor(&runs)).min() >= Some((3, 4))
     }
 
-    // ---- the API server ----
+    // ---- writes to the API server ----
 
     pub(crate) fn change_version(&mut self, write: &Write) -> Answer {
         match write {
@@ -319,7 +319,7 @@ impl World {
         self.versions.disks.insert(uid, version.to_owned());
     }
 
-    // ---- reads of an operator ----
+    // ---- observation of images and versions ----
 
     pub(crate) fn show_image(&self, pod: &WorldPod, seen: &mut Pod) {
         let Image {
@@ -355,7 +355,7 @@ impl World {
         }
     }
 
-    // ---- checks ----
+    // ---- checks of invariants 18 and 22 ----
 
     /// Checks invariant 18: the plan stops at most one running container, and only while every other voter serves with
     /// the version of its pod. The plan stops the leader's container only if no other member can become leader.
@@ -415,7 +415,7 @@ impl World {
             return false;
         };
         let mut names = cluster.members().values().map(|member| &member.name);
-        // Invariant 22: no member stays drained from the client Service.
+        // Invariant 22: no member may stay drained from the client Service.
         let is_out = |name: &String| {
             let pod = self.pods.get(name);
             pod.is_some_and(|pod| matches!(pod.role, Role::Busy { .. }))

@@ -262,7 +262,7 @@ impl World {
                 if !self.is_led(std::slice::from_ref(member)) {
                     return Answer::Failed;
                 }
-                // One call may end before all entries are appended.
+                // One call appends only a part of the entries, so the operator needs several calls.
                 self.wishes.appended += APPENDED;
                 Answer::Done(None)
             }
@@ -310,7 +310,7 @@ impl World {
         })
     }
 
-    // ---- forbidden changes ----
+    // ---- checks of upkeep ----
 
     /// Checks invariant 19: an alarm is disarmed only after its cause is resolved.
     fn judge_disarming(&mut self, alarm: Alarm) {
@@ -378,7 +378,7 @@ impl World {
         let Some(id) = cluster.by_name(member).filter(|id| cluster.is_up(*id)) else {
             return;
         };
-        // Members that do not accept each other's certificates may be restarted in any state.
+        // The operator may restart members in any state if they do not accept each other's certificates.
         if self.wishes.hibernate
             || !self.memory.fresh
             || self.is_torn()

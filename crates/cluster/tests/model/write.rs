@@ -86,8 +86,8 @@ impl World {
                 self.shared.budget = Kept::AsMade(*quorum);
                 Answer::Done(None)
             }
-            // The model ignores these writes: etcd's users, the NetworkPolicy, and the labels, annotations and
-            // resources of the spec.
+            // The model has no state for these writes: etcd's users, the NetworkPolicy, and the labels, annotations and
+            // resources of pods.
             Write::Access(_) | Write::ResizePod { .. } | Write::PatchMetadata { .. } => {
                 Answer::Done(None)
             }

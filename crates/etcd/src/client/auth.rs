@@ -23,15 +23,15 @@ impl EtcdClient {
         stale: Option<u64>,
         deadline: Duration,
     ) -> Result<Option<u64>, Error> {
-        // If no member issues a new token in time, the client continues to use the suspect login.
+        // The client continues to use a suspect login if no member issues a new token in time.
         let suspect = if stale.is_none() && deadline > self.deadlines.status {
             self.session.take_suspect()
         } else {
             None
         };
-        // The login is sent first to the called member, and then to all others concurrently. A client with a
-        // certificate or a suspect login can authenticate without a new token. For such a client, most of the time
-        // remains for the call.
+        // The client sends the login first to the called member, and then to all other members concurrently. A client
+        // with a certificate or a suspect login can authenticate without a new token. It then keeps most of the time
+        // for the call itself.
         let longest = self.deadlines.call / 2;
         let login_timeout = if self.session.has_certificate() || suspect.is_some() {
             longest.min(deadline / 4)
@@ -95,8 +95,8 @@ impl EtcdClient {
             ));
         };
         self.session.forget();
-        // If authentication is already enabled, the users are not changed, because a new password would invalidate the
-        // current login.
+        // If authentication is already enabled, this function returns without setting the password again. A new
+        // password would invalidate the current login.
         match self.login_state(via).await? {
             Some(Login::Off) => {}
             _ => return Ok(()),
@@ -154,8 +154,8 @@ impl EtcdClient {
         if !added {
             self.change_user(end, via, user.clone(), password).await?;
         }
-        // Before etcd 3.6 the role must exist before it is granted. The permissions come from the name `root`, not from
-        // the content of the role.
+        // Before etcd 3.6, a role must exist before it is granted to a user. The role needs no permissions, because
+        // etcd grants all permissions to the name `root`.
         let role = self.change_before(end, via, |mut client| async move {
             or_exists(client.role_add(ROOT).await, ROLE_EXISTS)
         });

@@ -20,9 +20,9 @@ use crate::port::{
 impl Etcd for EtcdClient {
     async fn members(&self, via: &[String]) -> Result<Members, Error> {
         self.read(via, |mut client| async move {
-            // etcd before 3.5 always returns the local list of the member, and the library never requests a
-            // linearizable list. A linearizable read of an empty range on the same member therefore comes first. When
-            // it returns, the member has applied all entries that were committed before.
+            // The library never requests a linearizable member list, and etcd before 3.5 always returns the local list
+            // of the member. The client therefore first sends a linearizable read of an empty range to the same member.
+            // When this read returns, the member has applied all entries that were committed before.
             let barrier = client
                 .get(
                     [0_u8],
@@ -55,7 +55,7 @@ impl Etcd for EtcdClient {
     }
 
     async fn local_members(&self, member: &str) -> Result<Members, Error> {
-        // This read must not be linearizable, because the caller needs the member's local list.
+        // The caller needs the local list of this member, so the request must not be linearizable.
         self.ask(member, self.deadlines.status, |mut client| async move {
             let list = client.member_list().await?;
             members_from(list.header(), list.members())
@@ -158,7 +158,7 @@ impl Etcd for EtcdClient {
     async fn promote_member(&self, via: &[String], id: MemberId) -> Result<(), Error> {
         self.change(via, |mut client| async move {
             match client.member_promote(id.0).await {
-                // The member is already a voter, because an earlier promotion succeeded and its response was lost.
+                // The member is already a voter: an earlier promotion succeeded, and its answer was lost.
                 Err(etcd_client::Error::GRpcStatus(status))
                     if status.message() == ALREADY_VOTER =>
                 {
@@ -237,7 +237,7 @@ impl Etcd for EtcdClient {
             .await?;
         Ok(answer.map(|answer| KeyHash {
             hash: answer.hash(),
-            // etcd reports -1 if the store was never compacted.
+            // If the store was never compacted, etcd reports the revision -1.
             compacted: answer.compact_version().max(0),
         }))
     }

@@ -50,7 +50,7 @@ fn pulse(answer: &str) -> Option<Pulse> {
     if !head.starts_with("HTTP/1.") || status != Some("200") {
         return None;
     }
-    // The last line may be incomplete, so only lines with a line break are used.
+    // The last line of the answer may be incomplete, so a line counts only if it ends with a line break.
     let lines = || {
         body.split_inclusive('\n')
             .filter_map(|line| line.strip_suffix('\n'))
@@ -59,8 +59,8 @@ fn pulse(answer: &str) -> Option<Pulse> {
         let mut found = lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
         found.next()?.trim().parse::<f64>().ok()
     };
-    // The value is a number of connections, and can be greater than 1: etcd 3.7.3 reports 2 for a member that received
-    // the leader's snapshot.
+    // The value of this metric is a number of connections and can be greater than 1. For example, etcd 3.7.3 reports 2
+    // for a member that received the leader's snapshot.
     let named = |rest: &str| {
         let (id, value) = rest.split_once("\"} ")?;
         let holds = value.trim().parse::<f64>().ok()? >= 1.0;

@@ -63,8 +63,8 @@ impl EtcdClient {
         let call = |client: &Client| Box::pin(call(client.clone()));
         let answer = timeout(deadline, async {
             let client = self.connection(endpoint).await?;
-            // For a short call to one member, the client certificate is enough. The call does not wait for a login,
-            // because without a quorum no member issues a token.
+            // A short call to one member uses only the client certificate, without a login. Without a quorum, no member
+            // issues a token, so a login would delay the call.
             let brief = self.session.has_certificate() && deadline <= self.deadlines.status;
             let mut login = if brief {
                 self.session.login_number()
@@ -89,13 +89,14 @@ impl EtcdClient {
                 answer = call(&client).await;
             }
             if self.session.has_credentials() && asks(&answer) {
-                // The member requires a new token. Either it restarted and lost the token, or the token has expired, or
-                // the member does not accept the certificate as a user.
+                // The member requires a new token for one of three reasons. The member has restarted and lost the
+                // token, or the token has expired, or the member does not accept the certificate as a user.
                 login = Box::pin(self.logged_in(endpoint, login, deadline)).await?;
                 answer = self.call_with_login(login, overtaken, call(&client)).await;
             }
             if self.session.has_credentials() && login.is_none() && denied(&answer) {
-                // The call may also be denied because the user of the certificate has fewer permissions.
+                // etcd may have denied the call because the certificate's user has fewer permissions than the user with
+                // the password. The client reports that a login is missing.
                 let text = format!("{endpoint}: no member has issued a token yet");
                 return Err(Error::Unavailable(text));
             }

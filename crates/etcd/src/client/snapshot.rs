@@ -18,7 +18,8 @@ impl EtcdClient {
         let opened =
             match Box::pin(self.call_with_login(login, &NOT_HEDGED, self.open(member))).await {
                 Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
-                    // The member does not know the token, or no user has the name in the certificate.
+                    // Access is denied if the member does not know the token, or if no etcd user has the name in the
+                    // certificate.
                     let login = match self.session.restore_login() {
                         Some(former) => Some(former),
                         None => self.logged_in(member, login, self.deadlines.call).await?,
@@ -52,7 +53,7 @@ impl EtcdClient {
 
     /// Requests a snapshot. Returns the stream, its first chunk, and the etcd version in the stream.
     async fn open(&self, member: &str) -> Result<(Source, Bytes, String), Error> {
-        // The stream has a separate connection, because it may last hours and would slow down other calls on the same
+        // A snapshot may last hours and would slow down other calls on the same connection, so it gets its own
         // connection.
         let mut client = timeout(self.deadlines.call, self.connect(member))
             .await
@@ -88,7 +89,7 @@ impl Source {
         let message = async {
             loop {
                 match stream.message().await {
-                    // An empty message does not extend the deadline.
+                    // An empty message is ignored and does not extend the deadline.
                     Ok(Some(message)) if message.blob().is_empty() => {}
                     message => return message,
                 }

@@ -134,7 +134,7 @@ fn element(page: &[u8], index: usize) -> Option<Element<'_>> {
     Some(Element {
         flags: u32_at(page, at)?,
         key: page.get(key_at..value_at)?,
-        // The value may continue in overflow pages. Its first bytes are enough.
+        // The value may continue in overflow pages. The first bytes of the value, in this page, are enough.
         value: page.get(value_at..end.min(page.len()))?,
     })
 }

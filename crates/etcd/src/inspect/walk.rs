@@ -29,7 +29,7 @@ impl Revisions {
         let compacted = match buckets.meta_root {
             Some(page) => match walk.page(page) {
                 Ok(Edge::Noted(note)) => note.compacted.max(buckets.compacted),
-                // If the store was never compacted, this page has no metadata.
+                // If the store was never compacted, the page contains no compaction revision.
                 Ok(_) | Err(WalkError::Database(_)) => buckets.compacted,
                 Err(error) => return Err(error),
             },
@@ -98,7 +98,7 @@ impl<'a> Walk<'a> {
         read(self.file, at, &mut bytes, id)?;
         match page::read_page(&bytes, id) {
             None => Err(broken.into()),
-            // The last key is in overflow pages.
+            // The last key is not in this page, but in an overflow page.
             Some(Edge::Overflow { offset }) => {
                 let mut key = [0; REVISION_KEY];
                 read(self.file, at.saturating_add(offset), &mut key, id)?;

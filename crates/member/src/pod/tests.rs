@@ -83,7 +83,8 @@ fn defragmentation_setting_is_added_unless_user_sets_it() {
     for (version, expected) in [("3.5.35", flag), ("3.6.16", gates), ("3.7.3", gates)] {
         assert_eq!(variables(version, "{}"), [learners, expected], "{version}");
     }
-    // etcd 3.6 does not start with both the gate and the flag, and no release starts with both a variable and its flag.
+    // etcd 3.6 does not start with both the feature gate and the flag. No release starts with both a variable and its
+    // flag.
     for spec in [
         r#"{"pod":{"extraArgs":["--feature-gates=StopGRPCServiceOnDefrag=true"]}}"#,
         r#"{"pod":{"extraArgs":["--experimental-stop-grpc-service-on-defrag"]}}"#,
@@ -358,7 +359,8 @@ fn pod_tolerates_lost_node_until_replacement() {
         let all = pod["spec"]["tolerations"].as_array().cloned();
         all.unwrap_or_default()
     };
-    // `memberReplacement.after` is by default shorter than the default toleration of five minutes.
+    // The default of `memberReplacement.after` is shorter than the default toleration of five minutes, so the pod needs
+    // no toleration of its own.
     assert_eq!(tolerations(json!({})).len(), 0);
     assert_eq!(
         tolerations(json!({ "memberReplacement": { "after": "5m" } })).len(),
@@ -371,7 +373,7 @@ fn pod_tolerates_lost_node_until_replacement() {
             .iter()
             .all(|one| one["tolerationSeconds"] == 1800 && one["effect"] == "NoExecute")
     );
-    // The user's own toleration of the same taint is kept.
+    // If the user sets a toleration of the same taint, the operator keeps that toleration.
     let own = json!({ "key": "node.kubernetes.io/unreachable", "operator": "Exists" });
     let both = json!({ "memberReplacement": { "after": "30m" }, "pod": { "tolerations": [own] } });
     assert_eq!(tolerations(both).len(), 2);

@@ -86,7 +86,7 @@ pub(super) fn volumes(members: &Members<'_>, member: &str, policy: &PodPolicy) -
             secret: Some(SecretVolumeSource {
                 secret_name: Some(mounted.secret),
                 default_mode: Some(if grouped { MODE } else { MODE_WITHOUT_GROUP }),
-                // Only these keys are mounted, because a Secret may contain keys that members must not read.
+                // A Secret may contain keys that members must not read, so only the listed keys are mounted.
                 items: Some(vec![
                     item(from.certificate, to.certificate),
                     item(from.key, to.key),
@@ -152,7 +152,7 @@ fn skip_reverse_dns(version: &EtcdVersion) -> Option<String> {
     if version.has_stable_flag_names() {
         Some(format!("--{flag}=true"))
     } else {
-        // The flag exists since 3.4.
+        // etcd 3.4 was the first release with this flag.
         (version.minor() >= (3, 4)).then(|| format!("--experimental-{flag}=true"))
     }
 }
@@ -235,7 +235,7 @@ mod tests {
             .collect();
         let names: Vec<_> = secrets.iter().flat_map(|one| &one.secret_name).collect();
         assert_eq!(names, ["p", "s"]);
-        // The names of the mounted files do not depend on the names of the keys in the Secret.
+        // The names of the mounted files stay the same, whatever the names of the keys in the Secret are.
         let items = secrets[1].items.as_ref().unwrap();
         assert_eq!(
             (items[1].key.as_str(), items[1].path.as_str()),

@@ -115,7 +115,7 @@ impl<'a> SecretCheck<'a> {
         if fault.as_ref().is_ok_and(Option::is_none) || valid.len() == authorities.len() {
             return fault?.map_or(Ok(()), Err);
         }
-        // Finds out whether an expired authority issued the certificate, so that the message can say so.
+        // If an expired authority issued the certificate, the message should name that authority as the cause.
         for one in authorities {
             let own = std::slice::from_ref(one);
             let Some(end) = expired(&one).map(|expired| expired.not_after) else {
@@ -264,7 +264,7 @@ pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) ->
         (None, _) => Ok(()),
         (Some(Err(fault)), _) => Err(fault.clone()),
         (Some(Ok(server)), operator) => {
-            // The operators verify this certificate with the authorities in their own Secret.
+            // The operators verify the server certificate of the members with the authorities in their own Secret.
             let by = operator
                 .as_ref()
                 .and_then(|operator| operator.as_ref().ok());

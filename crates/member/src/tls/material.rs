@@ -196,7 +196,7 @@ fn incomplete(
     of_purpose: &[&'static str],
     usual: &[&'static str],
 ) -> Fault {
-    // The form with fewer missing keys is reported.
+    // A Secret may use one of two sets of key names. The error reports the set with fewer missing keys.
     let (missing, other) = if usual.len() < of_purpose.len() {
         (usual, KeyNames::OfPurpose)
     } else {

@@ -85,8 +85,8 @@ pub(super) fn faults(
     started: &BTreeMap<String, Authorities>,
     now: Timestamp,
 ) -> Vec<Fault> {
-    // Members verify each other with the peer Secret. They verify clients, including the operators, with the server
-    // Secret.
+    // Members verify each other with the authorities in the peer Secret. They verify clients, including the operators,
+    // with the authorities in the server Secret.
     let trust = [
         (Purpose::Peer, &tls.peer, (Purpose::Peer, &tls.peer)),
         (

@@ -205,7 +205,7 @@ fn invariant_20_faults_contain_secret_and_key() {
 fn other_side_of_connection_must_trust_certificate() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
     let mut tls = all(&one, &[SERVICE]);
-    // The operators trust another authority, and present a certificate that members do not trust.
+    // The operators trust only authority `two`, and present a certificate that the members do not trust.
     tls.operator = all(&two, &[SERVICE]).operator;
     let found = faults(&tls);
     let codes: Vec<_> = found
@@ -220,7 +220,7 @@ fn other_side_of_connection_must_trust_certificate() {
         ]
     );
     assert!(!found[1].concerns_members());
-    // The trust bundle contains both authorities, as during a rotation.
+    // During a rotation, the trust bundle contains both authorities.
     let bundle = format!("{}{}", one.pem, two.pem);
     for slot in [&mut tls.server, &mut tls.operator].into_iter().flatten() {
         if let Ok(material) = &mut slot.found {
@@ -266,7 +266,8 @@ fn member_address_follows_names_in_certificates() {
     assert_eq!(chosen(&[POD], None, None), pod);
     assert_eq!(chosen(&[SERVICE], None, None), None);
     assert_eq!(chosen(&[POD, SERVICE], None, None), None);
-    // The form in the spec and the form of running members take precedence over the certificates.
+    // Two sources take precedence over the names in the certificates: the address form in the spec, and the address
+    // form of running members.
     assert_eq!(chosen(&[POD], service.clone(), None), service);
     assert_eq!(chosen(&[POD, SERVICE], None, pod.clone()), pod);
     assert_eq!(chosen(&[POD], None, service), None);
@@ -292,7 +293,7 @@ fn invariant_20_expired_authority_is_a_fault() {
     for word in ["Secret given", "peer-ca.crt", "2020-01-01"] {
         assert!(found[0].message.contains(word), "{}", found[0].message);
     }
-    // An expired authority in a trust bundle is no fault if it did not issue the certificate.
+    // The trust bundle may contain an expired authority, if that authority did not issue the certificate.
     let both = format!("{}{}", old.pem, new.pem);
     assert_eq!(faults(&with_peer(by(&new), &both)), []);
     assert_eq!(
@@ -317,7 +318,7 @@ fn invariant_20_authorities_are_replaced_in_steps() {
     let peer = |by: &Authority, ca: &str| with_peer(by.sign(&[SERVICE], &BOTH, GOOD), ca);
     let start = peer(&old, &old.pem);
     let bundle = peer(&old, &both);
-    // The steps in the correct order have no faults, and each step can be reverted.
+    // The authorities are replaced in the correct steps. No step has a fault, and each step can be reverted.
     for (from, to) in [
         (&start, &start),
         (&start, &bundle),
@@ -340,7 +341,8 @@ fn invariant_20_authorities_are_replaced_in_steps() {
         "{}",
         early[0].message
     );
-    // Without the annotation, the authorities of a member are unknown. This is no fault.
+    // Without the annotation, the authorities with which a member was started are unknown. The operator reports no
+    // fault for such a member.
     assert_eq!(
         peer(&new, &new.pem).faults_of_started(&BTreeMap::new(), &[], Timestamp::now()),
         []
