@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn manifest_key_appends_suffix() {
+    fn manifest_key_is_backup_key_with_suffix() {
         assert_eq!(manifest_key("etcd/backup"), "etcd/backup.manifest.json");
     }
 }

@@ -119,7 +119,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn message_contains_field_problem_and_remedy() {
+    fn problem_message_contains_field_problem_and_remedy() {
         let problem = Problem::new("spec.size", "is 9", "use 1 to 7");
         assert_eq!(problem.to_string(), "spec.size is 9: use 1 to 7");
         assert_eq!(

@@ -58,7 +58,7 @@ mod tests {
     }
 
     #[test]
-    fn reconciling_and_stalled_exist_only_while_true() {
+    fn conditions_reconciling_and_stalled_exist_only_while_true() {
         let mut conditions = Vec::new();
         let mut report = |readiness, second| {
             let text = (Reason::InProgress, "x");

@@ -139,7 +139,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_paths_are_rejected_or_round_trip(
+    fn damaged_storage_paths_are_rejected_or_round_trip(
         text in damaged_text(&["bucket/key", "bucket/a/b/etcd.backup", "/key", "bucket/"]),
     ) {
         if let Ok(path) = bounded(|| ObjectPath::parse(&text)) {

@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_problems_and_rejections_become_events() {
+    fn changes_problems_and_rejections_of_plan_become_events() {
         let scene = Scene::nothing(1);
         let acted = Acted {
             done: vec![
@@ -249,7 +249,7 @@ mod tests {
 
     /// Other members may need work, and changes in etcd trigger no reconcile.
     #[test]
-    fn start_in_back_off_does_not_delay_next_reconcile() {
+    fn member_start_in_back_off_does_not_delay_next_reconcile() {
         let again = |left: Duration| {
             let source = execute::Error::Held {
                 reason: Reason::Forbidden,
@@ -292,7 +292,7 @@ mod tests {
     }
 
     #[test]
-    fn cluster_state_changes_become_events() {
+    fn changes_of_cluster_state_become_events() {
         let status = |available: bool, paused: bool| {
             let mut conditions = Vec::new();
             let kind = ConditionType::Available;

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn every_reason_is_used_and_problem_reasons_are_listed() {
+    fn every_reason_is_used_and_every_problem_reason_is_listed() {
         let mut text = String::new();
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         sources(&root.join("src"), &mut text);
@@ -384,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn api_server_errors_map_to_reasons_of_same_name() {
+    fn errors_of_api_server_become_reasons_of_same_name() {
         for code in [400, 401, 403, 404, 409, 422, 429, 500] {
             let status = kube::core::Status::failure("no", "Reason").with_code(code);
             let error = kube::Error::Api(Box::new(status));

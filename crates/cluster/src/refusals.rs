@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn start_is_retried_at_once_after_spec_change_or_conflict() {
+    fn member_start_is_retried_at_once_after_spec_change_or_conflict() {
         let (refusals, mut cluster, now) =
             (Refusals::default(), snapshot().cluster, Instant::now());
         refusals.refused(&cluster, "a", &Error::TooOld, now);

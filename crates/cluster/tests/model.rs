@@ -116,12 +116,12 @@ fn check(two: bool) {
 
 /// Invariants 1 to 8 and 10.
 #[test]
-fn invariants_hold_and_cluster_converges_despite_faults() {
+fn cluster_keeps_invariants_and_converges_despite_faults() {
     check(false);
 }
 
 #[test]
-fn invariant_11_concurrent_operators_do_no_harm() {
+fn invariant_11_holds_with_concurrent_operators() {
     check(true);
 }
 

@@ -92,7 +92,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_etcd_member_list_is_limited() {
+    fn member_list_of_hostile_etcd_is_limited() {
         for (count, urls, length) in [(0, 0, 0), (7, 4, 300), (32, 4, 2_048), (4, 32, 10)] {
             assert_eq!(check(count, urls, length), Ok(()));
         }

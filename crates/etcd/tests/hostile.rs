@@ -133,7 +133,7 @@ fn client() -> EtcdClient {
 }
 
 #[tokio::test]
-async fn hostile_etcd_member_list_is_rejected_above_limit() {
+async fn member_list_of_hostile_etcd_is_rejected_above_limit() {
     let url = |field_number: u8| field(field_number, b"http://u").repeat(33);
     for (list, expected) in [
         (list_of(33, &[]), "33 members"),
@@ -163,7 +163,7 @@ async fn hostile_etcd_member_list_is_rejected_above_limit() {
 }
 
 #[tokio::test]
-async fn hostile_etcd_member_list_at_limit_is_accepted() {
+async fn member_list_of_hostile_etcd_is_accepted_at_limit() {
     let member = [
         field(PEER_URL, b"http://p").repeat(32),
         field(CLIENT_URL, b"http://c"),
@@ -184,7 +184,7 @@ async fn hostile_etcd_member_list_at_limit_is_accepted() {
 
 /// The length prefix announces 3 MiB, which the client library would accept.
 #[tokio::test]
-async fn hostile_etcd_long_responses_are_limited() {
+async fn long_responses_of_hostile_etcd_are_limited() {
     let piece: Bytes = [&[0, 0, 48, 0, 0][..], &[0].repeat(60_000)].concat().into();
     let member = HostileMember::start(move |_| Answer::Endless(piece.clone())).await;
     let (client, via) = (client(), [member.url.clone()]);
@@ -206,7 +206,7 @@ async fn hostile_etcd_long_responses_are_limited() {
 }
 
 #[tokio::test]
-async fn hostile_etcd_endless_snapshot_fails() {
+async fn endless_snapshot_of_hostile_etcd_fails() {
     let blob = framed(&field(3, &[7].repeat(32 << 10)));
     let member = HostileMember::start(move |_| Answer::Endless(blob.clone())).await;
     let client = client().with_max_snapshot(MIB);
@@ -231,7 +231,7 @@ async fn hostile_etcd_endless_snapshot_fails() {
 }
 
 #[tokio::test]
-async fn hostile_etcd_snapshot_of_empty_messages_times_out() {
+async fn snapshot_of_empty_messages_from_hostile_etcd_times_out() {
     let empty = framed(&[]).repeat(1_000).into();
     let answer = move |_: &str| Answer::Endless(Bytes::clone(&empty));
     let member = HostileMember::start(answer).await;
@@ -246,7 +246,7 @@ async fn hostile_etcd_snapshot_of_empty_messages_times_out() {
 }
 
 #[tokio::test]
-async fn hostile_etcd_call_is_sent_to_limited_number_of_members() {
+async fn failing_call_is_sent_to_limited_number_of_members() {
     // No process listens at port 1, so every attempt fails.
     let via: Vec<String> = (0..200)
         .map(|number| format!("http://127.0.0.1:1#{number}"))
@@ -280,7 +280,7 @@ async fn metrics(piece: &'static [u8], pause: Duration) -> (String, Arc<AtomicU6
 }
 
 #[tokio::test]
-async fn hostile_etcd_endless_metrics_are_limited() {
+async fn endless_metrics_of_hostile_etcd_are_limited() {
     let (address, sent) = metrics(&[b'\n'; 4096], Duration::ZERO).await;
     let error = client().pulse(&address).await.unwrap_err();
     assert!(
@@ -295,7 +295,7 @@ async fn hostile_etcd_endless_metrics_are_limited() {
 }
 
 #[tokio::test]
-async fn hostile_etcd_slow_metrics_time_out() {
+async fn slow_metrics_of_hostile_etcd_time_out() {
     let (address, _) = metrics(b"x", Duration::from_millis(20)).await;
     let deadlines = Deadlines {
         status: Duration::from_millis(200),

@@ -287,7 +287,7 @@ async fn lost_answers_of_auth_changes_are_not_repeated() {
 
 /// A read changes nothing, so the next member gets it after every failure.
 #[tokio::test]
-async fn reads_continue_after_lost_answers() {
+async fn read_is_sent_to_next_member_after_lost_answer() {
     for minor in MINORS {
         let pair = Pair::start(&Programs::find(minor), &["MemberList", "Alarm"]).await;
         let client = client();
@@ -301,7 +301,7 @@ async fn reads_continue_after_lost_answers() {
 
 /// etcd received no change from a member that refuses connections, or that is a learner. The next member gets it.
 #[tokio::test]
-async fn changes_continue_after_refused_connection_and_learner() {
+async fn change_is_sent_to_next_member_after_refused_connection_or_learner() {
     for minor in MINORS {
         let programs = Programs::find(minor);
         let pair = Pair::start(&programs, &[]).await;

@@ -165,22 +165,22 @@ async fn many_databases(minor: &str, seed: u64) {
 }
 
 #[tokio::test]
-async fn revision_matches_etcdutl_3_5_for_many_databases() {
+async fn inspected_revision_matches_etcdutl_3_5() {
     many_databases("3.5", 1).await;
 }
 
 #[tokio::test]
-async fn revision_matches_etcdutl_3_6_for_many_databases() {
+async fn inspected_revision_matches_etcdutl_3_6() {
     many_databases("3.6", 2).await;
 }
 
 #[tokio::test]
-async fn revision_matches_etcdutl_3_7_for_many_databases() {
+async fn inspected_revision_matches_etcdutl_3_7() {
     many_databases("3.7", 3).await;
 }
 
 #[tokio::test]
-async fn compaction_revision_counts_if_newest_keys_are_deleted() {
+async fn inspection_returns_compaction_revision_if_newest_keys_are_deleted() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let mut client = Client::connect([&etcd.client_url], None).await.unwrap();

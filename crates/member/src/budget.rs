@@ -48,7 +48,7 @@ mod tests {
 
     /// Invariant 3: the budget equals the quorum of each cluster size.
     #[test]
-    fn budget_keeps_quorum_of_voters() {
+    fn disruption_budget_keeps_quorum_of_voters() {
         for (voters, kept) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)] {
             let budget = disruption_budget(&Fixture::default().members(), quorum(voters));
             assert_eq!(
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn budget_selects_voters_of_own_cluster_only() {
+    fn disruption_budget_selects_only_voters_of_its_cluster() {
         let spec = disruption_budget(&Fixture::default().members(), quorum(3))
             .spec
             .unwrap();

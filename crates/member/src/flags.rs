@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_option_from_flag_or_variable() {
+    fn etcd_option_is_read_from_flag_or_variable() {
         for (words, variable, expected) in [
             (vec!["--snapshot-count=500"], None, Some(500)),
             (vec!["--snapshot-count", "500"], None, Some(500)),

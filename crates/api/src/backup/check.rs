@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn all_fields_of_single_s3_backup_are_in_effect() {
+    fn every_field_of_single_s3_backup_is_used() {
         let backup = backup(
             r#"{"etcdEndpoints":["http://a:2379"],"storageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#,
         );
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn all_fields_of_every_storage_type_are_in_effect() {
+    fn every_field_of_every_storage_type_is_used() {
         for place in [
             r#""storageType":"S3","s3":{"path":"b/k","objectLock":{"mode":"COMPLIANCE","days":7},"insecureSkipVerify":true}"#,
             r#""storageType":"GCS","gcs":{"path":"b/k"}"#,

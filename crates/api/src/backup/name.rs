@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn numbered_backups_are_ordered_by_age() {
+    fn numbers_of_backups_sort_by_age() {
         let new = Numbered {
             time: at(20),
             revision: 7,

@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn only_variables_in_spelling_of_etcd_set_flags() {
+    fn only_uppercase_etcd_variables_set_flags() {
         let flag = |variable| flag_of_env(variable);
         assert_eq!(flag("ETCD_WAL_DIR").as_deref(), Some("wal-dir"));
         assert_eq!(
@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn flag_is_found_on_command_line() {
+    fn command_line_argument_is_matched_by_whole_flag_name() {
         for argument in ["--wal-dir=/x", "--wal-dir"] {
             assert!(is_flag(argument, "wal-dir"), "{argument}");
         }

@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn join_urls_must_match_client_tls() {
+    fn join_urls_must_match_client_tls_of_spec() {
         let secrets =
             json!({ "static": { "member": { "serverSecret": "s" }, "operatorSecret": "o" } });
         let peers = json!({ "static": { "member": { "peerSecret": "p" } } });

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn all_fields_of_s3_restore_are_in_effect() {
+    fn every_field_of_s3_restore_is_used() {
         let restore = restore(
             r#"{"etcdCluster":{"name":"main"},"backupStorageType":"S3","s3":{"path":"b/k","awsSecret":"aws"}}"#,
         );

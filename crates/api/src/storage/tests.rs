@@ -19,7 +19,7 @@ fn storage_block_round_trips_as_json() {
 }
 
 #[test]
-fn path_is_split_into_bucket_and_key_at_first_slash() {
+fn storage_path_is_split_into_bucket_and_key_at_first_slash() {
     let parsed = ObjectPath::parse("bucket/a/b.db").unwrap();
     assert_eq!(
         (parsed.bucket.as_str(), parsed.key.as_str()),
@@ -28,7 +28,7 @@ fn path_is_split_into_bucket_and_key_at_first_slash() {
 }
 
 #[test]
-fn path_error_reports_missing_part() {
+fn storage_path_error_names_missing_part() {
     let cases = [
         ("bucket", PathError::NoSlash),
         ("", PathError::NoSlash),

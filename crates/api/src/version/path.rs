@@ -267,7 +267,7 @@ mod tests {
     }
 
     #[test]
-    fn path_stops_at_each_minor_release() {
+    fn upgrade_path_stops_at_each_minor_release() {
         for (from, to, expected) in [
             ("3.6.16", "3.6.11", &["3.6.11"][..]),
             ("3.5.35", "3.6.16", &["3.6.16"]),
@@ -285,7 +285,7 @@ mod tests {
     }
 
     #[test]
-    fn path_without_allowed_changes_is_refused() {
+    fn upgrade_path_without_allowed_steps_is_refused() {
         for (from, to) in [
             ("3.5.35", "3.4.23"),
             ("3.7.3", "3.4.23"),

@@ -117,7 +117,7 @@ fn new_object_has_observed_generation_minus_one() {
 }
 
 #[test]
-fn conditions_are_merged_by_type() {
+fn crds_merge_conditions_by_type() {
     for (name, crd) in definitions() {
         let status =
             &crd["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properties"]["status"];
@@ -133,7 +133,7 @@ fn conditions_are_merged_by_type() {
 
 /// Two operators write `status.TLS`. After a write, no field of the other operator's record may remain.
 #[test]
-fn status_tls_field_is_replaced_as_a_whole() {
+fn crd_replaces_status_tls_as_a_whole() {
     let mut all = definitions().into_iter();
     let (_, crd) = all
         .find(|(name, _)| name.starts_with("etcdclusters."))

@@ -34,7 +34,7 @@ fn expected(path: &Path) -> String {
 }
 
 #[test]
-fn accepted_fixtures_violate_no_rule() {
+fn accepted_fixtures_violate_no_crd_rule() {
     for path in yaml_files(ACCEPTED) {
         for object in objects(&path) {
             assert_eq!(
@@ -48,7 +48,7 @@ fn accepted_fixtures_violate_no_rule() {
 }
 
 #[test]
-fn refused_fixtures_fail_only_for_expected_reason() {
+fn refused_fixtures_violate_only_expected_crd_rule() {
     for path in yaml_files(REFUSED) {
         let expected = expected(&path);
         for object in objects(&path) {
@@ -65,7 +65,7 @@ fn refused_fixtures_fail_only_for_expected_reason() {
 }
 
 #[test]
-fn every_rule_has_an_accepted_and_a_refused_fixture() {
+fn every_crd_rule_has_an_accepted_and_a_refused_fixture() {
     let accepted: BTreeSet<String> = yaml_files(ACCEPTED).iter().map(|path| stem(path)).collect();
     let refused: BTreeSet<String> = yaml_files(REFUSED).iter().map(|path| stem(path)).collect();
     assert_eq!(
@@ -96,7 +96,7 @@ fn every_rule_has_an_accepted_and_a_refused_fixture() {
 }
 
 #[test]
-fn every_rule_message_contains_remedy() {
+fn message_of_every_crd_rule_contains_remedy() {
     let mut messages = BTreeSet::new();
     for kind in ["EtcdCluster", "EtcdBackup", "EtcdRestore"] {
         collect_messages(schema_of(kind), &mut messages);
@@ -178,7 +178,7 @@ fn operator_reserves_variable_of_each_reserved_flag() {
 
 /// Every option has a flag. If `spec.etcd` sets the option, the schema rejects the variable of this flag.
 #[test]
-fn schema_rejects_variable_of_every_set_option() {
+fn schema_rejects_variable_of_every_option_that_spec_sets() {
     let all = json!({ "quotaBackendBytes": 4_294_967_296_i64, "autoCompactionMode": "periodic",
         "autoCompactionRetention": "1h", "heartbeatInterval": "100ms", "electionTimeout": "1s", "snapshotCount": 5000,
         "maxRequestBytes": 2_097_152, "maxTxnOps": 1024 });

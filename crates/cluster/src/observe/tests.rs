@@ -191,7 +191,7 @@ fn objects_built_by_operator_have_no_drift() {
 /// The API server adds defaults to the objects. If they counted as drift, the operator would write the objects again
 /// and again.
 #[test]
-fn defaults_set_by_api_server_are_no_drift() {
+fn defaults_of_api_server_are_not_reported_as_drift() {
     let observed = seen(|objects| {
         for service in &mut objects.services {
             let spec = service.spec.as_mut().unwrap();
@@ -346,7 +346,7 @@ fn cluster_without_objects_has_no_members_and_services() {
 /// The init container of a seed reports its failure as JSON in its termination message. The status must contain only
 /// the text of the failure.
 #[test]
-fn failure_report_of_seed_is_reported_as_text() {
+fn json_failure_report_of_seed_is_reported_as_text() {
     let observed = seen(|objects| {
         let report =
             r#"{"result":"failed","reason":"EtcdUnreachable","message":"no answer from b"}"#;
@@ -365,7 +365,7 @@ fn failure_report_of_seed_is_reported_as_text() {
 
 /// The unavailable time is read from the condition in the status, so it survives a restart of the operator.
 #[test]
-fn recovery_approval_and_unavailable_time_are_read_from_object() {
+fn recovery_approval_and_unavailable_time_are_read_from_cluster() {
     let observed = seen(|objects| {
         let approval = (
             "etcd.database.coreos.com/recover".to_owned(),

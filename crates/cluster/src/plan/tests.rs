@@ -147,7 +147,7 @@ fn bootstrap_restarts_with_new_names_after_losing_quorum() {
 }
 
 #[test]
-fn stuck_bootstrap_restarts_after_image_is_corrected() {
+fn stuck_bootstrap_restarts_if_spec_names_another_image() {
     let mut scene = Scene::starting(&["a", "b", "c"])
         .not_running("a")
         .not_running("b")
@@ -212,7 +212,7 @@ fn invariant_7_formed_cluster_without_pods_is_not_bootstrapped() {
 
 /// Invariant 5 (dead members).
 #[test]
-fn removes_dead_member_before_adding_replacement() {
+fn dead_member_is_removed_before_replacement_is_added() {
     let scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     assert_eq!(scene.changes(), [scene::remove("b")]);
     // The operator creates the Service of the replacement before etcd has removed the dead member.

@@ -60,7 +60,7 @@ fn pair(status: &str, reason: &str) -> (String, String) {
 }
 
 #[test]
-fn healthy_cluster_has_only_condition_available() {
+fn healthy_cluster_sets_only_condition_available() {
     let status = report(&Scene::formed(&["a", "b", "c"]), None, None);
     assert_eq!(status.phase, Some(ClusterPhase::Running));
     assert_eq!(
@@ -173,7 +173,7 @@ fn unformed_cluster_is_not_available() {
 
 /// Clients wait for the condition Available before they connect to the client Service.
 #[test]
-fn available_requires_ready_client_endpoint() {
+fn condition_available_requires_ready_client_endpoint() {
     let available = |change: &dyn Fn(&mut Observed)| {
         let mut scene = Scene::formed(&["a", "b", "c"]);
         change(&mut scene.observed);
@@ -234,7 +234,7 @@ fn cluster_with_lost_quorum_is_unavailable_and_lists_members() {
 }
 
 #[test]
-fn lost_member_sets_recovering_not_scaling() {
+fn lost_member_sets_condition_recovering_not_scaling() {
     let lost = report(
         &Scene::formed(&["a", "b", "c"]).without_pod("b"),
         None,
@@ -269,7 +269,7 @@ fn lost_member_sets_recovering_not_scaling() {
 }
 
 #[test]
-fn new_size_sets_scaling_not_recovering() {
+fn new_size_sets_condition_scaling_not_recovering() {
     let grows = report(&Scene::formed(&["a", "b", "c"]).size(5), None, None);
     assert_eq!(
         is(&grows, &ConditionType::Scaling),
@@ -287,7 +287,7 @@ fn new_size_sets_scaling_not_recovering() {
 }
 
 #[test]
-fn pause_sets_progressing_to_false() {
+fn paused_cluster_has_false_condition_progressing() {
     let mut scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     scene.desired.paused = true;
     let status = report(&scene, None, None);
@@ -372,7 +372,7 @@ fn condition_ready_is_true_only_if_cluster_matches_spec() {
 }
 
 #[test]
-fn failed_step_sets_degraded() {
+fn failed_step_sets_condition_degraded() {
     let status = report(
         &Scene::nothing(3),
         None,

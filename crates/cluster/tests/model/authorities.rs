@@ -565,7 +565,7 @@ const ROUNDS: usize = 20_000;
 
 /// Invariants 3, 18 and 20 (quorum guard; rolling updates; certificates).
 #[test]
-fn loss_of_cas_keeps_invariants() {
+fn loss_of_certificate_authorities_keeps_invariants() {
     play_drawn(drawn, ROUNDS);
 }
 

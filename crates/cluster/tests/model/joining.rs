@@ -352,7 +352,7 @@ fn strike(dice: &mut Dice) -> Event {
 const ROUNDS: usize = 30_000;
 
 #[test]
-fn invariant_24_holds_despite_faults_on_joining_members() {
+fn invariant_24_holds_despite_faults_of_joining_members() {
     play_drawn(|seed| drawn(seed, false), ROUNDS);
 }
 

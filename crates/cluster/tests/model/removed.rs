@@ -234,7 +234,7 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
 const ROUNDS: usize = 20_000;
 
 #[test]
-fn invariant_25_holds_if_others_remove_members() {
+fn invariant_25_holds_if_other_software_removes_members() {
     play_drawn(drawn, ROUNDS);
 }
 

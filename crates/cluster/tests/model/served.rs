@@ -67,18 +67,18 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
 const ROUNDS: usize = 20_000;
 
 #[test]
-fn invariant_30_only_member_reaches_every_possible_version() {
+fn invariant_30_only_member_can_run_every_possible_version() {
     play_drawn(drawn, ROUNDS);
 }
 
 #[test]
-fn model_finds_unproven_way_back() {
+fn model_detects_unproven_rollback() {
     find(&[Mutation::GoesBackUnproven], drawn, ROUNDS);
 }
 
 /// Without the record, a cluster of one member never leaves the version without an image.
 #[test]
-fn model_finds_forgotten_served_version() {
+fn model_detects_forgotten_served_version() {
     let found = (0..100).find(|seed| {
         let (setup, events) = drawn(*seed);
         let forgets = play(&setup, &events, Some(Mutation::ForgetsWhatServed), false);

@@ -247,7 +247,7 @@ impl fmt::Display for Failure {
         let test = if setup.two {
             "concurrent_operators_do_no_harm"
         } else {
-            "invariants_hold_and_cluster_converges_despite_faults"
+            "cluster_keeps_invariants_and_converges_despite_faults"
         };
         writeln!(f, "seed {seed}: {}", short(what))?;
         writeln!(f, "{setup}")?;

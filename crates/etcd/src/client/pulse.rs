@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_etcd_peers_are_limited() {
+    fn number_of_peers_in_metrics_of_hostile_etcd_is_limited() {
         let with = |count: usize| {
             let peer = |id| {
                 format!(

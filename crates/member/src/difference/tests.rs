@@ -67,7 +67,7 @@ fn new_pod_matches_its_spec() {
 }
 
 #[test]
-fn start_flags_do_not_count_as_difference() {
+fn different_start_flags_require_no_new_pod() {
     let starts = [
         Start::Join {
             initial_cluster: "a=b".into(),
@@ -107,7 +107,7 @@ fn api_server_defaults_and_webhook_changes_are_ignored() {
 }
 
 #[test]
-fn labels_and_annotations_change_in_place() {
+fn changed_labels_and_annotations_are_patched_in_place() {
     let pod = pod_for(r#"{"pod":{"labels":{"team":"a","tier":"1"},"annotations":{"note":"b"}}}"#);
     let desired = r#"{"pod":{"labels":{"team":"c"},"annotations":{"other":"d"}}}"#;
     let found = differs(&pod, desired);
@@ -151,7 +151,7 @@ fn spec_changes_other_than_metadata_and_resources_require_new_pod() {
 }
 
 #[test]
-fn cpu_and_memory_change_in_place_with_default_requests() {
+fn changed_cpu_and_memory_are_patched_in_place_with_default_requests() {
     let pod = pod_for(MEMORY);
     let desired = r#"{"pod":{"resources":{"limits":{"memory":"2Gi"},"requests":{"cpu":"100m"}}}}"#;
     let found = differs(&pod, desired);

@@ -115,7 +115,7 @@ fn variables_of(fixture: &Fixture) -> Vec<(String, Value)> {
 /// The API server and the operators reject these variables. The builder leaves them out, because an object may be older
 /// than this rule.
 #[test]
-fn user_variables_of_operator_flags_are_left_out() {
+fn pod_omits_user_variables_of_operator_flags() {
     for version in ["3.4.37", "3.5.35", "3.7.3"] {
         let untouched = variables_of(&Fixture::default().version(version));
         for owned in api::cluster::OWNED_FLAGS {
@@ -134,7 +134,7 @@ fn user_variables_of_operator_flags_are_left_out() {
 }
 
 #[test]
-fn variables_of_sidecars_are_kept() {
+fn pod_keeps_variables_of_sidecars() {
     let env = json!([{ "name": "ETCD_NAME", "value": "x" }]);
     let pod = built_with(&json!({
         "sidecars": [{ "name": "sidecar", "image": "b", "env": env }],
@@ -146,7 +146,7 @@ fn variables_of_sidecars_are_kept() {
 
 /// etcd does not start with both a flag and its variable.
 #[test]
-fn user_variable_is_left_out_if_its_flag_is_set() {
+fn pod_omits_user_variable_if_its_flag_is_set() {
     let users = |spec: Value| -> Vec<String> {
         let variables = variables_of(&Fixture::with(&spec.to_string()));
         let names = variables.into_iter().map(|(name, _)| name);
@@ -211,7 +211,7 @@ fn users_cannot_override_labels_and_annotations_of_operator() {
 }
 
 #[test]
-fn fields_of_pod_policy_are_set_in_pod() {
+fn pod_has_settings_of_spec_pod() {
     let pod = built_with(&json!({
         "nodeSelector": { "disk": "ssd" },
         "tolerations": [{ "key": "db", "operator": "Exists" }],
@@ -248,7 +248,7 @@ fn fields_of_pod_policy_are_set_in_pod() {
 }
 
 #[test]
-fn fields_of_pod_policy_are_set_in_etcd_container() {
+fn etcd_container_has_settings_of_spec_pod() {
     let pod = built_with(&json!({
         "resources": { "limits": { "memory": "1Gi" } },
         "etcdEnv": [{ "name": "GOGC", "value": "50" }],
@@ -342,7 +342,7 @@ fn pod_has_host_name_in_headless_service() {
 }
 
 #[test]
-fn image_uses_repository_of_spec() {
+fn etcd_image_is_from_repository_of_spec() {
     let pod = built(&Fixture::with(
         r#"{"repository":"registry.local:5000/etcd"}"#,
     ));

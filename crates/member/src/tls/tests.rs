@@ -202,7 +202,7 @@ fn invariant_20_faults_contain_secret_and_key() {
 }
 
 #[test]
-fn other_side_of_connection_must_trust_certificate() {
+fn certificate_that_other_side_does_not_trust_is_a_fault() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
     let mut tls = all(&one, &[SERVICE]);
     // The operators trust only authority `two`, and present a certificate that the members do not trust.
@@ -231,7 +231,7 @@ fn other_side_of_connection_must_trust_certificate() {
 }
 
 #[test]
-fn secret_keys_are_read_in_both_forms_or_reported_missing() {
+fn missing_tls_secret_or_key_is_reported() {
     let authority = Authority::new("one");
     let signed = authority.sign(&[SERVICE], &BOTH, GOOD);
     let usual = secret(Purpose::Server, KeyNames::Usual, signed, &authority.pem);

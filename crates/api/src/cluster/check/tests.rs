@@ -64,7 +64,7 @@ fn with_variables(names: &[&str], etcd: &str) -> EtcdCluster {
 }
 
 #[test]
-fn operator_variable_is_reported_once_without_its_value() {
+fn reserved_variable_is_reported_once_without_its_value() {
     let stored = with_variables(
         &[
             "ETCD_LOG_LEVEL",
@@ -87,7 +87,7 @@ fn operator_variable_is_reported_once_without_its_value() {
 }
 
 #[test]
-fn operator_variable_is_rejected_with_any_value_source() {
+fn reserved_variable_is_rejected_with_any_value_source() {
     let text = r#"{"pod":{"etcdEnv":[
             {"name":"ETCD_DATA_DIR"},
             {"name":"ETCD_NAME","valueFrom":{"fieldRef":{"fieldPath":"metadata.name"}}},
@@ -98,7 +98,7 @@ fn operator_variable_is_rejected_with_any_value_source() {
 
 /// Manifests of coreos/etcd-operator can set these options only with variables.
 #[test]
-fn environment_variable_is_rejected_if_its_field_is_set() {
+fn environment_variable_is_rejected_if_spec_sets_same_option() {
     for (flag, (name, etcd)) in super::super::TYPED_FLAGS.iter().zip([
         (
             "ETCD_QUOTA_BACKEND_BYTES",
@@ -140,7 +140,7 @@ fn sidecars_may_set_any_environment_variable() {
 }
 
 #[test]
-fn only_fields_without_effect_are_reported() {
+fn check_reports_only_spec_fields_without_effect() {
     let spec = |text: &str| -> EtcdClusterSpec { serde_json::from_str(text).unwrap() };
     for text in [
         r#"{"bootstrap":"Seed"}"#,

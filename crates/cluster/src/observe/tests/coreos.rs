@@ -211,7 +211,7 @@ fn every_form() -> [Old; 4] {
 }
 
 #[test]
-fn parses_member_pod_created_by_coreos_operator() {
+fn observation_parses_member_pod_of_coreos_operator() {
     for old in every_form() {
         let (first, last) = (seen(old, 0), seen(old, 2));
         for pod in [&first, &last] {

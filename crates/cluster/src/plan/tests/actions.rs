@@ -37,7 +37,7 @@ fn has_init_container(action: &Action) -> bool {
 }
 
 #[test]
-fn planner_is_deterministic() {
+fn planner_returns_equal_plans_for_equal_input() {
     for scene in [
         Scene::nothing(3),
         Scene::begun(&["a", "b", "c"]),
@@ -102,7 +102,7 @@ fn recovery_seed_needs_known_operator_image() {
 /// Invariants 10 and 11: server-side apply removes each field that a later request of the same field manager omits, so
 /// each record must be complete.
 #[test]
-fn status_record_contains_complete_identity_and_resource_version() {
+fn status_record_contains_all_identity_fields_and_resource_version() {
     let mut scene = under_way();
     scene.observed.resource_version = "7".into();
     let Request::Record(record) = scene.build().record_cluster_id(CLUSTER).request else {
@@ -150,7 +150,7 @@ fn invariant_11_patches_and_deletes_have_preconditions() {
 }
 
 #[test]
-fn resize_request_contains_annotations_for_both_answers() {
+fn resize_request_has_annotations_for_acceptance_and_rejection() {
     let noted = |patch: &Patch| patch.body["metadata"]["annotations"].clone();
     let patch = ResourcesPatch {
         resources: json!({ "limits": { "cpu": "2" } }),

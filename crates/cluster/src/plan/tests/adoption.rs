@@ -83,7 +83,7 @@ fn pods_without_token_prevent_bootstrap() {
 
 /// Invariant 7: a cluster may have existed, although none of its objects exists any more.
 #[test]
-fn vanished_cluster_is_reported_and_not_bootstrapped() {
+fn cluster_without_objects_of_its_members_is_not_bootstrapped() {
     let mut scene = Scene::nothing(3);
     assert!(begins(&scene));
     scene.observed.recovery.named_before = ["a".to_owned()].into();

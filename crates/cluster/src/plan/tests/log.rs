@@ -64,7 +64,7 @@ fn patches_first(writes: &[Write]) -> bool {
 
 /// Invariant 29 (log before etcd 3.7).
 #[test]
-fn invariant_29_log_is_recorded_before_entries_are_appended() {
+fn invariant_29_raft_log_is_recorded_before_entries_are_appended() {
     let missing = towards("3.6.16", "3.7.3");
     let of_other_cluster = recorded(towards("3.6.16", "3.7.3"), "1", 10_000_000);
     for scene in [missing, of_other_cluster] {
@@ -109,7 +109,7 @@ fn invariant_29_raft_log_snapshot_precedes_upgrade_to_etcd_3_7() {
 
 /// All members have the same log, so the entries for the first member are sufficient for the others.
 #[test]
-fn log_is_prepared_once_for_all_members() {
+fn raft_log_is_prepared_once_for_all_members() {
     let scene = applied(upgrade(), 25_000).runs("b", "3.7.3").compared();
     let writes = change(&scene);
     assert!(patches_first(&writes), "{writes:?}");
@@ -124,7 +124,7 @@ fn log_is_prepared_once_for_all_members() {
 }
 
 #[test]
-fn only_upgrades_to_etcd_3_7_prepare_the_log() {
+fn only_upgrades_to_etcd_3_7_prepare_the_raft_log() {
     for (from, to) in [
         ("3.5.35", "3.6.16"),
         ("3.7.2", "3.7.3"),
@@ -137,7 +137,7 @@ fn only_upgrades_to_etcd_3_7_prepare_the_log() {
 
 /// After a downgrade to 3.5, later entries may be requests of the API v2, so the record must not survive it.
 #[test]
-fn invariant_29_record_of_log_is_removed_without_upgrade_to_etcd_3_7() {
+fn invariant_29_raft_log_record_is_removed_without_upgrade_to_etcd_3_7() {
     let removes = |scene: Scene| {
         let writes = scene.writes();
         writes

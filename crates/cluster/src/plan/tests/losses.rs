@@ -61,7 +61,7 @@ fn invariant_5_member_on_lost_node_is_kept_until_timeout() {
 }
 
 #[test]
-fn lost_node_timeout_follows_spec() {
+fn lost_member_is_replaced_after_timeout_of_spec() {
     let mut patient = three().node_lost("b", 200);
     patient.desired.replace_after = Duration::from_mins(5);
     assert!(is_wanted(&patient));
@@ -248,7 +248,7 @@ fn invariant_3_member_with_damaged_data_is_kept_if_quorum_needs_it() {
 }
 
 #[test]
-fn exit_before_pod_was_last_ready_replaces_no_member() {
+fn member_is_kept_if_its_pod_was_ready_after_last_exit() {
     // The pod became ready after the last exit of its container, so the message of that exit no longer counts.
     let mut scene = damaged(9);
     scene.observed.pods.get_mut("b").unwrap().unready_since =
@@ -269,7 +269,7 @@ fn member_that_fails_for_unknown_reason_is_replaced_after_timeout() {
 }
 
 #[test]
-fn failure_that_settings_may_cause_replaces_no_member() {
+fn member_is_kept_if_settings_may_cause_its_failure() {
     // Voter `c` is unhealthy too. A setting that both members share may be the cause, so the operator replaces neither.
     assert!(is_wanted(
         &Scene::formed(&["a", "b", "c", "d", "e"])
@@ -288,7 +288,7 @@ fn failure_that_settings_may_cause_replaces_no_member() {
 }
 
 #[test]
-fn out_of_memory_full_disk_and_signals_replace_no_member() {
+fn member_is_kept_after_out_of_memory_full_disk_or_signal() {
     for cause in [
         Cause::Memory,
         Cause::Surroundings("no space left on device".into()),
@@ -304,7 +304,7 @@ fn out_of_memory_full_disk_and_signals_replace_no_member() {
 }
 
 #[test]
-fn out_of_memory_exit_is_reported_with_spec_field() {
+fn out_of_memory_exit_of_etcd_is_reported_with_spec_field() {
     let scene = three().crashes("b", Cause::Memory, 3, 60);
     let text = problem(&scene, Reason::OutOfMemory);
     assert!(text.contains("spec.pod.resources.limits.memory"), "{text}");
@@ -322,7 +322,7 @@ fn learner_with_damaged_data_is_replaced() {
 }
 
 #[test]
-fn crash_loop_is_reported_before_replacement() {
+fn crash_loop_of_member_is_reported_before_replacement() {
     let mut scene = failing(3, 30);
     scene.observed.pods.get_mut("b").unwrap().trouble =
         Some(Trouble::Failing("container etcd: CrashLoopBackOff".into()));

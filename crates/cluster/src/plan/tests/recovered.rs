@@ -83,7 +83,7 @@ fn old_volumes_are_kept_until_recovered_cluster_is_complete() {
 /// If the status is lost later, the labels of the remaining objects must identify the new cluster. The operator
 /// therefore labels the new cluster before it deletes the old cluster.
 #[test]
-fn old_cluster_is_kept_until_recovered_cluster_is_labeled() {
+fn objects_of_old_cluster_stay_until_recovered_cluster_is_labeled() {
     let mut scene = recovered();
     scene.observed.pods.get_mut("n").unwrap().cluster_id = None;
     let writes = scene.writes();
@@ -134,7 +134,7 @@ fn no_pod_is_created_on_volume_of_old_cluster() {
 /// The annotation that approved the recovery still exists. It names the ID of the old cluster, so it approves no
 /// further recovery.
 #[test]
-fn used_approval_starts_no_second_recovery() {
+fn used_recovery_approval_starts_no_second_recovery() {
     let scene = approved(recovered());
     assert_eq!((begun(&scene), recorded(&scene)), (None, None));
     let mut lost = leaderless(scene).without_pod("n");

@@ -9,7 +9,7 @@ use crate::snapshot::{Cause, Changed};
 /// Regression: the user rolled back after the old container had ended and before the new container started. The kubelet
 /// counted no restart, so the operator never completed the rollback.
 #[test]
-fn rollback_before_new_container_starts_needs_no_restart() {
+fn rollback_before_new_container_starts_restarts_no_member() {
     let scene = towards("3.6.16", "3.6.16").changed("b", "3.6.16", "3.7.3");
     let writes = scene.writes();
     let back = writes.iter().find_map(|write| match write {
@@ -121,7 +121,7 @@ fn member_unreadable_by_both_minor_releases_is_replaced() {
 
 /// Kubernetes reports the last exit of the old container until the new container has exited.
 #[test]
-fn exit_of_previous_image_does_not_replace_member() {
+fn exit_of_container_with_previous_image_replaces_no_member() {
     let damaged = || Cause::Data("its database cannot be read".into());
     let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
     let scene = scene.crashes("b", damaged(), 1, 20);
@@ -149,7 +149,7 @@ fn exit_of_previous_image_does_not_replace_member() {
 /// The operator would send both writes to the same annotation concurrently. The result could be either record: the next
 /// change would be lost, or the last change would remain.
 #[test]
-fn image_change_record_is_cleared_before_next_change() {
+fn image_change_record_is_cleared_before_next_image_change() {
     let noted = |changed: Option<Changed>| {
         let mut scene = towards("3.5.35", "3.5.30").compared().drained();
         let pod = scene.observed.pods.get_mut("b").unwrap();

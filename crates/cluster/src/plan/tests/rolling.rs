@@ -134,7 +134,7 @@ impl Scene {
 }
 
 #[test]
-fn rollout_compares_data_before_first_change() {
+fn rollout_compares_data_of_members_before_first_restart() {
     let scene = towards("3.5.35", "3.6.16");
     let plan = scene.plan();
     assert_eq!((plan.asks, patched(&scene)), (Some(100), vec![]));
@@ -191,7 +191,7 @@ fn invariant_18_no_member_is_updated_while_another_is_unhealthy() {
 }
 
 #[test]
-fn differing_data_stops_rollout() {
+fn differing_data_of_members_stops_rollout() {
     let scene = towards("3.5.35", "3.6.16").compared().hash("c", 8);
     assert_eq!(patched(&scene), []);
     assert!(scene.problems().contains(&Reason::DataDiffers));
@@ -253,7 +253,7 @@ fn rollback_is_allowed_if_last_member_never_ran_new_version() {
 }
 
 #[test]
-fn single_member_without_quorum_is_rolled_back() {
+fn single_failed_member_is_rolled_back_without_quorum() {
     let scene = Scene::formed(&["a"]).runs("a", "3.5.35").wants("3.5.35");
     let mut scene = scene.changed("a", "3.5.35", "3.5.99").image_missing("a");
     scene.observed.members = Seen::Unknown("no member answers".into());
@@ -278,7 +278,7 @@ impl Scene {
 /// The only member cannot pull the image of the next minor release, and its pod was recreated. The volume shows that
 /// the next release never ran.
 #[test]
-fn invariant_30_only_member_goes_back_to_version_that_served_its_data() {
+fn invariant_30_only_member_is_rolled_back_to_version_that_served() {
     let scene = Scene::formed(&["a"]).durable().runs("a", "3.5.35");
     // The operator records the served version on the PVC before it changes the image.
     let begins = scene.clone().wants("3.6.16").compared();
@@ -310,7 +310,7 @@ fn invariant_30_only_member_goes_back_to_version_that_served_its_data() {
 
 /// The next minor release may have changed the data, so the member must not go back without etcd's downgrade.
 #[test]
-fn invariant_30_member_does_not_go_back_if_next_version_may_have_run() {
+fn invariant_30_member_is_not_rolled_back_if_next_version_may_have_run() {
     let lost = || {
         let scene = Scene::formed(&["a"]).durable().runs("a", "3.5.35");
         let scene = scene.recreated_without_image("a", "3.5.35", "3.6.16");
@@ -343,7 +343,7 @@ fn invariant_30_member_does_not_go_back_if_next_version_may_have_run() {
 
 /// The record ends when the next version serves, and not while the previous container still runs.
 #[test]
-fn invariant_30_record_ends_when_next_version_serves() {
+fn invariant_30_version_record_is_removed_when_next_version_serves() {
     let mut scene = Scene::formed(&["a"]).durable().runs("a", "3.6.16");
     scene = scene.wants("3.6.16");
     scene.disk_of("a").served = Some("3.5.35".into());
@@ -358,7 +358,7 @@ fn invariant_30_record_ends_when_next_version_serves() {
 }
 
 #[test]
-fn image_change_record_is_cleared_after_restart() {
+fn image_change_record_is_cleared_after_restart_of_member() {
     let mut scene = towards("3.6.16", "3.6.16");
     let pod = scene.observed.pods.get_mut("b").unwrap();
     pod.changed = Some(Changed {
@@ -406,13 +406,13 @@ fn minor_downgrade_is_enabled_in_etcd_first() {
 }
 
 #[test]
-fn unwanted_downgrade_is_cancelled_in_etcd() {
+fn downgrade_is_cancelled_in_etcd_if_spec_reverts_version() {
     let scene = towards("3.6.16", "3.6.16").allowed("3.5", "3.5.0");
     assert_eq!(downgrade(&scene), Some(None));
 }
 
 #[test]
-fn downgrade_changes_images_in_place() {
+fn downgrade_changes_images_of_existing_pods() {
     let scene = towards("3.6.16", "3.5.35").allowed("3.5", "3.5.0");
     assert_eq!(patched(&scene.compared()), one("b", "3.5.35"));
 }
@@ -514,7 +514,7 @@ fn minor_upgrade_changes_image_before_pod_is_recreated() {
 }
 
 #[test]
-fn changed_repository_changes_image() {
+fn changed_repository_in_spec_changes_image_of_members() {
     let mut scene = Scene::formed(&["a", "b", "c"]).compared();
     scene.desired.repository = "registry.local/etcd".into();
     assert_eq!(patched(&scene), one("b", "3.6.16"));

@@ -94,7 +94,7 @@ fn invariant_18_members_are_resized_one_by_one_and_leader_last() {
 }
 
 #[test]
-fn deferred_resize_is_reported_and_does_not_delay_others() {
+fn deferred_resize_is_reported_and_does_not_delay_other_members() {
     let deferred = Difference {
         resizing: Some(Resizing {
             deferred: true,

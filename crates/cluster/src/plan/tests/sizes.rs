@@ -229,7 +229,7 @@ fn size_reduced_below_voters_removes_learners_first() {
 }
 
 #[test]
-fn scaling_supports_even_sizes() {
+fn cluster_scales_to_even_sizes() {
     assert_eq!(
         Scene::formed(&["a", "b", "c"])
             .size(4)

@@ -348,7 +348,7 @@ fn invariant_19_no_member_is_removed_during_defragmentation() {
 }
 
 #[test]
-fn failed_defragmentation_ends_the_run() {
+fn failed_defragmentation_of_member_ends_the_run() {
     let in_progress = || under_way(full(100, 20), &[("b", false)]);
     let mut failed = in_progress();
     failed.observed.upkeep.call = Some(Call::Failed("no room".into()));

@@ -41,7 +41,7 @@ fn advice(change: impl FnOnce(&mut Scene, &mut EtcdCluster)) -> (String, String)
 }
 
 #[test]
-fn each_piece_of_advice_has_its_cause() {
+fn status_gives_each_advice_only_for_its_cause() {
     let quota = |scene: &mut Scene, size: i64| {
         scene.desired.upkeep.quota = 1000;
         let answers = scene.observed.statuses.values_mut();

@@ -32,7 +32,7 @@ fn listed(status: &EtcdClusterStatus) -> Vec<(&str, i32, i64)> {
 }
 
 #[test]
-fn each_problem_is_counted_when_it_begins() {
+fn status_counts_each_problem_when_it_begins() {
     let healthy = Scene::formed(&["a", "b", "c"]);
     let lost = healthy.clone().without_pod("a").without_pod("b").silent();
     let first = report(&healthy, EtcdClusterStatus::default(), None, &at(1));
@@ -52,7 +52,7 @@ fn each_problem_is_counted_when_it_begins() {
 
 /// A planned restart makes a member unhealthy for some seconds.
 #[test]
-fn member_that_is_down_is_not_listed() {
+fn member_that_is_down_is_not_counted_as_problem() {
     let scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     let status = report(&scene, EtcdClusterStatus::default(), None, &at(1));
     assert_eq!(listed(&status), []);
