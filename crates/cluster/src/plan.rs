@@ -332,7 +332,8 @@ fn formed<'a>(
             // nothing.
             let answered = list.cluster_id;
             let text = format!(
-                "the members report cluster ID {answered}, but the status records {cluster_id}: nothing is changed"
+                "the members report cluster ID {answered}, but the status records {cluster_id}: the operator \
+                 changes nothing"
             );
             draft.problem(Reason::ForeignCluster, text);
         }

@@ -215,9 +215,9 @@ pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
     let metadata = metadata(&desired, before.as_ref(), tls, pod);
     if !is_same {
         let why = if recorded.is_none() {
-            "its pod was created by another operator"
+            "the pod was created by another operator"
         } else {
-            "spec.pod, spec.etcd, spec.memberAddress or spec.TLS changed after its pod was created"
+            "spec.pod, spec.etcd, spec.memberAddress or spec.TLS changed after the pod was created"
         };
         return Difference {
             metadata,
@@ -288,7 +288,7 @@ fn resources(
         match resize(pod) {
             Some(Resize::Infeasible(message)) => {
                 found.pod = Some(format!(
-                    "its node cannot provide spec.pod.resources: {message}"
+                    "the node of the pod cannot provide spec.pod.resources: {message}"
                 ));
             }
             Some(Resize::Pending(resizing)) => found.resizing = Some(resizing),

@@ -181,7 +181,7 @@ impl Certificates {
             // is compared instead.
             None => noted.authorities.is_some() && noted.authorities != self.authorities_now(),
         };
-        other.then(|| "its etcd was started with other certificate authorities".to_owned())
+        other.then(|| "etcd was started with other certificate authorities".to_owned())
     }
 }
 

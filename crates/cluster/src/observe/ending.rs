@@ -116,7 +116,7 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
         Cause::Surroundings(sentence(text))
     } else if ended.exit_code == 2 && says(in_database) {
         // After a panic, a Go program exits with code 2. bbolt panics if a page of the database is invalid.
-        Cause::Data("its database cannot be read".to_owned())
+        Cause::Data("the database file cannot be read".to_owned())
     } else if text.is_empty() {
         Cause::Failed(format!("exit code {}", ended.exit_code))
     } else {

@@ -47,7 +47,8 @@ pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<D
     if known.is_empty() {
         let id = list.cluster_id;
         let text = format!(
-            "cluster {id} answers, but no pod of this EtcdCluster belongs to one of its members: nothing is changed"
+            "cluster {id} answers, but no pod of this EtcdCluster belongs to one of its members: the operator \
+             changes nothing"
         );
         draft.problem(Reason::ForeignCluster, text);
         return Some(draft);
@@ -177,8 +178,8 @@ fn answer<'a>(
             let other = other.or(recorded.filter(|id| *id != list.cluster_id));
             if let Some(other) = other {
                 let text = format!(
-                    "clusters {other} and {} both exist: nothing is changed; delete the objects that do not belong \
-                     to this cluster",
+                    "clusters {other} and {} both exist: the operator changes nothing; delete the objects that do not \
+                     belong to this cluster",
                     list.cluster_id
                 );
                 draft.problem(Reason::IdentityUnknown, text);

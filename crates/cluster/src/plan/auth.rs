@@ -87,8 +87,8 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
         }
         // Authentication without a record was not enabled by the operator, so the operator does not disable it.
         (Some(false), Login::Accepted | Login::Former) if seen.record == Record::None => {
-            let text = "spec.auth.enabled is false, but the operator did not enable authentication: it stays \
-             enabled; disable it with: etcdctl auth disable";
+            let text = "spec.auth.enabled is false, but the operator did not enable authentication: \
+             authentication stays enabled. To disable authentication, run: etcdctl auth disable";
             draft.wait(Reason::AuthLeftOn, text, STEADY);
         }
         (Some(false), Login::Accepted | Login::Former) => {

@@ -40,7 +40,10 @@ pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
                 return wait(text, SHORTLY, draft);
             }
             Some(Seen::Unknown(why)) => {
-                let text = format!("{} gives no hash of its data: {why}", member.name);
+                let text = format!(
+                    "{} does not return the hash of its data: {why}",
+                    member.name
+                );
                 return wait(text, BLIND, draft);
             }
         }
@@ -62,7 +65,12 @@ pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
     }
     let first = hashes.first().map(|(_, hash)| hash.compacted);
     if hashes.iter().any(|(_, hash)| Some(hash.compacted) != first) {
-        return wait("the members are compacting".to_owned(), SHORTLY, draft);
+        return wait(
+            "the operator compares the data when all members have finished their compaction"
+                .to_owned(),
+            SHORTLY,
+            draft,
+        );
     }
     true
 }

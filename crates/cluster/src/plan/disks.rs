@@ -21,7 +21,7 @@ pub(super) fn unfit(desired: &Desired, member: &MemberState) -> Option<String> {
     match (member.disk, member.pod) {
         (Some(disk), _) => unfit_claim(&disk.claim, wanted),
         (None, Some(pod)) if !pod.durable => {
-            Some("it has no volume, but the spec sets one".to_owned())
+            Some("the member has no volume, but the spec requests one".to_owned())
         }
         (None, _) => None,
     }
@@ -36,13 +36,13 @@ pub(super) fn unfit_claim(has: &Claim, wanted: &Claim) -> Option<String> {
     {
         let other = has.class.as_deref().unwrap_or_default();
         return Some(format!(
-            "its volume has the storage class {other:?}, but the spec sets {class:?}"
+            "the volume of the member has the storage class {other:?}, but the spec sets {class:?}"
         ));
     }
     let (has, wanted) = (has.requested?, wanted.requested?);
     (has > wanted).then(|| {
         format!(
-            "its volume of {} is larger than the {} in the spec",
+            "the volume of the member has {}, more than the {} in the spec",
             in_words(has),
             in_words(wanted)
         )

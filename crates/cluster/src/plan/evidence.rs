@@ -215,9 +215,9 @@ fn is_something_left(observed: &Observed, intent: &Intent, name: &str) -> bool {
 
 fn member(observed: &Observed, cluster_id: ClusterId, name: &str) -> Member {
     match observed.statuses.get(name) {
-        Some(Seen::Known(status)) if status.cluster_id != cluster_id => {
-            Member::Silent("a member of another cluster answers at its address".to_owned())
-        }
+        Some(Seen::Known(status)) if status.cluster_id != cluster_id => Member::Silent(
+            "a member of another cluster answers at the address of this member".to_owned(),
+        ),
         Some(Seen::Known(status)) if status.leader.is_some() => Member::Led,
         Some(Seen::Known(status)) => Member::Survives(Box::new(status.clone())),
         Some(Seen::Unknown(why)) => damaged(observed, name).unwrap_or(Member::Silent(why.clone())),
@@ -235,10 +235,13 @@ fn damaged(observed: &Observed, name: &str) -> Option<Member> {
 
 fn unheard(observed: &Observed, name: &str) -> String {
     let Some(pod) = observed.pods.get(name) else {
-        return "its pod is being recreated".to_owned();
+        return "the pod of the member is being recreated".to_owned();
     };
     let trouble = pod.trouble.as_ref().map(Trouble::message);
-    trouble.map_or_else(|| "its pod is starting".to_owned(), str::to_owned)
+    trouble.map_or_else(
+        || "the pod of the member is starting".to_owned(),
+        str::to_owned,
+    )
 }
 
 /// True if the member can send a snapshot. Before etcd 3.5, a learner rejects every stream (`isRPCSupportedForLearner`

@@ -49,8 +49,8 @@ const REREAD_RESTARTS: i32 = 4;
 const FAILED_RESTARTS: i32 = 5;
 
 /// Text for a PVC in phase `Lost`.
-const VOLUME_LOST: &str =
-    "its volume is lost: the PersistentVolumeClaim exists, but its PersistentVolume does not";
+const VOLUME_LOST: &str = "the volume of the member is lost: the PersistentVolumeClaim exists, but its \
+                           PersistentVolume does not";
 
 /// The fate of a member, and the time at which the fate changes without any event.
 pub(super) struct Decision {
@@ -130,7 +130,7 @@ fn failing<'a>(member: &MemberState<'a>) -> Option<&'a Pod> {
 /// An external member, which another operator or a person runs, is replaced by a member of this EtcdCluster.
 fn of_joined_cluster(facts: &Facts, member: &MemberState) -> Option<Fate> {
     adoption::is_replaced(facts.observed, member).then(|| {
-        let why = "it is an external member, and this cluster replaces it";
+        let why = "the member is external, and a member of this cluster replaces it";
         Fate::Leaves(why.to_owned())
     })
 }
@@ -143,7 +143,7 @@ fn serves_in_its_pod(member: &MemberState) -> bool {
 fn without_data_but_serving(_: &Facts, member: &MemberState) -> Option<Fate> {
     let on_volume = member.pod.is_some_and(|pod| pod.durable);
     let applies = member.data == Data::Gone && serves_in_its_pod(member) && on_volume;
-    applies.then(|| Fate::Leaves("its PersistentVolumeClaim was deleted".to_owned()))
+    applies.then(|| Fate::Leaves("the PersistentVolumeClaim of the member was deleted".to_owned()))
 }
 
 /// The data of the member is lost.
@@ -152,7 +152,7 @@ fn without_data(_: &Facts, member: &MemberState) -> Option<Fate> {
     let why = if lost {
         VOLUME_LOST
     } else {
-        "its volume was deleted"
+        "the volume of the member was deleted"
     };
     (member.data == Data::Gone).then(|| Fate::Lost(why.to_owned()))
 }
@@ -164,7 +164,7 @@ fn without_volume_soon(_: &Facts, member: &MemberState) -> Option<Fate> {
     let there = member.data == Data::There && member.pod.is_some();
     let disk: &Disk = member.disk.filter(|disk| there && !disk.stays())?;
     let why = if disk.terminating {
-        "its PersistentVolumeClaim is being deleted"
+        "the PersistentVolumeClaim of the member is being deleted"
     } else {
         VOLUME_LOST
     };
@@ -227,7 +227,7 @@ fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timest
         return (Fate::Stays, None);
     };
     if age(since, now) >= after {
-        let why = format!("its node has been lost since {since}");
+        let why = format!("the node of the member has been lost since {since}");
         return (Fate::Lost(why), None);
     }
     (Fate::Stays, since.checked_add(after).ok())
@@ -274,14 +274,16 @@ fn unusable(
     };
     match cause {
         Cause::Data(words) if pod.restarts >= DAMAGED_RESTARTS => (
-            Fate::Lost(format!("it cannot start on its data: {words}")),
+            Fate::Lost(format!(
+                "etcd cannot start on the data of the member: {words}"
+            )),
             None,
         ),
         Cause::Failed(words)
             if pod.restarts >= FAILED_RESTARTS && is_alone_in_it(member, pod, members) =>
         {
             if age(since, now) >= after {
-                let why = format!("it has failed {} times: {words}", pod.restarts);
+                let why = format!("etcd has failed {} times: {words}", pod.restarts);
                 return (Fate::Lost(why), None);
             }
             (Fate::Stays, since.checked_add(after).ok())

@@ -276,7 +276,8 @@ impl<'a> Scene<'a> {
             let bare = bare.into_iter().map(|name| {
                 (
                     name,
-                    "its volume is lost: restore its PersistentVolume or delete its PersistentVolumeClaim",
+                    "the volume of the member is lost: restore its PersistentVolume or delete its \
+                     PersistentVolumeClaim",
                 )
             });
             let awaited: Vec<_> = silent.into_iter().chain(bare).collect();

@@ -77,7 +77,7 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
     if fits {
         return Some(Need::Image(version));
     }
-    let why = format!("etcd {version} does not accept the flags of its pod");
+    let why = format!("etcd {version} does not accept the flags of the existing pod");
     Some(Need::Pod(version, why))
 }
 

@@ -103,18 +103,22 @@ fn health(member: &Member, name: &str, pod: Option<&Pod>, observed: &Observed) -
     let unhealthy = |why: &str| Health::Unhealthy(why.to_owned());
     match observed.statuses.get(name) {
         Some(Seen::Known(status)) if status.member_id != member.id => {
-            unhealthy("another member answers at its address")
+            unhealthy("another member answers at the address of this member")
         }
-        Some(Seen::Known(status)) if status.leader.is_none() => unhealthy("it knows no leader"),
+        Some(Seen::Known(status)) if status.leader.is_none() => {
+            unhealthy("the member knows no leader")
+        }
         Some(Seen::Known(_)) => Health::Healthy,
         Some(Seen::Unknown(why)) => unhealthy(why),
         None => unhealthy(match pod {
-            None => "it has no pod",
-            Some(pod) if pod.terminating => "its pod is being deleted",
+            None => "the member has no pod",
+            Some(pod) if pod.terminating => "the pod of the member is being deleted",
             Some(pod) => pod
                 .trouble
                 .as_ref()
-                .map_or("its container does not run", |trouble| trouble.message()),
+                .map_or("the etcd container of the member does not run", |trouble| {
+                    trouble.message()
+                }),
         }),
     }
 }

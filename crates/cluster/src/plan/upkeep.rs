@@ -294,7 +294,7 @@ impl Run<'_> {
             .find(|member| member.name == last.name);
         let status = observed.answer(&last.name);
         let error = match (&observed.upkeep.call, member) {
-            (_, None) => Some("it is no longer a member".to_owned()),
+            (_, None) => Some("the member was removed from the cluster".to_owned()),
             (Some(Call::Failed(why)), _) => Some(why.clone()),
             // The member does not answer. A defragmentation call of an earlier operator process may still be running,
             // or may have just ended.
@@ -307,7 +307,7 @@ impl Run<'_> {
                     draft.wait(Reason::Defragmenting, text, SHORTLY);
                     return;
                 }
-                Some("it stopped answering".to_owned())
+                Some("the member stopped answering".to_owned())
             }
             (Some(Call::Done), _) => None,
             (Some(Call::Running), Some(member)) => {
@@ -378,7 +378,7 @@ impl Run<'_> {
             .min_by_key(|(member, _)| (leads(member), member.name.clone()));
         let Some((member, status)) = next else {
             if young && compacted {
-                let text = "the members free the compacted space";
+                let text = "the members are freeing the space of compacted revisions";
                 draft.wait(Reason::Compacting, text, SHORTLY);
                 return;
             }

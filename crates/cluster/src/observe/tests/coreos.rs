@@ -221,7 +221,7 @@ fn observation_parses_member_pod_of_coreos_operator() {
             assert_eq!(pod.durable, old.claim);
             assert!(pod.ready && pod.running && pod.stays());
             let why = pod.difference.pod.as_deref();
-            assert_eq!(why, Some("its pod was created by another operator"));
+            assert_eq!(why, Some("the pod was created by another operator"));
             assert!(pod.difference.resources.is_none());
         }
         assert!(!first.joins && last.joins);

@@ -20,7 +20,7 @@ fn left_by_another() -> Scene {
     for pod in observed.pods.values_mut() {
         (pod.token, pod.cluster_id, pod.role) = (None, None, None);
         pod.spec_hash = None;
-        pod.difference.pod = Some("its pod was created by another operator".into());
+        pod.difference.pod = Some("the pod was created by another operator".into());
     }
     scene
 }

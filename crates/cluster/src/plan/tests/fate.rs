@@ -59,7 +59,7 @@ fn deleted_pvc_is_reported_before_wrong_storage_class() {
         let mut all = fates(&scene).into_iter();
         all.find(|(member, ..)| member == name).unwrap().1
     };
-    let deleted = "its PersistentVolumeClaim is being deleted";
+    let deleted = "the PersistentVolumeClaim of the member is being deleted";
     assert_eq!(fate("b"), Fate::Leaves(deleted.into()));
     assert!(matches!(fate("a"), Fate::Leaves(why) if why.contains("\"fast\"")));
 }

@@ -121,7 +121,10 @@ fn invariant_3_no_member_is_replaced_with_three_of_five_down() {
     assert!(is_wanted(&scene));
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));
     let wait = &scene.plan().waiting_for[0].message;
-    assert!(wait.contains("its node has been lost since"), "{wait}");
+    assert!(
+        wait.contains("the node of the member has been lost since"),
+        "{wait}"
+    );
 }
 
 #[test]
@@ -189,7 +192,7 @@ fn serving_member_with_lost_volume_is_replaced() {
     let follows = three().leader("a").volume_lost("b");
     assert_eq!(follows.changes(), [scene::remove("b")]);
     let said = follows.plan().next.unwrap();
-    assert!(said.contains("its volume is lost"), "{said}");
+    assert!(said.contains("the volume of the member is lost"), "{said}");
 }
 
 /// Invariants 3 and 5 (quorum guard; dead members).

@@ -150,7 +150,9 @@ fn lost_volumes_require_approval_for_recovery() {
     let mut soon = approved(scene.clone());
     soon.observed.recovery.unavailable_since = Some(at(999));
     assert_eq!(begun(&soon), None);
-    assert!(problem(&soon, Reason::QuorumLost).contains("b (its volume is lost: restore"));
+    assert!(
+        problem(&soon, Reason::QuorumLost).contains("b (the volume of the member is lost: restore")
+    );
     // A person has restored the volume of `b`. The operator starts `b` instead of a recovery.
     let mut back = automatic(scene);
     back.observed.disks.get_mut("b").unwrap().lost = false;

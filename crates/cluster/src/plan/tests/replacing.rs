@@ -70,7 +70,7 @@ fn invariant_3_member_with_deleted_pvc_stays_while_another_is_down() {
     assert!(scene.waits().contains(&Reason::QuorumAtRisk));
     let text = &scene.plan().waiting_for[0].message;
     assert!(
-        text.contains("its PersistentVolumeClaim is being deleted"),
+        text.contains("the PersistentVolumeClaim of the member is being deleted"),
         "{text}"
     );
 }

@@ -122,7 +122,7 @@ fn member_unreadable_by_both_minor_releases_is_replaced() {
 /// Kubernetes reports the last exit of the old container until the new container has exited.
 #[test]
 fn exit_of_container_with_previous_image_replaces_no_member() {
-    let damaged = || Cause::Data("its database cannot be read".into());
+    let damaged = || Cause::Data("the database file cannot be read".into());
     let scene = towards("3.5.35", "3.5.35").runs("b", "3.6.16");
     let scene = scene.crashes("b", damaged(), 1, 20);
     let writes = scene.writes();

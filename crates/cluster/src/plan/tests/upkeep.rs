@@ -377,7 +377,7 @@ fn defragmentation_waits_for_member_that_does_not_answer() {
     let written = record(&ever).unwrap();
     assert_eq!(
         written.members[0].error.as_deref(),
-        Some("it stopped answering")
+        Some("the member stopped answering")
     );
 }
 
