@@ -165,7 +165,7 @@ fn failing_model_run_is_shortened_and_reproducible() {
         "{told}"
     );
     for words in [
-        "round 1: the operator means to",
+        "round 1: the operator plans to",
         "ApplyClient { open: true }",
         "repeat this run: MODEL_SEED=",
     ] {

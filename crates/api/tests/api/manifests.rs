@@ -102,7 +102,7 @@ fn examples_parse_and_are_accepted() {
         .sum();
     assert!(
         own >= 6,
-        "only {own} objects of this API among the examples"
+        "the examples contain only {own} objects of this API"
     );
 }
 

@@ -355,7 +355,7 @@ impl fmt::Display for Setup {
         };
         let begins = match (self.begun, self.seed) {
             (Begun::Old, _) => "by coreos/etcd-operator",
-            (Begun::Elsewhere, _) => "by another party, on external machines",
+            (Begun::Elsewhere, _) => "by other software, on external machines",
             (Begun::Here, true) => "from a seed",
             (Begun::Here, false) => "all at once",
         };

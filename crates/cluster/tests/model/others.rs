@@ -71,7 +71,7 @@ impl World {
             self.client_token = Some(token);
         }
         self.run_clusters();
-        tell!(self, "another party started the cluster: {begun:?}");
+        tell!(self, "other software started the cluster: {begun:?}");
     }
 
     fn settle_member(&mut self, name: &str, token: &str, data: Data) {

@@ -232,7 +232,7 @@ impl World {
         demand!(
             self,
             other.is_none(),
-            "invariant 2: {what} while {other:?} is in flight"
+            "invariant 2: {what} while the change of {other:?} is in flight"
         );
     }
 }

@@ -191,7 +191,10 @@ impl World {
             && self.recovery.stale_approval.is_none();
         match recovery.approved_by {
             RecoveryApproval::Policy if !self.setup.automatic => {
-                self.broke("invariant 8: a recovery begins without a decision".to_owned());
+                self.broke(
+                    "invariant 8: an automatic recovery begins without permission of the spec"
+                        .to_owned(),
+                );
             }
             RecoveryApproval::Policy if !lost => {
                 self.broke(

@@ -81,13 +81,13 @@ impl World {
         demand!(
             self,
             listed || whole || !self.memory.fresh,
-            "invariant 25: the volume of {member}, which another party removed, is deleted before the cluster is complete"
+            "invariant 25: the volume of {member}, which other software removed, is deleted before the cluster is complete"
         );
         let over = self.now >= vanished.since + self.setup.patience;
         demand!(
             self,
             listed || over,
-            "invariant 25: the volume of {member}, which another party removed, is deleted before the grace period ends"
+            "invariant 25: the volume of {member}, which other software removed, is deleted before the grace period ends"
         );
     }
 
@@ -102,7 +102,7 @@ impl World {
         demand!(
             self,
             !evidence || listed || self.memory.second,
-            "invariant 25: {} is started after another party removed it",
+            "invariant 25: {} is started after other software removed it",
             start.member
         );
     }

@@ -406,7 +406,7 @@ impl Run {
         let (waits, problems) = (codes(&plan.waiting_for), codes(&plan.problems));
         tell!(
             self.world,
-            "round {}: the operator means to {next}{waits}{problems}",
+            "round {}: the operator plans to {next}{waits}{problems}",
             self.rounds
         );
         self.world.judge_plan(observed, &plan, atomic);

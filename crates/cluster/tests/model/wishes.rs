@@ -118,7 +118,7 @@ impl World {
         self.raise(member, AlarmKind::Corrupt);
         tell!(
             self,
-            "etcd reports that the data of {name} differs from the data of the others"
+            "etcd reports that the data of {name} differs from the data of the other members"
         );
     }
 

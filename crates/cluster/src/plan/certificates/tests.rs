@@ -45,7 +45,7 @@ fn invariant_20_certificates_are_created_before_pod() {
     assert_eq!(
         made.len(),
         2,
-        "an authority for peers and for clients: {made:?}"
+        "the plan creates one authority for peers and one for clients: {made:?}"
     );
     for write in made {
         story.carry_out(&write);
@@ -141,7 +141,7 @@ fn certificates_are_renewed_at_two_thirds_of_validity_without_restart() {
     assert_eq!(
         story.count(issues),
         8,
-        "two certificates per member, one for the operators, one for clients"
+        "the plan issues two certificates per member, one for the operators, and one for clients"
     );
     assert_eq!(story.count(notifies), 3);
     assert_eq!(

@@ -371,7 +371,7 @@ fn learners_join_before_external_members_are_removed() {
             member: "a".into(),
             learner: true
         }],
-        "one learner at a time, because the limit of the external members is unknown"
+        "the plan adds one learner at a time, because the limit of the external members is unknown"
     );
     assert_eq!(joined(&["a", "b"]).changes(), []);
 }

@@ -160,7 +160,7 @@ fn invariant_9_hibernation_is_refused_if_member_would_lose_data() {
     assert_eq!(
         going.changes(),
         [scene::remove("b")],
-        "a member with a volume replaces it first"
+        "a member with a volume first replaces the member without a volume"
     );
 }
 

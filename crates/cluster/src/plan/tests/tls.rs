@@ -74,7 +74,7 @@ fn invariant_20_invalid_secret_changes_no_serving_member() {
 fn invariant_20_authorities_replaced_in_one_step_restart_no_member() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().compared();
     for pod in scene.observed.pods.values_mut() {
-        pod.difference.pod = Some("it was started with other certificate authorities".into());
+        pod.difference.pod = Some("etcd was started with other certificate authorities".into());
     }
     let ends = |scene: &Scene| {
         let mut writes = scene.drained().writes().into_iter();

@@ -251,7 +251,7 @@ fn invariant_20_loss_of_all_secrets_restarts_members_one_by_one() {
     assert_eq!(
         story.count(issues),
         2,
-        "the certificates of the operator and of clients"
+        "the plan issues only the certificates of the operator and of clients"
     );
     let mut restarted = Vec::new();
     for _ in MEMBERS {
