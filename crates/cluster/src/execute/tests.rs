@@ -242,7 +242,8 @@ async fn invariant_6_start_mark_is_removed_only_if_no_pod_was_created() {
     }
 }
 
-/// Invariants 6 and 11 (state `new`; fencing).
+/// Invariants 6 and 11: the operator retries the creation after the start mark, but only while its observation is
+/// fresh.
 #[tokio::test]
 async fn creation_after_start_mark_is_retried_while_observation_is_fresh() {
     for (code, reason) in [

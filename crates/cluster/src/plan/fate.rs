@@ -19,14 +19,22 @@ type Rule = fn(&Facts, &MemberState) -> Option<Fate>;
 
 /// Rules in order of precedence: the first rule that applies decides. A member to which no rule applies stays.
 const RULES: [Rule; 8] = [
-    of_joined_cluster,        // Invariants 2 and 3.
-    without_data_but_serving, // Invariant 5.
-    without_data,             // Invariant 5.
-    without_volume_soon,      // Invariants 5 and 8.
-    out_of_service,           // Invariant 5, exception.
-    outdated_in_its_pod,      // Invariant 18.
-    on_unfit_volume,          // Invariants 2 and 3.
-    corrupt,                  // Invariant 19.
+    // Invariants 2 and 3: the replacement of an external member keeps a quorum.
+    of_joined_cluster,
+    // Invariant 5: a member without data is dead when it stops serving.
+    without_data_but_serving,
+    // Invariant 5: a member that has lost its data is dead.
+    without_data,
+    // Invariants 5 and 8: a member whose PVC is being deleted will lose its data.
+    without_volume_soon,
+    // Invariant 5, exception: a member may be dead although its disk exists.
+    out_of_service,
+    // Invariant 18: a rolling update may have to replace a member that has no volume.
+    outdated_in_its_pod,
+    // Invariants 2 and 3: the replacement of a member on an unsuitable volume keeps a quorum.
+    on_unfit_volume,
+    // Invariant 19: a member with corrupt data is replaced.
+    corrupt,
 ];
 
 /// The rules for failed members. While one of them applies to a member, no other member is replaced because its pod

@@ -210,7 +210,7 @@ fn invariant_7_formed_cluster_without_pods_is_not_bootstrapped() {
 
 // ---- lost members ----
 
-/// Invariant 5 (dead members).
+/// Invariant 5: the operator removes a dead member from etcd before it adds another member.
 #[test]
 fn dead_member_is_removed_before_replacement_is_added() {
     let scene = Scene::formed(&["a", "b", "c"]).without_pod("b");

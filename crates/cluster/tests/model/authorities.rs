@@ -563,7 +563,8 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
 
 const ROUNDS: usize = 20_000;
 
-/// Invariants 3, 18 and 20 (quorum guard; rolling updates; certificates).
+/// Invariants 3, 18 and 20: after the loss of its CAs, the cluster keeps its quorum while members restart and get new
+/// certificates.
 #[test]
 fn loss_of_certificate_authorities_keeps_invariants() {
     play_drawn(drawn, ROUNDS);

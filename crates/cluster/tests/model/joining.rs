@@ -356,7 +356,7 @@ fn invariant_24_holds_despite_faults_of_joining_members() {
     play_drawn(|seed| drawn(seed, false), ROUNDS);
 }
 
-/// Invariants 11 and 24 (fencing; members that do not serve clients yet).
+/// Invariants 11 and 24: a second operator process, which may be suspended at any time, manages the same cluster.
 #[test]
 fn concurrent_operators_with_joining_members_keep_invariants() {
     play_drawn(|seed| drawn(seed, true), ROUNDS / 2);

@@ -157,7 +157,7 @@ fn tls_change_at_any_time_keeps_invariants() {
     play_drawn(|seed| drawn(seed, false), ROUNDS);
 }
 
-/// Invariants 11 and 23 (fencing; peer URLs).
+/// Invariants 11 and 23: a second operator process, which may be suspended at any time, manages the same cluster.
 #[test]
 fn concurrent_operators_with_tls_change_keep_invariants() {
     play_drawn(|seed| drawn(seed, true), ROUNDS / 2);

@@ -256,7 +256,8 @@ fn invariant_7_cluster_of_coreos_operator_is_adopted_not_bootstrapped() {
     }
 }
 
-/// Invariants 3 and 5 (quorum guard; dead members).
+/// Invariants 3 and 5: a member without a volume gets a replacement before it is removed. A member on a PVC gets a new
+/// pod and keeps its data.
 #[test]
 fn adopted_emptydir_members_are_replaced_and_pvc_members_recreated() {
     for old in every_form() {

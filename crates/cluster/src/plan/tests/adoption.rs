@@ -64,7 +64,8 @@ fn invariant_7_adopted_cluster_keeps_its_cluster_id() {
     );
 }
 
-/// Invariants 1 and 7 (unknown is not empty; no second bootstrap).
+/// Invariants 1 and 7: pods or volumes without a token may belong to a cluster that does not answer, so the operator
+/// does not bootstrap.
 #[test]
 fn pods_without_token_prevent_bootstrap() {
     let mut silent = left_by_another().silent();

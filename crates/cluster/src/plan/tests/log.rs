@@ -62,7 +62,7 @@ fn patches_first(writes: &[Write]) -> bool {
     patches && !writes.iter().any(prepares)
 }
 
-/// Invariant 29 (log before etcd 3.7).
+/// Invariant 29: the operator records the index of the Raft log before it appends the first entry.
 #[test]
 fn invariant_29_raft_log_is_recorded_before_entries_are_appended() {
     let missing = towards("3.6.16", "3.7.3");
@@ -83,7 +83,7 @@ fn invariant_29_raft_log_is_recorded_before_entries_are_appended() {
     }
 }
 
-/// Invariant 29 (log before etcd 3.7).
+/// Invariant 29: every member saves a snapshot of its Raft log before the first member is upgraded to etcd 3.7.
 #[test]
 fn invariant_29_raft_log_snapshot_precedes_upgrade_to_etcd_3_7() {
     let counts = [(None, 10_000), (Some(0), 10_000), (Some(500), 500)];

@@ -28,7 +28,7 @@ fn is_wanted(scene: &Scene) -> bool {
 
 // ---- members on a lost node ----
 
-/// Invariant 5 and its exception for unreachable disks.
+/// Invariant 5: the operator replaces a member whose disk is unreachable only after the timeout in the spec.
 #[test]
 fn invariant_5_member_on_lost_node_is_kept_until_timeout() {
     let early = three().node_lost("b", 59);
@@ -195,7 +195,8 @@ fn serving_member_with_lost_volume_is_replaced() {
     assert!(said.contains("the volume of the member is lost"), "{said}");
 }
 
-/// Invariants 3 and 5 (quorum guard; dead members).
+/// Invariants 3 and 5: the data of a stopped member with a lost volume is lost, so the operator removes the member if
+/// the others form a quorum.
 #[test]
 fn stopped_member_with_lost_volume_is_removed_if_quorum_remains() {
     let gone = three().without_pod("b").volume_lost("b");

@@ -268,7 +268,7 @@ fn invariant_19_alarm_is_disarmed_once_every_database_has_space() {
 
 // ---- defragmentation of one member at a time ----
 
-/// Invariants 10 and 19 (record before acting; defragmentation and alarms).
+/// Invariants 10 and 19: the operator records each member before it sends the call, and defragments the leader last.
 #[test]
 fn invariant_19_followers_are_defragmented_one_by_one_then_leader() {
     let first = under_way(full(100, 20), &[]);
@@ -334,7 +334,7 @@ fn invariant_19_recorded_defragmentation_is_deferred_if_member_fails_or_leads() 
     }
 }
 
-/// Invariants 3 and 19 (quorum guard; defragmentation and alarms).
+/// Invariants 3 and 19: a member that is being defragmented does not count as healthy for the quorum.
 #[test]
 fn invariant_19_no_member_is_removed_during_defragmentation() {
     let mut busy = under_way(full(100, 20).claim_deleted("c"), &[("b", false)]);
