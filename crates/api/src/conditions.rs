@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn reasons_and_types_are_pascal_case() {
+    fn condition_reasons_and_types_are_pascal_case() {
         for text in ConditionType::KNOWN.iter().chain(Reason::KNOWN) {
             assert!(text.starts_with(|c: char| c.is_ascii_uppercase()), "{text}");
             assert!(text.chars().all(|c| c.is_ascii_alphanumeric()), "{text}");

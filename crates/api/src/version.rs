@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn version_is_parsed_without_leading_v() {
+    fn leading_v_of_etcd_version_is_optional() {
         assert_eq!(version("v3.6.16"), version("3.6.16"));
         assert_eq!(
             version("3.6.16").image("quay.io/coreos/etcd"),
@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn versions_compare_numerically() {
+    fn etcd_versions_compare_numerically() {
         assert!(version("3.5.9") < version("3.5.10"));
         assert!(version("3.7.0-rc.0") < version("3.7.0"));
     }

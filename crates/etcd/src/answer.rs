@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn error_response_takes_precedence_over_unreachable() {
+    fn error_response_takes_precedence_over_unreachable_member() {
         let error = most_specific(vec![
             Error::Unreachable("a".into()),
             Error::Unavailable("b: no leader".into()),

@@ -34,7 +34,7 @@ mod tests {
     use crate::fixture::Fixture;
 
     #[test]
-    fn pod_without_pvc_spec_gets_no_pvc() {
+    fn member_without_pvc_spec_gets_no_pvc() {
         assert_eq!(volume_claim(&Fixture::default().members(), "db-a"), None);
     }
 

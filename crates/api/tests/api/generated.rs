@@ -57,7 +57,7 @@ fn api_reference_is_up_to_date() {
 }
 
 #[test]
-fn crds_fit_into_kubectl_annotation() {
+fn crds_fit_into_last_applied_annotation_of_kubectl() {
     for (name, definition) in definitions() {
         let size = definition.to_string().len();
         assert!(size < ANNOTATION_LIMIT / 2, "{name} has {size} bytes");

@@ -180,7 +180,7 @@ mod tests {
     /// The answer of the health listener is enough for a promotion, so the operator does not wait for the client
     /// listener until the deadline.
     #[tokio::test]
-    async fn health_answer_shortens_client_deadline() {
+    async fn answer_of_health_listener_shortens_client_deadline() {
         let asked = async |tells: bool| {
             let etcd = FakeEtcd::formed(1, &["a"], url);
             etcd.with(|state| {

@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn equivalent_or_unknown_tls_settings_follow_spec() {
+    fn equivalent_or_unknown_tls_settings_of_pods_follow_spec() {
         for (wanted, said, scheme) in [
             ("null", None, "http"),
             (
@@ -299,7 +299,7 @@ mod tests {
 
     /// Members that another operator started can listen on IPv6 addresses.
     #[test]
-    fn listeners_with_ipv4_and_ipv6_addresses_are_read() {
+    fn listen_flags_with_ipv4_and_ipv6_addresses_are_read() {
         for (url, expected) in [
             ("http://0.0.0.0:2380", Some((false, 2380))),
             ("https://[::]:2382", Some((true, 2382))),

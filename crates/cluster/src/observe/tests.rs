@@ -439,7 +439,7 @@ fn objects_with_same_name_of_other_owners_are_recognized() {
 }
 
 #[test]
-fn network_policy_of_another_owner_is_distinguished() {
+fn network_policy_of_another_owner_is_recognized() {
     let cluster = cluster(durable());
     let members = Members::of(&cluster, "prod", "token", Some("ff"));
     let spec = cluster.spec.network_policy.clone().unwrap_or_default();
@@ -481,7 +481,7 @@ fn status_of_coreos_operator_proves_earlier_cluster() {
 
 /// Neither the phase `Pending` nor a missing phase indicates a lost volume.
 #[test]
-fn only_pvc_phase_lost_counts_as_lost_volume() {
+fn volume_counts_as_lost_only_if_its_pvc_is_in_phase_lost() {
     let lost = |phase: Option<&str>| {
         let seen = seen(|objects| {
             objects.claims[0].status = phase.map(|phase| PersistentVolumeClaimStatus {

@@ -571,6 +571,6 @@ fn loss_of_certificate_authorities_keeps_invariants() {
 }
 
 #[test]
-fn model_detects_every_ca_mistake() {
+fn model_detects_every_mistake_about_certificate_authorities() {
     find(&Mutation::ABOUT_AUTHORITIES, drawn, ROUNDS);
 }

@@ -363,7 +363,7 @@ fn concurrent_operators_with_joining_members_keep_invariants() {
 }
 
 #[test]
-fn model_detects_every_joining_member_mistake() {
+fn model_detects_every_mistake_about_joining_members() {
     let mistakes = [
         Mutation::PromotesByThePast,
         Mutation::PromotesBehind,

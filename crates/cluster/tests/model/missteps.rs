@@ -164,6 +164,6 @@ fn concurrent_operators_with_tls_change_keep_invariants() {
 }
 
 #[test]
-fn model_detects_every_tls_change_mistake() {
+fn model_detects_every_mistake_about_tls_changes() {
     find(&Mutation::ABOUT_TLS, |seed| drawn(seed, false), ROUNDS);
 }

@@ -239,7 +239,7 @@ fn invariant_25_holds_if_other_software_removes_members() {
 }
 
 #[test]
-fn model_detects_every_removed_member_mistake() {
+fn model_detects_every_mistake_about_removed_members() {
     let mistakes = [
         Mutation::TakesEvidenceForLeftovers,
         Mutation::ForgetsTheMajority,

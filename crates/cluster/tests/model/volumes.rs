@@ -144,7 +144,7 @@ fn loss_of_mounted_volumes_keeps_invariants() {
 }
 
 #[test]
-fn model_detects_every_lost_volume_mistake() {
+fn model_detects_every_mistake_about_lost_volumes() {
     let mistakes = [
         Mutation::TakesLostVolumesForThere,
         Mutation::ForgetsGivenUpSeeds,

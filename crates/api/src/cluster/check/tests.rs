@@ -190,7 +190,7 @@ fn operator_tls_secret_and_server_tls_secret_require_each_other() {
 }
 
 #[test]
-fn two_certificate_sources_or_short_validity_are_rejected() {
+fn tls_with_two_certificate_sources_or_short_validity_is_rejected() {
     let generated = |text: &str| EtcdClusterSpec {
         tls: serde_json::from_str(text).unwrap(),
         ..EtcdClusterSpec::default()
@@ -218,7 +218,7 @@ fn two_certificate_sources_or_short_validity_are_rejected() {
 }
 
 #[test]
-fn empty_v1beta2_fields_are_ignored() {
+fn empty_spec_fields_of_v1beta2_objects_are_ignored() {
     let pod: PodPolicy = serde_json::from_str(
         r#"{"ClusterDomain":"","DNSTimeoutInSecond":0,"busyboxImage":"","labels":null}"#,
     )

@@ -124,7 +124,7 @@ fn learner_is_promoted_before_only_voter_is_replaced() {
 
 /// Before etcd 3.4, the second member joins as a voter. From its addition until it runs, the cluster has no quorum.
 #[test]
-fn second_voter_starts_from_member_list_of_first() {
+fn second_voter_starts_with_member_list_of_first_voter() {
     let entry = |id, name: &str, joined| Member {
         id: MemberId(id),
         name: name.into(),

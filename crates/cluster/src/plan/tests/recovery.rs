@@ -355,7 +355,7 @@ fn recovery_waits_for_silent_survivor_then_records_it() {
 
 /// Invariant 1: without any member list, the voters are unknown.
 #[test]
-fn recovery_requires_known_voters() {
+fn recovery_requires_known_list_of_voters() {
     let mut scene = automatic(approved(one_left()));
     scene.observed.reported_voters.clear();
     assert_eq!(begun(&scene), None);

@@ -395,7 +395,7 @@ impl Scene {
 }
 
 #[test]
-fn minor_downgrade_is_enabled_in_etcd_first() {
+fn minor_downgrade_is_enabled_in_etcd_before_members_change() {
     let scene = towards("3.7.3", "3.6.16").compared();
     assert_eq!(downgrade(&scene), Some(Some("3.6".to_owned())));
     assert_eq!(patched(&scene), []);
@@ -406,7 +406,7 @@ fn minor_downgrade_is_enabled_in_etcd_first() {
 }
 
 #[test]
-fn downgrade_is_cancelled_in_etcd_if_spec_reverts_version() {
+fn downgrade_is_canceled_in_etcd_if_spec_reverts_version() {
     let scene = towards("3.6.16", "3.6.16").allowed("3.5", "3.5.0");
     assert_eq!(downgrade(&scene), Some(None));
 }

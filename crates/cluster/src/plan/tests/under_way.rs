@@ -161,7 +161,7 @@ fn abandoned_seed_is_stopped_before_next_recovery() {
 }
 
 #[test]
-fn recovery_is_cancelled_if_quorum_returns() {
+fn recovery_is_canceled_if_quorum_returns() {
     let back = Scene::formed(&["a", "b", "c"]);
     let mut scene = answers(NEW, 100);
     scene.observed.members = back.observed.members;

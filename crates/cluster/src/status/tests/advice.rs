@@ -114,7 +114,7 @@ fn every_piece_of_advice_can_be_silenced() {
 }
 
 #[test]
-fn untested_version_before_learners_is_explained() {
+fn advice_about_untested_version_explains_missing_learners() {
     let (_, message) = advice(|scene, _| scene.desired.version = "3.2.13".into());
     assert!(message.contains("a new member is a voter"), "{message}");
 }

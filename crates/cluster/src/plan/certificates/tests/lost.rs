@@ -327,7 +327,7 @@ fn lost_authority_restarts_no_members_without_volumes() {
 
 /// The steps of one authority do not depend on the Secret of the other authority.
 #[test]
-fn invariant_20_loss_of_second_authority_skips_no_step() {
+fn invariant_20_loss_of_second_authority_skips_no_rotation_step() {
     let mut story = Story::formed(true);
     story.certificates().secrets.remove("db-client-ca");
     story.settle();
