@@ -180,7 +180,7 @@ pub fn seed(cluster: &EtcdCluster) -> Option<String> {
 pub enum CertificateWrite {
     /// Creates a CA. Its trust bundle also contains the CAs that the existing certificates trusted.
     Authority {
-        /// Peers or clients.
+        /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,
         /// Additional trusted CAs, in PEM.
         beside: Vec<Vec<u8>>,
@@ -189,7 +189,7 @@ pub enum CertificateWrite {
     },
     /// Adds CAs to the trust bundle of a new CA: those that running members still trust and use.
     Rejoin {
-        /// Peers or clients.
+        /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,
         /// All trusted CAs except the current and the next signer, in PEM.
         beside: Vec<Vec<u8>>,
@@ -198,21 +198,21 @@ pub enum CertificateWrite {
     },
     /// Creates the next signer. All members must trust it before it signs.
     Prepare {
-        /// Peers or clients.
+        /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
     /// Makes the next signer the current signer.
     Switch {
-        /// Peers or clients.
+        /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
     /// Removes all CAs except the current signer from the trust bundle.
     Retire {
-        /// Peers or clients.
+        /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,
         /// The resourceVersion precondition of the Secret.
         over: String,
@@ -221,7 +221,7 @@ pub enum CertificateWrite {
     Issue {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// Peer, server or client.
+        /// The use of the certificate: peer, server or client.
         used: CertificateUse,
         /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
@@ -232,7 +232,7 @@ pub enum CertificateWrite {
     Trust {
         /// Name of the member or of the cluster to which the certificate belongs.
         owner: String,
-        /// Peer, server or client.
+        /// The use of the certificate: peer, server or client.
         used: CertificateUse,
         /// The resourceVersion precondition of the Secret.
         over: String,

@@ -22,7 +22,7 @@ pub enum Error {
     /// An action of the step failed.
     #[error("an action of the plan failed")]
     Act {
-        /// The cause.
+        /// The error of the failed action.
         #[source]
         source: execute::Error,
         /// Events for the actions of the step that succeeded.

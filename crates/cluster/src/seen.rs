@@ -3,7 +3,7 @@
 /// An answer, or the reason why it is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen<T> {
-    /// The answer.
+    /// The answer of the API server or of etcd.
     Known(T),
     /// The read failed for this reason.
     Unknown(String),

@@ -32,7 +32,7 @@ pub struct Report<'a> {
     pub cluster: &'a EtcdCluster,
     /// The spec in effect.
     pub desired: &'a Desired,
-    /// The observation.
+    /// The observation that the status describes.
     pub observed: &'a Observed,
     /// The plan of this reconcile.
     pub plan: &'a Plan,

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use api::cluster::{PeerStage, TlsPolicy, TlsStatus, peers_of};
 use member::tls::Fault;
 
-/// Who issues the certificates.
+/// The party that issues the certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Maker {
     /// The user, in Secrets that the spec names.
@@ -35,7 +35,7 @@ pub enum Clients {
 /// How members communicate with each other and with clients, and who issues their certificates.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TlsMode {
-    /// Connections between members.
+    /// The TLS stage of connections between members.
     pub peers: PeerStage,
     /// How members accept clients.
     pub clients: Clients,

@@ -114,7 +114,7 @@ fn check(two: bool) {
     }
 }
 
-/// Invariants 1 to 8 and 10.
+/// Invariants 1 to 8 and 10: random faults affect the members, the nodes and the API server.
 #[test]
 fn cluster_keeps_invariants_and_converges_despite_faults() {
     check(false);

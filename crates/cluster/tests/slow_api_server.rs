@@ -107,7 +107,7 @@ where
     }
 }
 
-/// One cluster and its operator.
+/// A test cluster and the operator that manages it.
 struct Story {
     name: &'static str,
     /// A client that is not delayed.

@@ -63,13 +63,13 @@ pub enum InspectError {
     /// The length is neither a multiple of the sector size, nor such a multiple plus 32 bytes.
     #[error("the snapshot is truncated after {size} bytes")]
     Truncated {
-        /// Bytes received.
+        /// Number of bytes that were received.
         size: u64,
     },
     /// The first pages are not meta pages of an etcd database.
     #[error("this is not an etcd database")]
     NotADatabase,
-    /// The tree of the keys is damaged.
+    /// The tree of the keys in the database is damaged.
     #[error("the database's tree of keys is broken at page {page}")]
     Broken {
         /// The missing or damaged page.

@@ -124,7 +124,7 @@ pub(crate) enum Answer {
     Token(String, usize),
     /// Authentication is disabled.
     Off,
-    /// The member rejects all passwords.
+    /// The member rejects all passwords of the user.
     Rejected,
     /// The member did not respond, or issues no tokens.
     Unavailable,

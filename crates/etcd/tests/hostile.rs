@@ -24,9 +24,9 @@ const MIB: u64 = 1 << 20;
 
 /// The response to one call.
 enum Answer {
-    /// One message.
+    /// One message with this content.
     Message(Vec<u8>),
-    /// These bytes, repeated forever.
+    /// These bytes, which the server repeats forever.
     Endless(Bytes),
 }
 

@@ -169,7 +169,7 @@ impl Pair {
         [self.first.url.clone(), self.second.url.clone()]
     }
 
-    /// The member without a proxy.
+    /// The client URL of the member, without a proxy.
     fn direct(&self) -> [String; 1] {
         [self.member.client_url.clone()]
     }

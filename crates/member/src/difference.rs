@@ -134,7 +134,7 @@ pub struct Notes {
     /// The image in the annotation. If the annotation is missing or its tag differs from the tag in the container, the
     /// image of the container.
     pub image: String,
-    /// The version. `None` if unknown.
+    /// The etcd version of the pod. `None` if the version is unknown.
     pub version: Option<String>,
 }
 

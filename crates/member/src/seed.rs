@@ -98,7 +98,7 @@ pub struct Seed<'a> {
     pub member: &'a str,
     /// Version of etcd and of the tool that creates the data directory.
     pub version: &'a EtcdVersion,
-    /// Where the snapshot comes from.
+    /// The source of the snapshot.
     pub source: Source,
     /// The number by which the revision is increased; all older revisions are marked as compacted. `None` for no
     /// increase. Requires etcd 3.6.
@@ -161,13 +161,13 @@ pub struct DataDirectorySettings {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
 pub enum Report {
-    /// The snapshot was fetched.
+    /// The snapshot was fetched, and has these contents.
     Done(Contents),
     /// The program of the seed ended with an error.
     Failed {
         /// The reason for the condition.
         reason: String,
-        /// The problem and its remedy.
+        /// The problem and its remedy, as a text for users.
         message: String,
     },
 }

@@ -17,13 +17,13 @@ pub enum Error {
     /// An object of this name already exists.
     #[error("{what} already exists")]
     Exists {
-        /// Kind and name.
+        /// Kind and name of the existing object.
         what: String,
     },
     /// The object was changed or replaced since the observation.
     #[error("{what} has changed since it was read")]
     Changed {
-        /// Kind and name.
+        /// Kind and name of the changed object.
         what: String,
     },
     /// The observation is too old for writes, for example because the process was suspended. If the chain has set the
@@ -58,7 +58,7 @@ pub enum Error {
     Certificate {
         /// Name of the certificate's Secret.
         what: String,
-        /// The cause.
+        /// Why the certificate could not be created.
         #[source]
         source: crate::authority::Error,
     },

@@ -1,4 +1,4 @@
-//! Durations since a point in time.
+//! Measures durations since a point in time.
 
 use std::time::Duration;
 

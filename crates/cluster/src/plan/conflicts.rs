@@ -28,13 +28,13 @@ pub(super) struct Earlier {
     pub(super) is_idle: bool,
     /// True if they change the members or the leader.
     pub(super) changes_members: bool,
-    /// True if they add members to etcd.
+    /// True if the earlier phases add members to etcd.
     pub(super) adds: bool,
     /// Names of the members that they remove from etcd.
     pub(super) removed: BTreeSet<String>,
     /// True if they take a member out of service, or change the members.
     pub(super) disturbs_members: bool,
-    /// True if they create or delete a pod.
+    /// True if the earlier phases create or delete a pod.
     pub(super) touches_pods: bool,
 }
 

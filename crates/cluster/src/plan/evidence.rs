@@ -13,7 +13,7 @@ use crate::plan::quorum::quorum_of;
 use crate::plan::view::{self, Data};
 use crate::snapshot::{Cause, Disk, Intent, Observed, Pod, Seen, Trouble};
 
-/// A member that has data according to Kubernetes.
+/// A member that has data, according to its pod or its PVC.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Member {
     /// The member answers and knows no leader: it is a survivor.

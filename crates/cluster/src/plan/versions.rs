@@ -26,7 +26,7 @@ pub(crate) struct Course {
 /// A downgrade to the previous minor release, as etcd reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Downgrade {
-    /// No downgrade.
+    /// No downgrade is in progress or desired.
     None,
     /// A downgrade to this version is needed, and etcd must enable it first.
     Allow(String),

@@ -52,9 +52,9 @@ impl Disk {
 /// Who removed the member of a PVC from etcd.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Removal {
-    /// This operator. It records the removal on the PVC before it sends the request to etcd.
+    /// This operator removed the member. It records the removal on the PVC before it sends the request to etcd.
     ByOperator,
-    /// Other software or a person.
+    /// Other software or a person removed the member.
     ByOthers {
         /// Time at which the operator noticed the removal.
         since: Timestamp,
@@ -102,7 +102,7 @@ impl Removal {
 /// The requested and the actual properties of a PVC, or only the properties that a PVC should have.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Claim {
-    /// Name of the StorageClass.
+    /// Name of the StorageClass of the PVC.
     pub class: Option<String>,
     /// Requested size in bytes.
     pub requested: Option<u64>,

@@ -7,7 +7,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use crate::reason::Reason;
 use crate::status::Report;
 
-/// Maximum number of entries.
+/// Maximum number of problems in `status.lastErrors`.
 const KEPT: usize = 10;
 
 /// The history with the problem of this report, newest first. A problem is added when it begins, so a problem that

@@ -13,7 +13,7 @@ use crate::run::taken_back;
 use crate::writes::Plan;
 
 impl Mutation {
-    /// Deliberate mistakes: additional writes.
+    /// Adds the writes of this deliberate mistake to the plan.
     pub(crate) fn mistakes_a_wish(
         self,
         (desired, observed, now): (&Desired, &Observed, Timestamp),
@@ -98,7 +98,7 @@ impl Mutation {
 }
 
 impl Mutation {
-    /// Deliberate mistakes: additional changes of images.
+    /// Adds the image changes of this deliberate mistake to the plan.
     pub(crate) fn mistakes_a_version(
         self,
         desired: &Desired,

@@ -466,7 +466,7 @@ impl Mutation {
 
     // ---- mistakes in sent requests ----
 
-    /// The chains as the mistake changes them.
+    /// Changes the chains of the plan as this deliberate mistake requires.
     pub(crate) fn chains(self, mut chains: Vec<Vec<Write>>) -> Vec<Vec<Write>> {
         match self {
             Self::MarksLate => {
@@ -507,7 +507,7 @@ impl Mutation {
         chains
     }
 
-    /// The write as the mistake changes it.
+    /// Changes a sent write as this deliberate mistake requires.
     pub(crate) fn write(self, world: &World, write: &Write) -> Write {
         let mut write = write.clone();
         match (self, &mut write) {

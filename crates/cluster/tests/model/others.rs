@@ -13,14 +13,14 @@ use crate::switch::PLAIN;
 use crate::world::{Shown, World, WorldDisk, WorldPod, tell};
 use crate::writes::Plan;
 
-/// Who started the cluster.
+/// The software that started the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Begun {
-    /// This operator.
+    /// This operator started the cluster.
     Here,
     /// coreos/etcd-operator. Its pods have no annotations, never restart, and have no Service for each member.
     Old,
-    /// A person, on external machines.
+    /// A person started the cluster on external machines.
     Elsewhere,
 }
 

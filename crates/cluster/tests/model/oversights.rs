@@ -10,7 +10,7 @@ use crate::world::World;
 use crate::writes::Plan;
 
 impl Mutation {
-    /// Deliberate mistakes: the planner lacks some information.
+    /// Removes the information that the planner lacks because of this deliberate mistake.
     pub(crate) fn overlooks(self, desired: &Desired, observed: &Observed) -> (Desired, Observed) {
         let (mut desired, mut observed) = (desired.clone(), observed.clone());
         match self {
@@ -29,7 +29,7 @@ impl Mutation {
         (desired, observed)
     }
 
-    /// Deliberate mistakes: additional writes.
+    /// Adds the writes of this deliberate mistake to the plan.
     pub(crate) fn mistakes_an_owner(
         self,
         world: &mut World,

@@ -48,7 +48,7 @@ pub(crate) struct Fault {
     delay: Option<(usize, u8)>,
     refuse: Option<usize>,
     api_fails: Option<(usize, u8)>,
-    /// Number of ticks between two reads.
+    /// Number of ticks between the reads of one observation.
     slow_look: u8,
     /// Number of ticks between the plan and its first write.
     slow_act: Option<u8>,

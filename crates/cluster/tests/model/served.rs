@@ -28,7 +28,7 @@ impl Mutation {
     }
 }
 
-/// The run of a seed.
+/// The events of the run that this seed determines.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     /// The next minor release without an image, and with one.
     const NEXT: [u8; 3] = [6, 6, 4];

@@ -65,7 +65,7 @@ struct Made {
     told: BTreeMap<String, PeerListener>,
 }
 
-/// The state of TLS.
+/// The TLS settings of the cluster and of its members.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Switch {
     /// `spec.TLS`.
@@ -421,7 +421,7 @@ impl World {
         tell!(self, "the user wants that members {}", target.words());
     }
 
-    /// The user reverts a forbidden step.
+    /// The user reverts a step of the TLS change that the operator refuses.
     pub(crate) fn give_in(&mut self) {
         let at = self.switch.record.as_ref().and_then(TlsStatus::policy);
         let recorded = self.switch.record.is_some();

@@ -40,7 +40,7 @@ pub(crate) struct Versions {
     spoken: BTreeMap<String, Spoken>,
 }
 
-/// The etcd container of a pod.
+/// The image of a pod's etcd container.
 #[derive(Clone, Debug)]
 struct Image {
     version: String,
@@ -49,7 +49,7 @@ struct Image {
     changed: Option<Changed>,
 }
 
-/// The versions of a cluster.
+/// The versions that etcd records for a cluster.
 #[derive(Clone, Debug)]
 struct Spoken {
     version: Minor,

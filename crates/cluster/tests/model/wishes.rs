@@ -61,7 +61,7 @@ pub(crate) fn rule() -> UpkeepRule {
 }
 
 impl World {
-    /// Applies a request or an alarm.
+    /// Applies the request of a user, or an alarm of etcd.
     pub(crate) fn wish(&mut self, event: Event) {
         match event {
             Event::ChangeSettings => {

@@ -88,7 +88,7 @@ pub(crate) struct Shown {
 pub(crate) enum End {
     /// etcd exited because it cannot read its data.
     Data,
-    /// Any other failure.
+    /// etcd exited for any other reason.
     Failed,
     /// The container ended because its machine was switched off.
     Ended,
@@ -135,7 +135,7 @@ pub(crate) enum Power {
     On,
     /// The machine of the node is switched off. Its disks keep their data.
     Off,
-    /// The node is disconnected, but its containers run.
+    /// The node is disconnected from the network, but its containers run.
     Cut,
     /// The machine and its Node object are lost permanently.
     Gone,
@@ -320,7 +320,7 @@ impl World {
         }
     }
 
-    /// A name that no member has had.
+    /// Generates a name that no member has had.
     pub(crate) fn member(&mut self) -> String {
         self.drawn += 1;
         member_name(self.drawn - 1)

@@ -159,7 +159,7 @@ pub(crate) enum Write {
         record: Box<DefragmentationStatus>,
         over: String,
     },
-    /// `None` removes the record.
+    /// Writes the record of the Raft log. `None` removes the record.
     RecordRaftLog {
         record: Option<RaftLogStatus>,
         over: String,

@@ -1,4 +1,4 @@
-//! Sends reads and changes to the members.
+//! Sends reads and changes to the members of a cluster.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};

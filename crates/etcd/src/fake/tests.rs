@@ -1,4 +1,4 @@
-//! Tests of the fake.
+//! Tests of the fake etcd cluster.
 
 use super::*;
 

@@ -36,7 +36,7 @@ pub enum Purpose {
 pub struct Keys {
     /// The key with the certificate and its intermediate certificates.
     pub certificate: &'static str,
-    /// The key with the private key.
+    /// The key of the Secret that contains the private key.
     pub key: &'static str,
     /// The key with the trust bundle, with which other certificates are verified.
     pub ca: &'static str,

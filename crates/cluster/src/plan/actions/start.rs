@@ -36,7 +36,7 @@ pub enum State {
 pub struct Start {
     /// Name of the member, its pod, its PVC and its Service.
     pub member: String,
-    /// How etcd starts if its disk is empty.
+    /// How etcd starts if the disk of the member is empty.
     pub state: State,
     /// The members in `--initial-cluster`, including the member itself.
     pub initial: BTreeSet<String>,

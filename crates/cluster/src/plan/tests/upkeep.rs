@@ -1,4 +1,4 @@
-//! Full databases, defragmentation, and members with corrupt data.
+//! Tests of full databases, of defragmentation, and of members with corrupt data.
 
 use api::cluster::{
     Defragmentation, DefragmentationCause as Cause, DefragmentationStatus, MemberDefragmentation,

@@ -1,4 +1,4 @@
-//! The condition `Advisable`.
+//! Tests of the condition `Advisable`.
 
 use api::EtcdCluster;
 use api::cluster::{Advice, EtcdOptions};

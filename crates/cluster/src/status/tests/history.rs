@@ -1,4 +1,4 @@
-//! `status.lastErrors`.
+//! Tests of `status.lastErrors`.
 
 use super::{Time, at, object};
 use crate::plan::tests::scene::Scene;

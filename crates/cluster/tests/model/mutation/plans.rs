@@ -1,4 +1,4 @@
-//! Changes of a whole plan.
+//! Deliberate mistakes that change a whole plan.
 
 use cluster::plan::{Start, State, View};
 use cluster::snapshot::{Desired, Intent, Observed, Role};
