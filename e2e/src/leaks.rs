@@ -120,7 +120,7 @@ fn parts(value: &str) -> Vec<String> {
     let lines = value.lines().map(str::trim);
     let is_content = |line: &&str| !line.starts_with("-----") && !line.starts_with('[');
     let bare = lines.filter(is_content).filter_map(|line| {
-        // A line in an AWS credentials file. The access key ID is not secret.
+        // An AWS credentials file has a line with the access key ID, which is not secret.
         match line.split_once('=') {
             Some((name, _)) if name.trim() == "aws_access_key_id" => None,
             Some((name, value)) if name.trim() == "aws_secret_access_key" => Some(value.trim()),

@@ -429,7 +429,7 @@ async fn attempt(
         let header = answer.header().context("the response has no header")?;
         anyhow::Ok(header.revision())
     };
-    // Longer than a write, because the attempt may first open a forwarded port.
+    // This timeout is longer than the timeout of a write, because the attempt may first open a forwarded port.
     let outcome = timeout(WRITE_TIMEOUT * 5, attempt).await;
     outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no connection in time")))
 }

@@ -43,8 +43,8 @@ const REMOVALS: Limits = Limits {
     per_namespace: 8,
     max_backoff_seconds: 300,
     record_timeout: RECORD_TIMEOUT,
-    // Within an hour, 100,000 backups can be removed. A removal that exceeds the limit continues later where it
-    // stopped.
+    // A removal of backups may take an hour, which is enough for about 100,000 backups. After this timeout, the next
+    // removal deletes the remaining backups.
     timeout: Duration::from_hours(1),
 };
 
@@ -111,7 +111,7 @@ impl Settings {
                 .map_or(of_scope, NonZeroUsize::get),
             max_backoff_seconds: TRANSFER_BACKOFF,
             record_timeout: RECORD_TIMEOUT,
-            // The timeout is unlimited here, because the plan ends a transfer at the deadline of its backup.
+            // The worker sets no timeout for a transfer. The plan cancels the transfer at the deadline of its backup.
             timeout: Duration::MAX,
         }
     }
@@ -134,8 +134,8 @@ fn removals(scope: &Scope) -> Limits {
 pub async fn work(operator: Operator, settings: Settings) {
     let (changes, ended) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
-    // The end of a worker triggers a reconcile of all EtcdBackups, so that its result is reported at once. The
-    // reconcile of a finished EtcdBackup sends no request.
+    // When a worker ends, the controller reconciles all EtcdBackups, so that the worker's result is reported at once.
+    // The reconcile of a finished EtcdBackup sends no request.
     let backups = Controllers::<EtcdBackup>::new(&operator).reconcile_all_on(ended);
     let execute = ExecuteContext {
         client: operator.client.clone(),
@@ -182,7 +182,7 @@ pub async fn work(operator: Operator, settings: Settings) {
     });
     let clusters =
         Controllers::<EtcdCluster>::new(&operator).watches(&watcher::Config::default(), cluster_of);
-    // Uses a separate counter, so that the object counts in the metrics include only EtcdBackups.
+    // The controller of EtcdClusters has its own counter, so that the metrics of objects count only EtcdBackups.
     let for_clusters = Operator {
         objects: Objects::default(),
         ..operator.clone()

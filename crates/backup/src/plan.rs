@@ -173,8 +173,8 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if active || next.job.is_some() {
         return next;
     }
-    // A pod that an earlier process left must be deleted. Otherwise it could make its backup after the status has
-    // reported the end of the attempt.
+    // If an earlier operator process left a backup pod, the plan deletes this pod. Otherwise the pod could store its
+    // backup after the status has reported the end of the attempt.
     let left = job::left_pod(backup, &next);
     next.with(left)
 }
@@ -199,8 +199,8 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
     let Some(begun) = intent(backup) else {
         if active {
-            // Invariant 10: the running transfer belongs to an earlier spec. The start for the new spec is recorded
-            // before its work begins.
+            // Invariant 10: the running transfer belongs to an earlier spec, so the operator abandons this transfer.
+            // The operator records the start for the new spec before the new transfer begins.
             return Plan::new(
                 Action::AbandonTransfer,
                 Verdict::Unchanged,

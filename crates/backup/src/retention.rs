@@ -127,7 +127,7 @@ pub fn surplus<'a>(
             time.as_second().div_euclid(3600)
         });
         keep_newest_of(&known, rules.daily, &mut kept, |time| days(date(time)));
-        // A week starts on Monday, but day 0 (1970-01-01) was a Thursday.
+        // Day 0 (1970-01-01) was a Thursday. After an offset of 3 days, each group of seven days starts on a Monday.
         keep_newest_of(&known, rules.weekly, &mut kept, |time| {
             (days(date(time)) + 3).div_euclid(7)
         });

@@ -102,7 +102,8 @@ fn readiness(
     };
     let periodic = backup.spec.is_periodic();
     if let Some((reason, message)) = holds(ConditionType::Failed, "True") {
-        // The next backup of a schedule can succeed. A rejected spec needs a change by a user.
+        // A periodic EtcdBackup retries with its next backup, unless its spec is rejected. Only a user can correct a
+        // rejected spec.
         let retries = periodic && !matches!(verdict, Verdict::Refused(_));
         let readiness = if retries {
             Readiness::Reconciling

@@ -130,7 +130,8 @@ async fn retention_removes_old_backups_with_manifests() {
         .map(|backup| backup.location)
         .collect();
     assert_eq!(newest[0], format!("s3://bucket/{}", key(0)));
-    // The revisions are 1005, 1004 and 1003. Compared as text, 999 would be the newest.
+    // The kept backups have the revisions 1005, 1004 and 1003. A comparison as text would treat 999 as the newest
+    // revision.
     assert_eq!(keys(store.as_ref()).await, with_manifests((0..3).map(key)));
     assert_eq!(keep(&store, 3).await.unwrap().deleted, 0);
 }

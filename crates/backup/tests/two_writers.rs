@@ -277,7 +277,7 @@ async fn pair(store: &Shared, key: &str) -> (Bytes, BackupManifest) {
 #[tokio::test]
 async fn invariant_12_backup_fails_if_object_or_manifest_is_replaced() {
     let snapshot = recorded().await;
-    // In a store without tags, the operator reads the whole object.
+    // A store without tags cannot report a replaced object, so the operator reads the whole object.
     for (has_tags, compress) in [(true, false), (false, false), (false, true)] {
         for interference in [
             Interference::DataBeforeManifest,
@@ -484,7 +484,7 @@ async fn overwritten_object_is_not_adopted() {
             panic!("the data of another writer was adopted")
         };
         assert_eq!(name, name_with(Some(&key)));
-        // The next attempt replaces the other object.
+        // The next attempt overwrites the object of the other writer.
         let ours = transfer(&snapshot, &store, "ours", name);
         let stored = run(&ours, &store).await.unwrap();
         assert_eq!(find().await, EarlierAttempt::Complete(stored));

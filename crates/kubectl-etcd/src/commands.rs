@@ -27,8 +27,8 @@ use crate::error::Result;
 /// Fails with an error that names the object and the remedy.
 pub async fn run(cli: Cli) -> Result<u8> {
     if let Command::Completion(args) = &cli.command {
-        // kubectl completes the words of a plugin by a program `kubectl_complete-etcd`. The shells complete the program
-        // itself by its name.
+        // The generated script completes the command `kubectl-etcd` in the shell. kubectl does not use this script: it
+        // completes a plugin with a program `kubectl_complete-etcd`.
         let mut command = Cli::command();
         clap_complete::generate(
             args.shell,

@@ -154,7 +154,8 @@ impl Error {
         if let Self::Request { source, .. } = self
             && let kube::Error::Api(answer) = source.as_ref()
         {
-            // The text of the library repeats all fields of the answer.
+            // The error text of kube repeats all fields of the API server's response. This line contains only the
+            // message.
             return format!("{text}: {}", answer.message);
         }
         let mut next = std::error::Error::source(self);

@@ -13,7 +13,8 @@ async fn main() -> ExitCode {
     let cli = Cli::parse();
     match Box::pin(commands::run(cli)).await {
         Ok(code) => ExitCode::from(code),
-        // The reader of the output has ended, as in `kubectl etcd logs main | head`.
+        // The program that reads the output has ended, like `head` in `kubectl etcd logs main | head`. This is no
+        // failure.
         Err(Error::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             console::note(&console::error_text(&error, console::paint_errors()));

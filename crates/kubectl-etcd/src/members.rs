@@ -14,7 +14,7 @@ pub fn flag<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
         .into_iter()
         .flatten()
         .flatten()
-        // coreos/etcd-operator starts etcd with a script of one word.
+        // coreos/etcd-operator starts etcd with a shell script. The whole script is one word of the command.
         .flat_map(|word| word.split_whitespace())
         .collect();
     let with_value = format!("--{name}=");

@@ -46,7 +46,8 @@ fn is_suspicious(name: &str) -> bool {
 fn walk(value: &mut Value) {
     match value {
         Value::Object(map) => {
-            // An environment variable. References to Secrets have no value.
+            // `map` may be an environment variable. A variable that refers to a Secret has no field `value` and is
+            // kept.
             let name = map.get("name").and_then(Value::as_str).unwrap_or_default();
             if is_suspicious(name) && map.get("value").is_some_and(Value::is_string) {
                 map.insert("value".to_owned(), Value::from(REMOVED));

@@ -74,7 +74,8 @@ fn commands_in_documents_exist() {
         for command in commands(&fs::read_to_string(file).unwrap()) {
             checked += 1;
             let words = shlex::split(&command).unwrap();
-            // A name of a command alone refers to the command, and needs no arguments.
+            // A document may name a command without its required arguments, so the parser's complaint about missing
+            // arguments is accepted.
             let words = ["kubectl-etcd".to_owned()].into_iter().chain(words.clone());
             if let Err(error) = Cli::try_parse_from(words)
                 && error.use_stderr()

@@ -130,7 +130,7 @@ impl ExecuteContext {
             Request::Lock(cluster) => {
                 let lock = json!({ "annotations": { ANNOTATION_RESTORE: naming::uid(restore) } });
                 let locked = self.patch(&namespace, cluster.as_ref(), &lock).await;
-                // The lock may be set even if the request failed. Only a conflict proves that it is not set.
+                // The lock may be set even if the request failed. Only a conflict proves that the lock is not set.
                 if !locked.as_ref().is_err_and(apply::Error::is_conflict) {
                     undo::delayed_lock(self, restore, cluster);
                 }

@@ -189,7 +189,7 @@ mod tests {
     #[test]
     fn controllers_share_the_concurrency_limit() {
         assert_eq!([1, 2, 10, 64].map(concurrency), [64, 32, 7, 1]);
-        // A limit of 0 would mean no limit.
+        // Each controller gets a limit of at least 1, because a limit of 0 would mean no limit.
         assert_eq!(concurrency(1000), 1);
     }
 

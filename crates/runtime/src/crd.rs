@@ -97,7 +97,7 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
     wanted
         .annotations_mut()
         .insert(RELEASE.to_owned(), env!("CARGO_PKG_VERSION").to_owned());
-    // If a CRD was created with `apiextensions.k8s.io/v1beta1`, as by coreos/etcd-operator, this field is `true`. The
+    // coreos/etcd-operator created its CRDs with `apiextensions.k8s.io/v1beta1`, which sets this field to `true`. The
     // API server would then reject a schema with defaults.
     wanted.spec.preserve_unknown_fields = Some(false);
     let params = PatchParams::apply("etcd-operator-crd").force();

@@ -116,7 +116,7 @@ impl Series {
             let (params, series) = (PatchParams::default(), Patch::Merge(&series));
             let counted = events.patch(&self.name, &params, &series);
             match counted.await {
-                // The Event has expired, by default after an hour, or was deleted.
+                // The counted Event no longer exists. It was deleted, or it expired, by default after an hour.
                 Err(error) if is_not_found(&error) => {}
                 counted => return counted.map(drop),
             }

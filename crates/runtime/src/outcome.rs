@@ -258,8 +258,8 @@ impl Report {
                     .get_or_create(&Where { namespace })
                     .inc();
                 if notice.change {
-                    // A state is published later, as soon as the limit allows. For a change, this log line is the only
-                    // record.
+                    // The rate limit suppresses this notice. A suppressed state is published later. A suppressed change
+                    // is recorded only by this log line.
                     info!(
                         reason = notice.reason,
                         "{} (no Event: rate limit)", notice.note

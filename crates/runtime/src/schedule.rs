@@ -196,7 +196,7 @@ mod tests {
             ("0 0 1-7 * +1#5", None),
         ] {
             let schedule = Schedule::parse(expression, None).unwrap();
-            // If no day matches, no search starts, which would examine three thousand years.
+            // If no day matches the expression, the search does not start. It would examine three thousand years.
             assert_eq!(schedule.has_day, expected.is_some(), "{expression}");
             let now = at("2026-01-01T12:00:00Z");
             assert_eq!(schedule.next_after(now), expected.map(at), "{expression}");

@@ -144,7 +144,7 @@ impl Place {
                 ),
             },
             (
-                // `versitygw` reports the last code, with status 404, for an unknown key.
+                // The server `versitygw` reports `XAdminUserNotFound` with status 404 for an unknown access key.
                 "AccessDenied"
                 | "InvalidAccessKeyId"
                 | "SignatureDoesNotMatch"

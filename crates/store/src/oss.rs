@@ -100,7 +100,7 @@ mod tests {
             .await
             .unwrap();
 
-        // The requests of a backup, a restore and a deletion, with the key of a periodic backup.
+        // The test sends the requests of a backup, a restore and a deletion, with the key of a periodic backup.
         let key = "etcd/main_v7_2026-01-15-12:00:00";
         let whole = content(13 << 20);
         let stored = upload(&store, key, &whole, 1 << 20).await.unwrap();

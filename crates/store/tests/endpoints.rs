@@ -66,7 +66,7 @@ async fn wrong_endpoint_fails_with_remedy() {
         assert!(error.contains("use a URL with http://"), "{name}: {error}");
         assert!(!error.contains("caSecret"), "{name}: {error}");
     }
-    // Responses of a TLS server to plain HTTP, and of web servers that are not object stores.
+    // The servers respond like a TLS server that receives plain HTTP, and like web servers that are not object stores.
     for answer in [
         "HTTP/1.1 400 Bad Request\r\ncontent-length: 48\r\n\r\nClient sent an HTTP request to an HTTPS server.\n",
         "HTTP/1.1 301 Moved Permanently\r\nlocation: https://elsewhere/\r\ncontent-length: 0\r\n\r\n",

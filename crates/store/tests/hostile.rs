@@ -225,7 +225,7 @@ async fn hostile_store_slow_listing_times_out() {
 /// Responses that take many times their size in memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_memory_intensive_responses_are_limited() {
-    // A list in chunks of one byte.
+    // The server sends a list in chunks of one byte.
     let server = HostileServer::start(|request| {
         let first = beginning(request);
         let first = format!("{:x}\r\n{first}\r\n", first.len());
@@ -237,7 +237,7 @@ async fn hostile_store_memory_intensive_responses_are_limited() {
         assert_limit(name, &server, result, "more than 16 MiB");
     }
 
-    // A list of empty entries, 15 MiB in total.
+    // The server sends a list of empty entries, 15 MiB in total.
     let server = HostileServer::start(|request| {
         let (entry, end) = match beginning(request) {
             json if json.starts_with('{') => ("{\"name\":\"\",\"size\":\"0\"},", "]}"),

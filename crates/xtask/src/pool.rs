@@ -328,7 +328,7 @@ fn run_job(job: &Job, index: usize, events: &Sender<Event>) {
             }
             drop(reading);
             let status = child.wait()?;
-            // Waits until both readers have ended, or the time has passed.
+            // Waits until both readers of the output have ended, or until the timeout.
             let _ = all_read.recv_timeout(LAST_OUTPUT);
             Ok(status)
         })

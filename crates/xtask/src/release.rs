@@ -77,7 +77,8 @@ fn folders() -> Result<Vec<(PathBuf, &'static str)>> {
     Ok(vec![
         (cargo, "/cargo"),
         (checkout::root(), "/source"),
-        // Comes after the checkout, because the target directory is often below it, and rustc uses the last match.
+        // The target directory comes after the checkout, because it is often below the checkout, and rustc uses the
+        // last match.
         (checkout::target()?, "/target"),
         (library, "/rustc"),
     ])

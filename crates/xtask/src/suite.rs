@@ -433,7 +433,7 @@ fn unit_job(message: &str) -> Option<Job> {
         program: program.into(),
         args: json_args(),
         folder: folder.to_owned(),
-        // Cargo itself sets these variables when it runs test programs.
+        // `cargo test` sets these variables too. Some tests need them.
         vars: vec![
             json_var(),
             (

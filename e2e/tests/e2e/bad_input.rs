@@ -135,7 +135,7 @@ async fn invalid_clusters_are_rejected_or_reported() {
             "a member runs without the requested encryption"
         );
 
-        // The remedy for the missing image: a version whose image exists.
+        // If an image is missing, the remedy is a version whose image exists.
         sandbox.apply(&cluster(&sandbox.env, "unreal", 1)?).await?;
         sandbox.await_members("unreal", 1).await.map(drop)
     })

@@ -105,7 +105,7 @@ async fn ip_family(sandbox: &Sandbox) -> Result<()> {
         let own = spec.cluster_ips.into_iter().flatten();
         addresses.extend(own.filter(|address| address != "None"));
     }
-    // Three pods, three Services of members, the client Service.
+    // The three pods, the three member Services and the client Service have at least seven addresses.
     ensure!(addresses.len() >= 7, "{addresses:?}");
     for address in addresses {
         let is_ipv6 = address.parse::<IpAddr>()?.is_ipv6();

@@ -92,7 +92,7 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
     ensure!(empty.member_pods("plain").await?.is_empty());
     await_managed(namespaced, "own", "True", "Namespaced").await?;
 
-    // The test follows the remedy in the message.
+    // The test sets the annotation that the message recommends.
     let annotation = format!("{SCOPE}=clusterwide");
     empty
         .kubectl(&["annotate", "etcdcluster", "plain", &annotation])

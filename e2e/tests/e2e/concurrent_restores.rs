@@ -147,7 +147,7 @@ pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Source
     ensure_rejected(&loser, &["another EtcdRestore", "exists"])?;
     await_no_seed(sandbox, &loser).await?;
     ensure_one_backup_restored(sandbox, "f", &winner, sources).await?;
-    // A rejected EtcdRestore owns no objects, so nothing else is deleted with it.
+    // A rejected EtcdRestore owns no objects, so its deletion deletes no other object.
     let delete = ["delete", "etcdrestore", &loser.name_any()];
     sandbox.kubectl(&delete).await?;
     ensure_one_backup_restored(sandbox, "f", &winner, sources)

@@ -47,7 +47,7 @@ async fn kubectl_with(sandbox: &Sandbox, words: &[&str], manifest: &str) -> Resu
 }
 
 async fn are_created(sandbox: &Sandbox, text: &str, objects: &[Value]) -> Result<()> {
-    // The three pods of the operators exist already.
+    // The three operator pods use up the quota of three pods, so no member can start.
     let quota =
         json!({ "metadata": { "name": "no-members" }, "spec": { "hard": { "pods": "3" } } });
     let quota: ResourceQuota = serde_json::from_value(quota)?;
@@ -106,7 +106,7 @@ async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
     }
     ensure!(accepted.len() >= 20, "only {} objects", accepted.len());
     try_join_all(accepted).await?;
-    // The Services of external clients.
+    // The examples for external clients create Services of the types NodePort and LoadBalancer.
     for (name, expected) in [("nodeport", "NodePort"), ("loadbalancer", "LoadBalancer")] {
         let name = format!("example-etcd-cluster-{name}-client");
         let service = until("the client Service exists", DEADLINE, async || {

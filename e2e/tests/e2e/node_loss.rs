@@ -113,8 +113,8 @@ mod alone {
                 plain.finish("lost node, members without volumes").await?;
                 sandbox.delete_cluster("plain").await?;
 
-                // Without `memberReplacement`, because a member that moves to another node may be missing for longer
-                // than 5 s.
+                // The cluster now has the default `memberReplacement`, because a member that moves to another node may
+                // be missing for longer than 5 s.
                 let manifest = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
                 sandbox.apply(&manifest).await?;
                 step("drain a node", drain_keeps_quorum(sandbox, testbed)).await?;

@@ -75,7 +75,7 @@ async fn others_are_managed(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<
     for number in 0..9 {
         sandbox.await_members(&format!("good-{number}"), 1).await?;
     }
-    // Meanwhile the operator also handles changes of other clusters.
+    // While one cluster hangs, the operator also handles changes of other clusters.
     sandbox.scale("good-0", 3).await?;
     sandbox.await_members("good-0", 3).await?;
     await_object(
@@ -105,8 +105,8 @@ async fn hanging_cluster_does_not_delay_other_clusters() {
         sandbox.apply(&cluster(&sandbox.env, "hanging", 3)?).await?;
         sandbox.await_members("hanging", 3).await?;
         let outcome = others_are_managed(sandbox, &testbed).await;
-        // The stopped processes continue, because they would block the deletion of the namespace. Then the cluster must
-        // recover.
+        // The test continues the stopped processes, because stopped processes would block the deletion of the
+        // namespace. Then the cluster must recover.
         signal_members(sandbox, &testbed, "hanging", "SIGCONT").await?;
         outcome?;
         sandbox.await_members("hanging", 3).await.map(drop)

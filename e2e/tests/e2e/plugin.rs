@@ -92,7 +92,7 @@ async fn plugin_works_with_tls_and_authentication() {
             .await?;
         sandbox.await_members("c", 3).await?;
         ensure_live(&status(sandbox).await?, 3)?;
-        // etcdctl of this machine runs, through a port-forward, with the password of the Secret.
+        // The plugin runs the local etcdctl through a port-forward. etcdctl gets the password from the Secret.
         plugin::run(sandbox, &["ctl", "c", "--", "put", "k", "v"]).await?;
         let value = plugin::run(
             sandbox,

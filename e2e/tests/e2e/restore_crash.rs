@@ -183,7 +183,8 @@ pub(crate) async fn restart_with_failpoint(sandbox: &Sandbox, point: &str) -> Re
     let deployment = format!("deployment/{OPERATOR}");
     let wait = ["rollout", "status", &deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
-    // The previous process has no failpoint. It could acquire the lease and pass the write without a crash.
+    // The test waits for the end of the previous process, which has no failpoint. This process could acquire the lease
+    // and pass the write without a crash.
     sandbox.await_operator_pods(OPERATOR, 1).await
 }
 

@@ -95,8 +95,8 @@ async fn all_pods_meet_restricted_profile() {
         sandbox.await_members("d", 3).await?;
         let restored = Keyspace::of_cluster(env, own, "d").await?;
         restored.verify("kept/", KEYS).await?;
-        // The pods of three operators, and of two clusters with three members each. The seed of the restored cluster is
-        // a member.
+        // These are the pods of three operators, and of two clusters with three members each. The seed of the restored
+        // cluster is a member.
         ensure!(every_pod_is_hardened(sandbox).await? >= 9);
         ensure_no_leaks(sandbox).await
     })

@@ -87,7 +87,7 @@ pub(crate) async fn scope_all(operators: &Sandbox, tenant: &Sandbox) -> Result<(
     ensure_right(operators, "default", true).await?;
     is_managed(tenant, "listed", "ClusterWide", operators).await?;
     has_no_access(tenant, operators, "of-all").await?;
-    // The operator works in the other namespace, and not only reports there.
+    // The operator also creates objects in the tenant's namespace. It does not only report problems there.
     let services = tenant.api::<Service>();
     services
         .delete("listed-client", &DeleteParams::default())

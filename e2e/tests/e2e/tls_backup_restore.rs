@@ -138,7 +138,7 @@ async fn backs_up_and_restores_cluster_with_tls() {
         drop(keys);
         let secrets_before = secrets(sandbox).await?;
 
-        // An in-place restore from the backup that was made by name, with the spec in its manifest.
+        // Restores the cluster in place from the backup `by-name`, with the spec in the manifest of the backup.
         let path = format!("{}/by-name", bucket.name);
         let more = "  overwrite: true\n";
         let over = manifests::restore_with(s3, "over", "{name: c}", &path, more);

@@ -215,7 +215,8 @@ async fn tls_is_switched_on_and_off_under_load() {
             generated_client(sandbox, "c").await
         });
         step("switch TLS on", switch_on).await?;
-        // Checked here, because at the end of the test the cluster has no TLS, so it may have no Secret.
+        // The Secrets are checked for leaks now. At the end of the test, the cluster has no TLS, so it may have no
+        // Secret.
         ensure_no_leaks(sandbox).await?;
         let identity = generated_client(sandbox, "c").await?;
         step("switch TLS off", switch_off(sandbox, &identity)).await?;

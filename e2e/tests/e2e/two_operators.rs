@@ -64,7 +64,8 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
             return None;
         };
         if holder(&lease).as_deref() != Some(than) {
-            // The API server's time of the change. A busy machine may deliver the change to this test much later.
+            // Uses the time at which the API server wrote the change. A busy machine may deliver the change to this
+            // test much later.
             let written = lease
                 .managed_fields()
                 .iter()

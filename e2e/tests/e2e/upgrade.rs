@@ -171,7 +171,7 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
         ensure!(oldest.starts_with("3.4."), "the oldest version is {oldest}");
         let newest = |minor: &str| sandbox.env.newest_of(minor);
         let (second, third, last) = (newest("3.5")?, newest("3.6")?, newest("3.7")?);
-        // Invariant 29: before the upgrade to 3.7, the operator appends this number of entries to the log.
+        // Invariant 29: before the upgrade to 3.7, the operator appends `snapshotCount` entries to the log.
         let options = "  etcd: {snapshotCount: 1000}\n";
         sandbox.apply(&manifest("c", 3, oldest, options)).await?;
         let formed = await_version(sandbox, "c", 3, oldest).await?;

@@ -54,8 +54,8 @@ pub(super) fn deadline(
     let is_plausible = |time: &Timestamp| time.duration_since(now) <= MAX_CLOCK_SKEW;
     let since = snapshot.since.filter(is_plausible);
     let begun = Some(intent(backup)?).filter(is_plausible);
-    // A wrong clock recorded a start in the future. Instead of this start, the later of two times counts: the start of
-    // this process and the creation of the EtcdBackup.
+    // The recorded start is in the future, because the clock was wrong. The time limit then starts with this process,
+    // or with the creation of the EtcdBackup if that is later.
     let begun = begun.unwrap_or_else(|| {
         let created = backup.metadata.creation_timestamp.as_ref();
         let created = created.map(|time| time.0).filter(is_plausible);

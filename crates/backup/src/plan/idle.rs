@@ -34,8 +34,8 @@ pub(super) fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp
         .cloned();
     if is_due(backup, now) && waits.is_none() {
         return match failed {
-            // The failure is reported first. Otherwise it might never be reported, because the next backup may be due
-            // in every reconcile.
+            // The failed removal is reported before the next backup starts. If a backup is due in every reconcile, the
+            // failure would otherwise never be reported.
             Some(trouble) if !is_reported(backup, &trouble) => Plan::new(
                 Action::Nothing,
                 Verdict::RetentionFailed(trouble),

@@ -77,8 +77,8 @@ pub(super) fn transfer(
     else {
         return Ok(None);
     };
-    // A pod with a volume runs in the namespace of the EtcdBackup, and reaches the same endpoints as other pods of that
-    // namespace.
+    // The backup pod of a PersistentVolumeClaim runs in the namespace of the EtcdBackup. This pod reaches the same
+    // endpoints as the other pods of that namespace.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {
@@ -187,7 +187,8 @@ pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
 fn check(cluster: &ManifestCluster, restoring: bool) -> Result<(), Trouble> {
     let name = &cluster.name;
     if restoring {
-        // A restore is in progress. The retention rules would count a backup of its incomplete data as a good backup.
+        // During a restore, the data of the cluster is incomplete. The retention rules would count a backup of this
+        // data as a good backup.
         return Err(Trouble::new(
             Reason::Restoring,
             format!(
@@ -231,7 +232,7 @@ fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> Reach {
 pub(super) fn surplus(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
     let status = backup.status.as_ref();
     let newest = status.and_then(|status| status.location.clone());
-    // Invariant 9: the pod computes ages with this time too, because the clock of its node may differ.
+    // Invariant 9: a backup pod computes the ages of backups from this time, because the clock of its node may differ.
     let now = clock::agreed_time(snapshot, now)?;
     let scope = |others: &BTreeSet<String>| RemovalScope::Surplus {
         rules: rules(backup).unwrap_or_default(),

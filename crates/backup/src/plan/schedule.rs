@@ -80,7 +80,7 @@ impl Schedule {
         if let Some(deadline) = self.deadline
             && now.duration_since(planned) > deadline
         {
-            // The latest missed run. If its starting deadline has passed too: the next run.
+            // Chooses the latest missed run. If the starting deadline of that run has passed too, chooses the next run.
             let missed = now.duration_since(planned).as_secs() / interval.as_secs().max(1);
             let intervals =
                 |count: i64| SignedDuration::from_secs(interval.as_secs().saturating_mul(count));
@@ -211,7 +211,7 @@ mod tests {
             let first: Vec<i64> = (0..200).map(|seed| jitter(&seed.to_string())).collect();
             let second: Vec<i64> = (0..200).map(|seed| jitter(&seed.to_string())).collect();
             assert_eq!(first, second);
-            // Every number of seconds up to the maximum occurs, and no greater number.
+            // Every number of seconds up to the maximum occurs as a jitter. No greater number occurs.
             let distinct: std::collections::BTreeSet<i64> = first.into_iter().collect();
             assert!(
                 distinct.iter().eq((0..=max).collect::<Vec<_>>().iter()),

@@ -314,7 +314,7 @@ fn cancels_transfer_after_deadline() {
     assert!(!is_true(canceling.conditions(), &ConditionType::Failed));
     let ended = plan(&canceling, &canceled(), at(62));
     assert!(matches!(ended.verdict, Verdict::Failed(_)), "{ended:?}");
-    // A transfer that does not end delays the report by two minutes.
+    // If the canceled transfer does not end, the operator reports the failure two minutes after the deadline.
     let hung = plan(&canceling, &snapshot, at(179));
     assert!(matches!(hung.verdict, Verdict::Waiting(_)), "{hung:?}");
     let hung = plan(&canceling, &snapshot, at(180));
@@ -376,7 +376,7 @@ fn time_limit_grows_with_database_up_to_48_hours() {
         plan(&recorded, &restarted, minutes(60)).action,
         Action::StartTransfer
     );
-    // With 0, and with every longer value, the time limit is 48 hours.
+    // If `timeoutInSecond` is 0 or more than 48 hours, the time limit is 48 hours.
     for seconds in [0, i64::MAX] {
         let longest =
             begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": seconds }));

@@ -39,7 +39,7 @@ pub async fn run(arguments: &Volume) -> bool {
     let meter = Meter::default();
     let report = tokio::select! {
         report = work(arguments, &meter) => report.unwrap_or_else(Report::failed),
-        // Serves the progress until the order is carried out.
+        // Serves the progress until the pod has completed its order.
         report = async { progress::serve(|| meter.read()).await; std::future::pending().await } => report,
     };
     let text = serde_json::to_string(&report).unwrap_or_default();

@@ -21,7 +21,7 @@ async fn is_ended(step: u64) -> bool {
 #[tokio::test]
 async fn transfer_without_progress_is_ended() {
     let mebibyte = 1 << 20;
-    // A single byte in each step is too little as well.
+    // A transfer of only one byte in each step is ended too.
     for (step, expected) in [(0, true), (1, true), (4 * mebibyte, false)] {
         assert_eq!(is_ended(step).await, expected, "{step}");
     }

@@ -236,7 +236,7 @@ async fn queue_time_accumulates_over_attempts() {
     for _ in 0..3 {
         case.changes.recv().await.unwrap();
     }
-    // The queue time does not grow any more.
+    // After the task has ended, its queue time stays the same.
     let ended = queue_time(&case);
     assert!(ended > Duration::from_millis(300), "{ended:?}");
     assert_eq!(queue_time(&case), ended);
@@ -319,7 +319,7 @@ async fn worker_backs_off_after_each_failure() {
         case.enqueue("0", || true);
         case.changes.recv().await.unwrap();
         let not_before = case.workers.observe("0").not_before.unwrap();
-        // The attempt failed at some moment between these two times.
+        // The test knows only that the attempt failed between two times. The pause is therefore between two limits.
         let (longest, shortest) = (
             not_before.duration_since(before),
             not_before.duration_since(Timestamp::now()),
@@ -329,7 +329,7 @@ async fn worker_backs_off_after_each_failure() {
             "{pause}: {shortest} to {longest}"
         );
     }
-    // After the worker is forgotten, the back-off starts with the shortest pause again.
+    // After `forget`, the back-off starts with the shortest pause again.
     case.workers.forget("0");
     assert_eq!(case.workers.observe("0"), WorkState::default());
 }
@@ -424,7 +424,8 @@ async fn invariant_10_transfer_writes_nothing_before_attempt_is_recorded() {
     })
     .await;
     assert_eq!(work(&case, "1"), Work::Ready);
-    // The next attempt of this process does not increase the count, but waits for its own record.
+    // The next attempt of the same process does not increase the count of attempts. It still waits until its start is
+    // recorded.
     let transfer = case.transfer("other", "0");
     case.workers.enqueue(("n", "0"), transfer, || true);
     case.until("the retry is ready", |case| work(case, "0") == Work::Ready)

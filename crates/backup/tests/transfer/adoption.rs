@@ -22,7 +22,7 @@ async fn next_operator_process_adopts_complete_backup() {
     assert_eq!(find("uid-2", long_ago()).await, None);
     let later = stored.created_at + jiff::SignedDuration::from_secs(1);
     assert_eq!(find("uid-1", later).await, None);
-    // If its object or its manifest was replaced, the backup is not found.
+    // If the object or the manifest of the backup was replaced, the operator does not find the backup.
     store.put(KEY, Bytes::from_static(b"other")).await.unwrap();
     assert_eq!(find("uid-1", long_ago()).await, None);
     store

@@ -144,12 +144,13 @@ fn template<'a>(
 /// The spec of one backup at its own path, in the store of a template.
 fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     let mut spec = template.clone();
-    // The template may name endpoints instead of the cluster.
+    // The template may contain endpoints and Secrets instead of the EtcdCluster. The new EtcdBackup names the
+    // EtcdCluster.
     spec.etcd_endpoints = Vec::new();
     spec.client_tls_secret = None;
     spec.auth_secret = None;
     spec.ttl_seconds_after_finished = None;
-    // A backup on request is no part of a series, so no rule may delete it.
+    // The new EtcdBackup is not periodic. Neither its deletion nor a retention rule deletes the stored backup.
     spec.deletion_policy = Some(DeletionPolicy::Retain);
     let limit = template
         .backup_policy

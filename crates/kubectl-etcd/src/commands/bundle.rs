@@ -105,7 +105,7 @@ async fn add_logs(access: &Access, args: &ReportArgs, bundle: &mut Bundle) {
             Ok(log) => bundle.log(&file, &log),
             Err(error) => bundle.missing(&file, &error),
         }
-        // Most containers have no previous one.
+        // Most containers have never restarted, so they have no log of a previous container.
         if let Ok(log) = logs::text(access, &pod, &params(true, etcd)).await {
             bundle.log(&format!("logs/{}-previous.log", pod.name_any()), &log);
         }

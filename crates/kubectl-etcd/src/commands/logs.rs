@@ -47,7 +47,7 @@ pub(super) async fn run(access: &Access, args: &LogsArgs) -> Result<()> {
                 read += 1;
                 say(&prefixed(&pod.name_any(), &log))?;
             }
-            // A pod without a previous container is no error while another pod has one.
+            // If the log of one pod is missing, the command continues with the logs of the other pods.
             Err(error) => note(&error.chain()),
         }
     }

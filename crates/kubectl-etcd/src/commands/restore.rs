@@ -373,7 +373,8 @@ mod tests {
             "lastTransitionTime": "2026-11-26T00:00:00Z" }]);
         let ended = with(json!({ "phase": "Failed", "conditions": failed.clone() }));
         assert_eq!(ended, Look::Failed("BackupMissing: M".into()));
-        // While the phase is another one, the restore continues after the cause is corrected.
+        // In every phase except `Failed`, the restore continues after a user has corrected the cause, so the command
+        // waits.
         assert!(matches!(
             with(json!({ "phase": "Preparing", "conditions": failed })),
             Look::Waiting(_)

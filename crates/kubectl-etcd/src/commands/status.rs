@@ -112,7 +112,7 @@ async fn ask_each(access: &Access, cluster: &EtcdCluster, pods: &[Pod]) -> LiveA
         let mut answer = answers
             .pop()
             .ok_or_else(|| etcdctl::last_line(&ended.stderr).to_owned())?;
-        // The answer names the forwarded port.
+        // etcdctl reports the forwarded local port as the endpoint. The client URL of the pod replaces this port.
         members::client_url(pod)
             .unwrap_or_default()
             .clone_into(&mut answer.endpoint);

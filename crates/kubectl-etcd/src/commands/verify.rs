@@ -159,7 +159,8 @@ fn rehearsal(
         version.clone_into(&mut spec.version);
     }
     if let Some(auth) = &mut spec.auth {
-        // The users are in the backup. The operator logs in, and changes no password.
+        // The backup already contains the users and their passwords. The operator logs in, but does not enable
+        // authentication.
         auth.enabled = None;
     }
     let mut restore = from_backup(copy, backup, None);
@@ -174,7 +175,8 @@ fn rehearsal(
 fn compare(restore: &EtcdRestore, chosen: &Chosen) -> Result<String> {
     let status = restore.status.clone().unwrap_or_default();
     let restored = status.restored_revision.unwrap_or_default();
-    // A newer backup may have been completed since the choice; its revision is in the status of the restore.
+    // The EtcdRestore may have restored a newer backup than the chosen one. The status of the EtcdRestore has the
+    // revision of the restored backup.
     let expected = status
         .backup
         .and_then(|backup| backup.etcd_revision)

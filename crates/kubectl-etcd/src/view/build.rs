@@ -273,7 +273,7 @@ pub(crate) fn problems(conditions: &[Condition]) -> Vec<Problem> {
         for condition in all {
             let is_quiet = kind == "Upgrading" && condition.reason != "VersionRefused";
             let is_quiet = is_quiet || NOT_REFUSED.contains(&condition.reason.as_str());
-            // `Stalled` and `Degraded` usually have the same message.
+            // `Stalled` and `Degraded` usually have the same message, which is listed only once.
             let is_known = found.iter().any(|one| one.message == condition.message);
             if !is_quiet && !is_known {
                 found.push(Problem {

@@ -45,7 +45,7 @@ async fn seed_program_creates_data_directory_and_becomes_etcd() {
         .expect("etcd starts on the existing data directory");
     assert_eq!(status.revision, world.revision);
     drop(member);
-    // The process has crashed between the rename and the removal of the fetched files.
+    // The volume has the files of a process that crashed between the rename and the removal of the fetched files.
     std::fs::write(world.volume.path().join("restored.json"), "{}").unwrap();
     let work = world.volume.path().join("restore");
     std::fs::create_dir_all(&work).unwrap();

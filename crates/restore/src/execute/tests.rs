@@ -184,7 +184,8 @@ async fn removes_restore_lock_if_finalizer_is_missing() {
     .await;
     assert_eq!(requests, [PATCH; 6]);
     outcome.unwrap_err();
-    // The lock stays if the EtcdRestore has its finalizer. It is not removed if it was never set.
+    // The operator does not remove the lock if the EtcdRestore has its finalizer, or if the request to set the lock
+    // failed with a conflict.
     let with_lock = |what: &str, code| match what {
         "GET etcdrestores" => {
             let mut restore = fake::restore_in_place();

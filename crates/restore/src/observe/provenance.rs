@@ -203,7 +203,7 @@ mod tests {
         assert!(fetches(&pod("b/newer", &[])));
         assert!(fetches(&pod("b/k", &["--sha256=ffff"])));
         assert!(fetches(&pod("b/k", &["--bump-revision=7"])));
-        // Without arguments that can be parsed, or without a record, nothing is compared.
+        // If the pod has no valid arguments, or the status has no record, the operator compares nothing.
         assert!(!fetches(&Pod::default()));
         assert!(!fetches(&pod("b/k", &["--bump-revision=x"])));
         let mut unrecorded = known.clone();

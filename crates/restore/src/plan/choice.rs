@@ -251,7 +251,7 @@ mod tests {
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = None;
         assert_eq!(bump_revision(&restore), Some(1000));
-        // If the recorded number is 0, a later change of the spec has no effect.
+        // The recorded increase of the revision is 0 here. A later change of `bumpRevision` in the spec has no effect.
         let chosen = chosen_from(&restore, block("b/k"));
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = Some(7);

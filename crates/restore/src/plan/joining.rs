@@ -123,7 +123,7 @@ fn reason_to_wait(
 fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     let replacement = unfit::pod_replacement(pod).filter(|_| durable);
     match (replacement, pvc) {
-        // The report of the next pod describes the data on the volume.
+        // The operator replaces the pod. The next pod reports which data the volume contains.
         (Some(replacement), Child::Present) => return Some(replacement),
         // Invariant 1: the pod is not replaced while the state of its volume is unknown.
         (Some(_), Child::Unknown(why)) => {
@@ -134,8 +134,8 @@ fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
         // vanishes together with the pod.
         (Some(_), Child::Absent | Child::NameTaken) | (None, _) => {}
     }
-    // A pod with `--sha256` checks the data that it fetches, but not a data directory that an earlier pod has left on the
-    // volume. Only without a volume, the argument proves what the pod serves.
+    // With `--sha256`, the pod checks the data that it fetches. It does not check a data directory that an earlier pod
+    // has left on a volume. So the argument proves the origin of the data only if the pod has no volume.
     match (pod.report_lost, pod.checks_sha256 && !durable) {
         (true, true) => None,
         (true, false) => Some(stuck(

@@ -91,7 +91,7 @@ async fn operator_creates_and_updates_crd_but_keeps_newer_crd() {
         crd::ready(&client, &kind, Some(&make), &scope, &Readiness::default()).await;
         definitions.get(&name).await.unwrap()
     };
-    // The CRD of another release, with only one printer column.
+    // Changes the CRD to the CRD of another release, which has only one printer column.
     let mut newer = EtcdCluster::crd();
     newer.spec.versions[0]
         .additional_printer_columns

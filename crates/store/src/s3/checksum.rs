@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn checksum_has_s3_header_format() {
-        // The check value of CRC32C is the checksum of these nine digits.
+        // The specification of CRC32C defines the checksum of these nine digits as its check value.
         assert_eq!(header_value(crc32c::crc32c(b"123456789")), "4waSgw==");
     }
 

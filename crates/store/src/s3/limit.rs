@@ -74,7 +74,7 @@ impl Intercept for LimitResponses {
         let operation = cfg.load::<Metadata>().map_or("", Metadata::name);
         let response = context.response_mut();
         let limit = match (operation, response.status().is_success()) {
-            // The content of an object is a stream.
+            // The content of an object is read as a stream, so its length is not limited here.
             ("GetObject", true) => return Ok(()),
             ("ListObjectsV2" | "ListMultipartUploads", true) => MAX_PAGE,
             _ => MAX_ANSWER,
@@ -170,9 +170,9 @@ mod tests {
                 .count()
         };
         assert_eq!(counted(1 << 20, &data), 10);
-        // A body in chunks of one byte.
+        // The store sends a body in chunks of one byte. Each chunk counts as at least `MIN_CHUNK` bytes.
         assert_eq!(counted(1 << 20, b"x"), (1 << 20) / MIN_CHUNK);
-        // A body of empty entries.
+        // The store sends a body of empty entries, so the number of tags reaches its limit.
         let empty = b"<Contents/>".repeat(1_000);
         assert_eq!(counted(MAX_PAGE, &empty), MAX_TAGS / 1_000);
     }

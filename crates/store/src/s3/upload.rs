@@ -83,7 +83,7 @@ impl S3Sink {
         if !id.is_empty()
             && let Err(error) = discard(&self.store, &self.key, id).await
         {
-            // The upload is recorded, so that an abort tries again to remove it.
+            // The store did not discard the upload. The upload is recorded, so that a later abort can discard it.
             let (id, with_crc32c) = (id.to_owned(), false);
             let _ = self.started.set(StartedUpload { id, with_crc32c });
             return Err(error);

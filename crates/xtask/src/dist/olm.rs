@@ -183,7 +183,7 @@ fn service_version(
         "containerImage": release.image(),
         "description": summary,
         "operatorframework.io/suggested-namespace": RENDERING.namespace,
-        // Each release updates every older release directly.
+        // OLM can update from every older release directly to this release.
         "olm.skipRange": format!("<{}", release.version),
     });
     for (name, value) in [
@@ -217,7 +217,7 @@ fn service_version(
         "kind": "ClusterServiceVersion",
         "metadata": {
             "name": format!("{PACKAGE}.v{}", release.version),
-            // OLM replaces the namespace.
+            // OLM replaces this placeholder by the namespace of the installation.
             "namespace": "placeholder",
             "annotations": annotations,
         },
@@ -265,7 +265,7 @@ fn owned(definition: &Value) -> Value {
         "name": definition["metadata"]["name"],
         "kind": kind,
         "version": version["name"],
-        // EtcdCluster: etcd cluster.
+        // For example, the display name of `EtcdCluster` is "etcd cluster".
         "displayName": format!("etcd {}", kind.trim_start_matches("Etcd").to_lowercase()),
         "description": version["schema"]["openAPIV3Schema"]["description"],
     })
@@ -320,7 +320,8 @@ fn examples() -> Result<String> {
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         all.extend(objects(&text).with_context(|| file.display().to_string())?);
     }
-    // The EtcdBackup and the EtcdRestore name the cluster of another example.
+    // The examples of EtcdBackup and EtcdRestore name another cluster than the example of EtcdCluster. This line makes
+    // the names equal.
     all[0]["metadata"]["name"] = all[1]["spec"]["etcdCluster"]["name"].clone();
     Ok(serde_json::to_string_pretty(&all)?)
 }

@@ -205,9 +205,9 @@ fn operator_framework_rejects_bundle_without_crd() {
 fn operator_framework_rejects_bundle_with_wrong_version() {
     let version = published().version;
     for (from, to, expected) in [
-        // A version of the kinds that no CRD has.
+        // This API version of the kinds is in no CRD.
         ("version: v1beta2", "version: v1beta9", "v1beta9"),
-        // The version of the release.
+        // This version of the release is not a semantic version.
         (
             &*format!("\n  version: {version}"),
             "\n  version: first",
@@ -257,7 +257,7 @@ fn bundle_has_rights_of_namespaced_manifest() {
         let deployment = deployments.iter().find(|it| it["name"] == operator);
         let pod = &deployment.unwrap()["spec"]["template"]["spec"];
         assert_eq!(pod["serviceAccountName"], operator);
-        // OpenShift chooses the user.
+        // OpenShift chooses the user of the pod, so the bundle must not set a user.
         assert!(pod["securityContext"].get("runAsUser").is_none());
         let args = pod["containers"][0]["args"].as_sequence().unwrap();
         assert!(args.contains(&"--cluster-wide=false".into()), "{args:?}");
@@ -284,7 +284,7 @@ fn bundle_has_every_kind_with_description_and_example() {
     let examples = text(&version["metadata"]["annotations"]["alm-examples"]);
     let examples: Json = serde_json::from_str(&examples).unwrap();
     let examples = examples.as_array().unwrap();
-    // The example of a backup fits the example of a cluster.
+    // The example EtcdBackup names the example EtcdCluster.
     let of = |kind: &str| examples.iter().find(|it| it["kind"] == kind).unwrap();
     let name = &of("EtcdCluster")["metadata"]["name"];
     assert_eq!(of("EtcdBackup")["spec"]["etcdCluster"]["name"], *name);
@@ -347,9 +347,10 @@ fn workflow_runs_commands_of_release_page() {
     let read = |path: &str| fs::read_to_string(checkout::root().join(path)).unwrap();
     let workflow = publishing_commands(&read(".github/workflows/release.yaml"));
     let page = read("docs/contributing/releasing.md");
-    // The command of the page is part of a sentence.
+    // In the page, the command `gh` is part of a sentence. The replacement gives the command its own line.
     let page = page.replace(": `gh ", "\ngh ");
-    // `helm install` and `helm test` try the files before a release.
+    // The page also has the commands `helm install` and `helm test`, which a maintainer runs before a release. The
+    // workflow does not run them.
     let mut page = publishing_commands(&page);
     page.retain(|it| {
         !["helm install", "helm test"]

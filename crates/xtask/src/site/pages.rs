@@ -31,7 +31,7 @@ pub(crate) fn write(root: &Path, work: &Path) -> Result<Vec<String>> {
     let source = work.join("src");
     let contents = read(root, CONTENTS)?;
     let listed = listed(&contents)?;
-    // Grows by the pages and files that the pages link to.
+    // `all` starts with the listed pages. The loop adds the pages and files to which these pages link.
     let mut all = listed.clone();
     let mut index = 0;
     while let Some(page) = all.get(index).cloned() {

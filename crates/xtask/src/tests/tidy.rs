@@ -237,7 +237,7 @@ fn has_rust_code(text: &str) -> bool {
             .or_else(|| line.strip_prefix("//!"))?;
         doc.trim().strip_prefix("```")
     });
-    // Every second mark ends a block, so only the others are compared.
+    // Every second fence ends a block. Only the fences that begin a block name a language.
     marks
         .step_by(2)
         .any(|language| !["sh", "text", "console", "yaml", "json"].contains(&language))

@@ -150,7 +150,8 @@ async fn measure_restore(
     (by_hand, by_hand_bare): (Option<ByHand>, ByHand),
 ) -> Result<Round> {
     let version = sandbox.env.newest_of(MINOR)?;
-    // The CPU request protects the pod from other load. The manual restore does not run in a pod.
+    // The CPU request protects the pods of the restored cluster from other load. The manual restore runs outside of
+    // pods, so it has no request.
     let target = format!(
         "{{name: c, template: {{spec: {{size: 3, version: \"{version}\", etcd: {{quotaBackendBytes: 8589934592}}, pod: \
          {{resources: {{requests: {{cpu: 500m}}}}, persistentVolumeClaimSpec: {{accessModes: [ReadWriteOnce], \

@@ -62,7 +62,8 @@ pub(crate) async fn inject(
                     .chain(volume.and_then(|it| it.uid())),
             );
             story.tell(&format!("  fault: {fault}: {name}"));
-            // `--wait=false`, because Kubernetes keeps the PersistentVolumeClaim while the pod runs.
+            // The deletion of the PersistentVolumeClaim does not wait, because Kubernetes keeps the claim while the pod
+            // runs.
             for (kind, how) in [("pvc", "--wait=false"), ("pod", "--now")] {
                 let words = [
                     "delete",

@@ -181,7 +181,8 @@ impl World {
         if fault == Fault::CrashBeforeStatus {
             return self.crash();
         }
-        // A status is written with the resourceVersion from which it was computed as precondition.
+        // The operator writes a status only if the object still has the resourceVersion from which the status was
+        // computed.
         let conflict = observed.status != self.object.status;
         if fault != Fault::StatusRejected && !conflict {
             if observed.status.as_ref() != Some(&desired) {
@@ -222,7 +223,7 @@ impl World {
         if self.process.transfer.work != Work::Ready {
             return;
         }
-        // Invariant 10: the API server has the count before the first byte is transferred.
+        // Invariant 10: the API server has the count of attempts before the first byte is transferred.
         let recorded = self.object.status.as_ref().unwrap();
         assert_eq!(recorded.unfinished_attempts, Some(count));
         self.transfers += 1;
@@ -236,7 +237,7 @@ impl World {
             Action::Nothing | Action::RecordAttempts(_) => {}
             Action::RecordIntent => self.forget(),
             Action::StartTransfer => {
-                // Invariant 10: the API server has the start before the first byte is transferred.
+                // Invariant 10: the API server has the start of the backup before the first byte is transferred.
                 let recorded = self.object.status.as_ref().unwrap();
                 assert!(intent(&self.object).is_some() || recorded.completion_time.is_some());
                 assert!(intent(observed).is_some());
@@ -369,7 +370,7 @@ impl World {
         let complete = is_true(&status.conditions, &ConditionType::Complete);
         let failed = is_true(&status.conditions, &ConditionType::Failed);
         assert!(!(complete && failed));
-        // The counted attempts are at most the running attempt, and one attempt for each crash.
+        // The count includes at most the running attempt, and one attempt for each crash.
         let counted = status.unfinished_attempts.unwrap_or_default();
         assert!(counted <= self.crashes + 1, "{counted} of {}", self.crashes);
         let exhausted = find(&status.conditions, &ConditionType::Failed)

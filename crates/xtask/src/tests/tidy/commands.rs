@@ -132,7 +132,7 @@ fn fault_of_value(schema: &Schema, setting: &str, is_text: bool) -> Vec<String> 
     let Some((path, value)) = setting.split_once('=') else {
         return vec![format!("{setting} has no value")];
     };
-    // Helm's lists have braces, those of YAML have brackets.
+    // Helm writes a list in braces, and YAML writes a list in brackets.
     let list = value.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
     let yaml = list.map_or_else(|| value.to_owned(), |list| format!("[{list}]"));
     let parsed = serde_yaml_ng::from_str(&yaml).ok().filter(|_| !is_text);
@@ -145,7 +145,7 @@ fn kind(words: &[String]) -> Option<&'static str> {
     if words.first().is_none_or(|it| it != "kubectl") {
         return None;
     }
-    // The word after -n is a namespace.
+    // The word after `-n` is a namespace, not a resource.
     let pairs = words.windows(2).filter(|pair| pair[0] != "-n");
     let resources = pairs.filter_map(|pair| pair[1].split('/').next());
     let mut resources = resources.map(|word| word.trim_end_matches('s'));

@@ -131,7 +131,7 @@ fn alerts_use_documented_metrics() {
     let documented: String = rows.collect();
     let (_, alerts) = document.split_once("\n## Alerts").unwrap();
     let chart = root().join("charts/etcd-operator/alerts.yaml");
-    // In the template, `WORD` is replaced by the word of each operator.
+    // In the rendered chart, `WORD` is the word of an operator: `cluster`, `backup` or `restore`.
     let chart = fs::read_to_string(chart)
         .unwrap()
         .replace("WORD", "cluster");

@@ -84,7 +84,7 @@ impl Schema {
 
     fn compare(&self, node: &Value, value: &Value, path: &str, found: &mut Vec<String>) {
         let node = self.resolved(node);
-        // A null removes a default.
+        // In a manifest, null removes a default, so null is valid for every field.
         if value.is_null() || is_open(node) {
             return;
         }

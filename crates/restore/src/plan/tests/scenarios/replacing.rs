@@ -197,7 +197,7 @@ fn cluster_of_another_restore_is_rejected() {
 fn finalizer_is_removed_from_rejected_restore() {
     let mut snapshot = present(existing(false));
     snapshot.source = Source::Ready(Box::default());
-    // Before the lock, the user sets `overwrite` to false again.
+    // Before the operator sets the lock, the user sets `overwrite` to false again.
     let mut restore = recorded();
     restore.spec.overwrite = false;
     check(&restore, &snapshot, &Action::SetFinalizer(false));

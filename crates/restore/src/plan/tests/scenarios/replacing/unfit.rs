@@ -165,7 +165,8 @@ fn keeps_seed_pod_on_terminating_volume() {
 fn recreated_volume_does_not_count_as_restored_data() {
     let restore = verified_seed();
     let on_volume = |pod| durable(&cut_over(&[], pod), Child::Present);
-    // The pod is missing: the next pod reads the volume. Neither the pod nor the volume is handed over before.
+    // The pod is missing, so the operator creates a pod, which reads the volume. The cluster is not handed over before
+    // this pod has reported.
     check(&restore, &on_volume(Pod::Absent), &Action::CreatePod);
     let fetching = pod_with(|pod| (pod.restored, pod.verified) = (None, false));
     check(&restore, &on_volume(fetching), &Action::Nothing);
@@ -309,7 +310,7 @@ fn deletes_seed_with_other_backup_before_cutover() {
     let fetches = pod_with(|pod| {
         (pod.restored, pod.verified) = (None, false);
         pod.other_backup = Some(OtherBackup::Fetches("s3://b/2 (recorded: s3://b/1)".into()));
-        // The missing backup is not the recorded backup.
+        // The pod fetches another backup than the recorded one. The backup that it fetches is missing.
         pod.trouble = Some(Trouble::new(Reason::BackupMissing, "missing"));
     });
     let contains =
