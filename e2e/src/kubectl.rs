@@ -193,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn parses_local_port_of_port_forward() {
+    fn local_port_of_port_forward_is_parsed() {
         assert_eq!(
             local_port("Forwarding from 127.0.0.1:40123 -> 2379"),
             Some(40123)

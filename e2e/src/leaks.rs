@@ -217,7 +217,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn splits_secret_values_into_lines() {
+    fn secret_values_are_split_into_lines() {
         assert_eq!(parts("correct horse"), ["correct horse"]);
         assert_eq!(parts("[\"new one\",\"old one\"]"), ["new one", "old one"]);
         let pem = "-----BEGIN PRIVATE KEY-----\nMIGHAgEAMBMGByqG\nabc\n-----END PRIVATE KEY-----\n";
@@ -227,7 +227,7 @@ mod tests {
     }
 
     #[test]
-    fn recognizes_etcd_simple_token() {
+    fn simple_token_of_etcd_is_recognized() {
         assert!(is_token("vPZAVJpjVnTnYiQN.12"));
         assert!(!is_token("vPZAVJpjVnTnYiQN.local"));
         assert!(!is_token("short.12"));

@@ -206,7 +206,7 @@ mod tests {
     }
 
     #[test]
-    fn measures_gap_between_acknowledged_writes() {
+    fn ledger_measures_gap_between_acknowledged_writes() {
         let begun = Instant::now()
             .checked_sub(Duration::from_secs(10))
             .unwrap_or_else(Instant::now);

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn distinguishes_transient_from_rejected_requests() {
+    fn transient_errors_are_distinguished_from_rejections() {
         for text in [
             "Error from server (Timeout): the server was unable to return a response in the time allotted, but may still be processing the request",
             "The connection to the server 10.0.0.1:6443 was refused - did you specify the right host or port?",
@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn retries_only_transient_errors() {
+    async fn only_transient_errors_are_retried() {
         let mut tries = 0;
         let outcome = retry_transient(
             |error| error.to_string() == "busy",

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_restarts_one_at_a_time() {
+    fn rolling_check_accepts_restarts_one_at_a_time() {
         let mut seen = three();
         for name in ["a", "b", "c"] {
             again(&mut seen, name, true);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn detects_overlapping_terminations() {
+    fn rolling_check_detects_overlapping_terminations() {
         let mut seen = three();
         again(&mut seen, "a", false);
         again(&mut seen, "b", true);
@@ -273,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_replacement_added_before_removal() {
+    fn rolling_check_accepts_replacement_added_before_removal() {
         let mut seen = three();
         for (old, new) in [("a", "d"), ("b", "e"), ("c", "f")] {
             seen.take(WatchEvent::Added(pod(new, new, false, false)));

@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn deletes_nothing_without_rules() {
+    fn retention_without_rules_deletes_nothing() {
         for json in [
             "{}",
             r#"{"maxBackups":0}"#,
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn deletes_backups_over_max_age_except_newest() {
+    fn max_age_rule_deletes_older_backups_except_newest() {
         let old = r#"{"maxAge":"48h"}"#;
         assert_eq!(kept(old, &[HOUR, 2 * DAY, 2 * DAY + 1]), [HOUR, 2 * DAY]);
         assert_eq!(kept(old, &[30 * DAY, 31 * DAY]), [30 * DAY]);
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_backup_if_one_rule_keeps_it() {
+    fn backup_is_kept_if_any_retention_rule_keeps_it() {
         let both = r#"{"maxBackups":2,"retention":{"keepDaily":2}}"#;
         assert_eq!(kept(both, &[0, 60, 120, DAY, 2 * DAY]), [0, 60, DAY]);
     }
@@ -302,7 +302,7 @@ mod tests {
     /// In text order, revision 1000 would be before 999. A restored cluster can have a lower revision than before the
     /// restore.
     #[test]
-    fn orders_backups_by_time_and_revision() {
+    fn retention_orders_backups_by_time_and_revision() {
         let backups = [found(1000, 0), found(999, 60), found(99, 120), found(5, 30)];
         let gone = surplus(
             &backups,

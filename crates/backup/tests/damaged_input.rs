@@ -63,7 +63,7 @@ proptest! {
     }
 
     #[test]
-    fn damaged_policies_are_rejected_or_evaluated(
+    fn damaged_retention_policies_are_rejected_or_evaluated(
         text in damaged(&[
             &br#"{"backupIntervalInSecond":3600,"maxBackups":5,"timeoutInSecond":600,"startingDeadlineSeconds":60}"#[..],
             &br#"{"schedule":"0 3 * * *","timeZone":"Europe/Berlin","retention":{"keepDaily":7},"maxAge":"72h"}"#[..],

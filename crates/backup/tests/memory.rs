@@ -22,7 +22,7 @@ const MIB: u64 = 1 << 20;
 const BUDGET: u64 = 80 * MIB;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn memory_does_not_depend_on_database_size() {
+async fn backup_memory_does_not_depend_on_database_size() {
     let start = Start {
         flags: vec!["--unsafe-no-fsync".to_owned()],
         ..Start::default()

@@ -185,7 +185,7 @@ async fn retention_handles_more_than_thousand_objects() {
 }
 
 #[tokio::test]
-async fn invariant_9_removes_nothing_while_newest_is_incomplete() {
+async fn invariant_9_retention_waits_while_newest_backup_is_incomplete() {
     let dir = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(LocalStore::new(dir.path()));
     for hours in 0..4 {
@@ -213,7 +213,7 @@ async fn invariant_9_removes_nothing_while_newest_is_incomplete() {
 }
 
 #[tokio::test]
-async fn keeps_backups_newer_than_verified_backup() {
+async fn retention_keeps_backups_newer_than_verified_backup() {
     let dir = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(LocalStore::new(dir.path()));
     for hours in -2..3 {
@@ -268,7 +268,7 @@ async fn next_removal_completes_interrupted_removal() {
 }
 
 #[tokio::test]
-async fn removes_only_backups_of_deleted_etcd_backup() {
+async fn removal_deletes_only_backups_of_deleted_etcdbackup() {
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
     put(store.as_ref(), PATH, UID).await;
@@ -302,7 +302,7 @@ async fn removes_only_backups_of_deleted_etcd_backup() {
 /// Two EtcdBackups use the same path, one hourly and one daily. The rules of one EtcdBackup ignore the backups of the
 /// other.
 #[tokio::test]
-async fn invariant_13_keeps_backups_of_other_etcd_backups() {
+async fn invariant_13_retention_keeps_backups_of_other_etcdbackups() {
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
     for hours in [0, 1, 3, 5] {
@@ -382,7 +382,7 @@ async fn removed(store: &Arc<dyn Store>, plan: &Plan) -> Option<usize> {
 }
 
 #[tokio::test]
-async fn invariant_9_clock_ahead_retention_deletes_nothing() {
+async fn invariant_9_retention_deletes_nothing_while_clock_is_ahead() {
     let dir = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(LocalStore::new(dir.path()));
     for hours in [0, 24, 47, 72] {

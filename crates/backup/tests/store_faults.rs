@@ -113,7 +113,7 @@ fn numbered(time: Timestamp) -> ObjectName {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn store_faults_cause_no_false_success() {
+async fn store_faults_cause_no_false_success_of_backup() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let mut client = etcd_client::Client::connect([&etcd.client_url], None)
         .await

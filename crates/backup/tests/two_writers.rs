@@ -533,7 +533,7 @@ async fn invariant_13_replaced_backup_is_not_removed() {
 
 /// Without the permission `s3:ListBucket`, S3 answers 403 for a missing object.
 #[tokio::test]
-async fn stores_periodic_backup_without_list_permission() {
+async fn periodic_backup_is_stored_without_list_permission() {
     let snapshot = recorded().await;
     let dir = tempfile::tempdir().unwrap();
     let store = Shared {

@@ -414,7 +414,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn command_line_is_consistent() {
+    fn command_line_definition_is_consistent() {
         Cli::command().debug_assert();
     }
 
@@ -430,7 +430,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_and_times_are_checked() {
+    fn malformed_durations_and_times_are_rejected() {
         let parse = |line: &str| Cli::try_parse_from(line.split(' ')).is_ok();
         assert!(parse("kubectl-etcd wake main --wait --timeout 90s"));
         assert!(!parse("kubectl-etcd wake main --wait --timeout soon"));

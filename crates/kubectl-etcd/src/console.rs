@@ -164,7 +164,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_yes_confirms() {
+    fn change_is_confirmed_only_by_yes() {
         for (answer, expected) in [
             ("y\n", true),
             ("YES\n", true),
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn error_has_cause_and_remedy() {
+    fn printed_error_has_cause_and_remedy() {
         let error = Error::refused("member a is down", "wait");
         assert_eq!(
             error_text(&error, Paint(false)),

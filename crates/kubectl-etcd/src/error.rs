@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_of_requests_name_object_and_remedy() {
+    fn request_errors_name_object_and_remedy() {
         for (code, part) in [
             (403, "the right to get etcdcluster/main in namespace prod"),
             (401, "log in again"),

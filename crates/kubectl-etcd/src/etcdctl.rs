@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[test]
-    fn password_is_needed_with_authentication_and_without_user() {
+    fn etcdctl_needs_password_if_authentication_is_on_and_user_is_absent() {
         let cluster = |auth: &str| -> EtcdCluster {
             serde_json::from_str(&format!(
                 r#"{{"apiVersion":"etcd.database.coreos.com/v1beta2","kind":"EtcdCluster","metadata":{{"name":"a"}},"spec":{{{auth}}}}}"#
@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn error_of_etcdctl_is_its_last_line() {
+    fn error_message_of_etcdctl_is_its_last_line() {
         assert_eq!(
             last_line("{\"level\":\"warn\"}\nError: no\n\n"),
             "Error: no"

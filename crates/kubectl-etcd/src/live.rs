@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_as_text_and_lines_before_the_list_are_accepted() {
+    fn endpoint_status_may_have_numbers_as_text_and_lines_before_it() {
         let output = format!(
             "a warning\n{}",
             OUTPUT.replace("\"revision\":8123", "\"revision\":\"8123\"")
@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn other_output_is_rejected() {
+    fn output_without_endpoint_status_is_rejected() {
         for output in ["", "null", "[", "[1]", "{\"a\":[]}x"] {
             assert_eq!(parse(output), None, "{output}");
         }

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn given_options_of_etcdctl_take_precedence() {
+    fn etcdctl_options_of_user_take_precedence() {
         let pod = pod("a", "voter", true, true);
         let urls = endpoints(std::slice::from_ref(&pod));
         let command = etcdctl(
@@ -256,7 +256,7 @@ mod tests {
     }
 
     #[test]
-    fn choice_without_running_pod_names_remedy() {
+    fn error_without_running_pod_names_remedy() {
         let pods = [pod("a", "voter", false, false)];
         let error = choose("main", &pods, None).unwrap_err();
         assert!(error.to_string().contains("cluster main"), "{error}");
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn snapshot_needs_one_endpoint() {
+    fn etcdctl_snapshot_requires_single_endpoint() {
         assert!(needs_one_endpoint(&words("snapshot save /x")));
         assert!(needs_one_endpoint(&words("--debug snapshot save /x")));
         assert!(!needs_one_endpoint(&words("get snapshot")));

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secret_loses_its_data() {
+    fn redacted_secret_has_no_data() {
         let mut secret = json!({ "kind": "Secret", "data": { "password": "cGFzcw==", "x": "eA==" },
             "stringData": { "y": "plain" } });
         object(&mut secret);

@@ -24,7 +24,7 @@ const STATUS: [&str; 4] = [
 ];
 
 #[tokio::test]
-async fn answers_of_each_minor_release_are_parsed() {
+async fn etcdctl_answers_of_each_minor_release_are_parsed() {
     for minor in ["3.5", "3.6", "3.7"] {
         let members =
             EtcdProcess::start_cluster(&Programs::find(minor), 3, &Start::default()).await;
@@ -64,7 +64,7 @@ async fn answers_of_each_minor_release_are_parsed() {
 }
 
 #[tokio::test]
-async fn commands_of_upkeep_exist_in_each_minor_release() {
+async fn upkeep_commands_exist_in_etcdctl_of_each_minor_release() {
     for minor in ["3.5", "3.6", "3.7"] {
         let members =
             EtcdProcess::start_cluster(&Programs::find(minor), 3, &Start::default()).await;

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rejects_backup_with_unexpected_size_before_fetch() {
+    fn backup_with_unexpected_size_is_rejected_before_fetch() {
         let manifest = |compression: &str, stored: &str| -> BackupManifest {
             let text = format!(
                 r#"{{"formatVersion":1,"etcdVersion":"3.7.3","clusterID":"1","revision":7,"size":100,"sha256":"",

@@ -100,7 +100,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exports_metrics_of_running_process() {
+    fn metrics_of_running_process_are_exported() {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(ProcessMetrics));
         let mut text = String::new();
@@ -126,7 +126,7 @@ mod tests {
     }
 
     #[test]
-    fn parses_times_of_program_with_spaces_in_its_name() {
+    fn process_times_are_parsed_if_program_name_has_spaces() {
         let stat = "7 (a ) b) S 1 2 3 4 5 6 7 8 9 10 150 50 13 14 15 16 17 18 12345 20 21";
         let times = Times::parse(stat, "cpu 1 2\nbtime 1000\nprocesses 3\n");
         let expected = Times {

@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_empty_entries_of_lists() {
+    fn empty_entries_of_cron_lists_are_found() {
         for schedule in [", 3 * * *", "0,,30 3 * * *", "0 3 * * 1,", "0 ,3 * * *"] {
             assert!(has_empty_entry(schedule), "{schedule}");
             let problem = Schedule::parse(schedule, None).unwrap_err().to_string();
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_time_zones_from_compiled_in_database() {
+    fn time_zones_are_read_from_compiled_in_database() {
         let berlin = Schedule::parse("0 3 * * *", Some("Europe/Berlin")).unwrap();
         let last = berlin.last_until(at("2026-07-01T01:10:00Z"));
         assert_eq!(last, Some(at("2026-07-01T01:00:00Z")));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_rare_days_and_skips_search_for_impossible_days() {
+    fn schedule_finds_rare_days_and_searches_no_impossible_days() {
         for (expression, expected) in [
             ("0 0 29 2 *", Some("2028-02-29T00:00:00Z")),
             ("0 0 31 1,4 *", Some("2026-01-31T00:00:00Z")),

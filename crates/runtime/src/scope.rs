@@ -115,7 +115,7 @@ mod tests {
     }
 
     #[test]
-    fn only_scope_of_one_namespace_is_not_shared() {
+    fn scope_of_several_namespaces_is_shared() {
         assert!(!Scope::namespace("a").is_shared());
         assert!(Scope::Namespaces(["a", "b"].map(str::to_owned).into()).is_shared());
         assert!(Scope::Annotated.is_shared() && Scope::All.is_shared());

@@ -327,7 +327,7 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
 /// The members have no volumes, so the operator replaces them by new members. Invariant 20: the operator uses the
 /// Secrets of coreos/etcd-operator, and starts no member with other Secrets.
 #[tokio::test]
-async fn adopts_coreos_cluster_with_tls() {
+async fn coreos_cluster_with_tls_is_adopted() {
     cluster_scenario("adopt_coreos_tls", async |sandbox| {
         adopt(sandbox, Form::Tls).await
     })
@@ -336,7 +336,7 @@ async fn adopts_coreos_cluster_with_tls() {
 
 /// Invariant 5: every member keeps its identity and its PVC.
 #[tokio::test]
-async fn adopts_coreos_cluster_on_volumes() {
+async fn coreos_cluster_on_volumes_is_adopted() {
     cluster_scenario("adopt_coreos_volumes", async |sandbox| {
         adopt(sandbox, Form::Volumes).await
     })
@@ -432,7 +432,7 @@ mod full {
     use super::*;
 
     #[tokio::test]
-    async fn adopts_coreos_cluster_without_tls_or_volumes() {
+    async fn coreos_cluster_without_tls_or_volumes_is_adopted() {
         cluster_scenario("adopt_coreos", async |sandbox| {
             adopt(sandbox, Form::Plain).await
         })

@@ -52,7 +52,7 @@ async fn cluster_state(sandbox: &Sandbox, keys: &Keyspace) -> Result<ClusterStat
 }
 
 #[tokio::test]
-async fn rejects_etcd_env_that_overrides_operator_flags() {
+async fn etcd_env_that_overrides_operator_flags_is_rejected() {
     cluster_scenario("etcd_env", async |sandbox| {
         let allowed = format!("{DURABLE}    etcdEnv: [{{name: {ALLOWED}, value: \"1\"}}]\n");
         sandbox

@@ -30,7 +30,7 @@ fn ensure_live(view: &Value, members: usize) -> Result<()> {
 }
 
 #[tokio::test]
-async fn plugin_shows_and_drives_cluster() {
+async fn plugin_shows_and_changes_cluster() {
     cluster_scenario("plugin_plain", async |sandbox| {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, DURABLE)?)

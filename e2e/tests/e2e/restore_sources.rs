@@ -89,7 +89,7 @@ fn path(backup: &DynamicObject) -> Result<String> {
 }
 
 #[tokio::test]
-async fn restores_complete_clusters_from_every_source() {
+async fn complete_clusters_are_restored_from_every_source() {
     scenario("restore_sources", async |sandbox| {
         let sources = sources(sandbox).await?;
         let at_once = concurrent_sources(sandbox, &sources);

@@ -100,7 +100,7 @@ async fn is_back(keys: &Keyspace, before: &StoreState, restored: &DynamicObject)
 }
 
 #[tokio::test]
-async fn backs_up_and_restores_cluster_with_tls() {
+async fn cluster_with_tls_is_backed_up_and_restored() {
     scenario_without_leaks("tls_backup_restore", async |sandbox| {
         let s3 = sandbox.env.s3()?;
         let bucket = Bucket::create(s3, &sandbox.namespace).await?;

@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn backup_follows_cluster_spec_and_is_suspended_in_hibernation() {
+    fn etcdbackup_follows_cluster_spec_and_is_suspended_in_hibernation() {
         let backup = created(&cluster(|_| ()));
         for (field, value) in [
             ("/spec/backup/backupPolicy/maxBackups", json!(9)),

@@ -46,7 +46,7 @@ mod tests {
 
     /// Invariants 1 and 9: without the time of the API server, no backup is removed.
     #[tokio::test]
-    async fn removal_requires_api_server_time() {
+    async fn removal_of_backups_requires_api_server_time() {
         let behind = Timestamp::now() - SignedDuration::from_hours(48);
         let date = behind.strftime("%a, %d %b %Y %H:%M:%S GMT").to_string();
         let read = difference(&server(Some(date))).await.unwrap();

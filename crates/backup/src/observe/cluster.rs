@@ -272,7 +272,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn resolves_bare_service_name_in_own_namespace() {
+    fn bare_service_name_resolves_in_namespace_of_etcdbackup() {
         let cases = [
             (
                 "http://example-client:2379",

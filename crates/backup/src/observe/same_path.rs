@@ -69,7 +69,7 @@ mod tests {
     }
 
     #[test]
-    fn finds_other_periodic_backups_of_path() {
+    fn other_periodic_etcdbackups_of_same_path_are_found() {
         let claim = |name: &str, namespace: &str| {
             let name = name.to_owned();
             let namespace = namespace.to_owned();

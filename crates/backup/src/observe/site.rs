@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn reports_missing_pvc_with_remedy() {
+    async fn missing_backup_pvc_is_reported_with_remedy() {
         let refusal = |code: u16, reason: &str, named: Value| {
             json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": code, "reason": reason,
                     "message": "no", "details": named })

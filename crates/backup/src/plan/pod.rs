@@ -200,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_14_mounts_secrets_only_for_snapshots() {
+    fn invariant_14_backup_pod_mounts_secrets_only_for_snapshots() {
         let order = Order {
             task: Task::Store(Box::new(SnapshotTask {
                 endpoints: Vec::new(),

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn skips_run_missed_beyond_starting_deadline() {
+    fn run_missed_beyond_starting_deadline_is_skipped() {
         let daily = r#"{"schedule":"0 3 * * *","startingDeadlineSeconds":600}"#;
         let last = Some("2026-01-01T03:00:00Z");
         assert_eq!(next(daily, last, "2026-01-03T03:09:00Z"), Next::Due);
@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn schedule_uses_its_time_zone() {
+    fn schedule_uses_configured_time_zone() {
         let berlin = r#"{"schedule":"30 3 * * *","timeZone":"Europe/Berlin"}"#;
         let last = Some("2026-01-10T12:00:00Z");
         assert_eq!(
@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_invalid_schedule() {
+    fn invalid_schedule_is_reported() {
         for text in ["every day", ", 3 * * *"] {
             let json = format!(r#"{{"schedule":"{text}"}}"#);
             let problem = Schedule::of(&policy(&json)).unwrap_err();

@@ -58,7 +58,7 @@ fn begun(change: impl FnOnce(&mut Value)) -> EtcdBackup {
 }
 
 #[test]
-fn warns_if_store_certificate_is_not_verified() {
+fn unverified_store_certificate_causes_warning() {
     for unverified in [false, true] {
         let backup = with(|backup| backup["spec"]["s3"]["insecureSkipVerify"] = json!(unverified));
         let plan = plan(&backup, &Snapshot::default(), at(0));
@@ -103,7 +103,7 @@ fn refused() -> Trouble {
 }
 
 #[test]
-fn invariant_10_records_start_before_other_steps() {
+fn invariant_10_backup_start_is_recorded_before_other_steps() {
     let backup = fresh();
     let snapshot = known(Work::Idle, Destination::Free);
     assert!(!needs_destination(&backup, &snapshot, at(0)));
@@ -116,7 +116,7 @@ fn invariant_10_records_start_before_other_steps() {
 }
 
 #[test]
-fn starts_transfer_if_destination_is_free() {
+fn transfer_starts_if_destination_is_free() {
     let backup = begun(|_| ());
     assert!(needs_destination(&backup, &Snapshot::default(), at(1)));
     let plan = plan(&backup, &known(Work::Idle, Destination::Free), at(1));
@@ -146,7 +146,7 @@ fn invariant_1_transfer_waits_while_store_content_is_unknown() {
 }
 
 #[test]
-fn checks_for_missing_input_back_off() {
+fn checks_of_unreachable_store_back_off() {
     let backup = begun(|object| {
         object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 0 });
     });
@@ -158,7 +158,7 @@ fn checks_for_missing_input_back_off() {
 }
 
 #[test]
-fn adopts_complete_backup_of_interrupted_operator() {
+fn complete_backup_of_interrupted_operator_is_adopted() {
     let backup = begun(|_| ());
     let plan = plan(
         &backup,
@@ -198,7 +198,7 @@ fn complete_backup_is_never_repeated() {
 }
 
 #[test]
-fn reports_progress_of_running_transfer() {
+fn status_reports_progress_of_running_transfer() {
     let backup = begun(|_| ());
     let moved = Moved {
         bytes: 10,
@@ -262,7 +262,7 @@ fn next_reconcile_is_not_later_than_deadline() {
 }
 
 #[test]
-fn fails_at_deadline_with_last_failure() {
+fn backup_fails_at_deadline_with_last_failure() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
     let snapshot = known(Work::Ended(Err(refused())), Destination::Free);
     assert_eq!(
@@ -305,7 +305,7 @@ fn fails_at_deadline_with_last_failure() {
 }
 
 #[test]
-fn cancels_transfer_after_deadline() {
+fn transfer_is_canceled_after_deadline() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
     let snapshot = known(Work::Running(Moved::default()), Destination::NotRead);
     let overdue = plan(&backup, &snapshot, at(61));
@@ -433,7 +433,7 @@ fn changed_spec_starts_new_backup_instead_of_adopting_old() {
 }
 
 #[test]
-fn rejects_invalid_specs_with_field_and_remedy() {
+fn invalid_etcdbackup_is_rejected_with_field_and_remedy() {
     type Change = fn(&mut Value);
     let cases: [(Change, &str, &[&str]); 7] = [
         (

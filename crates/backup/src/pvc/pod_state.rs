@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_why_pod_cannot_start() {
+    fn reason_of_backup_pod_that_cannot_start_is_reported() {
         let missing = json!({ "phase": "Pending", "conditions": [{ "type": "PodScheduled", "status": "False",
             "message": "persistentvolumeclaim \"backups\" not found" }] });
         let PodState::Stuck(trouble) = state_of(missing, false) else {

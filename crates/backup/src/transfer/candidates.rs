@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn prefers_most_advanced_follower_to_leader() {
+    fn most_advanced_follower_is_preferred_to_leader() {
         let answers = vec![
             answer("leader", 1, 500),
             answer("b", 2, 480),
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn prefers_leader_to_lagging_follower() {
+    fn leader_is_preferred_to_lagging_follower() {
         let answers = vec![answer("leader", 1, 5000), answer("b", 2, 100)];
         assert_eq!(order(answers), ["leader", "b"]);
     }
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn never_takes_snapshot_of_learner() {
+    fn snapshot_is_never_taken_from_learner() {
         let mut learner = answer("learner", 2, 500);
         learner.status.is_learner = true;
         assert_eq!(
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn prefers_url_of_member_to_service_url() {
+    fn member_url_is_preferred_to_service_url() {
         let given = ["a-service".to_owned(), "own-2".to_owned()];
         let answers = vec![
             answer("a-service", 2, 500),
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn ignores_advertised_url_of_another_cluster() {
+    fn advertised_url_of_another_cluster_is_ignored() {
         let given = ["given".to_owned()];
         let mut foreign = answer("http://localhost:2379", 9, 500);
         foreign.status.cluster_id = ClusterId(2);
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_28_uses_only_answers_of_recorded_cluster() {
+    fn invariant_28_only_members_of_recorded_cluster_send_snapshot() {
         let mut other = answer("other", 2, 5);
         other.status.cluster_id = ClusterId(2);
         let both = vec![answer("one", 1, 5), other.clone()];
@@ -262,7 +262,7 @@ mod tests {
     }
 
     #[test]
-    fn rejects_endpoints_of_different_clusters() {
+    fn endpoints_of_different_clusters_are_rejected() {
         let mut other = answer("other", 2, 5);
         other.status.cluster_id = ClusterId(2);
         let trouble = ranked(vec![answer("one", 1, 5), other]).unwrap_err();

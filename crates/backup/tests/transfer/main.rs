@@ -182,7 +182,7 @@ async fn stored_backup_can_be_restored() {
 }
 
 #[tokio::test]
-async fn backs_up_with_dead_endpoint_and_without_quorum() {
+async fn backup_succeeds_with_dead_endpoint_and_without_quorum() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let port = client();
@@ -247,7 +247,7 @@ async fn canceled_transfer_leaves_no_objects() {
 }
 
 #[tokio::test]
-async fn backs_up_after_member_is_killed_midway() {
+async fn backup_completes_after_kill_of_sending_member() {
     let programs = Programs::find("3.6");
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     fill(&members[0].client_url, 60).await;
@@ -336,7 +336,7 @@ async fn next_backup_discards_upload_of_killed_process() {
 }
 
 #[tokio::test]
-async fn reports_failures_of_etcd_and_store() {
+async fn backup_reports_failures_of_etcd_and_store() {
     let server = S3Server::start(&["bucket"]);
     let unreachable = format!("http://127.0.0.1:{}", free_port());
     let run = transfer(client(), vec![unreachable.clone()], s3(&server).await);
@@ -441,7 +441,7 @@ async fn recorded() -> Vec<Bytes> {
 }
 
 #[tokio::test]
-async fn invariant_12_rejects_snapshot_with_wrong_checksum() {
+async fn invariant_12_snapshot_with_wrong_checksum_is_rejected() {
     let whole = recorded().await;
     let cut: Vec<Bytes> = whole[..whole.len() - 1].to_vec();
     let mut damaged = whole.clone();
@@ -513,7 +513,7 @@ async fn invariant_12_backup_fails_if_store_fails() {
 }
 
 #[tokio::test]
-async fn rejects_snapshot_older_than_member_status() {
+async fn snapshot_older_than_member_status_is_rejected() {
     let whole = recorded().await;
     let dir = tempfile::tempdir().unwrap();
     let etcd = FakeEtcd::formed(7, &["a"], |name| format!("http://{name}:2379"));
@@ -531,7 +531,7 @@ async fn rejects_snapshot_older_than_member_status() {
 }
 
 #[tokio::test]
-async fn rejects_endpoints_of_two_clusters() {
+async fn backup_rejects_endpoints_of_two_clusters() {
     let programs = Programs::find("3.6");
     let other = Start {
         flags: vec!["--initial-cluster-token=other".to_owned()],

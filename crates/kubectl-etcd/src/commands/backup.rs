@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn backup_on_request_has_own_path_and_no_series() {
+    fn manual_backup_has_own_path_and_no_schedule() {
         let existing = [
             series("other", "other", Some("2026-11-26T03:00:00Z")),
             series("old", "main", None),
@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn store_comes_from_options() {
+    fn backup_store_is_built_from_options() {
         let s3 =
             args("--s3 bucket/key --aws-secret aws --endpoint http://minio:9000 --zstd --name now");
         let backup = new_backup(&s3, &[], "x").unwrap();
@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_store_is_refused_with_remedy() {
+    fn backup_without_known_store_is_refused_with_remedy() {
         let error = new_backup(&args(""), &[], "x").unwrap_err();
         assert!(error.remedy().unwrap().contains("--s3"));
         let error = new_backup(&args("--from nothing"), &[], "x").unwrap_err();
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_ends_with_success_failure_or_rejection() {
+    fn wait_for_backup_ends_with_success_failure_or_rejection() {
         let with = |status: serde_json::Value| {
             let mut backup = series("a", "main", None);
             backup.status = Some(serde_json::from_value(status).unwrap());

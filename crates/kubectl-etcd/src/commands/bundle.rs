@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn bundle_contains_redacted_files_and_missing_parts() {
+    fn report_contains_redacted_files_and_list_of_missing_parts() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.tar.gz");
         let mut bundle = Bundle::default();

@@ -163,14 +163,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_of_operators_are_selected_by_name_of_cluster() {
+    fn operator_log_lines_are_selected_by_cluster_name() {
         assert!(names("INFO object=prod/main: created", "main"));
         assert!(names("pod main-abcdefghij is lost", "main"));
         assert!(!names("domain main2 main-backup remain", "main"));
     }
 
     #[test]
-    fn lines_have_name_of_pod() {
+    fn log_lines_begin_with_pod_name() {
         assert_eq!(prefixed("a", "x\ny\n"), "a  x\na  y");
     }
 }

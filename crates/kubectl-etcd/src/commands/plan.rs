@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn healthy_cluster_has_nothing_to_do() {
+    fn plan_of_healthy_cluster_has_no_actions() {
         let text = explained(&serde_json::json!({
             "spec": { "size": 3, "version": "3.6.16" },
             "status": { "observedGeneration": 1, "state": "Ready", "size": 3, "currentVersion": "3.6.16" }
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn differences_and_obstacles_are_listed_with_remedies() {
+    fn plan_lists_differences_and_obstacles_with_remedies() {
         let text = explained(&serde_json::json!({
             "spec": { "size": 5, "version": "v3.7.3", "paused": true },
             "status": { "observedGeneration": 0, "state": "Paused", "size": 3, "currentVersion": "3.5.35",

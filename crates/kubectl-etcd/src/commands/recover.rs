@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn losses_are_shown_before_approval() {
+    fn recovery_shows_losses_before_approval() {
         let text = shown("QuorumLost", 8000);
         for part in [
             "reports QuorumLost: 1 of 3 voters",
@@ -286,7 +286,7 @@ mod tests {
     }
 
     #[test]
-    fn newer_backup_and_existing_data_are_warnings() {
+    fn recovery_warns_about_newer_backup_and_existing_data() {
         let text = shown("QuorumLost", 9000);
         assert!(
             text.contains("kubectl etcd restore main --from nightly --overwrite"),
@@ -296,7 +296,7 @@ mod tests {
     }
 
     #[test]
-    fn recovery_ends_with_new_cluster_or_cancellation() {
+    fn wait_for_recovery_ends_with_new_cluster_or_cancellation() {
         let with = |phase: &str, available: &str| {
             let status = json!({ "conditions": [condition("Available", available, "R")],
                 "recovery": { "phase": phase, "approvedBy": "Annotation", "fromClusterID": "7f",

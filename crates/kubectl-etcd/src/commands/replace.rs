@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn replacement_keeps_quorum() {
+    fn replacement_that_endangers_quorum_is_refused() {
         assert!(checked(true, &[true, true, true], true).is_ok());
         assert!(checked(true, &[false, true, true], true).is_ok());
         assert!(checked(true, &[true], true).is_ok());

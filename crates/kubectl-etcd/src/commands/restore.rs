@@ -288,7 +288,7 @@ mod tests {
     }
 
     #[test]
-    fn newest_backup_before_a_time_is_chosen() {
+    fn restore_chooses_newest_backup_before_given_time() {
         let at = |text: &str| Some(text.parse().unwrap());
         assert_eq!(choose(&nightly(), None).unwrap().location, "s3://b/k2");
         let old = choose(&nightly(), at("2026-11-25T12:00:00Z")).unwrap();
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn existing_cluster_needs_overwrite_and_no_pause() {
+    fn restore_of_existing_cluster_needs_overwrite_and_no_pause() {
         let view = running(300, "Ready");
         assert!(check(&args(""), None).is_ok());
         assert!(
@@ -320,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn effect_names_lost_revisions() {
+    fn restore_preview_names_lost_revisions() {
         let now = "2026-11-26T05:00:00Z".parse().unwrap();
         let chosen = choose(&nightly(), None).unwrap();
         let text = effect(
@@ -342,7 +342,7 @@ mod tests {
     }
 
     #[test]
-    fn new_restore_follows_options() {
+    fn new_etcdrestore_has_requested_options() {
         let line =
             "--overwrite --keep-old-data 24h --bump-revision 1000 --before 2026-11-25T12:00:00Z";
         let restore = new_restore(&args(line), "x");
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_ends_with_success_or_phase_failed() {
+    fn wait_for_restore_ends_with_success_or_phase_failed() {
         let with = |status: serde_json::Value| {
             let mut restore = new_restore(&args(""), "x");
             restore.status = Some(serde_json::from_value(status).unwrap());

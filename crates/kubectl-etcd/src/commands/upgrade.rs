@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn allowed_version_is_shown_with_its_path() {
+    fn allowed_version_change_is_shown_with_its_path() {
         let plan = planned("3.5.35", "3.5.35", "3.6.16").unwrap();
         assert!(plan.is_change);
         for part in [
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn refused_version_names_path_and_first_command() {
+    fn refused_version_change_names_path_and_first_command() {
         let error = planned("3.5.20", "3.5.20", "3.7.3").unwrap_err();
         let remedy = error.remedy().unwrap();
         assert!(
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn impossible_version_is_refused_with_reason() {
+    fn impossible_version_change_is_refused_with_reason() {
         let error = planned("3.5.35", "3.5.35", "3.4.23").unwrap_err();
         assert!(
             error.to_string().contains("cannot be downgraded"),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn untested_version_and_missing_backup_are_warnings() {
+    fn upgrade_warns_about_untested_version_and_missing_backup() {
         let mut cluster = cluster("3.7.3", "3.7.3");
         cluster.status.as_mut().unwrap().last_backup = None;
         cluster.spec.size = 1;

@@ -356,7 +356,7 @@ mod tests {
     }
 
     #[test]
-    fn silent_member_stops_upkeep() {
+    fn member_without_answer_stops_upkeep() {
         let mut down = member("b", "Voter", 9);
         down.healthy = false;
         let error = all_answer(&view(vec![member("a", "Leader", 9), down])).unwrap_err();

@@ -201,7 +201,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rehearsal_reaches_nothing_outside() {
+    fn rehearsal_cluster_has_no_tls_services_or_backups() {
         let original: EtcdCluster = serde_json::from_value(json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
             "metadata": { "name": "main" },
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn lower_revision_fails_rehearsal() {
+    fn rehearsal_fails_if_restored_revision_is_lower() {
         let with = |restored: i64| {
             let mut restore = rehearsal("verify-x", "nightly", None, None);
             restore.status =
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn stored_backups_are_listed() {
+    fn verify_lists_stored_backups() {
         let backup: EtcdBackup = serde_json::from_value(json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup", "metadata": { "name": "n" },
             "spec": { "storageType": "S3" },

@@ -181,14 +181,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn port_is_taken_from_client_url() {
+    fn forwarded_port_is_taken_from_client_url() {
         assert_eq!(port("https://main-a.prod.svc:2379"), 2379);
         assert_eq!(port("http://[fd00::7]:12379"), 12379);
         assert_eq!(port(""), 2379);
     }
 
     #[test]
-    fn process_ended_by_signal_has_exit_code_1() {
+    fn etcdctl_ended_by_signal_has_exit_code_1() {
         assert_eq!((code(Some(0)), code(Some(5)), code(None)), (0, 5, 1));
     }
 }

@@ -96,7 +96,7 @@ async fn upgrade_shows_path_and_waits_for_operator() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn hibernate_and_wake_set_spec() {
+async fn hibernate_and_wake_commands_change_spec() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture.run("hibernate main --yes").ok();
@@ -210,7 +210,7 @@ async fn recovery_is_approved_by_documented_annotation() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn upkeep_needs_answers_of_members() {
+async fn upkeep_commands_are_refused_without_member_answers() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     for line in [

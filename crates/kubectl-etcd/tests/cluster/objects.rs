@@ -12,7 +12,7 @@ use serde_json::json;
 use crate::fixture::{Ended, Fixture, MEMBERS, condition, eventually};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn backup_copies_store_of_series_and_waits() {
+async fn backup_command_uses_store_of_periodic_backup_and_waits() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture
@@ -60,7 +60,7 @@ async fn backup_copies_store_of_series_and_waits() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn restore_shows_loss_and_creates_restore() {
+async fn restore_command_shows_loss_and_creates_etcdrestore() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture.create_series().await;
@@ -101,7 +101,7 @@ async fn restore_shows_loss_and_creates_restore() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn verify_lists_backups_and_rehearses_restore() {
+async fn verify_command_lists_backups_and_rehearses_restore() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture.create_series().await;
@@ -159,7 +159,7 @@ async fn events_of_cluster_and_its_objects_are_listed() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn logs_without_kubelet_name_pod_and_cause() {
+async fn missing_log_is_reported_with_pod_and_cause() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture.run("logs main").fails(

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 use crate::fixture::{CLUSTER_ID, Fixture, MEMBERS, condition};
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_shows_what_operator_has_written_and_says_so() {
+async fn status_command_without_member_answers_shows_reported_status() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture.create_series().await;
@@ -44,7 +44,7 @@ async fn status_shows_what_operator_has_written_and_says_so() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn status_without_right_to_exec_uses_status_of_operator() {
+async fn status_command_without_exec_right_shows_reported_status() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     let rule = |groups: &str, resources: &[&str]| json!({ "apiGroups": [groups], "resources": resources, "verbs": ["get", "list"] });
@@ -77,7 +77,7 @@ async fn status_without_right_to_exec_uses_status_of_operator() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn plan_names_obstacles_with_remedies() {
+async fn plan_command_lists_obstacles_with_remedies() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     let text = fixture.run("plan main").ok();
@@ -98,7 +98,7 @@ async fn plan_names_obstacles_with_remedies() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn errors_name_object_and_remedy() {
+async fn command_errors_name_object_and_remedy() {
     let fixture = Fixture::start().await;
     fixture.run("status nothing").fails(
         1,

@@ -104,7 +104,7 @@ async fn executed_for(
 
 /// Invariant 11: another operator process may have deleted the pod and created a new pod on the same volume.
 #[tokio::test]
-async fn deletes_seed_volume_only_if_no_other_pod_uses_it() {
+async fn seed_volume_is_deleted_only_if_no_other_pod_uses_it() {
     for (pod, next, deleted) in [(200, 404, 3), (404, 404, 3), (404, 200, 1), (409, 200, 1)] {
         let (requests, outcome) =
             executed(&locked(), &Action::DiscardSeed, move |what, _| match what {
@@ -126,7 +126,7 @@ async fn deletes_seed_volume_only_if_no_other_pod_uses_it() {
 }
 
 #[tokio::test]
-async fn keeps_seed_pod_if_restore_was_deleted_or_changed() {
+async fn seed_pod_is_kept_if_restore_was_deleted_or_changed() {
     let another = |edit: fn(&mut EtcdRestore)| {
         let mut restore = fake::restore_in_place();
         edit(&mut restore);
@@ -154,7 +154,7 @@ async fn keeps_seed_pod_if_restore_was_deleted_or_changed() {
 /// Invariant 11: the finalizer was removed before the API server set the lock. No later reconcile would remove the
 /// lock.
 #[tokio::test]
-async fn removes_restore_lock_if_finalizer_is_missing() {
+async fn restore_lock_is_removed_if_finalizer_is_missing() {
     const PATCH: &str = "PATCH etcdclusters";
     // The request to set the lock succeeds, or its response is lost.
     for first in [200, 504] {
@@ -208,7 +208,7 @@ async fn removes_restore_lock_if_finalizer_is_missing() {
 /// When a restore is aborted, all objects of the seed are deleted by UID, even if the record or the pod has changed.
 /// Only a cutover by another operator process prevents the deletion (invariant 9).
 #[tokio::test]
-async fn aborted_restore_deletes_seed_even_if_changed() {
+async fn aborted_restore_deletes_seed_even_if_seed_has_changed() {
     let mut aborted = fake::restore_in_place();
     aborted.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
     let all = [
@@ -256,7 +256,7 @@ fn cut_over() -> EtcdCluster {
 
 /// Invariant 11: the operator process was suspended after the observation.
 #[tokio::test]
-async fn sends_no_write_if_observation_is_too_old() {
+async fn outdated_observation_causes_no_write() {
     let old_members = OldPod {
         name: "main-old".into(),
         uid: "old".into(),
@@ -309,7 +309,7 @@ async fn sends_no_write_if_observation_is_too_old() {
 /// Invariant 11: another operator process may have created the EtcdCluster and finished the restore. A user may then
 /// have deleted the EtcdCluster.
 #[tokio::test]
-async fn creates_cluster_only_for_unchanged_restore() {
+async fn cluster_is_created_only_for_unchanged_restore() {
     let version = |uid: &str, version: &str| {
         let mut restore = fake::restore_in_place();
         restore.metadata.uid = Some(uid.into());
@@ -405,7 +405,7 @@ fn backup() -> ChosenBackup {
 /// Invariant 11: a seed's pod that is created late would start a member with the data of the backup, although clients
 /// have written to this member.
 #[tokio::test]
-async fn deletes_seed_pod_created_after_handover() {
+async fn seed_pod_created_after_handover_is_deleted() {
     const CREATED: &str = "POST pods";
     let mut created_again = cluster(Some("restore-uid"));
     created_again.metadata.uid = Some("another-uid".into());
@@ -468,7 +468,7 @@ fn observed_pod() -> Pod {
 /// The old members stop only after a seed has served. Without a volume, a new pod lacks the data that clients wrote to
 /// that seed.
 #[tokio::test]
-async fn deletes_late_seed_pod_without_volume_after_old_members_stopped() {
+async fn late_seed_pod_without_volume_is_deleted_after_old_members_stopped() {
     let old = |left: bool| {
         let metadata = json!({ "name": "main-old", "uid": "old", "labels": {} });
         let pods = if left {
@@ -507,7 +507,7 @@ async fn deletes_late_seed_pod_without_volume_after_old_members_stopped() {
 }
 
 #[tokio::test]
-async fn reports_remedy_if_seed_pod_cannot_be_recreated() {
+async fn seed_pod_that_cannot_be_recreated_is_reported_with_remedy() {
     for (old_members, remedy) in [
         (OldMembers::NotRead, false),
         (OldMembers::Known(Vec::new()), true),

@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn detects_pod_that_fetches_other_backup() {
+    fn pod_that_fetches_other_backup_is_detected() {
         let known = restore(Some(SHA), 0);
         let fetches = |pod: &Pod| {
             let facts = compared(&known, pod, None);
@@ -244,7 +244,7 @@ mod tests {
 
     /// The backup has no manifest, and an earlier pod has fetched the data on the volume.
     #[test]
-    fn detects_other_backup_on_volume() {
+    fn other_backup_on_volume_is_detected() {
         let (here, elsewhere) = (
             choice::fingerprint(&block("b/k")),
             choice::fingerprint(&block("b/newer")),
@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn recognizes_pod_that_requires_recorded_sha256() {
+    fn pod_that_requires_recorded_sha256_is_recognized() {
         let known = restore(Some(SHA), 0);
         assert!(compared(&known, &pod("b/k", &["--sha256=ABCD"]), None).checks_sha256);
         assert!(!compared(&known, &pod("b/k", &["--sha256=ffff"]), None).checks_sha256);

@@ -64,7 +64,7 @@ fn backup_without_manifest_requires_template() {
 }
 
 #[test]
-fn rejects_etcd_version_older_than_backup() {
+fn etcd_version_older_than_backup_is_rejected() {
     let recorded = manifest("3.6.16", json!({}));
     let trouble = refused(
         &restore(json!({ "spec": { "version": "3.5.35" } })),
@@ -93,7 +93,7 @@ fn new_cluster_keeps_tls_of_manifest() {
 }
 
 #[test]
-fn rejects_invalid_spec_of_manifest() {
+fn invalid_spec_of_manifest_is_rejected() {
     let trouble = refused(
         &restore(Value::Null),
         Some(&manifest("3.6.16", json!({ "size": 9 }))),
@@ -104,7 +104,7 @@ fn rejects_invalid_spec_of_manifest() {
 
 /// The manifest may come from an earlier release of the operator, which accepted this variable.
 #[test]
-fn rejects_spec_of_manifest_with_forbidden_etcd_flag() {
+fn spec_of_manifest_with_forbidden_etcd_flag_is_rejected() {
     let env = json!([{ "name": "ETCD_FORCE_NEW_CLUSTER", "value": "true" }]);
     let recorded = manifest("3.6.16", json!({ "pod": { "etcdEnv": env } }));
     let trouble = refused(&restore(Value::Null), Some(&recorded));
@@ -129,7 +129,7 @@ fn backup(status: Value) -> EtcdBackup {
 }
 
 #[test]
-fn finds_newest_backup_of_etcd_backup() {
+fn newest_backup_of_etcdbackup_is_found() {
     let place = newest_of(
         &backup(json!({ "succeeded": true, "location": "s3://b/k_v7_2026-01-01-00:00:00" })),
         None,
@@ -156,7 +156,7 @@ fn finds_newest_backup_of_etcd_backup() {
 }
 
 #[test]
-fn finds_newest_backup_on_pvc() {
+fn newest_backup_on_pvc_is_found() {
     let found = |kind: &str, block: Value, location: &str| {
         let mut spec = json!({ "storageType": kind });
         spec[kind.to_lowercase()] = block;
@@ -188,7 +188,7 @@ fn finds_newest_backup_on_pvc() {
 }
 
 #[test]
-fn finds_newest_backup_before_time() {
+fn newest_backup_before_given_time_is_found() {
     let kept = |day: u8| {
         json!({ "location": format!("s3://b/k_v{day}_2026-01-0{day}-00:00:00"),
                 "completionTime": format!("2026-01-0{day}T00:00:00Z") })
@@ -238,7 +238,7 @@ fn object_of_earlier_cluster_occupies_seed_name() {
 }
 
 #[test]
-fn reads_lock_and_cluster_id() {
+fn observation_contains_restore_lock_and_cluster_id() {
     let cluster: EtcdCluster = serde_json::from_value(json!({
         "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
         "metadata": { "name": "main", "uid": "cluster-uid", "annotations": { "etcd.database.coreos.com/restore": "u" } },
@@ -267,7 +267,7 @@ fn bumping(version: &str) -> EtcdRestore {
 }
 
 #[test]
-fn rejects_bump_revision_before_etcd_3_6() {
+fn bump_revision_is_rejected_before_etcd_3_6() {
     for version in ["3.4.37", "3.5.35"] {
         let trouble = refused(&bumping(version), None);
         assert_eq!(trouble.reason, Reason::NotSupported);
@@ -277,7 +277,7 @@ fn rejects_bump_revision_before_etcd_3_6() {
 }
 
 #[test]
-fn rejects_backup_newer_than_existing_cluster() {
+fn backup_newer_than_existing_cluster_is_rejected() {
     let spec = |version: &str| EtcdClusterSpec {
         version: version.to_owned(),
         ..EtcdClusterSpec::default()
@@ -290,7 +290,7 @@ fn rejects_backup_newer_than_existing_cluster() {
 
 /// Invariant 9: old members are the pods of this EtcdCluster with another token than the token of the seed.
 #[test]
-fn finds_old_members_by_owner_and_token() {
+fn old_members_are_found_by_owner_and_token() {
     let pod = |name: &str, owner: &str, token: Value, ready: &str| -> KubePod {
         serde_json::from_value(json!({
             "metadata": { "name": name, "uid": format!("uid-{name}"),

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn detects_overwritten_backup() {
+    fn overwritten_backup_is_detected() {
         let mut chosen = chosen_from(&restore(), block("b/k"));
         assert!(
             is_unchanged(&chosen, None, 5).is_ok(),
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_missing_backup_with_remedy() {
+    fn missing_backup_is_reported_with_remedy() {
         let mut restore = restore();
         let missing = || Trouble::new(Reason::BackupMissing, "object \"k\" does not exist");
         assert_eq!(name_missing_backup(&restore, missing()), missing());

@@ -411,7 +411,7 @@ mod tests {
     }
 
     #[test]
-    fn accepts_manifest_with_revision_of_store_or_last_key() {
+    fn manifest_with_revision_of_store_or_last_key_is_accepted() {
         assert!(check(21, 0, 21));
         assert!(check(0, 0, 1), "an empty store is at revision 1");
         assert!(

@@ -169,7 +169,7 @@ mod tests {
 
     /// A network may split a stream at any position, even within the first bytes that show the compression.
     #[tokio::test]
-    async fn recognizes_compression_for_every_chunk_size() {
+    async fn compression_is_recognized_for_every_chunk_size() {
         let plain: Vec<u8> = (0..10_000_u32).flat_map(u32::to_le_bytes).collect();
         let mut stream = Vec::new();
         let mut compressor = Compressor::new().unwrap();

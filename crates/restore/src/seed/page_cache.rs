@@ -131,7 +131,7 @@ mod tests {
     }
 
     #[test]
-    fn releases_only_copied_pages() {
+    fn only_copied_pages_are_released_from_page_cache() {
         let files = Files::create();
         assert!(
             !files.is_released(0),
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn keeps_dirty_pages_in_page_cache() {
+    fn dirty_pages_stay_in_page_cache() {
         let files = Files::create();
         fs::copy(&files.source, &files.target).unwrap();
         let released = release(
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn reads_dirty_bytes_from_meminfo() {
+    fn dirty_bytes_are_read_from_meminfo() {
         let meminfo = "MemFree:  7 kB\nDirty:             2048 kB\nWriteback:            16 kB\nWritebackTmp:   9 kB\n";
         assert_eq!(dirty_bytes(meminfo), Some(2064 << 10));
         assert_eq!(dirty_bytes("MemFree: 7 kB\n"), None);

@@ -146,7 +146,7 @@ fn progress_stays_in_status_after_download() {
 }
 
 #[test]
-fn reports_main_restore_steps_as_events() {
+fn main_restore_steps_are_reported_as_events() {
     let fresh = restore();
     let mut over = restore();
     over.status.get_or_insert_default().replaces = Some(ReplacesStatus::default());
@@ -203,7 +203,7 @@ fn reports_main_restore_steps_as_events() {
 }
 
 #[test]
-fn reports_waits_failures_and_completion_as_events() {
+fn restore_waits_failures_and_completion_are_reported_as_events() {
     let events = |restore: &EtcdRestore, action: Action, state: PlanState| -> Vec<_> {
         let notices = notices(restore, &planned(action, state)).into_iter();
         notices

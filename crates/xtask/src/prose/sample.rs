@@ -58,14 +58,14 @@ mod tests {
     }
 
     #[test]
-    fn same_seed_chooses_the_same_items() {
+    fn same_seed_chooses_same_sample() {
         let choose = |seed| Random(seed).choose((0..1000).collect(), 10);
         assert_eq!(choose(7), choose(7));
         assert_ne!(choose(7), choose(8));
     }
 
     #[test]
-    fn no_item_is_chosen_twice() {
+    fn sample_has_no_item_twice() {
         let mut chosen = Random(1).choose((0..20).collect(), 50);
         chosen.sort_unstable();
         assert_eq!(chosen, (0..20).collect::<Vec<_>>());

@@ -37,7 +37,7 @@ fn tests_in_modules_alone_and_serial_are_recognized() {
 }
 
 #[test]
-fn finds_test_programs_in_messages_of_cargo() {
+fn test_programs_are_found_in_messages_of_cargo() {
     let message = |kind: &str, test: bool| {
         serde_json::json!({
             "reason": "compiler-artifact",

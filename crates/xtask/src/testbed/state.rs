@@ -111,7 +111,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn written_state_is_read() {
+    fn written_testbed_state_is_read_back() {
         let dir = tempfile::tempdir().unwrap();
         assert!(State::read(dir.path()).unwrap().is_none());
         state(None).write(dir.path()).unwrap();
@@ -119,7 +119,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn damaged_state_is_an_error_with_file_name() {
+    fn damaged_testbed_state_is_reported_with_file_name() {
         let dir = tempfile::tempdir().unwrap();
         fs::write(file(dir.path()), "{").unwrap();
         assert!(format!("{:#}", State::read(dir.path()).unwrap_err()).contains("state.json"));

@@ -93,7 +93,7 @@ async fn violated(operations: &[Operation]) {
 }
 
 #[tokio::test]
-async fn accepts_sequential_operations() {
+async fn linearity_check_accepts_sequential_operations() {
     accepted(&[
         get("", (1, 2), 0),
         put("a", (3, Some(4)), 10),
@@ -106,7 +106,7 @@ async fn accepts_sequential_operations() {
 }
 
 #[tokio::test]
-async fn accepts_concurrent_writes_in_either_order() {
+async fn linearity_check_accepts_concurrent_writes_in_either_order() {
     let writes = [put("a", (1, Some(9)), 11), put("b", (2, Some(8)), 10)];
     accepted(&[&writes[..], &[get("a", (10, 11), 11)]].concat()).await;
     // The revisions determine the order of the two writes.
@@ -114,7 +114,7 @@ async fn accepts_concurrent_writes_in_either_order() {
 }
 
 #[tokio::test]
-async fn accepts_unanswered_write_with_and_without_effect() {
+async fn linearity_check_accepts_unanswered_write_with_and_without_effect() {
     let writes = [put("a", (1, Some(2)), 10), put("b", (3, None), 0)];
     accepted(&[&writes[..], &[get("a", (9, 10), 10)]].concat()).await;
     accepted(&[&writes[..], &[get("b", (9, 10), 11)]].concat()).await;
@@ -127,7 +127,7 @@ async fn accepts_unanswered_write_with_and_without_effect() {
 }
 
 #[tokio::test]
-async fn accepts_unanswered_swap_with_and_without_effect() {
+async fn linearity_check_accepts_unanswered_swap_with_and_without_effect() {
     let writes = [put("a", (1, Some(2)), 10), swap("a", "b", (3, None), 0)];
     accepted(&[&writes[..], &[get("a", (9, 10), 10)]].concat()).await;
     accepted(&[&writes[..], &[get("b", (9, 10), 11)]].concat()).await;
@@ -153,7 +153,7 @@ async fn many_unanswered_writes_are_checked_within_time_limit() {
 }
 
 #[tokio::test]
-async fn finds_lost_write() {
+async fn linearity_check_finds_lost_write() {
     let lost = [
         put("a", (1, Some(2)), 10),
         put("b", (3, Some(4)), 11),
@@ -164,7 +164,7 @@ async fn finds_lost_write() {
 }
 
 #[tokio::test]
-async fn finds_stale_read() {
+async fn linearity_check_finds_stale_read() {
     violated(&[
         put("a", (1, Some(2)), 10),
         put("b", (3, Some(9)), 11),
@@ -175,7 +175,7 @@ async fn finds_stale_read() {
 }
 
 #[tokio::test]
-async fn finds_duplicated_swap() {
+async fn linearity_check_finds_duplicated_swap() {
     // Two swaps replaced the same value.
     violated(&[
         put("a", (1, Some(2)), 10),
@@ -194,27 +194,27 @@ async fn finds_duplicated_swap() {
 }
 
 #[tokio::test]
-async fn finds_swap_rejected_despite_expected_value() {
+async fn linearity_check_finds_swap_rejected_despite_expected_value() {
     let write = put("a", (1, Some(2)), 10);
     let swap = swap("a", "b", (3, Some(4)), 10);
     violated(&[write, rejected(swap, "a")]).await;
 }
 
 #[tokio::test]
-async fn finds_value_at_wrong_revision() {
+async fn linearity_check_finds_value_at_wrong_revision() {
     violated(&[put("a", (1, Some(2)), 10), get("a", (3, 4), 9)]).await;
     violated(&[put("a", (1, Some(2)), 10), put("b", (3, Some(4)), 9)]).await;
 }
 
 #[tokio::test]
-async fn finds_read_of_value_that_no_client_wrote() {
+async fn linearity_check_finds_read_of_value_that_no_client_wrote() {
     violated(&[put("a", (1, Some(2)), 10), get("x", (3, 4), 11)]).await;
     // A read of an unknown value is also a violation if its revision is the revision of a write.
     violated(&[put("a", (1, Some(2)), 10), get("x", (3, 4), 10)]).await;
 }
 
 #[tokio::test]
-async fn finds_violation_of_one_key_among_others() {
+async fn linearity_check_finds_violation_of_one_key_among_others() {
     let other = |mut operation: Operation| {
         operation.key = "soak/1".to_owned();
         operation

@@ -91,25 +91,25 @@ fn violations_of_clients(change: impl FnOnce(&mut Vec<Operation>)) -> String {
 }
 
 #[test]
-fn accepts_complete_ordered_watches() {
+fn watch_check_accepts_complete_ordered_watches() {
     assert_eq!(violations(|_| {}), "");
 }
 
 #[test]
-fn finds_skipped_event() {
+fn watch_check_finds_skipped_event() {
     let found = violations(|events| drop(events.remove(2)));
     assert!(found.contains("after version 1 of its key"), "{found}");
     assert!(found.contains("watcher 1: event 2 is"), "{found}");
 }
 
 #[test]
-fn finds_missing_last_event() {
+fn watch_check_finds_missing_last_event() {
     let found = violations(|events| drop(events.pop()));
     assert!(found.contains("watcher 1: event 4 is None"), "{found}");
 }
 
 #[test]
-fn finds_event_that_all_watchers_missed() {
+fn watch_check_finds_event_that_all_watchers_missed() {
     let (operations, mut events) = history();
     events.pop();
     let found = check_watches(&operations, &[record(events.clone()), record(events)]).join("\n");
@@ -117,19 +117,19 @@ fn finds_event_that_all_watchers_missed() {
 }
 
 #[test]
-fn finds_repeated_event_after_resumption() {
+fn watch_check_finds_repeated_event_after_resumption() {
     let found = violations(|events| events.insert(3, events[2].clone()));
     assert!(found.contains("watcher 1: Event { revision: 12"), "{found}");
 }
 
 #[test]
-fn finds_events_out_of_order() {
+fn watch_check_finds_events_out_of_order() {
     let found = violations(|events| events.swap(1, 2));
     assert!(found.contains("revision: 11"), "{found}");
 }
 
 #[test]
-fn finds_watch_that_cannot_resume() {
+fn watch_check_finds_watch_that_cannot_resume() {
     let (operations, events) = history();
     let failed = WatchRecord {
         failure: Some("revision 12 is compacted up to 13".to_owned()),
@@ -140,25 +140,25 @@ fn finds_watch_that_cannot_resume() {
 }
 
 #[test]
-fn finds_acknowledged_write_without_event() {
+fn watch_check_finds_acknowledged_write_without_event() {
     let found = violations_of_clients(|all| all.push(put("b", "b3", 15)));
     assert!(found.contains("no event for the write"), "{found}");
 }
 
 #[test]
-fn finds_read_of_value_without_event() {
+fn watch_check_finds_read_of_value_without_event() {
     let found = violations_of_clients(|all| all.push(get("b", "b9", 14)));
     assert!(found.contains("no event for the value read"), "{found}");
 }
 
 #[test]
-fn finds_event_without_write() {
+fn watch_check_finds_event_without_write() {
     let found = violations_of_clients(|all| drop(all.remove(3)));
     assert!(found.contains("no client wrote"), "{found}");
 }
 
 #[test]
-fn finds_write_with_two_events() {
+fn watch_check_finds_write_with_two_events() {
     let (operations, mut events) = history();
     events.push(event(15, "a", "a3", 4));
     let found = check_watches(&operations, &[record(events)]).join("\n");
@@ -166,13 +166,13 @@ fn finds_write_with_two_events() {
 }
 
 #[test]
-fn finds_swap_of_unexpected_value() {
+fn watch_check_finds_swap_of_unexpected_value() {
     let found = violations_of_clients(|all| all[2].expect = "a0".to_owned());
     assert!(found.contains("replaced \"a1\""), "{found}");
 }
 
 #[test]
-fn finds_rejected_swap_with_event() {
+fn watch_check_finds_rejected_swap_with_event() {
     let found = violations_of_clients(|all| {
         all[2].swapped = false;
         all[2].found = "a1".to_owned();
@@ -187,7 +187,7 @@ fn missing_watchers_are_a_violation() {
 }
 
 #[test]
-fn finds_restored_keys_that_differ_from_events() {
+fn watch_check_finds_restored_keys_that_differ_from_events() {
     let pair = |key: &str, value: &str, revision| Pair {
         key: key.to_owned(),
         value: value.to_owned(),

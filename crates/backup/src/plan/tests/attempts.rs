@@ -25,7 +25,7 @@ fn interrupted(count: i32) -> EtcdBackup {
 }
 
 #[test]
-fn invariant_10_counts_attempt_until_end_is_observed() {
+fn invariant_10_attempt_counts_until_its_end_is_observed() {
     let backup = interrupted(3);
     assert_eq!(unfinished(&backup), Some(3));
     let status_of = |backup: &EtcdBackup| backup.status.clone().unwrap();
@@ -65,7 +65,7 @@ fn invariant_10_counts_attempt_until_end_is_observed() {
 }
 
 #[test]
-fn fails_after_too_many_interrupted_attempts() {
+fn backup_fails_after_too_many_interrupted_attempts() {
     let idle = known(Work::Idle, Destination::Free);
     assert_eq!(
         plan(&interrupted(MAX_UNFINISHED - 1), &idle, at(30)).action,

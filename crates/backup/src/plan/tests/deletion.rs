@@ -130,7 +130,7 @@ fn etcdbackup_without_stored_backup_has_no_finalizer() {
 
 /// The pod that removes the backups cannot mount its volume.
 #[test]
-fn stuck_removal_is_reported() {
+fn stuck_removal_of_stored_backups_is_reported() {
     let obstacle = Trouble::new(Reason::PodNotStarting, "FailedMount: timed out");
     let mut stuck = Snapshot::default();
     stuck.removal.work = Work::Running(Moved::default());

@@ -90,7 +90,7 @@ const A: &str = "main-aaaaaaaaaa";
 const B: &str = "main-bbbbbbbbbb";
 
 #[test]
-fn answers_of_members_replace_status() {
+fn member_answers_take_precedence_over_status() {
     let answers = vec![answer("a", A, "b", 200), answer("b", B, "b", 190)];
     let view = viewed(
         &[pod(A, None), pod(B, None)],
@@ -122,7 +122,7 @@ fn member_without_answer_or_leader_is_not_healthy() {
 }
 
 #[test]
-fn status_is_shown_if_members_cannot_be_asked() {
+fn reported_status_is_shown_if_members_cannot_be_queried() {
     let failed = LiveAnswer::Failed("forbidden".to_owned());
     let view = viewed(&[pod(A, None)], &failed);
     assert_eq!((view.source, view.healthy_members), (Source::Status, 3));
@@ -133,7 +133,7 @@ fn status_is_shown_if_members_cannot_be_asked() {
 }
 
 #[test]
-fn problems_are_listed_once_and_advice_last() {
+fn status_lists_each_problem_once_and_advice_last() {
     let found = viewed(&[], &LiveAnswer::NotAsked).problems;
     let found: Vec<_> = found
         .iter()
@@ -143,7 +143,7 @@ fn problems_are_listed_once_and_advice_last() {
 }
 
 #[test]
-fn details_answer_questions_of_engineer_on_call() {
+fn status_details_show_health_size_backups_and_certificates() {
     let now: Timestamp = "2026-11-26T05:00:00Z".parse().unwrap();
     let answers = vec![answer("a", A, "a", 200), answer("b", B, "a", 190)];
     let live = LiveAnswer::Answers(answers, None);
@@ -177,7 +177,7 @@ fn details_answer_questions_of_engineer_on_call() {
 }
 
 #[test]
-fn list_has_one_line_for_each_cluster() {
+fn status_list_has_one_line_for_each_cluster() {
     let now = "2026-11-26T05:00:00Z".parse().unwrap();
     let views = [
         viewed(&[], &LiveAnswer::NotAsked),
@@ -198,7 +198,7 @@ fn list_has_one_line_for_each_cluster() {
 }
 
 #[test]
-fn view_is_written_as_json_for_scripts() {
+fn cluster_status_is_written_as_json() {
     let value = serde_json::to_value(viewed(&[], &LiveAnswer::NotAsked)).unwrap();
     assert_eq!(value["healthyMembers"], 3);
     assert_eq!(value["source"], "status");

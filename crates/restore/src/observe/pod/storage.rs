@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_missing_provisioner_after_one_minute() {
+    fn missing_provisioner_is_reported_after_one_minute() {
         let waits = pod("False", WAITS);
         for (class, says) in [
             (Some("nowhere"), "the StorageClass nowhere does not exist"),
@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_missing_volume_after_ten_minutes() {
+    fn missing_volume_is_reported_after_ten_minutes() {
         let (waits, unscheduled_pod) = (pod("False", WAITS), Pod::default());
         let by = |more: Value| {
             let mut annotations = json!({ BY: "csi.example.com" });
@@ -352,7 +352,7 @@ mod tests {
 
     /// The scheduler does not name the unbound PVC. It may be another PVC of the pod, such as the PVC with the backup.
     #[test]
-    fn reports_other_unbound_pvc_of_pod_after_ten_minutes() {
+    fn other_unbound_pvc_of_pod_is_reported_after_ten_minutes() {
         let mut both = pod("False", WAITS);
         let volumes = both.spec.as_mut().and_then(|spec| spec.volumes.as_mut());
         let backup =

@@ -63,7 +63,7 @@ fn invariant_9_seed_is_verified_only_when_etcd_is_ready() {
 }
 
 #[test]
-fn reads_origin_of_data_from_pod_report() {
+fn origin_of_data_is_read_from_pod_report() {
     let origin = |suffix: &str| {
         let message = DONE.replace('}', suffix);
         reported(json!([container("fetch", ended(0, &message), json!({}))])).origin
@@ -78,7 +78,7 @@ fn reads_origin_of_data_from_pod_report() {
 }
 
 #[test]
-fn reports_error_of_fetch_until_it_runs_again() {
+fn fetch_error_is_reported_until_fetch_runs_again() {
     let failed = r#"{"result":"failed","reason":"SnapshotUnreadable","message":"sha256 differs"}"#;
     let waiting = json!({ "waiting": { "reason": "CrashLoopBackOff" } });
     let expected = Trouble::new(Reason::SnapshotUnreadable, "sha256 differs");
@@ -93,7 +93,7 @@ fn reports_error_of_fetch_until_it_runs_again() {
 }
 
 #[test]
-fn reports_why_seed_pod_cannot_start() {
+fn reason_of_seed_pod_that_cannot_start_is_reported() {
     let pull = json!({ "waiting": { "reason": "ImagePullBackOff", "message": "not found" } });
     let trouble = reported(json!([container("fetch", pull, json!({}))]))
         .trouble

@@ -116,7 +116,7 @@ async fn aborted_restore_sends_no_requests_to_seed() {
 
 /// A request for the hash takes half a second per GiB of the seed's database.
 #[tokio::test]
-async fn requests_no_hash_from_seed_with_other_backup() {
+async fn no_hash_is_requested_from_seed_with_other_backup() {
     for (sha256, expected) in [(SHA, 3), ("ffff", 2)] {
         let (requests, observation) = observed(&restore(), sha256).await;
         let is_other = contains_other_backup(&observation.snapshot);

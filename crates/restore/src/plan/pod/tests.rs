@@ -92,7 +92,7 @@ fn seed_containers_use_operator_and_member_images() {
 /// Invariant 14: credentials are files of a Secret that only one container mounts, and never environment variables or
 /// arguments.
 #[test]
-fn mounts_credentials_only_in_fetch_container() {
+fn credentials_are_mounted_only_in_fetch_container() {
     let pod = built(json!({}), &with_secret());
     let mounts = |container: &Value| {
         let all = container["volumeMounts"].as_array().unwrap();
@@ -176,7 +176,7 @@ fn seed_uses_volumes_of_cluster() {
 }
 
 #[test]
-fn mounts_backup_pvc_only_in_fetch_container() {
+fn backup_pvc_is_mounted_only_in_fetch_container() {
     let place = json!({ "claimName": "backups", "path": "etcd/main" });
     let place = StorageBlock::Pvc(serde_json::from_value(place).unwrap());
     let pod = built(json!({ "version": "3.6.16" }), &place);

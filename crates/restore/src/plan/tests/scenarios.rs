@@ -111,7 +111,7 @@ fn reason(plan: &Plan) -> Reason {
 
 /// Invariant 10: the seed's name is recorded before objects are created.
 #[test]
-fn records_seed_name_before_creating_objects() {
+fn restore_records_seed_name_before_creating_objects() {
     let restore = restore(|_| {});
     let record = Action::RecordIntent {
         seed: naming::seed(&restore),
@@ -122,7 +122,7 @@ fn records_seed_name_before_creating_objects() {
 }
 
 #[test]
-fn creates_cluster_only_if_backup_was_found() {
+fn restore_creates_cluster_only_if_backup_was_found() {
     let missing = Trouble::new(Reason::BackupMissing, "no object");
     let plan = check(
         &intended(),
@@ -140,7 +140,7 @@ fn creates_cluster_only_if_backup_was_found() {
 
 /// Invariant 1: if the EtcdCluster cannot be read, the restore does not assume that it is missing.
 #[test]
-fn waits_while_cluster_is_unknown() {
+fn restore_waits_while_cluster_is_unknown() {
     let mut snapshot = absent(Source::Ready(Box::default()));
     snapshot.cluster = Cluster::Unknown("timeout".into());
     check(&intended(), &snapshot, &Action::Nothing);
@@ -150,7 +150,7 @@ fn waits_while_cluster_is_unknown() {
 
 /// Invariant 9. Defect 2 of coreos/etcd-operator: it deleted the existing cluster first.
 #[test]
-fn rejects_existing_cluster_without_changes() {
+fn restore_rejects_existing_cluster_without_changing_it() {
     for lock in [None, Some("another-restore".to_owned())] {
         let snapshot = present(ClusterFacts {
             lock,
@@ -201,7 +201,7 @@ fn rejected_restore_does_not_start_after_cluster_deletion() {
 
 /// Invariant 10: the backup is recorded before it is used.
 #[test]
-fn records_backup_before_use() {
+fn restore_records_backup_before_using_it() {
     let mut restore = intended();
     restore.status.get_or_insert_default().backup = None;
     let mut snapshot = absent(Source::Ready(Box::default()));
@@ -216,7 +216,7 @@ fn records_backup_before_use() {
 
 /// While the restore holds the lock, a user removes the record of the backup.
 #[test]
-fn records_backup_again_after_user_removes_record() {
+fn restore_records_backup_again_after_user_removes_record() {
     let mut restore = intended();
     restore.status.get_or_insert_default().backup = None;
     for pod in [Pod::Absent, restored_pod()] {
@@ -229,7 +229,7 @@ fn records_backup_again_after_user_removes_record() {
 }
 
 #[test]
-fn prepares_seed_one_object_at_a_time() {
+fn restore_prepares_seed_one_object_at_a_time() {
     let mut snapshot = present(locked());
     check(&intended(), &snapshot, &Action::CreateService);
     snapshot.seed.service = Child::Present;
@@ -245,7 +245,7 @@ fn prepares_seed_one_object_at_a_time() {
 }
 
 #[test]
-fn waits_for_deletion_of_objects_with_seed_name() {
+fn restore_waits_for_deletion_of_objects_with_seed_name() {
     let mut snapshot = present(locked());
     snapshot.seed.service = Child::NameTaken;
     check(&intended(), &snapshot, &Action::Nothing);
@@ -291,7 +291,7 @@ fn seed_with_lower_revision_is_not_handed_over() {
 }
 
 #[test]
-fn reports_unreadable_snapshot() {
+fn restore_reports_unreadable_snapshot() {
     let pod = Pod::Present(PodFacts {
         trouble: Some(Trouble::new(Reason::SnapshotUnreadable, "sha256 differs")),
         ..PodFacts::default()
@@ -306,7 +306,7 @@ fn reports_unreadable_snapshot() {
 }
 
 #[test]
-fn releases_restore_lock_last() {
+fn restore_releases_its_lock_last() {
     let id = || Some(ID.to_owned());
     let snapshot = locked_with(restored_pod(), serves(100));
     // The finalizer delays a deletion of the EtcdRestore until the cluster is handed over.
@@ -336,7 +336,7 @@ fn releases_restore_lock_last() {
 }
 
 #[test]
-fn recreates_seed_lost_before_handover() {
+fn restore_recreates_seed_lost_before_handover() {
     let snapshot = locked_with(Pod::Absent, Serving::NotRead);
     check(&seed_verified(), &snapshot, &Action::CreatePod);
 }
@@ -367,7 +367,7 @@ fn ended_pods() -> [PodFacts; 2] {
 /// The operator replaces the pod, because no client can have written to the seed. The next pod finds the data on the
 /// volume, or restores the backup again.
 #[test]
-fn replaces_ended_pod_before_cutover() {
+fn ended_seed_pod_is_replaced_before_cutover() {
     for restore in [intended(), seed_verified(), with_finalizer(seed_verified())] {
         for (durable, pod) in [false, true].into_iter().zip(ended_pods()) {
             let mut snapshot = locked_with(Pod::Present(pod), serves(100));
@@ -387,7 +387,7 @@ fn replaces_ended_pod_before_cutover() {
 }
 
 #[test]
-fn pauses_before_replacing_recently_ended_pod() {
+fn restore_pauses_before_replacing_recently_ended_seed_pod() {
     let snapshot = locked_with(Pod::Present(ended(Life::EndedRecently)), Serving::NotRead);
     let plan = check(&intended(), &snapshot, &Action::Nothing);
     assert_eq!(plan.requeue, Some(POLL));
@@ -420,7 +420,7 @@ fn cluster_is_handed_over_even_if_seed_pod_has_ended() {
 
 /// Clients may write after the cluster ID is recorded, so a lost seed is not restored again.
 #[test]
-fn creates_no_pod_after_cluster_id_is_recorded() {
+fn restore_creates_no_pod_after_cluster_id_is_recorded() {
     let mut snapshot = present(ClusterFacts {
         cluster_id: Some(ID.into()),
         ..locked()
@@ -469,7 +469,7 @@ fn restore_succeeds_only_if_cluster_serves_backup_revision() {
 }
 
 #[test]
-fn reports_cluster_deleted_after_handover() {
+fn cluster_deleted_after_handover_is_reported() {
     let plan = check(
         &seed_verified(),
         &absent(Source::Ready(Box::default())),
@@ -479,7 +479,7 @@ fn reports_cluster_deleted_after_handover() {
 }
 
 #[test]
-fn rejects_invalid_spec_without_observation() {
+fn invalid_restore_is_rejected_without_observation() {
     let tape = restore(|r| r.spec.backup_storage_type = Some("Tape".into()));
     let plan = check(&tape, &absent(Source::NotRead), &Action::Nothing);
     assert_eq!(reason(&plan), Reason::InvalidSpec);

@@ -21,7 +21,7 @@ fn restore(scope: Option<&str>) -> EtcdRestore {
 }
 
 #[test]
-fn creates_cluster_with_lock_and_template_metadata() {
+fn created_cluster_has_lock_and_template_metadata() {
     let cluster = locked_cluster(&restore(None), EtcdClusterSpec::default());
     assert_eq!(
         cluster.annotations()["etcd.database.coreos.com/restore"],

@@ -58,7 +58,7 @@ fn invalid_secret_key_is_reported_with_remedy() {
 
 /// Invariant 14: keys are not printed.
 #[test]
-fn invariant_14_keys_are_not_printed() {
+fn invariant_14_s3_keys_are_not_printed() {
     let keys = S3Keys::from_secret(&secret(&[("credentials", CREDENTIALS)])).unwrap();
     let shown = format!("{:?}", S3Access::Keys(keys));
     assert!(

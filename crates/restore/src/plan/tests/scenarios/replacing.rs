@@ -127,7 +127,7 @@ fn cluster_is_locked_only_after_backup_check_and_records() {
 }
 
 #[test]
-fn records_replaced_cluster_again_after_its_recreation() {
+fn restore_records_replaced_cluster_again_after_its_recreation() {
     let mut snapshot = present(ClusterFacts {
         uid: "another-uid".into(),
         ..existing(false)
@@ -373,7 +373,7 @@ fn seed_does_not_join_while_old_members_are_unknown() {
 
 /// Invariant 9: the old members keep their data and continue to run until the verified seed exists again.
 #[test]
-fn recreates_seed_lost_at_cutover() {
+fn restore_recreates_seed_lost_at_cutover() {
     let restore = verified_seed();
     let running = [old("a", false, true)];
     check(
@@ -494,7 +494,7 @@ fn old_members_stop_only_for_verified_seed() {
 /// After the cutover, the old members still serve until they are stopped. Before that, no client can have written to
 /// the seed.
 #[test]
-fn replaces_ended_pod_while_old_members_run() {
+fn ended_seed_pod_is_replaced_while_old_members_run() {
     let running = [old("a", false, true), old("b", true, true)];
     for durable in [false, true] {
         for pod in ended_pods() {

@@ -110,7 +110,7 @@ fn seed_joins_only_with_verified_backup() {
 /// The seed is created again on its volume, and its backup is missing. No member serves clients, so the message
 /// contains the remedy.
 #[test]
-fn reports_seed_problem_with_remedy_after_old_members_stopped() {
+fn seed_problem_is_reported_with_remedy_after_old_members_stopped() {
     let without_backup = pod_with(|pod| {
         (pod.restored, pod.verified) = (None, false);
         pod.trouble = Some(Trouble::new(Reason::BackupMissing, "the backup is missing"));
@@ -134,7 +134,7 @@ fn reports_seed_problem_with_remedy_after_old_members_stopped() {
 
 /// Invariant 9: the deletion of the pod would also delete its terminating PersistentVolumeClaim and the data on it.
 #[test]
-fn keeps_seed_pod_on_terminating_volume() {
+fn seed_pod_on_terminating_volume_is_kept() {
     let bare = cut_over(&[], without_report());
     for pvc in [Child::NameTaken, Child::Absent] {
         let snapshot = durable(&bare, pvc);
@@ -195,7 +195,7 @@ fn recreated_volume_does_not_count_as_restored_data() {
 /// A kubelet may lose the report of a container that has succeeded. This container does not run again, so the operator
 /// replaces the pod as long as no client can have written to it.
 #[test]
-fn replaces_seed_without_report_before_client_writes() {
+fn seed_without_report_is_replaced_before_client_writes() {
     let running = [old("a", false, true)];
     for restore in [recorded(), verified_seed()] {
         let snapshot = preparing(without_report(), serves(100));
@@ -256,7 +256,7 @@ fn old_member_stops_after_seed_without_report_has_joined() {
 /// Invariant 17: the old member must stop, because clients can reach both clusters. The seed has joined and may already
 /// contain writes of clients.
 #[test]
-fn stops_old_member_after_services_select_faulty_seed() {
+fn old_member_stops_after_services_select_faulty_seed() {
     let late = [old("late", false, true)];
     let other = |cluster_id: &str, revision| Serving::Serves {
         cluster_id: cluster_id.into(),
@@ -306,7 +306,7 @@ fn stops_old_member_after_services_select_faulty_seed() {
 /// Another operator process may create the pod late, from a backup that it selected before a different backup was
 /// recorded.
 #[test]
-fn deletes_seed_with_other_backup_before_cutover() {
+fn seed_with_other_backup_is_deleted_before_cutover() {
     let fetches = pod_with(|pod| {
         (pod.restored, pod.verified) = (None, false);
         pod.other_backup = Some(OtherBackup::Fetches("s3://b/2 (recorded: s3://b/1)".into()));
