@@ -1,4 +1,5 @@
-//! What commands that change a cluster have in common: who manages the object, and how far a change is. Performs no I/O.
+//! Functions of all commands that change a cluster: the tool that manages the object, and the progress of a change.
+//! Performs no I/O.
 
 use api::EtcdCluster;
 use api::conditions::{ConditionType, find, is_true};
@@ -8,7 +9,7 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::console::Look;
 use crate::error::Error;
 
-/// The tool that applies the object from a repository, and that reverts changes of others.
+/// The GitOps tool that applies the object from a repository. The tool reverts changes by other clients.
 pub fn gitops_tool(metadata: &ObjectMeta) -> Option<&'static str> {
     let has = |key: &str| {
         let maps = [&metadata.labels, &metadata.annotations];
@@ -23,7 +24,7 @@ pub fn gitops_tool(metadata: &ObjectMeta) -> Option<&'static str> {
     has("meta.helm.sh/release-name").then_some("Helm")
 }
 
-/// A warning if a tool reverts the change of a field.
+/// A warning if a GitOps tool would revert the change of a field.
 pub fn gitops_warning(cluster: &EtcdCluster, field: &str) -> Option<String> {
     let tool = gitops_tool(&cluster.metadata)?;
     Some(format!(
@@ -31,12 +32,14 @@ pub fn gitops_warning(cluster: &EtcdCluster, field: &str) -> Option<String> {
     ))
 }
 
-/// Why the operator would not act on a change now: a pause or a restore.
+/// The error for a change that the operator would not apply now, because the cluster is paused or a restore is running.
 pub fn blocked(cluster: &EtcdCluster) -> Option<Error> {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
     if cluster.spec.paused {
         return Some(Error::refused(
-            format!("cluster {name} is paused (spec.paused), so the operator would do nothing"),
+            format!(
+                "cluster {name} is paused (spec.paused), so the operator would not apply this change"
+            ),
             format!("run `kubectl etcd resume {name}` first"),
         ));
     }
@@ -44,7 +47,7 @@ pub fn blocked(cluster: &EtcdCluster) -> Option<Error> {
     let is_locked = annotations.is_some_and(|all| all.contains_key(names::ANNOTATION_RESTORE));
     is_locked.then(|| {
         Error::refused(
-            format!("a restore of cluster {name} is running, so the operator would do nothing"),
+            format!("a restore of cluster {name} is running, so the operator would not apply this change"),
             "wait for the EtcdRestore (`kubectl get etcdrestores -o wide`), or delete it",
         )
     })
@@ -59,7 +62,7 @@ pub fn is_observed(cluster: &EtcdCluster) -> bool {
     observed.is_some() && observed == cluster.metadata.generation
 }
 
-/// One line about what the cluster is doing.
+/// One line about the state of the cluster and the next step of the operator.
 pub fn progress(cluster: &EtcdCluster) -> String {
     let Some(status) = &cluster.status else {
         return "no status yet".to_owned();
@@ -76,11 +79,11 @@ pub fn progress(cluster: &EtcdCluster) -> String {
     text
 }
 
-/// Whether the cluster is as its spec demands and `also` holds. A cluster that needs a user has failed.
+/// Done if the cluster matches its spec and `also` holds. Failed if the cluster needs an action of a user.
 pub fn look(cluster: &EtcdCluster, also: impl Fn(&EtcdCluster) -> bool) -> Look {
     let conditions = cluster.conditions();
     if !is_observed(cluster) {
-        return Look::Waiting("the operator has not yet seen the change".to_owned());
+        return Look::Waiting("the operator has not processed the change yet".to_owned());
     }
     if is_true(conditions, &ConditionType::Ready) && also(cluster) {
         return Look::Done(progress(cluster));

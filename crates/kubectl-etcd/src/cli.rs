@@ -4,22 +4,22 @@ use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
 
-/// See and drive the etcd clusters of etcd-operator.
+/// Show and change the etcd clusters of etcd-operator.
 ///
 /// Exit codes: 0 done; 1 failed; 2 wrong arguments; 3 refused or not confirmed, nothing changed; 4 a wait took too long;
 /// 5 the awaited object failed. `ctl` ends with the exit code of etcdctl.
 #[derive(Debug, Parser)]
 #[command(name = "kubectl-etcd", bin_name = "kubectl etcd", version)]
 pub struct Cli {
-    /// How to reach Kubernetes.
+    /// Options that select the Kubernetes cluster and the namespace.
     #[command(flatten)]
     pub connection: Connection,
-    /// The command.
+    /// The subcommand with its arguments.
     #[command(subcommand)]
     pub command: Command,
 }
 
-/// How to reach Kubernetes, as with kubectl.
+/// Options that select the Kubernetes cluster and the namespace, as in kubectl.
 #[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "Connection")]
 pub struct Connection {
@@ -34,13 +34,13 @@ pub struct Connection {
     pub kubeconfig: Option<PathBuf>,
 }
 
-/// Form of the output.
+/// Format of the output.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum Output {
-    /// For people.
+    /// A table.
     #[default]
     Table,
-    /// For people, with more columns.
+    /// A table with more columns.
     Wide,
     /// JSON.
     Json,
@@ -48,7 +48,7 @@ pub enum Output {
     Yaml,
 }
 
-/// Whether a change needs a confirmation.
+/// Options of commands that ask for a confirmation.
 #[derive(Clone, Copy, Debug, Default, Args)]
 pub struct Consent {
     /// Do not ask for a confirmation.
@@ -59,7 +59,7 @@ pub struct Consent {
     pub dry_run: bool,
 }
 
-/// Whether the command waits for the result.
+/// Options of commands that can wait for the result.
 #[derive(Clone, Debug, Args)]
 pub struct Waiting {
     /// Wait for the result and show the progress.
@@ -78,19 +78,19 @@ fn duration(text: &str) -> Result<std::time::Duration, String> {
 /// The commands.
 #[derive(Debug, Subcommand)]
 pub enum Command {
-    /// Show members, leader, database, alarms, certificates, backups, and what the operator does.
+    /// Show members, leader, database, alarms, certificates, backups, and the next step of the operator.
     ///
-    /// With a cluster, the members are asked through etcdctl in the container of a member. Without a cluster, the
-    /// command lists the clusters from their status.
+    /// If you name a cluster, the command queries its members with etcdctl in the container of a member. Otherwise, the
+    /// command lists all clusters with the values of their status.
     Status(StatusArgs),
     /// Run etcdctl in the container of a member, with endpoints and certificates set.
     ///
-    /// If the cluster has authentication (spec.auth), etcdctl of this machine runs instead, through a port-forward, with
-    /// user and password of the Secret in its environment.
+    /// If the cluster has authentication (spec.auth), the command runs the local etcdctl through a port-forward
+    /// instead. The environment of etcdctl contains user and password of the Secret.
     Ctl(CtlArgs),
-    /// Show the next step of the operator, what it waits for, and why it does no more.
+    /// Show the next step of the operator, what the operator waits for, and what blocks further changes.
     Plan(ClusterArgs),
-    /// Change the version of etcd after a check of the path.
+    /// Change the version of etcd, if the operator allows this upgrade or downgrade.
     Upgrade(UpgradeArgs),
     /// Stop all changes of the operator to a cluster (spec.paused).
     Pause(ChangeArgs),
@@ -100,7 +100,7 @@ pub enum Command {
     Hibernate(ChangeAndWaitArgs),
     /// Start a hibernated cluster again.
     Wake(ChangeAndWaitArgs),
-    /// Replace a member: delete its volume, so that the operator removes it and adds a new one.
+    /// Replace a member: delete its volume, so that the operator removes the member and adds a new member.
     Replace(ReplaceArgs),
     /// Defragment the members one at a time, the leader last.
     Defrag(DefragArgs),
@@ -108,13 +108,13 @@ pub enum Command {
     Compact(CompactArgs),
     /// Move leadership to another member.
     MoveLeader(MoveLeaderArgs),
-    /// Approve the recovery of a cluster that has lost its quorum, after a look at what would be lost.
+    /// Show what a recovery of a lost quorum would lose, and approve the recovery.
     Recover(ChangeAndWaitArgs),
     /// Make a backup now, with the store of an existing EtcdBackup or of the options.
     Backup(BackupArgs),
     /// Restore a cluster from a backup.
     Restore(RestoreArgs),
-    /// Show how well a backup is verified, or prove it by a restore into a temporary cluster.
+    /// Show how the operator verified a backup, or test the backup with a restore into a temporary cluster.
     Verify(VerifyArgs),
     /// Show the logs of the members or of the operators.
     Logs(LogsArgs),
@@ -135,10 +135,10 @@ pub struct StatusArgs {
     /// List the clusters of all namespaces.
     #[arg(short = 'A', long, conflicts_with = "cluster")]
     pub all_namespaces: bool,
-    /// Form of the output.
+    /// Format of the output.
     #[arg(short, long, value_enum, default_value_t)]
     pub output: Output,
-    /// Do not ask the members. Show the status that the operator has written.
+    /// Do not query the members. Show the status that the operator has written.
     #[arg(long)]
     pub offline: bool,
 }
@@ -154,7 +154,7 @@ pub struct CtlArgs {
     /// Pass standard input to etcdctl.
     #[arg(short = 'i', long)]
     pub stdin: bool,
-    /// Run etcdctl of this machine through a port-forward to the member.
+    /// Run the local etcdctl through a port-forward to the member.
     #[arg(long)]
     pub local: bool,
     /// Arguments of etcdctl, after `--`.
@@ -162,7 +162,7 @@ pub struct CtlArgs {
     pub args: Vec<String>,
 }
 
-/// A cluster.
+/// Arguments of commands that only name a cluster.
 #[derive(Debug, Args)]
 pub struct ClusterArgs {
     /// Name of the EtcdCluster.
@@ -174,36 +174,36 @@ pub struct ClusterArgs {
 pub struct UpgradeArgs {
     /// Name of the EtcdCluster.
     pub cluster: String,
-    /// The version, such as 3.6.16.
+    /// Target version, such as 3.6.16.
     #[arg(value_name = "TARGET")]
     pub target: String,
-    /// Whether to ask.
+    /// Options `--yes` and `--dry-run`.
     #[command(flatten)]
     pub consent: Consent,
-    /// Whether to wait.
+    /// Options `--wait` and `--timeout`.
     #[command(flatten)]
     pub waiting: Waiting,
 }
 
-/// A change of a cluster.
+/// Arguments of `pause` and `resume`.
 #[derive(Debug, Args)]
 pub struct ChangeArgs {
     /// Name of the EtcdCluster.
     pub cluster: String,
-    /// Whether to ask.
+    /// Options `--yes` and `--dry-run`.
     #[command(flatten)]
     pub consent: Consent,
 }
 
-/// A change of a cluster that takes time.
+/// Arguments of `hibernate`, `wake` and `recover`.
 #[derive(Debug, Args)]
 pub struct ChangeAndWaitArgs {
     /// Name of the EtcdCluster.
     pub cluster: String,
-    /// Whether to ask.
+    /// Options `--yes` and `--dry-run`.
     #[command(flatten)]
     pub consent: Consent,
-    /// Whether to wait.
+    /// Options `--wait` and `--timeout`.
     #[command(flatten)]
     pub waiting: Waiting,
 }
@@ -213,10 +213,10 @@ pub struct ChangeAndWaitArgs {
 pub struct ReplaceArgs {
     /// Name of the member, which is the name of its pod.
     pub member: String,
-    /// Whether to ask.
+    /// Options `--yes` and `--dry-run`.
     #[command(flatten)]
     pub consent: Consent,
-    /// Whether to wait.
+    /// Options `--wait` and `--timeout`.
     #[command(flatten)]
     pub waiting: Waiting,
 }
@@ -229,7 +229,7 @@ pub struct DefragArgs {
     /// Defragment only this member.
     #[arg(long, value_name = "MEMBER")]
     pub member: Option<String>,
-    /// Whether to ask.
+    /// Options `--yes` and `--dry-run`.
     #[command(flatten)]
     pub consent: Consent,
 }
@@ -242,7 +242,7 @@ pub struct CompactArgs {
     /// Number of the newest revisions to keep. There is no default, because only you know which history clients need.
     #[arg(long, value_name = "REVISIONS")]
     pub keep: u64,
-    /// Whether to ask.
+    /// Options `--yes` and `--dry-run`.
     #[command(flatten)]
     pub consent: Consent,
 }
@@ -255,7 +255,7 @@ pub struct MoveLeaderArgs {
     /// The member that becomes the leader [default: the healthy voter with the newest log].
     #[arg(long, value_name = "MEMBER")]
     pub to: Option<String>,
-    /// Whether to ask.
+    /// Options `--yes` and `--dry-run`.
     #[command(flatten)]
     pub consent: Consent,
 }
@@ -265,7 +265,7 @@ pub struct MoveLeaderArgs {
 pub struct BackupArgs {
     /// Name of the EtcdCluster.
     pub cluster: String,
-    /// The EtcdBackup whose store and Secret are used [default: the EtcdBackup of this cluster with the newest backup].
+    /// EtcdBackup whose store and Secret are used [default: the EtcdBackup of this cluster with the newest backup].
     #[arg(long, value_name = "ETCDBACKUP", conflicts_with_all = ["s3", "pvc"])]
     pub from: Option<String>,
     /// Name of the new EtcdBackup [default: the cluster, `manual`, and the time].
@@ -277,7 +277,7 @@ pub struct BackupArgs {
     /// Secret with the credentials for --s3.
     #[arg(long, value_name = "SECRET", requires = "s3")]
     pub aws_secret: Option<String>,
-    /// URL of a store for --s3 that is not AWS. The bucket is in the path of its URLs.
+    /// Endpoint of the store for --s3, if the store is not AWS. Requests have the bucket in the path of the URL.
     #[arg(long, value_name = "URL", requires = "s3")]
     pub endpoint: Option<String>,
     /// Store the backup on a PersistentVolumeClaim, at CLAIM/PATH.
@@ -286,10 +286,10 @@ pub struct BackupArgs {
     /// Compress the backup with Zstandard.
     #[arg(long)]
     pub zstd: bool,
-    /// Whether to ask.
+    /// Options `--yes` and `--dry-run`.
     #[command(flatten)]
     pub consent: Consent,
-    /// Whether to wait.
+    /// Options `--wait` and `--timeout`.
     #[command(flatten)]
     pub waiting: Waiting,
 }
@@ -297,9 +297,9 @@ pub struct BackupArgs {
 /// Arguments of `restore`.
 #[derive(Debug, Args)]
 pub struct RestoreArgs {
-    /// Name of the EtcdCluster to restore. A new name makes a copy.
+    /// Name of the EtcdCluster to restore. A new name creates a copy of the cluster.
     pub cluster: String,
-    /// The EtcdBackup with the backup.
+    /// EtcdBackup that made the backup.
     #[arg(long, value_name = "ETCDBACKUP")]
     pub from: String,
     /// Restore the newest backup that was complete at this time, such as 2026-11-20T18:00:00Z.
@@ -314,13 +314,14 @@ pub struct RestoreArgs {
     /// With --overwrite: keep the old volumes for at least this time, such as 24h.
     #[arg(long, value_name = "DURATION", requires = "overwrite", value_parser = duration_text)]
     pub keep_old_data: Option<String>,
-    /// Raise the revisions by this number, and mark the skipped ones as compacted. For clients that cache and watch.
+    /// Raise the revision of the restored cluster by this number, and mark the skipped revisions as compacted. Use this
+    /// option for clients that cache or watch keys.
     #[arg(long, value_name = "REVISIONS")]
     pub bump_revision: Option<i64>,
-    /// Whether to ask.
+    /// Options `--yes` and `--dry-run`.
     #[command(flatten)]
     pub consent: Consent,
-    /// Whether to wait.
+    /// Options `--wait` and `--timeout`.
     #[command(flatten)]
     pub waiting: Waiting,
 }
@@ -339,11 +340,11 @@ fn duration_text(text: &str) -> Result<String, String> {
 pub struct VerifyArgs {
     /// Name of the EtcdBackup.
     pub backup: String,
-    /// Prove the newest backup: restore it into a temporary cluster of one member, compare the revision, and delete the
+    /// Test the newest backup: restore it into a temporary cluster of one member, compare the revision, and delete the
     /// temporary cluster.
     #[arg(long)]
     pub rehearse: bool,
-    /// Whether to ask.
+    /// Options `--yes` and `--dry-run`.
     #[command(flatten)]
     pub consent: Consent,
     /// Time limit of the rehearsal, such as 15m.
@@ -356,19 +357,19 @@ pub struct VerifyArgs {
 pub struct LogsArgs {
     /// Name of the EtcdCluster.
     pub cluster: String,
-    /// Only this member.
+    /// Show only the log of this member.
     #[arg(long, value_name = "MEMBER", conflicts_with = "operators")]
     pub member: Option<String>,
-    /// The lines of the operators that name the cluster.
+    /// Show the log lines of the operators that name the cluster.
     #[arg(long)]
     pub operators: bool,
     /// Follow the logs until you stop the command.
     #[arg(short, long, conflicts_with_all = ["previous", "operators"])]
     pub follow: bool,
-    /// The logs of the previous containers.
+    /// Show the logs of the previous containers.
     #[arg(short, long)]
     pub previous: bool,
-    /// Number of the last lines of each container.
+    /// Number of last log lines of each container.
     #[arg(long, value_name = "LINES", default_value_t = 100)]
     pub tail: i64,
     /// Namespace of the operators [default: all namespaces].
@@ -381,7 +382,7 @@ pub struct LogsArgs {
 pub struct EventsArgs {
     /// Name of the EtcdCluster.
     pub cluster: String,
-    /// Only Warning Events.
+    /// Show only Warning Events.
     #[arg(long)]
     pub warnings: bool,
 }
@@ -391,7 +392,7 @@ pub struct EventsArgs {
 pub struct ReportArgs {
     /// Name of the EtcdCluster.
     pub cluster: String,
-    /// The file to write [default: etcd-report-NAMESPACE-CLUSTER-TIME.tar.gz].
+    /// File to write [default: etcd-report-NAMESPACE-CLUSTER-TIME.tar.gz].
     #[arg(short, long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     pub file: Option<PathBuf>,
     /// Number of the last lines of each log.

@@ -9,7 +9,7 @@ use crate::cli::{Consent, Output};
 use crate::error::{Error, Result};
 use crate::text::{Paint, Tone};
 
-/// Time between two looks at an object while a command waits.
+/// Time between two reads of an object while a command waits for it.
 const POLL: Duration = Duration::from_secs(1);
 
 /// Whether standard output shows colors: on terminals, unless NO_COLOR is set (https://no-color.org).
@@ -96,10 +96,10 @@ fn is_yes(answer: &str) -> bool {
     matches!(answer.trim().to_lowercase().as_str(), "y" | "yes")
 }
 
-/// What a look at an awaited object has found.
+/// The state of an object for which a command waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// The object is not there yet. The text describes its state.
+    /// The object has not reached the goal yet. The text describes its state.
     Waiting(String),
     /// The object has reached the goal.
     Done(String),

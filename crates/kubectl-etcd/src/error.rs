@@ -32,24 +32,24 @@ pub enum Error {
         verb: &'static str,
         /// The object, such as `etcdcluster/main in namespace prod`.
         object: String,
-        /// The answer.
+        /// The response of the API server, or the failure of the connection.
         #[source]
         source: Box<kube::Error>,
     },
     /// An object does not exist.
     #[error("{object} does not exist")]
     Missing {
-        /// The object.
+        /// The object, such as `etcdcluster/main`.
         object: String,
-        /// What to do.
+        /// What the user can do.
         remedy: String,
     },
     /// The command was refused before it changed anything.
     #[error("{message}")]
     Refused {
-        /// Why.
+        /// Why the command was refused.
         message: String,
-        /// What to do.
+        /// What the user can do.
         remedy: String,
     },
     /// A command in a container could not be started or did not end.
@@ -57,7 +57,7 @@ pub enum Error {
     Exec {
         /// Name of the pod.
         pod: String,
-        /// The cause.
+        /// Why etcdctl could not be run.
         message: String,
     },
     /// etcdctl ended with an error.
@@ -68,35 +68,35 @@ pub enum Error {
         /// The output of etcdctl.
         message: String,
     },
-    /// etcdctl of this machine cannot be used.
+    /// The local etcdctl cannot be started.
     #[error("etcdctl cannot be started on this machine")]
     Local(#[source] std::io::Error),
     /// A wait took longer than its time limit.
     #[error("{object} did not become {goal} within {seconds} s: {last}")]
     TimedOut {
-        /// The object.
+        /// The object, such as `etcdcluster/main`.
         object: String,
-        /// The state that was awaited.
+        /// The state for which the command waited, such as `ready`.
         goal: &'static str,
-        /// The time limit.
+        /// The time limit of the wait.
         seconds: u64,
-        /// The last state.
+        /// The last observed state of the object.
         last: String,
     },
     /// The object ended with a failure.
     #[error("{object} failed: {message}")]
     EndedBadly {
-        /// The object.
+        /// The object, such as `etcdcluster/main`.
         object: String,
-        /// The reason in its status.
+        /// The reason in the status of the object.
         message: String,
     },
     /// A file could not be written or read.
     #[error("{}", .path.display())]
     File {
-        /// The file.
+        /// Path of the file.
         path: PathBuf,
-        /// The cause.
+        /// Error of the operating system.
         #[source]
         source: std::io::Error,
     },
@@ -132,7 +132,7 @@ impl Error {
                 "install etcdctl of the version of the cluster, and add its directory to PATH".into(),
             ),
             Self::TimedOut { .. } => Some(
-                "the operator continues: read `kubectl etcd plan` for what it waits for, or wait longer with --timeout".into(),
+                "the operator continues its work: `kubectl etcd plan` names the cause of the delay. To wait longer, set --timeout".into(),
             ),
             Self::Etcdctl { .. } | Self::EndedBadly { .. } | Self::File { .. } | Self::Output(_) | Self::Format(_) => None,
         }
@@ -187,7 +187,7 @@ fn request_remedy(verb: &str, object: &str, source: &kube::Error) -> Option<Stri
             Some("correct the field that the message names".into())
         }
         kube::Error::Api(answer) if answer.code == 409 => {
-            Some("the object changed at the same time, or exists: run the command again".into())
+            Some("the object has changed meanwhile, or exists already: run the command again".into())
         }
         kube::Error::Api(_) => None,
         _ => Some("check that the API server of the context is reachable".into()),

@@ -47,7 +47,7 @@ pub fn needs_password(cluster: &EtcdCluster, args: &[String]) -> bool {
     !off && !names_user
 }
 
-/// Runs etcdctl for one member and returns its output. Commands of clusters with authentication run on this machine.
+/// Runs etcdctl for one member and returns its output. If the cluster has authentication, the local etcdctl runs.
 ///
 /// # Errors
 /// Fails if etcdctl cannot be run within the time limit. An exit code that is not 0 is no error.
@@ -115,7 +115,7 @@ pub async fn run_ok(
     })
 }
 
-/// The last line that is not empty: etcdctl writes log lines before its error.
+/// The last line that is not empty. etcdctl writes log lines before its error, so this line is the error.
 pub fn last_line(output: &str) -> &str {
     let mut lines = output.lines().rev().map(str::trim);
     lines.find(|line| !line.is_empty()).unwrap_or("no output")
@@ -153,7 +153,7 @@ pub async fn attach(
     exit_code(pod, status.as_ref())
 }
 
-/// Runs etcdctl of this machine with the input and the output of this program, and returns its exit code.
+/// Runs the local etcdctl with the input and the output of this program, and returns its exit code.
 ///
 /// # Errors
 /// Fails if the port-forward or etcdctl cannot be started, or if a Secret cannot be read.
@@ -219,7 +219,7 @@ fn failed(pod: &Pod, message: impl Into<String>) -> Error {
     }
 }
 
-/// Copies what a process writes. A slow reader of this program slows the process down.
+/// Copies the output of a process. If the reader of this output is slow, the process becomes slow too.
 async fn copy(from: Option<impl AsyncRead + Unpin>, mut to: impl Write) -> Result<()> {
     let Some(mut from) = from else {
         return Ok(());

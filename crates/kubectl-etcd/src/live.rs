@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 
-/// What one member has answered.
+/// The response of one member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveMember {
     /// Member ID, in hexadecimal without leading zeros, as in `status.memberDetails`.
@@ -33,7 +33,7 @@ pub struct LiveMember {
     pub errors: Vec<String>,
 }
 
-/// Parses the output. Members that did not answer are not in the list. `None` if the output is no such list.
+/// Parses the output of etcdctl. The list has only members that have answered. `None` if the output is no such list.
 pub fn parse(output: &str) -> Option<Vec<LiveMember>> {
     let begin = output.find('[')?;
     let value: Value = serde_json::from_str(output.get(begin..)?.trim()).ok()?;

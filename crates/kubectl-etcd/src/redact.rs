@@ -1,4 +1,5 @@
-//! Removes what may be secret from objects before they are written into a support bundle. Performs no I/O.
+//! Removes values that may be secret from objects before the objects are written into a support bundle. Performs no
+//! I/O.
 
 use serde_json::Value;
 

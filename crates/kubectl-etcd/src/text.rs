@@ -8,13 +8,13 @@ pub enum Tone {
     /// Without color.
     #[default]
     Plain,
-    /// As desired.
+    /// The desired state.
     Good,
-    /// Worth a look.
+    /// A state that a user should check.
     Warning,
     /// A problem.
     Bad,
-    /// Less important.
+    /// Less important text.
     Faint,
     /// A heading.
     Bold,

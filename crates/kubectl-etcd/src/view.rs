@@ -1,4 +1,4 @@
-//! What is known about a cluster: the status that the operator has written, the pods, and the answers of the members.
+//! The state of a cluster, from the status that the operator has written, the pods, and the answers of the members.
 //! Performs no I/O.
 
 mod build;
@@ -18,9 +18,9 @@ pub struct ClusterView {
     pub namespace: String,
     /// Name of the EtcdCluster.
     pub name: String,
-    /// What the cluster is doing, in one word.
+    /// The state of the cluster in one word, such as `Ready`.
     pub state: String,
-    /// Whether the cluster is as its spec demands.
+    /// Whether the cluster matches its spec.
     pub ready: bool,
     /// Whether a quorum answers and the client Service has an endpoint.
     pub available: bool,
@@ -43,7 +43,7 @@ pub struct ClusterView {
     pub desired_version: String,
     /// Where the numbers of the members come from.
     pub source: Source,
-    /// Why the members were not asked, or did not answer.
+    /// Why the plugin has not queried the members, or why they did not answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_problem: Option<String>,
     /// The members.
@@ -138,7 +138,7 @@ pub struct CertificateView {
     pub key: Option<String>,
     /// End of the validity.
     pub not_after: Timestamp,
-    /// Whether the end is near, as the operator reports it.
+    /// Whether the operator reports that the certificate expires soon.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_within: Option<String>,
 }
@@ -169,7 +169,7 @@ pub struct BackupView {
 pub struct ScheduleView {
     /// Name of the EtcdBackup.
     pub name: String,
-    /// Whether it makes a series of backups.
+    /// Whether the EtcdBackup makes backups periodically.
     pub periodic: bool,
     /// Reason of the condition `Complete`.
     pub state: String,
@@ -189,9 +189,9 @@ pub struct ScheduleView {
 pub struct Problem {
     /// Type of the condition.
     pub condition: String,
-    /// Its reason.
+    /// Reason of the condition.
     pub reason: String,
-    /// Its message, which says what to do.
+    /// Message of the condition, which says what to do.
     pub message: String,
     /// Whether the condition is only an advice.
     pub advice: bool,

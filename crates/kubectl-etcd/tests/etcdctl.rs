@@ -1,4 +1,4 @@
-//! The output of a real etcdctl about real members is understood.
+//! Tests that the plugin parses the output of a real etcdctl for real members.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::process::Command;
@@ -7,7 +7,7 @@ use etcd::testing::{EtcdProcess, Programs, Start, built};
 use k8s_openapi::api::core::v1::Pod;
 use kubectl_etcd::{live, members};
 
-/// Runs etcdctl of this minor release as the program runs it in the container of a member.
+/// Runs etcdctl of a minor release with the arguments that the plugin uses in the container of a member.
 fn etcdctl(minor: &str, endpoints: &[String], args: &[&str]) -> std::process::Output {
     let program = built(&format!("etcd-{minor}-"), "etcdctl");
     let program = program.expect("etcdctl is not built: run `cargo xtask testbed build`");

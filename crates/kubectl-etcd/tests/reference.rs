@@ -1,4 +1,4 @@
-//! The reference page is up to date, and the commands in the documents exist.
+//! Tests that the reference page is up to date, and that the commands in the documents exist.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::fs;

@@ -31,7 +31,7 @@ pub(super) async fn run(access: &Access, args: &BackupArgs) -> Result<()> {
     say(&format!("etcdbackup/{name} is created"))?;
     if !args.waiting.wait {
         return say(&format!(
-            "follow it with `kubectl -n {} get etcdbackup {name} -o wide --watch`",
+            "follow the backup with `kubectl -n {} get etcdbackup {name} -o wide --watch`",
             access.namespace
         ));
     }
@@ -90,7 +90,7 @@ fn new_backup(args: &BackupArgs, existing: &[EtcdBackup], suffix: &str) -> Resul
     Ok(EtcdBackup::new(&name, spec))
 }
 
-/// A spec without a store.
+/// A spec of an EtcdBackup without a store.
 fn empty(storage_type: StorageType) -> EtcdBackupSpec {
     EtcdBackupSpec {
         etcd_endpoints: Vec::new(),
@@ -111,7 +111,8 @@ fn empty(storage_type: StorageType) -> EtcdBackupSpec {
     }
 }
 
-/// The EtcdBackup whose store is used: the given one, or the one of this cluster with the newest backup.
+/// The EtcdBackup whose store is used. This is the named EtcdBackup, or the EtcdBackup of this cluster with the newest
+/// backup.
 fn template<'a>(
     cluster: &str,
     existing: &'a [EtcdBackup],

@@ -1,4 +1,5 @@
-//! `report`: a support bundle. It contains no Secrets: none is read, and objects are redacted.
+//! `report`: writes a support bundle. The bundle contains no Secrets, because the command reads none and redacts all
+//! objects.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -57,7 +58,7 @@ pub(super) async fn run(access: &Access, args: &ReportArgs) -> Result<()> {
     let size = bundle.write(&file, now)?;
     say(&format!("{} ({})", file.display(), bytes(size)))?;
     say(
-        "it contains no Secret. Before you share it, check the logs and specs for passwords that you have written there yourself",
+        "the report contains no Secret. Before you share the report, check its logs and specs for passwords",
     )
 }
 
@@ -141,7 +142,7 @@ impl Bundle {
         self.text(name, lines.join("\n"));
     }
 
-    /// Notes a part that could not be read. The other parts are written.
+    /// Records a part that could not be read. The bundle contains the other parts.
     fn missing(&mut self, name: &str, error: &Error) {
         let line = format!("{name}: {}", error.chain());
         note(&format!("not in the report: {line}"));

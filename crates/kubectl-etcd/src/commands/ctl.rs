@@ -1,4 +1,4 @@
-//! `ctl`: etcdctl for a cluster.
+//! `ctl`: runs etcdctl for a cluster.
 
 use crate::access::Access;
 use crate::cli::CtlArgs;
@@ -14,7 +14,7 @@ pub(super) async fn run(access: &Access, args: &CtlArgs) -> Result<u8> {
     if args.local || etcdctl::needs_password(&cluster, &args.args) {
         if !args.local {
             note(&format!(
-                "the cluster has authentication: etcdctl of this machine runs, through a port-forward to pod {}",
+                "the cluster has authentication: the local etcdctl runs through a port-forward to pod {}",
                 pod.name_any()
             ));
         }

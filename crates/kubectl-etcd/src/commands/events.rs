@@ -1,4 +1,4 @@
-//! `events`: the Events of a cluster and of its objects.
+//! `events`: prints the Events of a cluster and of its objects.
 
 use api::names;
 use api::{EtcdBackup, EtcdRestore};

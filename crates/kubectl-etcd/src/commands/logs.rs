@@ -1,4 +1,4 @@
-//! `logs`: the logs of members, and the lines of the operators about a cluster.
+//! `logs`: prints the logs of members, or the log lines of the operators that name a cluster.
 
 use futures::{AsyncBufReadExt, StreamExt, TryStreamExt, stream};
 use k8s_openapi::api::core::v1::Pod;

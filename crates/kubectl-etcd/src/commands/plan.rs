@@ -1,4 +1,4 @@
-//! `plan`: what the operator does next, and why it does no more.
+//! `plan`: the next step of the operator, and the obstacles that block further changes.
 
 use api::EtcdCluster;
 use jiff::Timestamp;
@@ -12,7 +12,7 @@ use crate::error::Result;
 use crate::text::{Paint, Tone, distance};
 use crate::view::ClusterView;
 
-/// Number of problems in the past that are shown.
+/// Maximum number of past problems that the command prints.
 const SHOWN_PROBLEMS: usize = 5;
 
 pub(super) async fn run(access: &Access, name: &str) -> Result<()> {
@@ -48,7 +48,7 @@ fn explanation(cluster: &EtcdCluster, view: &ClusterView, now: Timestamp, paint:
     section(
         &mut lines,
         paint,
-        "Why the operator does no more:",
+        "Obstacles that block the operator:",
         obstacles(cluster, view),
     );
     section(&mut lines, paint, "Last problems:", history(cluster, now));
@@ -80,7 +80,7 @@ fn section(lines: &mut Vec<String>, paint: Paint, title: &str, content: Vec<Stri
     lines.extend(content.into_iter().map(|line| format!("  {line}")));
 }
 
-/// What the operator still has to change.
+/// The differences between the spec and the cluster, which the operator still has to change.
 fn differences(cluster: &EtcdCluster, view: &ClusterView) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(running) = view
@@ -112,7 +112,7 @@ fn differences(cluster: &EtcdCluster, view: &ClusterView) -> Vec<String> {
     found
 }
 
-/// Why the operator does not continue, with the remedies.
+/// The obstacles that block the operator, with their remedies.
 fn obstacles(cluster: &EtcdCluster, view: &ClusterView) -> Vec<String> {
     let mut found = Vec::new();
     if let Some(error) = blocked(cluster) {

@@ -19,7 +19,7 @@ use crate::error::{Error, Result};
 use crate::text::duration;
 use crate::view::{ClusterView, Source};
 
-/// Time limit until the operator has noticed that an old approval is removed.
+/// Time limit of the wait until the operator has noticed that an old approval was removed.
 const WITHDRAWAL_LIMIT: Duration = Duration::from_mins(2);
 
 pub(super) async fn run(access: &Access, args: &ChangeAndWaitArgs) -> Result<()> {
@@ -69,13 +69,13 @@ fn cluster_to_recover(cluster: &EtcdCluster) -> Result<String> {
     let Some(id) = status.cluster_id else {
         return Err(Error::refused(
             format!("cluster {name} has never formed, so there is nothing to recover"),
-            format!("`kubectl etcd plan {name}` names what it waits for"),
+            format!("`kubectl etcd plan {name}` names the cause of the delay"),
         ));
     };
     if is_true(cluster.conditions(), &ConditionType::Available) {
         return Err(Error::refused(
             format!("a quorum of cluster {name} answers, so there is nothing to recover"),
-            "to go back to older data, use `kubectl etcd restore` with --overwrite",
+            "to return to older data, use `kubectl etcd restore` with --overwrite",
         ));
     }
     if let Some(error) = blocked(cluster) {
@@ -87,13 +87,13 @@ fn cluster_to_recover(cluster: &EtcdCluster) -> Result<String> {
     if running.is_some() {
         return Err(Error::refused(
             format!("a recovery of cluster {name} is in progress"),
-            format!("follow it with `kubectl etcd plan {name}`"),
+            format!("follow the recovery with `kubectl etcd plan {name}`"),
         ));
     }
     Ok(id)
 }
 
-/// What is known about the loss, for the decision of the user.
+/// The members, volumes and writes that are lost. The user decides with this text.
 fn losses(cluster: &EtcdCluster, view: &ClusterView, claims: &[PersistentVolumeClaim]) -> String {
     let mut lines = vec![format!(
         "cluster {} ({}) has no quorum",
@@ -159,7 +159,7 @@ fn losses(cluster: &EtcdCluster, view: &ClusterView, claims: &[PersistentVolumeC
 /// Compares the newest backup with the surviving data.
 fn backup_advice(view: &ClusterView, newest: Option<u64>) -> String {
     let Some(backup) = &view.last_backup else {
-        return "no backup is known".to_owned();
+        return "no backup of the cluster is known".to_owned();
     };
     let revision = backup
         .revision
@@ -188,7 +188,9 @@ fn withdrawal(cluster: &EtcdCluster) -> Look {
     if stale.is_none() && !cluster.annotations().contains_key(ANNOTATION_RECOVER) {
         Look::Done(String::new())
     } else {
-        Look::Waiting("the operator forgets the old approval".to_owned())
+        Look::Waiting(
+            "the operator has not noticed yet that the old approval was removed".to_owned(),
+        )
     }
 }
 

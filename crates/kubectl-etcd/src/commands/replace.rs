@@ -15,7 +15,8 @@ use crate::console::{Look, confirm, say, wait};
 use crate::error::{Error, Result};
 use crate::view::ClusterView;
 
-/// Smallest size of a cluster in which a member without a volume can be replaced: the others must form a quorum.
+/// Smallest size of a cluster in which a member without a volume can be replaced. In a smaller cluster, the other
+/// members form no quorum.
 const SMALLEST_WITHOUT_VOLUMES: usize = 3;
 
 pub(super) async fn run(access: &Access, args: &ReplaceArgs) -> Result<()> {
@@ -88,7 +89,7 @@ where
     })
 }
 
-/// Refuses a replacement that could cost the quorum.
+/// Refuses a replacement if the cluster could lose its quorum.
 fn check(cluster: &EtcdCluster, view: &ClusterView, member: &str, has_volume: bool) -> Result<()> {
     if let Some(error) = blocked(cluster) {
         return Err(error);

@@ -42,7 +42,7 @@ pub(super) async fn run(access: &Access, args: &RestoreArgs) -> Result<()> {
     say(&format!("etcdrestore/{name} is created"))?;
     if !args.waiting.wait {
         return say(&format!(
-            "follow it with `kubectl -n {} get etcdrestore {name} -o wide --watch`",
+            "follow the restore with `kubectl -n {} get etcdrestore {name} -o wide --watch`",
             access.namespace
         ));
     }
@@ -93,7 +93,7 @@ pub(super) fn choose(backup: &EtcdBackup, before: Option<Timestamp>) -> Result<C
         }),
         _ => Err(Error::refused(
             format!("EtcdBackup {name} has no complete backup"),
-            format!("`kubectl etcd verify {name}` shows why"),
+            format!("`kubectl etcd verify {name}` shows the cause"),
         )),
     }
 }
@@ -118,7 +118,7 @@ fn check(args: &RestoreArgs, view: Option<&ClusterView>) -> Result<()> {
     Ok(())
 }
 
-/// What the restore changes.
+/// Describes the changes and losses of the restore, for the confirmation.
 fn effect(
     args: &RestoreArgs,
     view: Option<&ClusterView>,
@@ -135,7 +135,7 @@ fn effect(
     let mut lines = vec![format!("backup: {}, {revision}, {age}", chosen.location)];
     let Some(view) = view else {
         lines.push(format!(
-            "cluster {} does not exist: it gets the spec in the manifest of the backup",
+            "cluster {} does not exist: the new cluster gets the spec in the manifest of the backup",
             args.cluster
         ));
         return lines.join("\n");

@@ -1,4 +1,4 @@
-//! `status`: members, database, alarms, certificates, backups, and what the operator does.
+//! `status`: prints members, database, alarms, certificates, backups, and the next step of the operator.
 
 use std::time::Duration;
 
@@ -66,8 +66,8 @@ pub(super) async fn one(access: &Access, name: &str, offline: bool) -> Result<Cl
     }))
 }
 
-/// Asks all members through etcdctl in the container of one of them. Most releases of etcd need no user for this request.
-/// If etcd rejects the request, each member is asked by etcdctl of this machine, with the user of the Secret.
+/// Queries all members with etcdctl in the container of one member. Most releases of etcd need no user for this
+/// request. If etcd rejects the request, the local etcdctl queries each member with the user of the Secret.
 async fn ask(access: &Access, cluster: &EtcdCluster, pods: &[Pod]) -> LiveAnswer {
     let name = cluster.name_any();
     let pod = match members::choose(&name, pods, None) {
@@ -102,7 +102,7 @@ fn request() -> Vec<String> {
     words.map(str::to_owned).into()
 }
 
-/// Asks each member on its own, with the user of the Secret.
+/// Queries each member separately, with the user of the Secret.
 async fn ask_each(access: &Access, cluster: &EtcdCluster, pods: &[Pod]) -> LiveAnswer {
     let running = pods.iter().filter(|pod| members::is_running(pod));
     let asked = running.map(async |pod| {
@@ -128,7 +128,7 @@ async fn ask_each(access: &Access, cluster: &EtcdCluster, pods: &[Pod]) -> LiveA
     LiveAnswer::Answers(answers, problem)
 }
 
-/// The views of many clusters, from their status. The members are not asked.
+/// The views of many clusters, from their status. Queries no members.
 async fn all(access: &Access, all_namespaces: bool) -> Result<Vec<ClusterView>> {
     let clusters: Vec<EtcdCluster> = listed(access, all_namespaces, "etcdclusters").await?;
     let backups: Vec<EtcdBackup> = listed(access, all_namespaces, "etcdbackups")

@@ -1,4 +1,4 @@
-//! `pause`, `resume`, `hibernate` and `wake`: two fields of the spec.
+//! `pause`, `resume`, `hibernate` and `wake`: change `spec.paused` or `spec.hibernate`.
 
 use api::EtcdCluster;
 use serde_json::json;
@@ -20,7 +20,7 @@ pub(super) async fn pause(access: &Access, args: &ChangeArgs, on: bool) -> Resul
     }
     if on {
         note(&format!(
-            "while cluster {name} is paused, the operator changes and repairs nothing: lost members stay lost"
+            "while cluster {name} is paused, the operator changes and repairs nothing. It does not replace lost members"
         ));
     }
     if let Some(warning) = gitops_warning(&cluster, "spec.paused") {
@@ -49,7 +49,7 @@ pub(super) async fn hibernate(access: &Access, args: &ChangeAndWaitArgs, on: boo
         }
         if on {
             note(&format!(
-                "all members of cluster {name} stop, and clients get errors until you wake it. The volumes stay"
+                "all members of cluster {name} stop, and clients get errors until you wake the cluster. The volumes are kept"
             ));
         }
         if let Some(warning) = gitops_warning(&cluster, "spec.hibernate") {
@@ -79,7 +79,7 @@ pub(super) async fn hibernate(access: &Access, args: &ChangeAndWaitArgs, on: boo
     })
 }
 
-/// Why the operator could not hibernate or wake the cluster.
+/// The error if the operator could not hibernate or wake the cluster.
 fn hibernation_refused(cluster: &EtcdCluster, on: bool) -> Option<Error> {
     if on && !cluster.spec.is_durable() {
         return Some(Error::refused(

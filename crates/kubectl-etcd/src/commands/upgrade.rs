@@ -1,4 +1,4 @@
-//! `upgrade`: checks the path, and changes `spec.version`.
+//! `upgrade`: checks that the version change is allowed, and changes `spec.version`.
 
 use api::EtcdCluster;
 use api::conditions::{ConditionType, is_true};
@@ -47,7 +47,7 @@ pub(super) async fn run(access: &Access, args: &UpgradeArgs) -> Result<()> {
     say(&format!("cluster {name} runs {target}: {end}"))
 }
 
-/// The change, as it is shown before the confirmation.
+/// The text about the version change, which the command shows before the confirmation.
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
     text: String,
@@ -73,10 +73,12 @@ fn plan(cluster: &EtcdCluster, target: &EtcdVersion, now: Timestamp) -> Result<P
     let way =
         direction(&running, target).map_err(|refused| refusal(&running, target, name, refused))?;
     let step = match way {
-        UpgradeDirection::Within if running == *target => "it runs the target already".to_owned(),
-        UpgradeDirection::Within => "patch release, reversible at any time".to_owned(),
+        UpgradeDirection::Within if running == *target => {
+            "the cluster already runs this version".to_owned()
+        }
+        UpgradeDirection::Within => "patch release, can be rolled back at any time".to_owned(),
         UpgradeDirection::Up => {
-            "next minor release, reversible until the last member has changed".to_owned()
+            "next minor release, can be rolled back until the last member has changed".to_owned()
         }
         UpgradeDirection::Down => "previous minor release, with the downgrade of etcd".to_owned(),
     };
@@ -98,7 +100,7 @@ fn refusal(running: &EtcdVersion, target: &EtcdVersion, name: &str, refused: Str
             Error::refused(
                 refused,
                 format!(
-                    "go step by step: {running} → {}. Begin with `kubectl etcd upgrade {name} {} --wait`",
+                    "upgrade in steps: {running} → {}. Begin with `kubectl etcd upgrade {name} {} --wait`",
                     all.join(" → "),
                     first.unwrap_or_default()
                 ),
@@ -128,8 +130,10 @@ fn warnings(cluster: &EtcdCluster, target: &EtcdVersion, now: Timestamp) -> Vec<
     }
     match status.last_backup.and_then(|backup| backup.time) {
         Some(time) => found.push(format!("last backup: {}", distance(time.0, now))),
-        None => found
-            .push("warning: no backup is known. Make one with `kubectl etcd backup`".to_owned()),
+        None => found.push(
+            "warning: no backup of the cluster is known. Make a backup with `kubectl etcd backup`"
+                .to_owned(),
+        ),
     }
     found.extend(gitops_warning(cluster, "spec.version"));
     found
@@ -203,7 +207,7 @@ mod tests {
     fn rollback_of_started_upgrade_starts_from_running_version() {
         let plan = planned("3.6.16", "3.5.35", "3.5.35").unwrap();
         assert!(
-            plan.is_change && plan.text.contains("it runs the target already"),
+            plan.is_change && plan.text.contains("the cluster already runs this version"),
             "{}",
             plan.text
         );

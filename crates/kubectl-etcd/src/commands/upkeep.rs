@@ -1,5 +1,5 @@
-//! `defrag`, `compact` and `move-leader`: etcdctl for one member after the other. The operator has schedules for upkeep
-//! (docs/upkeep.md); these commands are the documented way by hand.
+//! `defrag`, `compact` and `move-leader`: run etcdctl for one member after the other. The operator does the same work
+//! on a schedule (docs/upkeep.md). These commands are the documented way to do it manually.
 
 use std::time::Duration;
 
@@ -42,7 +42,7 @@ async fn see(access: &Access, name: &str) -> Result<Seen> {
     })
 }
 
-/// Refuses work on a cluster of which a member does not answer.
+/// Refuses the command if a member of the cluster does not answer.
 fn all_answer(view: &ClusterView) -> Result<()> {
     let name = &view.name;
     if view.source == Source::Status {
@@ -87,7 +87,7 @@ fn is_leader(view: &ClusterView, member: &MemberView) -> bool {
     view.leader.as_deref() == Some(member.name.as_str())
 }
 
-/// The members to defragment, the leader last.
+/// The members to defragment in order. The leader is the last.
 fn defrag_order(view: &ClusterView, only: Option<&str>) -> Result<Vec<String>> {
     let mut order: Vec<&MemberView> = view
         .members
@@ -140,7 +140,7 @@ pub(super) async fn defrag(access: &Access, args: &DefragArgs) -> Result<()> {
         }
         let before = size_of(&seen.view, member);
         note(&format!(
-            "member {member}: {} in its file, defragmentation begins",
+            "member {member}: defragmentation of its database file of {} begins",
             bytes(before)
         ));
         at(
@@ -184,7 +184,7 @@ pub(super) async fn compact(access: &Access, args: &CompactArgs) -> Result<()> {
     let command = ["compaction", revision.as_str(), "--command-timeout=25s"];
     at(access, &seen, &member, &command, LIMIT).await?;
     say(&format!(
-        "compacted to revision {target}. The file of a member becomes smaller with `kubectl etcd defrag {name}`"
+        "compacted to revision {target}. To shrink the database files of the members, run `kubectl etcd defrag {name}`"
     ))
 }
 
@@ -233,14 +233,15 @@ pub(super) async fn move_leader(access: &Access, args: &MoveLeaderArgs) -> Resul
     ))
 }
 
-/// The voter that becomes the leader: the given one, or the one with the newest log. `None` if there is no other voter.
+/// The voter that becomes the leader: the named member, or the voter with the newest log. `None` if there is no other
+/// voter.
 fn successor<'a>(view: &'a ClusterView, to: Option<&str>) -> Result<Option<&'a MemberView>> {
     let is_voter = |member: &&MemberView| member.role.as_deref() == Some("Voter");
     if let Some(name) = to {
         let member = view.members.iter().find(|member| member.name == name);
         let reason = match member {
             None => "is not a member",
-            Some(member) if is_leader(view, member) => "is the leader already",
+            Some(member) if is_leader(view, member) => "is already the leader",
             Some(member) if !is_voter(&member) => "has no vote",
             Some(member) => return Ok(Some(member)),
         };
@@ -334,7 +335,7 @@ mod tests {
         assert_eq!(successor(&all, None).unwrap().unwrap().name, "c");
         assert_eq!(successor(&all, Some("b")).unwrap().unwrap().name, "b");
         for (to, part) in [
-            ("a", "leader already"),
+            ("a", "already the leader"),
             ("d", "no vote"),
             ("z", "not a member"),
         ] {

@@ -1,4 +1,5 @@
-//! `verify`: what is known about the backups of an EtcdBackup, and a rehearsal of a restore (docs/production.md).
+//! `verify`: prints how the operator verified the backups of an EtcdBackup, and rehearses a restore
+//! (docs/production.md).
 
 use api::conditions::{ConditionType, find};
 use api::restore::ClusterTemplate;
@@ -23,7 +24,7 @@ pub(super) async fn run(access: &Access, args: &VerifyArgs) -> Result<()> {
     choose(&backup, None).map(|_| ())
 }
 
-/// What the operator has verified.
+/// The list of backups, and the checks that the operator has made.
 fn known(backup: &EtcdBackup, now: Timestamp, paint: Paint) -> String {
     let status = backup.status.clone().unwrap_or_default();
     let conditions = backup.conditions();
@@ -106,7 +107,7 @@ async fn rehearse(access: &Access, args: &VerifyArgs, backup: &EtcdBackup) -> Re
     let copy = format!("verify-{}", suffix(Timestamp::now()));
     let restore = rehearsal(&copy, &args.backup, original.as_ref(), version.as_deref());
     say(&format!(
-        "rehearsal: cluster {copy} of one member is created from {}, compared, and deleted. No other cluster changes",
+        "rehearsal: the backup {} is restored into a temporary cluster {copy} of one member, and compared. Then cluster {copy} is deleted. No other cluster changes",
         chosen.location
     ))?;
     if !confirm("Start the rehearsal?", args.consent)? {
@@ -135,8 +136,8 @@ async fn rehearse(access: &Access, args: &VerifyArgs, backup: &EtcdBackup) -> Re
     say(&format!("{} in {took} s", outcome?))
 }
 
-/// The EtcdRestore of a rehearsal. The copy has one member, and none of the settings that reach outside: backups,
-/// Services, certificates, network policies.
+/// The EtcdRestore of a rehearsal. The temporary cluster has one member. It has no settings that affect other systems:
+/// backups, Services, certificates, NetworkPolicies.
 fn rehearsal(
     copy: &str,
     backup: &str,

@@ -1,4 +1,4 @@
-//! A port of this machine that leads to the client port of a member, through the API server.
+//! Forwards a local port through the API server to the client port of a member.
 
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt};

@@ -1,5 +1,5 @@
-//! Runs etcdctl of this machine through a port-forward. User and password are in its environment, the certificates in a
-//! directory that only the user can read and that is deleted at the end.
+//! Runs the local etcdctl through a port-forward. The environment of etcdctl contains user and password. The
+//! certificates are in a directory that only the user can read, which is deleted at the end.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,7 @@ use crate::access::Access;
 use crate::error::{Error, Result};
 use crate::members;
 
-/// etcdctl with its environment. The files and the forwarded port exist as long as the value.
+/// etcdctl with its environment. The certificate files and the forwarded port exist until the value is dropped.
 struct Prepared {
     command: Command,
     _files: TempDir,
@@ -53,7 +53,7 @@ pub(super) async fn attach(
     Ok(code(status.code()))
 }
 
-/// The exit code. A process that a signal ended has none.
+/// The exit code. If a signal ended the process, the process has no exit code, and the result is 1.
 fn code(code: Option<i32>) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }

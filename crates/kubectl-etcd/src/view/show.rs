@@ -161,7 +161,7 @@ pub fn details(view: &ClusterView, wide: bool, now: Timestamp, paint: Paint) -> 
     if !view.up_to_date {
         line(
             "Note",
-            "the operator has not yet reconciled the newest spec, so the status is about an older one",
+            "the operator has not reconciled the newest spec yet, so the status belongs to an older spec",
         );
     }
     if let Some(why) = &view.source_problem {

@@ -1,4 +1,4 @@
-//! Commands that change an EtcdCluster or delete a volume.
+//! Tests of the commands that change an EtcdCluster or delete a volume.
 
 use api::EtcdCluster;
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;

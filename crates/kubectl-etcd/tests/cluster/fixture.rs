@@ -26,7 +26,7 @@ pub(crate) struct Fixture {
     pub(crate) folder: TempDir,
 }
 
-/// The end of a command.
+/// The result of a command that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: i32,

@@ -1,4 +1,4 @@
-//! Commands about backups, restores, Events, logs and the report.
+//! Tests of the commands for backups, restores, Events, logs and the report.
 
 use std::io::Read;
 

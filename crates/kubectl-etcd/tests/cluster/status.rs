@@ -1,4 +1,4 @@
-//! `status`, `plan`, `ctl`, and errors of the connection.
+//! Tests of `status`, `plan` and `ctl`, and of errors of the connection.
 
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use serde_json::{Value, json};
