@@ -201,7 +201,7 @@ async fn survivor_snapshot_of_other_cluster_or_older_revision_is_rejected() {
     loss.refuses(
         &newer,
         Reason::SnapshotUnreadable,
-        "when the operator chose it",
+        "when the operator chose the member",
     )
     .await;
     let mut silent = loss.fetch(ours, revision);

@@ -74,7 +74,10 @@ impl OpenedSource {
             Err(error) => return Err(trouble(&error)),
         };
         if object.size > MANIFEST_LIMIT {
-            return Err(unreadable_manifest(&key, "it is larger than 4 MiB"));
+            return Err(unreadable_manifest(
+                &key,
+                "the manifest is larger than 4 MiB",
+            ));
         }
         let mut content = Vec::new();
         while let Some(chunk) = object.chunks.next().await {

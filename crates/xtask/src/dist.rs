@@ -130,7 +130,9 @@ fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
     // The origin is read first. The next commands write files, and would mark the checkout as modified.
     let origin = Origin::of_checkout(&options.version, options.source.as_deref())?;
     if origin.source.is_none() {
-        progress::say("labels and provenance will not name the source: set --source URL");
+        progress::say(
+            "the labels and the provenance of the release will not name the source: set --source URL",
+        );
     }
     let helm = programs::helm()?;
     let olm_validate = programs::olm_validate()?;

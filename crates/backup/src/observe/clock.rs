@@ -17,7 +17,7 @@ pub(super) async fn difference(client: &Client) -> Result<SignedDuration, Troubl
     let difference = runtime::clock::difference(client).await;
     let difference = difference.map_err(|error| unknown(error.to_string()))?;
     difference.ok_or_else(|| {
-        unknown("its response has no valid Date header: check the proxies between the operator and the API server".to_owned())
+        unknown("the response of the API server has no valid Date header: check the proxies between the operator and the API server".to_owned())
     })
 }
 

@@ -213,7 +213,7 @@ fn check_chosen(arguments: &Fetch, sha256: &str) -> Result<(), Trouble> {
     }
     let chosen = arguments.sha256.as_deref().unwrap_or_default();
     Err(unreadable(&format!(
-        "its SHA-256 is {sha256}, but that of the chosen backup is {chosen}: the backup was overwritten"
+        "the SHA-256 of the snapshot is {sha256}, but the SHA-256 of the chosen backup is {chosen}: the backup was overwritten"
     )))
 }
 
@@ -264,7 +264,7 @@ async fn from_member(
     let contents = verify(&intake.finish().await?, None)?;
     if contents.revision < survivor.revision {
         return Err(unreadable(&format!(
-            "it has revision {}, but the member had revision {} when the operator chose it",
+            "the snapshot has revision {}, but the member had revision {} when the operator chose the member",
             contents.revision, survivor.revision
         )));
     }
@@ -347,7 +347,9 @@ pub(super) fn verify(
     manifest: Option<&BackupManifest>,
 ) -> Result<Contents, Trouble> {
     if !inspected.trailer {
-        return Err(unreadable("the checksum from etcd at its end is missing"));
+        return Err(unreadable(
+            "the checksum from etcd at the end of the snapshot is missing",
+        ));
     }
     if let Some(manifest) = manifest {
         compare(inspected, manifest)?;
@@ -370,13 +372,13 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
     let sha256 = hex::encode(inspected.sha256);
     if !manifest.sha256.is_empty() && !manifest.sha256.eq_ignore_ascii_case(&sha256) {
         return Err(unreadable(&format!(
-            "its SHA-256 is {sha256}, but the manifest has {}",
+            "the SHA-256 of the snapshot is {sha256}, but the manifest has {}",
             manifest.sha256
         )));
     }
     if u64::try_from(manifest.size).ok() != Some(inspected.size) {
         return Err(unreadable(&format!(
-            "it has {} bytes, but the manifest has {}",
+            "the snapshot has {} bytes, but the manifest has {}",
             inspected.size, manifest.size
         )));
     }
@@ -384,7 +386,7 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
     // revisions differ if the store is empty, or if it was compacted beyond the last key.
     if !(inspected.revision..=inspected.store_revision()).contains(&manifest.revision) {
         return Err(unreadable(&format!(
-            "it has revision {}, but the manifest has {}",
+            "the snapshot has revision {}, but the manifest has {}",
             inspected.revision, manifest.revision
         )));
     }

@@ -100,7 +100,7 @@ fn beginning(arriving: &mut mpsc::Receiver<Bytes>) -> Bytes {
 }
 
 fn damaged(error: &std::io::Error) -> Trouble {
-    unreadable(&format!("it cannot be decompressed ({error})"))
+    unreadable(&format!("the snapshot cannot be decompressed ({error})"))
 }
 
 struct Download {

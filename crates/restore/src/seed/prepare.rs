@@ -130,7 +130,7 @@ fn or_changed(paths: &Paths, trouble: Trouble) -> Trouble {
 
 fn changed(snapshot: &Path) -> Trouble {
     let _ = fs::remove_file(snapshot);
-    unreadable("it changed on the volume after it was fetched")
+    unreadable("the snapshot changed on the volume after the fetch")
 }
 
 fn check_database(path: &Path, expected: &Contents) -> Result<(), Trouble> {

@@ -34,7 +34,7 @@ pub(super) fn files() -> Result<Vec<Text>> {
 fn replace(text: &mut String, from: &str, to: &str) -> Result<()> {
     match text.matches(from).count() {
         1 => *text = text.replacen(from, to, 1),
-        count => bail!("expected once, found {count} times: {from}"),
+        count => bail!("the text must occur once, but occurs {count} times: {from}"),
     }
     Ok(())
 }

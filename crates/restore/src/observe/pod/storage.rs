@@ -87,7 +87,7 @@ fn cause(
         } else {
             let others = others.join(", ");
             let why = format!(
-                "it has {class}, or the scheduler means PersistentVolumeClaim {others} of the seed's pod ({scheduler})"
+                "the PersistentVolumeClaim has {class}, or the scheduler means PersistentVolumeClaim {others} of the seed's pod ({scheduler})"
             );
             (why, changed, VOLUME_TIMEOUT)
         });
@@ -95,7 +95,8 @@ fn cause(
     // Each failed attempt updates the PVC. The time limit therefore counts from the creation of the PVC, not from its
     // last change.
     if FAILED.iter().any(|text| scheduler.contains(text)) {
-        let why = format!("no volume of {class} is created for it ({scheduler})");
+        let why =
+            format!("no volume of {class} is created for the PersistentVolumeClaim ({scheduler})");
         return Some((why, created, VOLUME_TIMEOUT));
     }
     if let Some(provisioner) = provisioner.filter(|_| scheduler.contains(UNBOUND) || selected) {
@@ -105,7 +106,9 @@ fn cause(
         return Some((why, changed, VOLUME_TIMEOUT));
     }
     if only_volume_missing(scheduler) {
-        let why = format!("no node can provide a volume of {class} for it ({scheduler})");
+        let why = format!(
+            "no node can provide a volume of {class} for the PersistentVolumeClaim ({scheduler})"
+        );
         return Some((why, changed, VOLUME_TIMEOUT));
     }
     None
@@ -134,8 +137,8 @@ fn named(pvc: &PersistentVolumeClaim) -> Option<&str> {
 
 fn no_provisioner(pvc: &PersistentVolumeClaim) -> String {
     match named(pvc) {
-        None => "it names no StorageClass, and there is no default one".to_owned(),
-        Some("") => "its storageClassName is empty, which requires an existing volume, and no volume matches".to_owned(),
+        None => "the PersistentVolumeClaim names no StorageClass, and there is no default StorageClass".to_owned(),
+        Some("") => "the storageClassName of the PersistentVolumeClaim is empty, which requires an existing volume, and no volume matches".to_owned(),
         Some(name) => format!(
             "the StorageClass {name} does not exist or has no provisioner, and no existing volume matches"
         ),
@@ -230,8 +233,14 @@ mod tests {
         let waits = pod("False", WAITS);
         for (class, says) in [
             (Some("nowhere"), "the StorageClass nowhere does not exist"),
-            (None, "names no StorageClass, and there is no default one"),
-            (Some(""), "its storageClassName is empty"),
+            (
+                None,
+                "names no StorageClass, and there is no default StorageClass",
+            ),
+            (
+                Some(""),
+                "the storageClassName of the PersistentVolumeClaim is empty",
+            ),
         ] {
             let (after, message) = reported(&waits, &pvc(class, &json!({}))).unwrap();
             assert_eq!(after, 60, "{class:?}");
