@@ -212,7 +212,7 @@ mod tests {
         assert!(summarize(&good, 4).is_err(), "keys are missing");
         let again = [answer(1, 0, 1), answer(2, 2, 3), answer(1, 4, 5)];
         assert!(summarize(&again, 3).is_err());
-        // The last read started before the new cluster responded.
+        // The last read returned the old cluster, but started before the new cluster responded. This order is allowed.
         let crossed = [answer(1, 0, 1), answer(2, 4, 5), answer(1, 3, 6)];
         assert!(summarize(&crossed, 3).is_ok());
     }

@@ -227,7 +227,7 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         return abandon(Verdict::Failed(trouble));
     }
     let next = plan_attempt(backup, begun, snapshot, now);
-    // The next reconcile must happen at the deadline or earlier.
+    // The operator must reconcile the EtcdBackup again at its deadline or earlier.
     let remaining = deadline(backup, snapshot, now).map(|deadline| until(deadline, now));
     let requeue = next.requeue.into_iter().chain(remaining).min();
     Plan { requeue, ..next }

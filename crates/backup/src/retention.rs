@@ -114,7 +114,8 @@ pub fn surplus<'a>(
     verified: Numbered,
     now: Timestamp,
 ) -> Vec<&'a Found> {
-    // A backup that is newer than `verified` may be incomplete. It does not count for the rules and is not deleted.
+    // A backup that is newer than `verified` may be incomplete. The rules do not count such a backup, and the removal
+    // does not delete it.
     let mut known: Vec<&Found> = backups
         .iter()
         .filter(|found| found.parts <= verified)

@@ -177,8 +177,8 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
     if !backup.spec.is_periodic() {
         status.backups = vec![newest(status)];
     } else if rules(backup).is_none() {
-        // With retention rules, the list is written only after the rules were applied. If the list lacks the newest
-        // backup, the plan therefore applies the rules.
+        // Without retention rules, the new backup is added to `status.backups` at once. With rules, the plan writes
+        // this list after it has applied the rules.
         let newest = newest(status);
         status
             .backups

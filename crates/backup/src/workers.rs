@@ -279,7 +279,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         // The slot is occupied until this function returns.
         let slot = tokio::select! {
             slot = self.slots.acquire(place) => slot,
-            // The task is canceled. It runs without a slot, in order to clean up.
+            // A canceled task runs without a slot, in order to clean up its upload.
             () = cancelled.cancelled() => None,
         };
         let waits = job.records_attempts() && slot.is_some();
@@ -292,7 +292,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         if let Some(start) = start {
             self.wait_for_record(&start, cancelled).await?;
         }
-        // After a panic, the task must not remain in the state Running.
+        // The worker catches a panic of the task. Otherwise the task would remain in the state Running.
         let run = AssertUnwindSafe(job.run(progress, cancelled)).catch_unwind();
         tokio::pin!(run);
         let outcome = tokio::select! {
@@ -323,7 +323,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         let _ = self.changes.send(());
         tokio::select! {
             () = start.notified() => Ok(()),
-            // The task is canceled. It runs, in order to clean up.
+            // A canceled task runs without a recorded attempt, in order to clean up its upload.
             () = cancelled.cancelled() => Ok(()),
             () = tokio::time::sleep(self.limits.record_timeout) => Err(Trouble::new(
                 Reason::StepFailed,

@@ -81,7 +81,8 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, fault: Option<Fault>
                         body.len()
                     );
                     let _ = client.write_all(answer.as_bytes()).await;
-                    // The proxy first reads the rest of the request. Otherwise the client would not read the answer.
+                    // The proxy first reads the remaining bytes of the request. Otherwise the client would not read the
+                    // response.
                     let drain = async { while matches!(client.read(&mut up).await, Ok(1..)) {} };
                     let _ = tokio::time::timeout(Duration::from_millis(300), drain).await;
                     return;

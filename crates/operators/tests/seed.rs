@@ -300,7 +300,7 @@ async fn interrupted_restore_reuses_fetched_snapshot() {
     let half = world.volume.path().join("restore/data/member/snap");
     std::fs::create_dir_all(&half).unwrap();
     std::fs::write(half.join("db"), "half").unwrap();
-    // The second start does not fetch the backup again, so it works although the backup was deleted.
+    // The second start reuses the fetched snapshot, so it succeeds although the backup was deleted.
     world.store().await.delete("a/backup").await.unwrap();
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
     // The arguments may name another location of the same backup. The snapshot is still reused.

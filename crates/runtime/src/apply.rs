@@ -254,8 +254,8 @@ where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
 {
     let name = seen.name_any();
-    // Invariant 11: an object without a UID does not come from the API server. It is not deleted, because another
-    // object may have its name.
+    // Invariant 11: an object without a UID does not come from the API server. The operator does not delete such an
+    // object, because another object may have its name.
     let Some(uid) = seen.uid() else {
         return Ok(Deleted::Changed);
     };

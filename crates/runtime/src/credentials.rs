@@ -260,7 +260,7 @@ fn text(secret: &Secret, key: &str) -> Result<String, String> {
     let value = value.ok_or_else(|| format!("has no key {key}: add it"))?;
     let text = String::from_utf8(value.0.clone());
     let text = text.map_err(|_| format!("has a key {key} that is not UTF-8 text: correct it"))?;
-    // Editors and `echo` append a line break. It is not part of the password.
+    // Editors and `echo` append a line break, which is not part of the password.
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {
         return Err(format!("has an empty key {key}: set its value"));

@@ -335,7 +335,8 @@ mod tests {
             let message = claim("etcd-operator", namespace);
             json!({ "type": MANAGED, "status": status, "reason": reason, "message": message })
         };
-        // Each row has a condition, and whether an operator in `ops` with each of the three scopes has written it.
+        // Each row has a condition and three results. A result is true if an operator in `ops` with this scope has
+        // written the condition.
         for (report, expected) in [
             (report("True", "Namespaced", "ops"), [true, false, false]),
             (report("True", "ClusterWide", "ops"), [false, true, true]),

@@ -78,7 +78,7 @@ impl Times {
         // The second field is the name of the program in parentheses. It may contain spaces.
         let (_, rest) = process.rsplit_once(')')?;
         let fields: Vec<&str> = rest.split_whitespace().collect();
-        // The first of the remaining fields has the number 3.
+        // The fields after the program name start with field number 3.
         let field = |number: usize| fields.get(number - 3).copied();
         let ticks = |number: usize| field(number)?.parse::<f64>().ok();
         let start: i64 = field(22)?.parse().ok()?;

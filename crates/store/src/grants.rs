@@ -83,7 +83,7 @@ impl Grants {
                 without_endpoint("gs", gcs.endpoint.as_deref(), &gcs.path),
             ),
             StorageSource::Abs(abs) => ("absSecret", abs_place(abs)),
-            // These stores never use the operator's identity.
+            // OSS, PersistentVolumeClaims and local directories never use the operator's identity.
             StorageSource::Oss(_) | StorageSource::Pvc(_) | StorageSource::Local(_) => {
                 return Ok(());
             }
@@ -250,7 +250,7 @@ mod tests {
                 "{rejected}"
             );
             assert!(rejected.contains("set spec.s3.awsSecret"), "{rejected}");
-            // With a Secret, and in the operator's own namespace, no grant is needed.
+            // No grant is needed if the object names a Secret, or is in the operator's own namespace.
             assert_eq!(granted.check("team-a", &source, false), Ok(()));
             assert_eq!(granted.check("operators", &source, true), Ok(()));
         }

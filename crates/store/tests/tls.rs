@@ -46,7 +46,7 @@ async fn untrusted_certificate_is_reported() {
     let plain = server.config("bucket");
     assert!(server.endpoint.starts_with("https://"));
 
-    // No client trusts the CA of this server.
+    // None of the clients trusts the CA that signed the certificate of this server.
     let other = authority(tempfile::tempdir().unwrap().path());
     let stores: Vec<(&str, Box<dyn Store>)> = vec![
         ("S3", Box::new(S3Store::new(plain.clone()).await.unwrap())),

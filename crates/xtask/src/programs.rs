@@ -111,8 +111,9 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
-    // An older patch release, for tests of updates within a minor release. It is built without tools, because no test
-    // restores with it. Its name has another prefix than the newer release, because tests find the programs by prefix.
+    // This is an older patch release, for tests of updates within a minor release. It is built without tools, because
+    // no test restores with it. Tests find the programs by the prefix of their name, so this release has its own
+    // prefix.
     Module {
         name: "etcd-older-3.5",
         builds: &[ETCD_ALONE],
@@ -151,7 +152,7 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
-    // The program that checks the history of `cargo xtask soak`.
+    // This program checks the history of `cargo xtask soak`.
     Module {
         name: "linearize",
         builds: &[Build {

@@ -189,7 +189,7 @@ impl Run {
         }
         let no_testbed = options.unit || options.place.context.is_some();
         if !no_testbed {
-            // This check comes before compiling, so that missing requirements are reported at once.
+            // The machine is checked before the tests are compiled, so that missing requirements are reported at once.
             preflight::check(&checkout::run_folder(), options.place.platform.ip_family())?;
         }
         let kubernetes = options.place.platform.kubernetes()?;
@@ -483,7 +483,8 @@ fn e2e_vars(prepared: Prepared) -> Result<Vec<(String, String)>> {
     let mut vars = prepared.vars;
     vars.extend([
         (RUN_LOCK.to_owned(), lock.display().to_string()),
-        // With this setting, kubectl and helm collect garbage less often, like the daemons of the testbed.
+        // With this value of GOGC, kubectl and helm collect garbage less often. The daemons of the testbed have the
+        // same value.
         ("GOGC".to_owned(), testbed::GOGC.to_owned()),
     ]);
     Ok(vars)

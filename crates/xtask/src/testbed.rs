@@ -362,7 +362,8 @@ fn clean(run_folder: &Path) -> Result<()> {
     if let Some(state) = state {
         slot::release(state.slot, run_folder);
     }
-    // Only if no other testbed is up, because the removal of a folder would also unmount other testbeds' mounts on it.
+    // The covered folders are removed only if no other testbed is up. The removal of a folder would also unmount the
+    // mounts of other testbeds on it.
     slot::if_alone(run_folder, network::remove_covered);
     Ok(())
 }

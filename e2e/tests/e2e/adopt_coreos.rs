@@ -107,7 +107,7 @@ fn service(owner: &Value, name: &str, headless: bool) -> Value {
     if headless {
         service["spec"]["clusterIP"] = json!("None");
         service["spec"]["ports"] = json!([port("client", 2379), port("peer", 2380)]);
-        // Before Kubernetes 1.21, the old operator set this with an annotation.
+        // Before Kubernetes 1.21, the annotation above had the effect of this field.
         service["spec"]["publishNotReadyAddresses"] = json!(true);
     }
     service

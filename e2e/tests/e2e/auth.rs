@@ -150,7 +150,7 @@ async fn password_changes_and_backup_keeps_its_own(
         },
     )
     .await?;
-    // No reconcile is triggered: the operator must read the Secret in its regular interval of a minute.
+    // The test triggers no reconcile, because the operator must read the Secret in its regular interval of a minute.
     await_password(sandbox, "c", SECOND).await?;
     ensure!(
         !accepts_password(sandbox, "c", FIRST).await?,

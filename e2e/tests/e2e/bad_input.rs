@@ -105,7 +105,7 @@ async fn invalid_clusters_are_rejected_or_reported() {
 
         let version = newest_version(&sandbox.env)?;
         let unreal = "{size: 1, version: \"3.6.999\"}";
-        // This field has no effect, because the operator does not support it.
+        // The field `busyboxImage` has no effect, because the operator does not support it.
         let later = format!("{{size: 1, version: \"{version}\", pod: {{busyboxImage: busybox}}}}");
         // The named Secrets do not exist. The operator must not start a member without the requested encryption.
         let secret = format!(
@@ -204,7 +204,7 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     let periodic = object(kind, "a", periodic);
     ensure_rejected(sandbox, &periodic, "backupIntervalInSecond").await?;
 
-    // The same EtcdBackup completes when its Secret is correct. Before, the Secret is missing, then it lacks a key, and
+    // One EtcdBackup completes after its Secret is corrected. First the Secret is missing, then it lacks a key, and
     // then it contains wrong credentials.
     let secret = backup(sandbox, "secret", &bucket.name, "one")?;
     let secret = secret.replace("awsSecret: aws,", "awsSecret: keys,");

@@ -136,7 +136,7 @@ async fn a_seed(sandbox: &Sandbox) -> Result<()> {
         .await_event(Kind::EtcdCluster, "durable", &["MemberPromoted"])
         .await?;
 
-    // Only the PVC is deleted. Kubernetes delays its deletion until the operator has replaced the member.
+    // The test deletes only the PVC. Kubernetes delays the deletion until the operator has replaced the member.
     let writer = Writer::start(sandbox, "durable").await?;
     writer.await_more(10).await?;
     sandbox

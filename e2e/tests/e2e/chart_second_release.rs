@@ -65,7 +65,7 @@ async fn installs_without_flags(first: &Sandbox, second: &Sandbox) -> Result<()>
     ensure_owner(first, &first.namespace).await?;
     manages_a_cluster(first).await?;
     manages_a_cluster(second).await?;
-    // Both releases can be upgraded.
+    // An upgrade of each release succeeds.
     install(second, &[]).await?;
     install(first, &[]).await?;
     ensure_owner(first, &first.namespace).await

@@ -95,7 +95,7 @@ async fn ensure_one_backup_restored(
     let id = field(winner, "/status/clusterID").as_str();
     let id = id.context("no cluster ID is recorded")?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    // Until its next reconcile, the cluster operator reports the previous cluster.
+    // The cluster operator still reports the previous cluster until it reconciles the EtcdCluster.
     await_object(
         &clusters,
         cluster,

@@ -192,7 +192,7 @@ impl<'a> Table<'a> {
     /// Waits until all objects are as before.
     async fn await_as_before(&self) -> Result<()> {
         let mut triggered = Instant::now();
-        // Without this trigger, the operator would read Secrets only once a minute.
+        // The test triggers a reconcile, because the operator otherwise reads Secrets only once a minute.
         self.sandbox.trigger_reconcile(self.cluster).await?;
         until("everything is restored", DEADLINE, async || {
             if triggered.elapsed() > READ_TRIGGER_INTERVAL {

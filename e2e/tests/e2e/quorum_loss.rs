@@ -231,7 +231,8 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let (old, survivor) = (before.cluster_id.clone(), before.survivor.clone());
     is_recovered(sandbox, before, "Annotation").await?;
 
-    // The annotation with the old cluster ID remains. It must not start a second recovery.
+    // The annotation with the old cluster ID remains on the EtcdCluster. The operator must not start a second recovery
+    // because of it.
     let after = sandbox.await_members("c", 3).await?;
     let annotations = after.metadata.annotations.clone().unwrap_or_default();
     ensure!(annotations.get(APPROVE) == Some(&old));
@@ -296,7 +297,7 @@ async fn canceled(sandbox: &Sandbox) -> Result<()> {
     await_one_volume_per_member(sandbox, &ready_members(&before.object)).await?;
     await_event(sandbox, "RecoveryCancelled", "answers again").await?;
 
-    // The approval that is set here belongs to an earlier loss.
+    // The annotation approves an earlier loss, so the operator reports it as stale.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the approval is stale";
     await_object(&clusters, "c", what, DEADLINE, |object| {
@@ -372,7 +373,7 @@ async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
     approve(sandbox, &before.cluster_id).await?;
     is_recovered(sandbox, before, "Annotation").await?;
     let members = ready_members(&sandbox.await_members("c", 3).await?);
-    // No volume of the old cluster remains.
+    // The operator has deleted all volumes of the old cluster.
     await_one_volume_per_member(sandbox, &members).await
 }
 

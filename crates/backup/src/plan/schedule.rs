@@ -67,7 +67,7 @@ impl Schedule {
         now: Timestamp,
     ) -> Next {
         match &self.rule {
-            // The first backup starts at once, because no earlier backup exists.
+            // If no backup exists yet, the first backup starts at once.
             Rule::Every(_) if last.is_none() => Next::Due,
             Rule::Every(interval) => self.every(*interval, last.unwrap_or(created), seed, now),
             Rule::At(cron) => self.at(cron, last.unwrap_or(created), seed, now),

@@ -236,7 +236,7 @@ mod tests {
             order(usable(answers.clone(), &given, Some(&listed))),
             ["own-2", "own-1"]
         );
-        // Without a quorum, there is no member list.
+        // Without a quorum, etcd returns no member list. The operator then uses only the given URLs.
         assert_eq!(order(usable(answers, &given, None)), ["a-service", "own-1"]);
     }
 

@@ -454,7 +454,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         let transfer = case.transfer("slow", uid);
         case.workers.enqueue(("n", uid), transfer, || true);
     }
-    // Only ready transfers time out.
+    // Only a transfer that has a slot and waits for its record can time out.
     let timed_out = |case: &Case, uid: &String| {
         let state = case.workers.observe(uid);
         assert_eq!(state.recorded_count, None, "{uid}");
@@ -468,7 +468,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         all.iter().all(|uid| timed_out(case, uid))
     })
     .await;
-    // The last transfer has waited for a slot.
+    // The last transfer has waited for a slot while the other transfers waited for their records.
     let queue_time = |uid: &String| case.workers.observe(uid).queue_time;
     let (last, others) = all.split_last().unwrap();
     assert!(queue_time(last) >= record_timeout, "{:?}", queue_time(last));

@@ -209,7 +209,7 @@ async fn backup_succeeds_with_dead_endpoint_and_without_quorum() {
         times.push(began.elapsed());
     }
 
-    // Without a quorum there is no member list, but a backup is possible.
+    // Without a quorum, etcd returns no member list. A backup is still possible.
     for member in &mut members {
         if member.name != "m1" {
             member.kill();

@@ -38,7 +38,8 @@ pub(super) async fn forward(access: &Access, pod: &Pod, to: u16) -> Result<Forwa
                     return;
                 };
                 if let Some(mut stream) = forwarder.take_stream(to) {
-                    // The end of a connection is no error: etcdctl closes its connections in this way.
+                    // The end of a connection is no failure, because etcdctl ends its connections without notice. An
+                    // error is therefore ignored.
                     let _ = copy_bidirectional(&mut connection, &mut stream).await;
                 }
             });

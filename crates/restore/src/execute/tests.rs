@@ -420,7 +420,7 @@ async fn seed_pod_created_after_handover_is_deleted() {
         (None, false),
     ];
     for (now, stays) in all {
-        // The first reads of the EtcdCluster may fail.
+        // The operator retries its read of the EtcdCluster if the first reads fail.
         for fails in [0, 2] {
             let now = now.clone();
             let (requests, outcome) = Box::pin(executed(

@@ -106,8 +106,8 @@ mod tests {
         let switched = cluster(Some(TLS_ONLY), ACCEPTS_PLAINTEXT);
         assert_eq!(policy(&switched, None, true), tls(TLS_ONLY));
         assert_eq!(policy(&switched, None, false), tls(TLS_ONLY));
-        // While the restore holds the lock, the settings of the seed take precedence. The recorded settings belong to
-        // the old cluster.
+        // While the restore holds the lock, the TLS settings of the seed take precedence. The settings in the status
+        // belong to the old cluster.
         let plain = seed("u", "null");
         assert_eq!(policy(&switched, Some(&plain), true), None);
         assert_eq!(policy(&switched, Some(&plain), false), tls(TLS_ONLY));
@@ -118,7 +118,7 @@ mod tests {
             .and_then(|it| it.bootstrap.as_mut());
         bootstrap.unwrap().token = "restore-1".into();
         assert_eq!(policy(&cut_over, Some(&plain), false), None);
-        // The pod of another owner is ignored.
+        // The TLS settings of a pod with another owner are ignored.
         let foreign = seed("another", "null");
         assert_eq!(policy(&switched, Some(&foreign), true), tls(TLS_ONLY));
         assert_eq!(

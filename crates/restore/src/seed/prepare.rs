@@ -172,8 +172,8 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
         token,
         bump_revision,
     } = settings;
-    // With `--mark-compacted`, watches from before the restore fail. Without it, a client could continue its watch
-    // although the history has changed.
+    // With `--mark-compacted`, watches from before the restore fail. Without this flag, a client could continue its
+    // watch although the history has changed.
     let bump = bump_revision.map(|by| {
         [
             format!("--bump-revision={by}"),

@@ -47,7 +47,7 @@ impl HttpClient for Transport {
             .map_err(|_| azure_core::Error::message(ErrorKind::DataConversion, "unknown status"))?;
         let mut headers = Headers::new();
         for (name, value) in answer.headers() {
-            // With this header, the store could make the client wait without limit.
+            // The header `retry-after` is removed, because the store could make the client wait without limit.
             if name.as_str().contains("retry-after") {
                 continue;
             }

@@ -152,7 +152,7 @@ impl Sink for S3Sink {
         if id.is_empty() {
             return Err(Error::Other("the upload has no ID".to_owned()));
         }
-        // The upload now exists. It is recorded, so that it is aborted after a failure.
+        // The store has created the upload. The upload is recorded, so that it is aborted after a failure.
         let _ = self.started.set(StartedUpload { id, with_crc32c });
         store
             .protection
@@ -332,8 +332,9 @@ impl Upload for S3Upload {
 
     async fn commit(mut self: Box<Self>) -> Result<Committed, Error> {
         let committed = match self.parts.finish().await? {
-            // With encryption or locks, even a small object is a multipart upload. The store then confirms the
-            // encryption and the lock before it receives data. For a single request, the object would already exist.
+            // With encryption or locks, even a small object is a multipart upload, because the store then confirms the
+            // encryption and the lock before it receives data. After a single request without confirmation, the object
+            // would already exist.
             Written::Whole(content) if self.sink.store.protection.is_enabled() => {
                 self.sink.begin().await?;
                 let part = self.sink.send(1, content).await?;

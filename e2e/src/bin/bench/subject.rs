@@ -117,7 +117,7 @@ fn stateful_set(name: &str, version: &str, size: usize) -> String {
         "spec": {"clusterIP": "None", "publishNotReadyAddresses": true, "selector": labels,
                  "ports": [{"name": "client", "port": 2379}, {"name": "peer", "port": 2380}]},
     });
-    // The client Service. It has the same name as the operator's client Service.
+    // The client Service has the same name as the client Service of the operator.
     let client = json!({
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": format!("{name}-client"), "labels": labels},
         "spec": {"selector": labels, "ports": [{"name": "client", "port": 2379}]},

@@ -121,7 +121,7 @@ async fn linearity_check_accepts_unanswered_write_with_and_without_effect() {
     // The write may take effect between two reads.
     let reads = [get("a", (9, 10), 10), get("b", (11, 12), 11)];
     accepted(&[&writes[..], &reads].concat()).await;
-    // But after a read of the new value, no later read may return the old value.
+    // After a read of the new value, no later read may return the old value.
     let reads = [get("b", (9, 10), 11), get("a", (11, 12), 10)];
     violated(&[&writes[..], &reads].concat()).await;
 }

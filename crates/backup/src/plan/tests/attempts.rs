@@ -44,7 +44,8 @@ fn invariant_10_attempt_counts_until_its_end_is_observed() {
     // A second reconcile does not change the count.
     let repeated = plan(&waiting, &failed, at(12));
     assert_eq!(after(waiting.clone(), &repeated, at(12)), waiting);
-    // The next attempt of the same process counts once, even if the end of its previous attempt was not recorded.
+    // In the same process, the next attempt does not increase the count, even if the end of the previous attempt was
+    // not recorded.
     for backup in [&waiting, &interrupted(4)] {
         let next = plan(backup, &ready(Some(4)), at(20));
         assert_eq!(next.action, Action::RecordAttempts(4));

@@ -88,7 +88,7 @@ fn recorded_start_in_future_does_not_extend_deadline() {
     assert_eq!(step(-ahead, 60 - ahead), Action::AbandonTransfer);
     assert_eq!(step(-2 * ahead, 29 - ahead), Action::Nothing);
     assert_eq!(step(-2 * ahead, 30 - ahead), Action::AbandonTransfer);
-    // This process started with the same wrong clock, so its start time is ignored.
+    // If this process started with the same wrong clock, its start time is ignored.
     assert_eq!(step(-1, 60 - ahead), Action::Nothing);
     // After the clock is corrected, the time limit starts with the recorded start.
     assert_eq!(step(-ahead, 59), Action::Nothing);

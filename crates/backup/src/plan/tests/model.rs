@@ -402,7 +402,7 @@ impl World {
                 );
             }
             self.begun = begun;
-            // Each run results in at most one backup, no matter how many attempts it needs.
+            // Each scheduled run results in at most one backup, no matter how many attempts the run needs.
             let complete = self.complete();
             let mut times: Vec<Timestamp> = complete.iter().map(|parts| parts.time).collect();
             let all = times.len();

@@ -298,7 +298,7 @@ fn failed_retention_is_reported_and_retried() {
         plan(&reported, &failed, at(30)).action,
         Action::RemoveSurplus
     );
-    // The next backup does not wait until the failed removal is repeated.
+    // The next backup starts before the failed removal of old backups is repeated.
     assert_eq!(
         plan(&reported, &failed, at(4000)).action,
         Action::RecordIntent

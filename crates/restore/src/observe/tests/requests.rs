@@ -105,7 +105,7 @@ async fn aborted_restore_sends_no_requests_to_seed() {
     abandoned.status.get_or_insert_default().abandoned = serde_json::from_value(why).unwrap();
     for aborted in [deleted, abandoned] {
         let (requests, observation) = observed(&aborted, SHA).await;
-        // The seed's pod was observed, and its etcd would answer.
+        // The operator has observed the seed's pod, but sends no request to the etcd in this pod.
         assert!(matches!(observation.snapshot.seed.pod, Pod::Present(_)));
         assert_eq!(requests, 0);
         assert_eq!(observation.snapshot.serving, Serving::NotRead);

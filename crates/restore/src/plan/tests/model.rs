@@ -440,7 +440,7 @@ impl World {
 
     fn reconcile(&mut self, blind: Option<u8>, write: bool, status: bool) {
         let snapshot = self.observe(blind);
-        // This time is later than every time limit for reported problems.
+        // The plan gets a time after all time limits for reported problems.
         let now = epoch().0 + SignedDuration::from_mins(5);
         let mut plan = plan_at(&self.restore, &snapshot, now);
         self.mistake_about_storage(&snapshot, &mut plan);

@@ -69,7 +69,7 @@ impl World {
                     uid: stamp,
                     of,
                     checks_sha256,
-                    // While old members exist, the pod gets no labels of the cluster.
+                    // While old members exist, the seed's pod gets no labels of the cluster.
                     joined: cluster.old.is_empty(),
                     ..ModelPod::default()
                 });

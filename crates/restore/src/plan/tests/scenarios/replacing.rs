@@ -181,10 +181,11 @@ fn cluster_of_another_restore_is_rejected() {
     };
     let begun = rejection(recorded());
     assert!(begun.contains("nothing was changed"), "{begun}");
-    // The spec already has `overwrite: true`, so the message says when a new EtcdRestore with that setting can start.
+    // The spec of the rejected EtcdRestore already has `overwrite: true`. So the message says when a new EtcdRestore
+    // can start.
     let remedy = "after the other EtcdRestore has ended";
     assert!(begun.contains(remedy), "{begun}");
-    // This restore has handed the cluster over, but is not complete yet.
+    // The rejected EtcdRestore has already handed its cluster over, but is not complete yet.
     let handed_over = rejection(verified_seed());
     assert!(
         !handed_over.contains("nothing was changed"),
@@ -383,8 +384,8 @@ fn restore_recreates_seed_lost_at_cutover() {
     );
     let recreated = Pod::Present(PodFacts::default());
     check(&restore, &cut_over(&running, recreated), &Action::Nothing);
-    // After the old members have stopped, clients may have written to the seed. Its pod is created again only if its
-    // volume exists.
+    // After the old members have stopped, clients may have written to the seed. The operator creates the seed's pod
+    // again only if the seed's volume exists.
     let on_volume = durable(&cut_over(&[], Pod::Absent), Child::Present);
     check(&restore, &on_volume, &Action::CreatePod);
 }
@@ -535,7 +536,8 @@ fn joined_seed_is_not_restored_again() {
         ..existing(true)
     }));
     check(&verified_seed(), &snapshot, &replace_pod());
-    // After the old members have stopped, the seed is a member. From then on, the cluster operator replaces its pod.
+    // After the old members have stopped, the seed is a member. From then on, only the cluster operator replaces the
+    // seed's pod.
     for durable in [false, true] {
         let mut snapshot = cut_over(&[], Pod::Present(joined.clone()));
         if let Cluster::Present(facts) = &mut snapshot.cluster {

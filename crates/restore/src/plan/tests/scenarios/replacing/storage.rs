@@ -131,7 +131,7 @@ fn unbound_pvc_is_reported_before_restore_is_abandoned() {
         !trouble.message.contains("if the problem remains"),
         "{trouble:?}"
     );
-    // Every other problem abandons the restore at once. A bound volume means that no storage is missing.
+    // A problem other than missing storage abandons the restore at once.
     let missing = Pod::Present(PodFacts {
         trouble: Some(Trouble::new(Reason::BackupMissing, "no such key")),
         ..PodFacts::default()

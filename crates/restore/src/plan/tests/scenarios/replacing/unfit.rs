@@ -188,7 +188,7 @@ fn recreated_volume_does_not_count_as_restored_data() {
         // A user who deletes the restore accepts the current data of the seed.
         check(&deleted(restore.clone()), &snapshot, &Action::Join);
     }
-    // Without a volume, the pod has fetched its data itself.
+    // A pod without a volume has fetched its data itself, so it joins.
     check(&restore, &cut_over(&[], unreported), &Action::Join);
 }
 
@@ -332,7 +332,8 @@ fn seed_with_other_backup_is_deleted_before_cutover() {
         &locked,
         &Action::DiscardSeed,
     );
-    // After the cutover, the volume is kept. Either only the pod is created again, or a user must act.
+    // After the cutover, the operator keeps the volume of the seed. The operator either replaces only the pod, or
+    // reports that a user must act.
     let running = [old("a", false, true)];
     check_pod_is_replaced(&verified_seed(), &cut_over(&running, fetches.clone()));
     let plan = check(
