@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn gitops_tools_are_recognized_by_their_marks() {
+    fn gitops_tools_are_recognized_by_annotations() {
         let of = |key: &str| {
             let found =
                 cluster(&serde_json::json!({ "metadata": { "annotations": { key: "x" } } }));

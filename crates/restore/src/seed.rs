@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn volume_errors_contain_remedy() {
+    fn seed_volume_errors_contain_remedy() {
         use io::ErrorKind::{NotFound, PermissionDenied, QuotaExceeded, StorageFull};
         let larger = Some("give the members larger volumes");
         for (kind, expected) in [

@@ -50,7 +50,7 @@ mod tests {
     }
 
     #[test]
-    fn earlier_of_two_clocks_counts() {
+    fn earlier_time_of_two_clocks_is_used() {
         let now: Timestamp = "2026-11-21T22:40:17Z".parse().unwrap();
         let hour = SignedDuration::from_hours(1);
         assert_eq!(earlier(now, None), now);

@@ -332,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn success_resets_backoff() {
+    fn successful_reconcile_resets_backoff() {
         let backoff = Backoff::default();
         let bad = object("bad");
         for _ in 0..40 {

@@ -323,7 +323,7 @@ mod tests {
     }
 
     #[test]
-    fn grant_covers_exact_host_and_port() {
+    fn endpoint_grant_covers_exact_host_and_port() {
         for (grant, url, allowed) in [
             ("b=etcd.example.com", "http://etcd.example.com:2379", true),
             ("b=etcd.example.com", "https://etcd.example.com:2379/", true),
@@ -391,7 +391,7 @@ mod tests {
     ];
 
     #[test]
-    fn grant_for_all_hosts_does_not_cover_ambiguous_urls() {
+    fn endpoint_grant_for_all_hosts_does_not_cover_ambiguous_urls() {
         let all = rule(&["*=*", "*=*:80", "*=*.svc"], "b");
         for url in AMBIGUOUS {
             let refused = all.check(url).expect_err(url);

@@ -362,7 +362,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn unchanged_state_is_published_only_once() {
+    async fn event_of_unchanged_state_is_published_only_once() {
         let (report, object, now) = (report(), object("1"), Instant::now());
         let is_published = |notice: &Notice, at| {
             matches!(report.decide(&object, notice, at), Decision::Publish(_))

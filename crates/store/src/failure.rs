@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn common_errors_contain_remedy() {
+    fn common_store_errors_contain_remedy() {
         let place = Place {
             bucket: "b".into(),
             endpoint: "http://s3".into(),

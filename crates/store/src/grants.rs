@@ -177,7 +177,7 @@ mod tests {
     }
 
     #[test]
-    fn other_namespaces_require_grant() {
+    fn cloud_identity_requires_grant_in_other_namespaces() {
         let source = s3("backups/team-a/etcd");
         let source = StorageSource::S3(&source);
         assert_eq!(grants(&[]).check("operators", &source, true), Ok(()));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_endpoint_requires_secret() {
+    fn custom_store_endpoint_requires_secret() {
         let mut source = s3("backups/team-a/etcd");
         source.endpoint = Some("https://elsewhere".to_owned());
         let granted = grants(&["team-a=s3://backups"]);

@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_or_misspelled_secret_key_is_reported() {
+    fn missing_or_misspelled_key_of_oss_secret_is_reported() {
         let secret = |keys: &[&str]| -> SecretData {
             keys.iter()
                 .map(|key| ((*key).to_owned(), b"value".to_vec()))

@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn error_names_invalid_secret_and_its_key() {
+    async fn store_error_names_invalid_secret_and_its_key() {
         let s3 = S3Source {
             path: "bucket/key".to_owned(),
             aws_secret: Some("aws".to_owned()),

@@ -133,7 +133,7 @@ async fn broken_part_upload_is_retried() {
 }
 
 #[tokio::test]
-async fn broken_read_resumes_at_offset() {
+async fn broken_download_resumes_at_offset() {
     let server = S3Server::start(&["bucket"]);
     let content = content(20 * MIB);
     upload(
@@ -156,7 +156,7 @@ async fn broken_read_resumes_at_offset() {
 }
 
 #[tokio::test]
-async fn read_of_replaced_object_fails() {
+async fn download_of_replaced_object_fails() {
     let server = S3Server::start(&["bucket"]);
     let direct = reach(server.config("bucket")).await;
     upload(&direct, "object", &content(20 * MIB), MIB)

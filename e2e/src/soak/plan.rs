@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn plan_depends_only_on_seed() {
+    fn soak_plan_depends_only_on_seed() {
         assert_eq!(plan(7, 200), plan(7, 200));
         assert_ne!(plan(7, 200), plan(8, 200));
     }
@@ -297,7 +297,7 @@ mod tests {
     /// If the steps of a seed change, a failed soak of an earlier release cannot be repeated. Change this test only if
     /// the planner must change.
     #[test]
-    fn seed_gives_same_steps_in_every_release() {
+    fn soak_seed_gives_same_steps_in_every_release() {
         let steps: Vec<String> = plan(1, 3).iter().map(|step| format!("{step:?}")).collect();
         assert_eq!(steps.join("\n"), STEPS_OF_SEED_1);
     }
@@ -308,7 +308,7 @@ Step { number: 2, change: None, delay: 0ns, fault: Some(DeletePods { count: 1, p
 Step { number: 3, change: Some(SnapshotCount(10000)), delay: 7.762s, fault: Some(LoseVolume { pick: 16 }) }";
 
     #[test]
-    fn each_change_is_possible_from_previous_spec() {
+    fn each_soak_change_is_possible_from_previous_spec() {
         for seed in 0..200 {
             let mut planner = Planner::new(seed, &versions());
             for _ in 0..50 {
@@ -331,7 +331,7 @@ Step { number: 3, change: Some(SnapshotCount(10000)), delay: 7.762s, fault: Some
     }
 
     #[test]
-    fn faults_affect_at_most_two_pods_and_one_minute() {
+    fn soak_faults_affect_at_most_two_pods_and_one_minute() {
         for step in (0..200).flat_map(|seed| plan(seed, 50)) {
             match step.fault {
                 Some(Fault::DeletePods { count, .. } | Fault::KillContainers { count, .. }) => {
@@ -347,7 +347,7 @@ Step { number: 3, change: Some(SnapshotCount(10000)), delay: 7.762s, fault: Some
     }
 
     #[test]
-    fn plan_contains_every_kind_of_change_and_fault() {
+    fn soak_plan_contains_every_kind_of_change_and_fault() {
         let kind = |text: String| text.split([' ', '(']).next().map(str::to_owned);
         let steps = plan(3, 400);
         let changes: BTreeSet<_> = steps

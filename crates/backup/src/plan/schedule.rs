@@ -307,7 +307,7 @@ mod tests {
     /// At the end of daylight saving time, one hour occurs twice. A daily schedule runs once in it, and an hourly
     /// schedule runs twice.
     #[test]
-    fn repeated_hour_causes_no_second_daily_run() {
+    fn repeated_hour_of_clock_change_causes_no_second_daily_run() {
         let daily = r#"{"schedule":"30 2 * * *","timeZone":"Europe/Berlin"}"#;
         let first = Next::At(at("2026-10-25T00:30:00Z"));
         let evening = "2026-10-24T12:00:00Z";

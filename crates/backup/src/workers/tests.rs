@@ -164,7 +164,7 @@ impl Case {
 }
 
 #[tokio::test]
-async fn limits_concurrent_transfers() {
+async fn workers_limit_concurrent_transfers() {
     let mut case = Case::new();
     for index in 0..7 {
         case.enqueue(&index.to_string(), || true);
@@ -479,7 +479,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
 }
 
 #[tokio::test]
-async fn task_is_ended_at_its_time_limit() {
+async fn transfer_task_is_ended_at_its_time_limit() {
     let mut case = Case::with(Limits {
         timeout: Duration::from_millis(100),
         ..LIMITS

@@ -552,7 +552,7 @@ async fn backup_rejects_endpoints_of_two_clusters() {
 }
 
 #[tokio::test]
-async fn compressed_backup_has_same_content() {
+async fn compressed_backup_has_content_of_snapshot() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     fill(&etcd.client_url, 20).await;
     let server = S3Server::start(&["bucket"]);

@@ -215,7 +215,7 @@ mod tests {
     }
 
     #[test]
-    fn report_of_pod_overrides_its_arguments() {
+    fn report_of_seed_pod_overrides_its_arguments() {
         let contains_other = |restore: &EtcdRestore, pod: &Pod, reported| {
             let facts = compared(restore, pod, Some(reported));
             matches!(facts.other_backup, Some(OtherBackup::Contains(_)))

@@ -126,7 +126,7 @@ fn outdated_restore_crd_is_reported_in_existing_fields() {
 }
 
 #[test]
-fn progress_stays_in_status_after_download() {
+fn restore_progress_stays_in_status_after_download() {
     let mut status = EtcdRestoreStatus::default();
     let seed = |progress| {
         Pod::Present(PodFacts {

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn exceeded_limit_is_found_in_error_causes() {
+    fn exceeded_response_limit_is_found_in_error_causes() {
         #[derive(Debug, thiserror::Error)]
         #[error("outer")]
         struct Outer(#[source] BoxError);

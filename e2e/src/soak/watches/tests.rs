@@ -182,7 +182,7 @@ fn watch_check_finds_rejected_swap_with_event() {
 }
 
 #[test]
-fn missing_watchers_are_a_violation() {
+fn watch_check_reports_missing_watchers() {
     assert!(!check_watches(&history().0, &[]).is_empty());
 }
 

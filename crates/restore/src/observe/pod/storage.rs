@@ -278,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn time_limit_counts_from_last_change_of_pvc() {
+    fn storage_time_limit_counts_from_last_change_of_pvc() {
         let mut changed = pvc(Some("slow"), &json!({ BY: "csi", SELECTED: "node-1" }));
         let managed = json!([
             { "manager": "etcd-restore-operator", "time": at(CREATED).to_string() },

@@ -532,7 +532,7 @@ fn finished_restore_remains_complete() {
 }
 
 #[test]
-fn temporary_problems_are_not_reported_as_failure() {
+fn temporary_problems_are_not_reported_as_failed_restore() {
     for (reason, failure) in [
         (Reason::PodNotStarting, false),
         (Reason::StoreUnreachable, false),
@@ -547,7 +547,7 @@ fn temporary_problems_are_not_reported_as_failure() {
 }
 
 #[test]
-fn deletion_before_handover_deletes_new_cluster() {
+fn deletion_of_restore_before_handover_deletes_new_cluster() {
     let deleted = |mut restore: EtcdRestore| {
         restore.metadata.deletion_timestamp =
             Some(k8s_openapi::apimachinery::pkg::apis::meta::v1::Time(

@@ -68,7 +68,7 @@ fn invariant_14_s3_keys_are_not_printed() {
 }
 
 #[test]
-fn error_messages_name_endpoint_in_use() {
+fn s3_error_messages_name_endpoint_in_use() {
     let keys = S3Access::Keys(S3Keys::new("a", "b"));
     let shown = |access: &S3Access, endpoint: Option<&str>, set: &[(&str, &str)]| {
         let config = S3Config {
@@ -101,7 +101,7 @@ fn error_messages_name_endpoint_in_use() {
 }
 
 #[tokio::test]
-async fn invalid_configuration_error_contains_field() {
+async fn invalid_s3_configuration_error_contains_field() {
     let good = S3Config {
         bucket: "b".into(),
         endpoint: Some("http://127.0.0.1:1".into()),

@@ -316,7 +316,7 @@ fn unreadable_backup_abandons_restore_and_releases_lock() {
 
 /// Invariant 1: if the seed cannot be read, the restore does not assume that it is missing.
 #[test]
-fn lock_is_kept_while_seed_is_unknown() {
+fn restore_lock_is_kept_while_seed_is_unknown() {
     let unknown = preparing(Pod::Unknown("timeout".into()), Serving::NotRead);
     check(&abandoned(), &unknown, &Action::Nothing);
 }
