@@ -29,7 +29,7 @@ impl<'a> Testbed<'a> {
             .env
             .xtask
             .as_deref()
-            .context("E2E_XTASK is not set: faults can be injected only on the testbed")?;
+            .context("E2E_XTASK is not set: run the test with `cargo xtask test`, because only the testbed can inject faults")?;
         Ok(Self { sandbox, xtask })
     }
 

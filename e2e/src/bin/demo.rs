@@ -115,7 +115,7 @@ impl Demo {
             .await?
         };
         let bucket = Bucket::create(&s3, &self.arguments.bucket).await?;
-        self.step("back it up to S3", async |demo| {
+        self.step("back up the cluster to S3", async |demo| {
             demo.back_up(&bucket, &before).await
         })
         .await?;

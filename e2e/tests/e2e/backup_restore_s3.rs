@@ -157,7 +157,7 @@ async fn serves_as_before(
         "the restored cluster has the old cluster ID"
     );
     let lock = after.annotations().get("etcd.database.coreos.com/restore");
-    ensure!(lock.is_none(), "the restore lock is still there");
+    ensure!(lock.is_none(), "the EtcdCluster still has the restore lock");
     await_one_volume_per_member(sandbox, &members).await?;
 
     let written = before.state.revision;

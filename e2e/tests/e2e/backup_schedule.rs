@@ -168,7 +168,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     ensure!(seen.len() == 5, "{seen:?}");
     suspend(sandbox, "again", true).await?;
     let backups = sandbox.objects(Kind::EtcdBackup);
-    let what = "suspended, with two backups kept";
+    let what = "the EtcdBackup is suspended, and two backups are kept";
     let resting = await_object(&backups, "again", what, DEADLINE, |object| {
         condition(object, "Progressing").is_some_and(|found| found["reason"] == "Suspended")
             && has_condition(object, "RetentionApplied", "True")
@@ -177,7 +177,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
             && field(object, "/status/backups").as_array().map(Vec::len) == Some(2)
     })
     .await?;
-    let what = "two backups and the siblings remain";
+    let what = "two backups and the objects with similar names remain";
     let keys = await_keys(&bucket, what, |keys| keys.len() == 4 + SIBLINGS.len()).await?;
     ensure!(stored(&keys, "etcd").len() == 2, "{keys:?}");
     let is_there = |sibling: &&str| keys.iter().any(|key| key == sibling);
@@ -208,7 +208,7 @@ fn cluster_with_schedule(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
 /// cluster.
 async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
-    let what = "a backup with all keys";
+    let what = "a backup of all keys is complete";
     let made = await_object(&backups, "s", what, DEADLINE, |object| {
         has_condition(object, "Complete", "True")
             && field(object, "/status/etcdRevision").as_i64() >= Some(written)

@@ -147,7 +147,7 @@ async fn invalid_backups_and_restores_are_rejected_or_reported() {
     scenario("bad_backup", async |sandbox| {
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         let early = restores_of_nothing(sandbox, &bucket);
-        step("restore what does not exist", early).await?;
+        step("restore from sources that do not exist", early).await?;
 
         sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
         sandbox.await_members("c", 1).await?;

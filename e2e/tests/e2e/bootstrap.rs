@@ -150,7 +150,7 @@ async fn a_seed(sandbox: &Sandbox) -> Result<()> {
     })
     .await?;
     writer.await_more(10).await?;
-    let tally = writer.finish("deleted PVC of the seed").await;
+    let tally = writer.finish("deletion of the seed's PVC").await;
     tally.map(drop)
 }
 

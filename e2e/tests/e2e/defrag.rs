@@ -141,7 +141,7 @@ async fn members_are_defragmented_one_by_one_with_leader_last() {
             let (ended, began) = (&pair[0]["completionTime"], &pair[1]["startTime"]);
             ensure!(
                 ended.as_str() <= began.as_str(),
-                "two members at the same time: {run}"
+                "two members were defragmented at the same time: {run}"
             );
         }
         for member in members {
@@ -157,7 +157,7 @@ async fn members_are_defragmented_one_by_one_with_leader_last() {
         if elections(sandbox, other).await? < elected + 1.5 {
             ensure!(
                 members[2]["name"] == led.as_str(),
-                "the leader {led} was not the last: {run}"
+                "the leader {led} was not defragmented last: {run}"
             );
             ensure!(leader(&after)? != led, "the leadership was not transferred");
         }

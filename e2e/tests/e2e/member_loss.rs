@@ -112,7 +112,7 @@ pub(crate) async fn await_one_volume_per_member(
 ) -> Result<()> {
     let mut members = members.to_vec();
     members.sort();
-    until("one volume per member exists", DEADLINE, async || {
+    until("each member has one volume", DEADLINE, async || {
         let claims = sandbox.api::<PersistentVolumeClaim>();
         let selector = ListParams::default().labels("etcd_cluster");
         let claims = claims.list(&selector).await?.into_iter();

@@ -155,7 +155,8 @@ mod alone {
                 let cached = names_change_with_dns_cache(sandbox, testbed, &writers);
                 step("let DNS cache names", cached).await?;
                 for (writer, cluster) in writers.into_iter().zip(["plain", "durable"]) {
-                    let what = format!("reboots and outages, {cluster} members");
+                    let what =
+                        format!("node reboots and outages, members of the cluster {cluster}");
                     writer.finish(&what).await?;
                 }
                 Ok(())

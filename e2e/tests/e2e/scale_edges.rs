@@ -47,7 +47,9 @@ async fn cluster_scales_between_one_and_seven_members() {
         let cycles = scales_to(sandbox, &[1, 2, 1, 2, 1]);
         step("scale 2-1-2-1-2-1", cycles).await?;
         writer.await_more(10).await?;
-        writer.finish("between one and seven members").await?;
+        writer
+            .finish("scaling between one and seven members")
+            .await?;
         await_no_leftovers(sandbox, "c", 1, 3).await
     })
     .await;

@@ -131,7 +131,7 @@ async fn has_own_secrets(sandbox: &Sandbox) -> Result<()> {
     let of_clients = value(sandbox, "c-client-ca", "ca.crt").await?;
     ensure!(
         of_peers != of_clients,
-        "peers and clients have the same authority"
+        "peers and clients have the same certificate authority"
     );
     Ok(())
 }

@@ -187,9 +187,9 @@ async fn lost_majority_is_recovered_with_authentication() {
         cluster.form().await?;
         cluster.root().await?.fill("kept/", KEYS, |_| ()).await?;
         let running = cluster.recovers_with_running_operator();
-        step("lose the majority of a logged-in operator", running).await?;
+        step("lose the majority while the operator is logged in", running).await?;
         let new = cluster.recovers_with_new_operator();
-        step("lose the majority and start the operator", new).await
+        step("lose the majority, then start a new operator process", new).await
     })
     .await;
 }

@@ -121,7 +121,7 @@ async fn accepts_only(
         ..good.clone()
     };
     let by_authority = await_accepted(sandbox, &pod, port, &with(Some(&valid))).await;
-    by_authority.context("a certificate by the authority")?;
+    by_authority.context("a certificate that the authority signed")?;
     for (what, own) in [
         ("no certificate", None),
         ("a foreign authority's certificate", Some(&stranger)),

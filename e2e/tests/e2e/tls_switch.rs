@@ -138,8 +138,11 @@ async fn switch_on(
     plain.await_more(1).await?;
     let identity = identity().await?;
     await_tls_accepted(sandbox, &identity).await?;
-    finish_with_short_gap(plain, "without TLS, while it is switched on").await?;
-    let encrypted = (Some(&identity), "with TLS, after plaintext is disabled");
+    finish_with_short_gap(plain, "clients without TLS, while TLS is switched on").await?;
+    let encrypted = (
+        Some(&identity),
+        "clients with TLS, after plaintext is disabled",
+    );
     let alone = format!(r#"{tls}"acceptPlaintext":null}}"#);
     switch_under_load(sandbox, encrypted, &alone, ("Tls", false)).await?;
     for argument in arguments(sandbox, "c").await? {
@@ -154,9 +157,12 @@ async fn switch_on(
 
 /// Switches from TLS to plaintext.
 async fn switch_off(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
-    let encrypted = (Some(identity), "with TLS, while both are accepted");
+    let encrypted = (
+        Some(identity),
+        "clients with TLS, while both kinds of clients are accepted",
+    );
     switch_under_load(sandbox, encrypted, BOTH, ("Tls", true)).await?;
-    let plain = (None, "without TLS, while it is switched off");
+    let plain = (None, "clients without TLS, while TLS is switched off");
     switch_under_load(sandbox, plain, "null", ("Plain", false)).await?;
     for argument in arguments(sandbox, "c").await? {
         ensure!(!argument.contains("https://"), "{argument}");
@@ -286,7 +292,11 @@ async fn hibernated_cluster_switches_tls_after_resume() {
         let writer = Writer::start(sandbox, "c").await?;
         step("hibernate", hibernates(sandbox)).await?;
         let switched = wakes_up_and_crashes(sandbox);
-        step("wake up, switch and crash", switched).await?;
+        step(
+            "wake the cluster, switch TLS and crash the operator",
+            switched,
+        )
+        .await?;
         sandbox.scale("c", 4).await?;
         sandbox.await_members("c", 4).await?;
         writer.await_more(10).await?;
@@ -378,7 +388,7 @@ mod full {
             let identity = client(&authority, sandbox, "c")?;
             let encrypted = (
                 Some(&identity),
-                "with static certificates, while both are accepted",
+                "clients with static certificates, while both kinds of clients are accepted",
             );
             switch_under_load(sandbox, encrypted, BOTH, ("Tls", true)).await?;
             switch_on(sandbox, GENERATED, async || {

@@ -147,8 +147,12 @@ async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
 #[tokio::test]
 async fn concurrent_operators_and_failover_lose_no_writes() {
     cluster_scenario("two_operators", async |sandbox| {
-        let writer = step("act at the same time", both_act(sandbox)).await?;
-        step("take over from each other", standby_takes_over(sandbox)).await?;
+        let writer = step("two operators act at the same time", both_act(sandbox)).await?;
+        step(
+            "two operators take over from each other",
+            standby_takes_over(sandbox),
+        )
+        .await?;
         writer.await_more(10).await?;
         writer.finish("operator takeovers").await?;
         step("replace the operator", restarts_no_member(sandbox)).await

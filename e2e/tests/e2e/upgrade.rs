@@ -121,7 +121,7 @@ fn in_place(before: &MemberPods, after: &MemberPods, times: i32) -> Result<()> {
 /// Once a minute, a kubelet removes all ended containers except the newest, and counts a created container as ended.
 /// The end time of the previous container may then be lost. For such a member, only the start time is compared.
 async fn ensure_one_by_one(sandbox: &Sandbox, name: &str, before: &MemberPods) -> Result<()> {
-    let what = "each member was restarted and runs";
+    let what = "each member was restarted and is running";
     let mut restarts = until(what, DEADLINE, async || {
         let pods = sandbox.member_pods(name).await?.into_iter();
         let restarts = pods.map(|pod| {
