@@ -390,7 +390,7 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
     )
     .await?;
     let id = field(&seen, "/status/clusterID").clone();
-    until("every pod has the operator's form", DEADLINE * 2, async || {
+    until("the operator built each pod", DEADLINE * 2, async || {
         let pods = sandbox.member_pods("c").await?;
         let policy = |pod: &k8s_openapi::api::core::v1::Pod| {
             pod.spec
