@@ -121,7 +121,7 @@ pub(super) async fn defrag(access: &Access, args: &DefragArgs) -> Result<()> {
     }
     let order = defrag_order(&seen.view, args.member.as_deref())?;
     say(&format!(
-        "members in this order, one at a time: {}. A member answers no requests during its defragmentation",
+        "the members are defragmented one at a time, in this order: {}. A member answers no requests during its defragmentation",
         order.join(", ")
     ))?;
     if !confirm(

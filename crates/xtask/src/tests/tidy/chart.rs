@@ -160,7 +160,7 @@ fn table(schema: &Json, values: &Value) -> String {
             if first.default == leaf.default {
                 continue;
             }
-            description = "Another default than that of the cluster operator.";
+            description = "This default differs from the default of the cluster operator.";
         }
         let default = serde_json::to_string(leaf.default).unwrap();
         let default = if default.len() > LONGEST_DEFAULT {
