@@ -72,7 +72,7 @@ pub struct Waiting {
 
 fn duration(text: &str) -> Result<std::time::Duration, String> {
     let parsed = api::duration::DurationText(text.to_owned()).parse();
-    parsed.ok_or_else(|| "use a form such as 90s, 15m or 1h".to_owned())
+    parsed.ok_or_else(|| "use a duration such as 90s, 15m or 1h".to_owned())
 }
 
 /// The commands.
@@ -328,7 +328,7 @@ pub struct RestoreArgs {
 
 fn parse_time(text: &str) -> Result<jiff::Timestamp, String> {
     text.parse()
-        .map_err(|_| "use a form such as 2026-11-20T18:00:00Z".to_owned())
+        .map_err(|_| "use a time such as 2026-11-20T18:00:00Z".to_owned())
 }
 
 fn duration_text(text: &str) -> Result<String, String> {

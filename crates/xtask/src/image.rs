@@ -48,8 +48,8 @@ pub(crate) enum Profile {
     Fast,
 }
 
-/// The crates of the operators, the plugin of kubectl and the crate `e2e`. Every call of cargo selects the same crates, so that cargo uses the
-/// same features, and compiles large dependencies only once for image, tests and demo.
+/// The crates of the operators, the plugin of kubectl and the crate `e2e`. Every call of cargo selects the same crates.
+/// Cargo then uses the same features, and compiles large dependencies only once for image, tests and demo.
 pub(crate) const SELECTION: &[&str] = &[
     "-p",
     "cluster",

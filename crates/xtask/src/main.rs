@@ -49,12 +49,12 @@ enum Command {
     /// Run a demo: install the operators, create a cluster, back it up, destroy it, restore it, compare the data.
     ///
     /// Brings up the testbed first, unless --context names a cluster. Arguments after `--` are passed to the demo. The
-    /// operators have the profile fast, and not that of a release.
+    /// operators are built with the profile `fast`, not with the profile of a release.
     Demo(drive::Program),
     /// Run all tests, unit and end-to-end, and print the numbers of passed and failed tests.
     ///
     /// Brings up the testbed for the end-to-end tests, unless --context names a cluster. If the testbed was up before,
-    /// it stays up. The operators have the profile fast, with failpoints, and not that of a release.
+    /// it stays up. The operators are built with the profile `fast` and with failpoints.
     Test(suite::Tests),
     /// Measure on the testbed: `bench cluster`, `backup`, `restore`, `upgrade`, `defrag`; see docs/benchmarks.md.
     ///

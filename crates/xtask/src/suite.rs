@@ -306,7 +306,7 @@ impl Run {
         if options.place.context.is_some() {
             let names = alone.into_iter().map(|job| job.name).collect();
             self.report
-                .skip(names, "does not run on a cluster of the user");
+                .skip(names, "the test needs the testbed and does not run on another cluster");
         } else {
             self.run_jobs(BREAKING, alone, 1)?;
         }
