@@ -305,8 +305,10 @@ impl Run {
         self.run_jobs(E2E, concurrent, usize::from(options.jobs))?;
         if options.place.context.is_some() {
             let names = alone.into_iter().map(|job| job.name).collect();
-            self.report
-                .skip(names, "the test needs the testbed and does not run on another cluster");
+            self.report.skip(
+                names,
+                "the test needs the testbed and does not run on another cluster",
+            );
         } else {
             self.run_jobs(BREAKING, alone, 1)?;
         }
