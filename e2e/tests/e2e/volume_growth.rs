@@ -61,7 +61,7 @@ async fn larger_storage_request_grows_volumes_without_restart() {
                 DEADLINE,
                 |object| {
                     let waits = field(object, "/status/waitingFor").as_str().unwrap_or("");
-                    waits.matches("the volumes grow from 64Mi to 128Mi").count() == 3
+                    waits.matches("grows from 64Mi to 128Mi").count() == 3
                 },
             )
             .await?;
