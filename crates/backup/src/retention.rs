@@ -289,7 +289,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_9_deletes_only_backups_older_than_verified_backup() {
+    fn invariant_9_retention_deletes_only_backups_older_than_verified_backup() {
         let backups = [found(9, 0), found(8, 60), found(7, 120), found(6, 180)];
         let gone = surplus(
             &backups,
@@ -315,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_13_ignores_objects_of_similar_paths() {
+    fn invariant_13_retention_ignores_objects_of_similar_paths() {
         let ours = found(3, 60).key;
         let manifest = manifest_key(&ours);
         let lonely = manifest_key(&found(2, 90).key);

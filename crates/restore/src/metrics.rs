@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn finished_restore_has_duration_and_size() {
+    fn finished_restore_has_duration_and_size_metrics() {
         let text = encoded(json!({
             "succeeded": true, "startTime": "2026-01-01T00:00:00Z", "completionTime": "2026-01-01T00:00:05Z",
             "progress": { "bytes": 100 },

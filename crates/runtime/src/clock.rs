@@ -43,7 +43,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn clock_difference_fails_without_response() {
+    async fn reading_of_clock_difference_fails_without_response() {
         let closed_port = kube::Config::new("http://127.0.0.1:1".parse().unwrap());
         let client = Client::try_from(closed_port).unwrap();
         assert!(difference(&client).await.is_err());

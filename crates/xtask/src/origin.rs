@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn unreleased_image_has_no_commit() {
+    fn unreleased_image_has_no_commit_label() {
         let labels = Origin::unreleased().labels();
         assert!(labels.iter().all(|(name, _)| !name.ends_with("revision")));
     }

@@ -81,7 +81,8 @@ fn normalized(found: &DynamicObject) -> Result<Value> {
         .cloned()
         .unwrap_or_default();
     for owner in owners.as_array_mut().into_iter().flatten() {
-        // The API server adds other fields to an owner reference. The operator relies only on these.
+        // The API server adds other fields to an owner reference. The operator relies only on kind, name, UID and
+        // controller.
         let [kind, name, uid] = ["kind", "name", "uid"].map(|key| owner[key].clone());
         *owner = json!([kind, name, uid, owner["controller"]]);
     }

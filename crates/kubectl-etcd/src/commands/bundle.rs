@@ -254,7 +254,7 @@ mod tests {
                 "etcd-report/missing.txt"
             ]
         );
-        // An existing file is never overwritten.
+        // The command `report` never overwrites an existing file.
         assert!(
             Bundle::default()
                 .write(&file, Timestamp::UNIX_EPOCH)

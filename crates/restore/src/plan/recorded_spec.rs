@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_27_refuses_each_dangerous_part_of_recorded_spec() {
+    fn invariant_27_each_dangerous_part_of_recorded_spec_is_refused() {
         for (recorded, field) in dangerous() {
             assert_eq!(refused_fields(&spec(&recorded)), [field], "{recorded}");
             let refused = spec_to_restore(&restore(None), None, Some(&manifest(&recorded)));
@@ -418,7 +418,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_27_accepts_harmless_recorded_spec() {
+    fn invariant_27_harmless_recorded_spec_is_accepted() {
         for recorded in [json!({}), harmless()] {
             assert_eq!(refused_fields(&spec(&recorded)), Vec::<&str>::new());
             let accepted = spec_to_restore(&restore(None), None, Some(&manifest(&recorded)));
@@ -434,7 +434,7 @@ mod tests {
 
     /// The template and the spec of the existing cluster come from a user, so every part is accepted.
     #[test]
-    fn invariant_27_accepts_template_and_spec_of_existing_cluster() {
+    fn invariant_27_template_and_spec_of_existing_cluster_are_accepted() {
         for (recorded, _) in dangerous() {
             let manifest = manifest(&recorded);
             let repeated = restore(Some(&recorded));

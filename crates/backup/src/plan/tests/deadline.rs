@@ -59,7 +59,7 @@ fn operator_downtime_does_not_count_for_deadline() {
     // In a new process, the time limit starts again.
     let overdue = plan(&backup, &restarted(Destination::NotRead), at(3660));
     assert!(matches!(overdue.verdict, Verdict::Failed(_)), "{overdue:?}");
-    // For a process that started earlier, the deadline stays the same.
+    // If the operator process started before the backup, the deadline stays the same.
     let older = Snapshot {
         since: Some(at(-3600)),
         ..known(Work::Idle, Destination::NotRead)

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::*;
 
 #[test]
-fn seed_with_cluster_labels_has_joined() {
+fn seed_with_cluster_labels_counts_as_joined() {
     let joined = |labels: Value| {
         let pod = json!({ "metadata": { "labels": labels } });
         facts(&serde_json::from_value(pod).unwrap()).joined
