@@ -5,7 +5,7 @@ use runtime::credentials::Record;
 
 use crate::seen::{Kept, Seen};
 
-/// The access control that the spec requests.
+/// The authentication and the NetworkPolicy that the spec of the EtcdCluster requests.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct AccessRule {
     /// `spec.auth.enabled`.
@@ -16,7 +16,7 @@ pub struct AccessRule {
     pub network: bool,
 }
 
-/// The access control that the operator observed.
+/// The observed state of etcd's authentication and of the cluster's NetworkPolicy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Access {
     /// Why the operator cannot use the credentials of the spec; `None` if it can.

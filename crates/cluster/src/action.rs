@@ -115,7 +115,7 @@ pub enum StartPart {
     Return(String),
 }
 
-/// Condition under which a failed action removes the mark.
+/// Condition under which the failure of an action removes the mark on the member's Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undo {
     /// Any failure removes the mark, because no PVC and no pod of the member exists yet.
@@ -159,11 +159,11 @@ pub enum Request {
     /// Applies the object (server-side apply). If the object contains a UID, the request never changes a later object
     /// of the same name.
     Apply(Object),
-    /// Patches an object.
+    /// Patches a Kubernetes object.
     Patch(Patch),
     /// Changes CPU and memory of a running pod, and records the API server's response on the pod.
     Resize(Box<Resize>),
-    /// Deletes an object, with its UID as precondition.
+    /// Deletes a Kubernetes object, with its UID as precondition.
     Delete(Reference),
     /// Writes a record to the status of the EtcdCluster.
     Record(StatusRecord),
@@ -175,7 +175,7 @@ pub enum Request {
     Passwords(Passwords),
 }
 
-/// An object that is created or applied.
+/// A Kubernetes object that an action creates or applies.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
     /// A Service of the cluster or of a member.
@@ -190,7 +190,7 @@ pub enum Object {
     NetworkPolicy(Box<NetworkPolicy>),
 }
 
-/// The kind of an object that is patched or deleted.
+/// The kind of a Kubernetes object that an action patches or deletes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// A Service of the cluster or of a member.
@@ -210,9 +210,9 @@ pub enum Kind {
 /// An observed object. The UID distinguishes the object from a later object of the same name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Reference {
-    /// The kind by which the API server is called.
+    /// The kind of the object that the action patches or deletes.
     pub kind: Kind,
-    /// The name in the namespace of the EtcdCluster.
+    /// The name of the object, which is in the namespace of the EtcdCluster.
     pub name: String,
     /// UID of the object, the precondition of the request.
     pub uid: String,
@@ -272,7 +272,7 @@ pub struct Resize {
 pub struct StatusRecord {
     /// The field manager. The status report has a different field manager, so a report never removes a record.
     pub manager: &'static str,
-    /// The recorded fields of the status.
+    /// The fields of the EtcdCluster's status that the action writes.
     pub status: Value,
     /// The resourceVersion of the observed EtcdCluster, the precondition of the write.
     pub over: String,
@@ -327,7 +327,7 @@ pub enum EtcdCall {
     },
     /// Enables a downgrade of etcd to the previous minor release, or cancels it.
     Downgrade {
-        /// Target release, such as `3.5`; `None` cancels the downgrade.
+        /// Target release of the downgrade, such as `3.5`; `None` cancels the downgrade.
         to: Option<String>,
     },
     /// Defragments one member. The call runs outside the reconcile, because it can take minutes.
@@ -381,12 +381,12 @@ pub enum AuthChange {
 /// A change of the Secret with the operator's record of passwords (invariant 21).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Passwords {
-    /// Records the desired password.
+    /// Writes the desired password of root to the Secret.
     Record {
         /// True if the record also keeps the earlier passwords, because the user root may still have an earlier
         /// password in etcd.
         others: bool,
     },
-    /// Deletes the record.
+    /// Deletes the Secret.
     Forget,
 }

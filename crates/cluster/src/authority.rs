@@ -83,7 +83,7 @@ impl CaScope {
     }
 }
 
-/// The settings for generated certificates in the spec.
+/// The settings in the spec for the certificates that the operator generates.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// The namespace of the EtcdCluster, which the names in certificates contain.

@@ -203,7 +203,7 @@ pub enum CertificateWrite {
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// Makes the next signer the current signer.
+    /// Makes the CA that is the next signer the current signer.
     Switch {
         /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,
@@ -241,7 +241,7 @@ pub enum CertificateWrite {
     },
     /// Restores the owner and the labels of a Secret. The data does not change.
     Mark {
-        /// The Secret to restore.
+        /// Name of the Secret whose owner and labels are restored.
         secret: String,
         /// The resourceVersion precondition of the Secret.
         over: String,

@@ -10,7 +10,7 @@ use etcd::{Access, Deadlines, Etcd, EtcdClient};
 /// A client that was unused for this long belongs to a deleted cluster.
 const FORGOTTEN: Duration = Duration::from_mins(10);
 
-/// The clients of the clusters.
+/// The etcd clients, one for each cluster.
 pub struct Clients {
     plain: Arc<dyn Etcd>,
     deadlines: Deadlines,
@@ -64,7 +64,7 @@ impl Clients {
         client
     }
 
-    /// Drops the clients of deleted clusters, and closes their connections.
+    /// Drops the etcd clients of deleted clusters, and closes their connections.
     pub fn forget(&self, now: Instant) {
         let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
         kept.retain(|_, one| now.duration_since(one.asked) < FORGOTTEN);

@@ -43,7 +43,7 @@ const PAUSES: [Duration; 4] = [
     Duration::from_secs(3),
 ];
 
-/// The outcome of a step.
+/// The actions of a step that succeeded, and the errors of the actions that failed.
 #[derive(Debug, Default)]
 pub struct Acted {
     /// The actions that succeeded.
@@ -58,7 +58,7 @@ impl Acted {
         self.failed.iter().find(|error| !error.is_passing())
     }
 
-    /// Joins two outcomes.
+    /// Joins the outcomes of two steps.
     #[must_use]
     pub fn merge(mut self, other: Self) -> Self {
         self.done.extend(other.done);
@@ -67,11 +67,11 @@ impl Acted {
     }
 }
 
-/// The inputs of the executor.
+/// The inputs of [`ExecuteContext::execute`].
 pub struct ExecuteContext<'a> {
     /// The client of the API server. It sends each request once (invariant 11).
     pub client: &'a Client,
-    /// The client of the members.
+    /// The etcd client that calls the members.
     pub etcd: &'a Arc<dyn Etcd>,
     /// The back-off of members whose start the API server rejected.
     pub refusals: &'a Refusals,

@@ -16,7 +16,7 @@ use member::tls::{ClusterTls, Purpose};
 
 use crate::authority::{Held, TLS_CERTIFICATE, renewal};
 
-/// A certificate in use.
+/// The validity of a certificate that the cluster or the operator uses.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expiry {
     /// Name of the certificate's Secret.

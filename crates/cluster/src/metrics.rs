@@ -30,7 +30,7 @@ type Alive = Box<dyn Fn() -> HashSet<String> + Send + Sync>;
 #[derive(Default)]
 struct Inner {
     clusters: HashMap<String, Cluster>,
-    /// Counters of events, by namespace and event.
+    /// The number of times that each event occurred, by namespace and event.
     events: BTreeMap<(String, &'static str), u64>,
     alive: Option<Alive>,
 }

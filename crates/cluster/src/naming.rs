@@ -15,7 +15,7 @@ pub trait Names {
     fn token(&self, index: u64) -> String;
 }
 
-/// Names derived from a random seed.
+/// Derives member names and cluster tokens from a random seed.
 #[derive(Clone, Debug)]
 pub struct Seed {
     cluster: String,

@@ -9,7 +9,7 @@ use member::tls::ClusterTls;
 use crate::clock::ApiServerClock;
 use crate::switch::Started;
 
-/// The Kubernetes objects of one observation.
+/// The Kubernetes objects that one observation of a cluster has read.
 pub struct Objects {
     /// The EtcdCluster, freshly read and not from a cache.
     pub cluster: EtcdCluster,

@@ -73,9 +73,9 @@ pub enum Error {
     /// The API server rejected the request or could not be reached.
     #[error("cannot read {what}")]
     Read {
-        /// The requested kind of object.
+        /// The kind of Kubernetes object whose read failed.
         what: &'static str,
-        /// The error of the request.
+        /// The error of the Kubernetes client.
         #[source]
         source: kube::Error,
     },
@@ -90,7 +90,7 @@ pub enum Error {
 pub struct KubeSnapshot {
     /// The EtcdCluster as the operator read it.
     pub cluster: EtcdCluster,
-    /// The spec in effect.
+    /// The spec in effect: the user's spec, with the TLS settings that the members use at present.
     pub effective: Effective,
     /// The client URL of each member, by name.
     pub urls: BTreeMap<String, String>,

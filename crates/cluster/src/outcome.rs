@@ -154,7 +154,7 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
     notices
 }
 
-/// A condition whose status has changed.
+/// Returns the condition of this kind if its status differs between `before` and `after`.
 fn turned<'a>(
     before: &EtcdClusterStatus,
     after: &'a EtcdClusterStatus,

@@ -345,7 +345,7 @@ fn formed<'a>(
     draft
 }
 
-/// Plans for a formed cluster whose quorum answers.
+/// Plans the actions for a formed cluster whose quorum answers.
 fn with_quorum<'a>(
     build: Builder<'a>,
     view: &View,

@@ -259,7 +259,7 @@ impl Reason {
         matches!(self, Self::Hibernated | Self::Hibernating)
     }
 
-    /// True if the condition's reason is a hibernation.
+    /// True if the reason of the condition says that the cluster is hibernating or hibernated.
     pub fn is_of_hibernation(condition: &Condition) -> bool {
         Self::parse(&condition.reason).is_some_and(Self::is_hibernation)
     }

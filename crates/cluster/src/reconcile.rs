@@ -31,7 +31,7 @@ const READS: usize = 16;
 /// The clients, caches and states that all reconciles share.
 pub struct ClusterOperator {
     client: Client,
-    /// A client that sends each request once.
+    /// The Kubernetes client for writes. It sends each request once.
     writer: Client,
     clients: Clients,
     image: OwnImage,
@@ -84,7 +84,7 @@ impl ClusterOperator {
         Self { writer, ..self }
     }
 
-    /// Sets the endpoints that EtcdClusters may join.
+    /// Sets the grants: the external endpoints that an EtcdCluster may join, for each namespace.
     #[must_use]
     pub fn joining(self, joins: EndpointGrants) -> Self {
         Self { joins, ..self }

@@ -74,7 +74,7 @@ impl Refusals {
         self.all().remove(&key(cluster, member));
     }
 
-    /// Drops old records whose back-off ended long ago.
+    /// Drops the records of members whose back-off ended long ago.
     pub fn forget(&self, now: Instant) {
         self.all()
             .retain(|_, refusal| now < refusal.until + MAX_BACKOFF * 5);

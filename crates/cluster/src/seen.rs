@@ -1,6 +1,6 @@
 //! Results of reads: [`Seen`] for an answer that may be missing, and [`Kept`] for a comparison with the desired object.
 
-/// An answer, or the reason why it is missing.
+/// An answer of the API server or of etcd, or the reason why the answer is missing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Seen<T> {
     /// The answer of the API server or of etcd.

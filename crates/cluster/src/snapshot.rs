@@ -165,7 +165,7 @@ pub struct Observed {
     pub tls: Tls,
     /// The progress of a TLS change.
     pub tls_rollout: Option<TlsRollout>,
-    /// The generated certificates, and the expiry of others.
+    /// The generated certificates, and the expiry of the certificates that users provide.
     pub certificates: crate::certificates::Certificates,
     /// The state of authentication and of the NetworkPolicy.
     pub access: Access,

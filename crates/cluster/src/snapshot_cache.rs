@@ -15,7 +15,7 @@ use crate::observe::KubeSnapshot;
 /// interrupted.
 const LONGEST: Duration = Duration::from_mins(1);
 
-/// The last read, by the cluster's UID.
+/// The last snapshot of each cluster's Kubernetes objects, by the cluster's UID.
 #[derive(Default)]
 pub struct SnapshotCache(Mutex<Memory>);
 
@@ -45,7 +45,7 @@ impl SnapshotCache {
         self.memory().reading.insert(uid.to_owned());
     }
 
-    /// Caches a read unless an event arrived since `begin`.
+    /// Caches the snapshot, unless a watch event for the cluster arrived since `begin`.
     pub fn keep(&self, uid: &str, snapshot: KubeSnapshot, now: Instant) {
         self.forget(now);
         let mut memory = self.memory();
@@ -54,7 +54,7 @@ impl SnapshotCache {
         }
     }
 
-    /// Drops reads that are older than the maximum age.
+    /// Drops snapshots that are older than the maximum age.
     pub fn forget(&self, now: Instant) {
         let snapshots = &mut self.memory().snapshots;
         snapshots.retain(|_, (_, read)| now.duration_since(*read) < LONGEST);

@@ -26,7 +26,7 @@ use crate::plan::{Plan, View, current_version};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed};
 
-/// The input of a status.
+/// The inputs from which the status of an EtcdCluster is computed.
 pub struct Report<'a> {
     /// The observed EtcdCluster.
     pub cluster: &'a EtcdCluster,

@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use api::cluster::{PeerStage, TlsPolicy, TlsStatus, peers_of};
 use member::tls::Fault;
 
-/// The party that issues the certificates.
+/// Who issues the certificates of a cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Maker {
     /// The user, in Secrets that the spec names.
@@ -21,7 +21,7 @@ pub enum Maker {
     Operator,
 }
 
-/// Whether clients use TLS.
+/// Whether the members accept clients with TLS, without TLS, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clients {
     /// Clients connect without TLS.
@@ -44,7 +44,7 @@ pub struct TlsMode {
 }
 
 impl TlsMode {
-    /// The mode of members that start with this policy.
+    /// The TLS mode of members that start with this policy.
     pub fn of(policy: Option<&TlsPolicy>) -> Self {
         let encrypts = |tls: &&TlsPolicy| tls.encrypts_peers() || tls.encrypts_clients();
         let maker = policy.filter(encrypts).map(|tls| match tls.generated {
@@ -182,7 +182,7 @@ pub struct Started {
 /// Progress of a TLS change: the current settings of members and the next step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TlsRollout {
-    /// The settings with which members start now.
+    /// The TLS policy with which members start now.
     pub at: Option<TlsPolicy>,
     /// True if the status records the settings `at`.
     pub recorded: bool,
@@ -194,10 +194,10 @@ pub struct TlsRollout {
     pub refused: Option<String>,
 }
 
-/// The settings with which members start next.
+/// The next step of a TLS change.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The policy of the next step.
+    /// The TLS policy with which members start in this step.
     pub to: Option<TlsPolicy>,
     /// Problems of the certificates in `to`. The operator starts no member with this policy until the problems are
     /// fixed.
@@ -252,7 +252,7 @@ impl TlsRollout {
         others.map(|(name, _)| name.as_str()).collect()
     }
 
-    /// The change in progress, as text; `None` without a change.
+    /// The TLS change in progress, as text; `None` without a change.
     pub fn under_way(&self) -> Option<String> {
         let at = TlsMode::of(self.at.as_ref());
         let waits = self.waits_for();

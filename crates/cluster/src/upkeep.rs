@@ -62,7 +62,7 @@ impl Default for Upkeep {
     }
 }
 
-/// A defragmentation call.
+/// The state of the call that defragments a member.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Call {
     /// The member has not answered yet.
@@ -76,7 +76,7 @@ pub enum Call {
 /// The settings in `spec.upkeep`, and the fields of `spec.etcd` that they depend on.
 #[derive(Clone, Debug, PartialEq)]
 pub struct UpkeepRule {
-    /// The quota of the members in bytes.
+    /// The quota of each member's database, in bytes.
     pub quota: i64,
     /// True if the operator only reports a full database and leaves the remedy to a person.
     pub only_reports: bool,
@@ -161,7 +161,7 @@ impl Calls {
         Some(under.answer.clone().unwrap_or(Call::Running))
     }
 
-    /// Drops the calls of deleted clusters.
+    /// Drops the defragmentation calls of deleted clusters.
     pub fn forget(&self, now: Instant) {
         self.calls()
             .retain(|_, under| now.duration_since(under.asked) < FORGOTTEN);

@@ -17,7 +17,7 @@ use crate::ownership::is_of_others;
 /// The keys in a Secret, with the names that cert-manager and `kubectl create secret tls` use.
 pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
 pub(crate) const TLS_KEY: &str = "tls.key";
-/// The key of the trusted CAs in a Secret.
+/// The key in a Secret that contains the trusted CAs.
 pub(crate) const AUTHORITIES: &str = "ca.crt";
 /// The key of the next CA. All members must trust the next CA before it signs.
 pub(crate) const NEXT_CERTIFICATE: &str = "next.crt";

@@ -65,11 +65,11 @@ pub enum Error {
     /// An earlier start of this member was rejected, and its back-off has not ended.
     #[error("{said}")]
     Held {
-        /// The reason of that rejection.
+        /// The reason that was reported when the API server rejected the earlier start.
         reason: Reason,
-        /// The message of that rejection.
+        /// The message that was reported when the API server rejected the earlier start.
         said: String,
-        /// The remaining back-off.
+        /// The remaining time of the back-off.
         left: Duration,
     },
 }

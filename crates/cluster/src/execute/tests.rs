@@ -22,7 +22,7 @@ use crate::snapshot::{Role, Service};
 
 const MEMBER: &str = "db-aaaaaaaaaa";
 
-/// How the server answers requests for objects of one kind.
+/// How the fake API server answers requests for objects of one kind.
 #[derive(Clone, Copy)]
 enum Does {
     Takes(Duration),

@@ -124,7 +124,7 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     }
 }
 
-/// The position of the final message in the text.
+/// The position in a container's message at which etcd's final log line starts.
 fn begin(text: &str) -> Option<usize> {
     LAST_WORDS.iter().filter_map(|word| text.find(word)).min()
 }

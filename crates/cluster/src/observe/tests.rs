@@ -85,7 +85,7 @@ fn made(spec: EtcdClusterSpec) -> Objects {
     }
 }
 
-/// The snapshot of these objects, with the spec in effect.
+/// The snapshot that the operator builds from these Kubernetes objects.
 fn look_at(objects: Objects) -> KubeSnapshot {
     let effective = Effective::of(&objects, jiff::Timestamp::UNIX_EPOCH);
     objects.snapshot(effective)

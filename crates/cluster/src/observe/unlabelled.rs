@@ -18,7 +18,7 @@ use std::fmt::Debug;
 
 use super::children::annotation;
 
-/// The objects to read by name.
+/// The names of objects that the list by label did not contain. The operator reads them by name.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Missing {
     pods: Vec<String>,

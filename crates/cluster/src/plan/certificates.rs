@@ -143,7 +143,7 @@ impl<'a> Keeper<'a> {
 }
 
 impl Keeper<'_> {
-    /// The members with at least one object.
+    /// The names of the members with at least one Kubernetes object.
     fn members(&self) -> BTreeSet<String> {
         let pods = self.observed.pods.keys().cloned();
         let held = self.certificates.secrets.values();

@@ -26,11 +26,11 @@ use crate::snapshot::Observed;
 pub(super) struct Earlier {
     /// True if the earlier phases plan no action.
     pub(super) is_idle: bool,
-    /// True if they change the members or the leader.
+    /// True if the earlier phases change etcd's members or the leader.
     pub(super) changes_members: bool,
     /// True if the earlier phases add members to etcd.
     pub(super) adds: bool,
-    /// Names of the members that they remove from etcd.
+    /// Names of the members that the earlier phases remove from etcd.
     pub(super) removed: BTreeSet<String>,
     /// True if they take a member out of service, or change the members.
     pub(super) disturbs_members: bool,

@@ -61,7 +61,7 @@ pub(crate) fn shared(
     }
 }
 
-/// Builds the client Service. `open`: the Service forwards to members.
+/// Builds the client Service. If `open` is false, the Service has no endpoints.
 pub(crate) fn client_service(members: &Members, open: bool) -> Service {
     // The Service builder uses the cluster ID only to decide whether the Service has endpoints, so an empty ID is
     // enough.

@@ -70,7 +70,7 @@ pub(super) struct Decision {
     pub(super) followed: bool,
 }
 
-/// The input of the rules.
+/// The facts about the cluster from which the rules decide the fate of a member.
 struct Facts<'f, 'a> {
     members: &'f [MemberState<'a>],
     desired: &'f Desired,

@@ -184,7 +184,7 @@ fn listener_of(url: &str) -> Option<PeerListener> {
     parts(url).map(|(tls, _, port)| (tls, port))
 }
 
-/// The URL of the same host at another listener.
+/// The URL with the same host, and with the scheme and the port of the given peer listener.
 fn at_listener(url: &str, (tls, port): PeerListener) -> Option<String> {
     let (_, host, _) = parts(url)?;
     let scheme = if tls { "https" } else { "http" };

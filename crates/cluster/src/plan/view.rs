@@ -50,7 +50,7 @@ pub enum Health {
 /// A member of etcd's list, with its objects and its state.
 #[derive(Clone, Debug)]
 pub struct MemberState<'a> {
-    /// The member's entry in the list.
+    /// The member's entry in etcd's member list.
     pub listed: &'a Member,
     /// Name of the member, its pod, its PVC and its Service.
     pub name: String,
@@ -143,7 +143,7 @@ impl MemberState<'_> {
 /// All members in etcd's list.
 #[derive(Clone, Debug)]
 pub struct View<'a> {
-    /// The list as etcd returned it.
+    /// The member list as etcd returned it.
     pub list: &'a Members,
     /// The members, sorted by ID.
     pub members: Vec<MemberState<'a>>,
@@ -152,7 +152,7 @@ pub struct View<'a> {
 }
 
 impl<'a> View<'a> {
-    /// All names in the list.
+    /// The names of all members in etcd's list.
     pub fn names(&self) -> BTreeSet<String> {
         self.members
             .iter()

@@ -25,7 +25,7 @@ use crate::status::Report;
 /// end.
 const DROPS: usize = 10;
 
-/// One observation of a cluster, and its plan.
+/// One observation of a cluster, and the plan that follows from it.
 pub(super) struct Round {
     pub(super) snapshot: KubeSnapshot,
     pub(super) etcd: Arc<dyn Etcd>,

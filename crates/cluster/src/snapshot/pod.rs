@@ -89,7 +89,7 @@ pub struct Changed {
 }
 
 impl Changed {
-    /// Parses the value of the annotation on a pod.
+    /// Parses the value of the annotation that records the change of the image on the pod.
     pub fn read(note: &str) -> Option<Self> {
         let mut words = note.split('/');
         Some(Self {
@@ -99,7 +99,7 @@ impl Changed {
         })
     }
 
-    /// The value of the annotation on a pod.
+    /// The value of the annotation that records the change of the image on the pod.
     pub(crate) fn note(&self) -> String {
         let Self { from, restarts, .. } = self;
         let unreadable = if self.unreadable { UNREADABLE } else { "" };

@@ -32,7 +32,7 @@ pub struct Disk {
     /// True if Kubernetes reports the volume as lost. A pod that has mounted the volume may continue to run. No other
     /// pod can mount it.
     pub lost: bool,
-    /// The requested and the actual size and class.
+    /// The StorageClass, and the requested and the actual size of the volume.
     pub claim: Claim,
 }
 
@@ -86,7 +86,7 @@ impl Removal {
         }
     }
 
-    /// The value of the annotation on the PVC.
+    /// The value of the annotation that records the removal on the PVC.
     pub(crate) fn note(self) -> String {
         match self {
             Self::ByOperator => BY_OPERATOR.to_owned(),

@@ -292,7 +292,7 @@ impl World {
 
     // ---- annotations of pods ----
 
-    /// Sets the annotations of a pod of this operator.
+    /// Sets the certificate annotations of a pod that this operator creates.
     pub(crate) fn note_trust(&mut self, uid: u64) {
         if self.plays_authorities() {
             let noted = self.switch.sender.noted.clone();

@@ -16,7 +16,7 @@ pub(crate) struct Spot {
     pub(crate) index: u64,
 }
 
-/// A member as a configuration lists it.
+/// A member as a configuration of the etcd cluster lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) name: String,
@@ -66,7 +66,7 @@ pub(crate) struct Process {
     pub(crate) name: String,
     /// The network group of the process: processes in the same group reach each other.
     pub(crate) group: usize,
-    /// The time at which the process joined its group.
+    /// The time at which the process joined its network group.
     pub(crate) since: u64,
     /// The term in which the process is the leader; `None` if it is not the leader.
     pub(crate) leads: Option<usize>,
@@ -250,7 +250,7 @@ fn started(config: &Config) -> (usize, usize) {
 /// The members' data by member ID, during a tick of the cluster.
 pub(crate) type Logs<'a> = BTreeMap<u64, &'a mut Data>;
 
-/// The result of a group's tick.
+/// The result of one tick for the processes of a network group.
 #[derive(Default)]
 pub(crate) struct Moved {
     pub(crate) elected: Option<u64>,

@@ -30,7 +30,7 @@ impl Mutation {
 
 /// The events of the run that this seed determines.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
-    /// The next minor release without an image, and with one.
+    /// The minor releases that the spec requests: 6 has no image, and 4 has one.
     const NEXT: [u8; 3] = [6, 6, 4];
     /// The minor release with which the cluster begins.
     const FIRST: u8 = 2;

@@ -51,7 +51,7 @@ pub(crate) struct Wishes {
     call: Option<(String, Timestamp)>,
 }
 
-/// The rule for full databases.
+/// The part of the spec that determines how the operator handles full databases.
 pub(crate) fn rule() -> UpkeepRule {
     UpkeepRule {
         quota: QUOTA,

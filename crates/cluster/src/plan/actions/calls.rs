@@ -1,4 +1,4 @@
-//! Calls to etcd.
+//! Builds the actions that call etcd.
 
 use etcd::{Alarm, AlarmKind, MemberId};
 use jiff::Timestamp;

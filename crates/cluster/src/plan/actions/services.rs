@@ -67,7 +67,7 @@ impl Builder<'_> {
         }
     }
 
-    /// Gives the Service of a member its endpoints.
+    /// Gives the Service of a member its endpoints, so that the other members can reach the member.
     pub(crate) fn open_service(&self, member: &str, uid: &str) -> Action {
         apply(
             "before-open-service",
@@ -112,7 +112,7 @@ impl Builder<'_> {
     }
 }
 
-/// Sets the mark on the Service of a member.
+/// Sets the mark that the start of the member has begun, on the member's Service.
 pub(crate) fn mark_service(member: &str, service: &Service) -> Action {
     Action {
         start: Some(StartPart::Mark(member.to_owned())),

@@ -46,7 +46,7 @@ fn applied(mut scene: Scene, index: u64) -> Scene {
     scene
 }
 
-/// All members have prepared their logs.
+/// All members have prepared their Raft logs for a change of the version.
 pub(super) fn prepared(scene: Scene) -> Scene {
     applied(recorded(scene, &CLUSTER.to_string(), 10_000), 25_000)
 }
