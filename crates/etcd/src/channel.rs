@@ -17,17 +17,17 @@ use tower::{BoxError, Service};
 
 use crate::limits::MAX_ANSWER;
 
-/// The header that contains the token (`rpctypes.TokenFieldNameGRPC`).
+/// The gRPC header that contains the login token (`rpctypes.TokenFieldNameGRPC`).
 const HEADER: &str = "token";
 /// The call that issues a token. Its request contains no token, because etcd would reject an expired token.
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
 /// The only call without a size limit in this module. Its response is a stream of messages of at most 4 MiB.
 const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
 
-/// The current token of a client.
+/// The current login token of an etcd client.
 pub(crate) type Token = Arc<RwLock<Option<HeaderValue>>>;
 
-/// Creates connections that share the token of a client.
+/// Creates connections to members that share the login token of one etcd client.
 pub(crate) struct MemberChannels(pub(crate) Token);
 
 impl BalancedChannelBuilder for MemberChannels {

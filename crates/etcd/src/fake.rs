@@ -58,7 +58,7 @@ pub struct FakeState {
     pub hash: Option<KeyHash>,
     /// The result of a login. `None` if the client has no credentials.
     pub login: Option<Login>,
-    /// Health data by address and port.
+    /// The health data that each health listener reports, by address and port.
     pub pulses: BTreeMap<String, Pulse>,
     /// How long a `status` call takes.
     pub slow: Duration,

@@ -24,7 +24,7 @@ mod walk;
 
 pub use walk::{Revisions, WalkError};
 
-/// Length in bytes of the SHA-256 after the file.
+/// Length in bytes of the SHA-256 that follows the database in a snapshot.
 const TRAILER: usize = 32;
 
 /// The length of a database file is a multiple of this number of bytes. If 32 more bytes follow, they are the SHA-256.
@@ -228,7 +228,7 @@ impl Pages {
         }
     }
 
-    /// Adds the bytes that belong to pending keys.
+    /// Adds the part of `bytes` that belongs to keys of which only a part was received.
     fn serve_pending(&mut self, bytes: &[u8]) {
         let mut done = Vec::new();
         for (index, pending) in self.pending.iter_mut().enumerate() {

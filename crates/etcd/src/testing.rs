@@ -109,7 +109,7 @@ const PORTS_PER_BLOCK: u16 = 32;
 const BLOCK_COUNT: u16 = 500;
 
 struct Ports {
-    /// Locks of the reserved blocks, until the process ends.
+    /// Lock files of the reserved blocks of ports. They stay locked until the process ends.
     locks: Vec<File>,
     left: Range<u16>,
 }

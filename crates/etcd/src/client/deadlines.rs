@@ -1,4 +1,4 @@
-//! Deadlines of the real client.
+//! The deadlines of [`EtcdClient`](crate::EtcdClient).
 
 use std::time::Duration;
 

@@ -18,7 +18,7 @@ use crate::port::{Error, MemberId, Pulse};
 /// Maximum size of a response in bytes. etcd's metrics have about 100 KiB.
 const MAX_RESPONSE: u64 = 1 << 20;
 
-/// Requests the metrics of a member. `deadline` includes the connection.
+/// Requests the metrics of a member. `deadline` includes the time for the connection.
 pub(super) async fn ask(address: &str, deadline: Duration) -> Result<Pulse, Error> {
     let read = async {
         let mut stream = TcpStream::connect(address).await?;
