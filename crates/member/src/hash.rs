@@ -11,7 +11,7 @@ use api::cluster::{EtcdClusterSpec, TlsPolicy};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// Prefix of the hash: the version number of the hash.
+/// Prefix of every hash: the version number of the hash's format.
 const FORM: &str = "1-";
 
 /// The hash of the fields of the spec that require a new pod: a version number and sixteen hexadecimal digits. Image

@@ -105,7 +105,7 @@ pub struct Seed<'a> {
     pub bump_revision: Option<u64>,
 }
 
-/// What the program of the seed reports about the snapshot.
+/// What the init container `fetch` of the seed reports about the snapshot.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Contents {
@@ -163,7 +163,7 @@ pub struct DataDirectorySettings {
 pub enum Report {
     /// The snapshot was fetched, and has these contents.
     Done(Contents),
-    /// The program of the seed ended with an error.
+    /// The init container ended with an error.
     Failed {
         /// The reason for the condition.
         reason: String,

@@ -64,7 +64,7 @@ impl Authorities {
     }
 }
 
-/// Writes the value of the pod annotation.
+/// Formats the value of the pod annotation that records the authorities.
 impl fmt::Display for Authorities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join("+");
