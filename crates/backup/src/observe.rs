@@ -36,7 +36,7 @@ pub(crate) struct ObserveContext {
     pub(crate) client: Client,
     /// The client for clusters without TLS and authentication.
     pub(crate) etcd: Arc<dyn Etcd>,
-    /// The namespaces that may use the identity of the operator.
+    /// The storage locations that each namespace may use with the operator's own cloud identity.
     pub(crate) grants: Grants,
     /// The slots of the listings and manifests that are read from stores.
     pub(crate) reads: Reads,
@@ -44,13 +44,13 @@ pub(crate) struct ObserveContext {
     pub(crate) endpoints: EndpointGrants,
     /// The directory for backups that is mounted in the operator's pod.
     pub(crate) local: Option<LocalStore>,
-    /// The quota of each namespace in that directory, in bytes.
+    /// The quota of each namespace in the directory `local`, in bytes.
     pub(crate) local_quota: Option<u64>,
     /// Maximum size of a snapshot in bytes.
     pub(crate) max_snapshot: u64,
     /// All EtcdBackups, from the watch.
     pub(crate) objects: Cache<EtcdBackup>,
-    /// The image of pods that mount a PersistentVolumeClaim.
+    /// The operator's image, which also runs in the pods that mount a PersistentVolumeClaim.
     pub(crate) image: OwnImage,
 }
 

@@ -46,7 +46,7 @@ api::reasons! {
         InProgress,
         /// The spec is rejected.
         InvalidSpec,
-        /// An EtcdBackup of another owner has the name.
+        /// The EtcdBackup of the EtcdCluster cannot be created: its name belongs to an EtcdBackup of another owner.
         NameTaken,
         /// The spec uses a field that has no effect in this release and must not be ignored.
         NotSupported,

@@ -81,7 +81,7 @@ impl<T> Work<T> {
 /// What this process has done for one EtcdBackup: the current work and its previous attempts.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkState<T> {
-    /// The current state.
+    /// The current state of the worker.
     pub work: Work<T>,
     /// The earliest time of the next attempt; `None` if an attempt may start at once.
     pub not_before: Option<Timestamp>,
@@ -128,7 +128,7 @@ impl<T> WorkState<T> {
 /// The content of the store at the path of the spec.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Destination {
-    /// The plan does not need the content.
+    /// The store was not read, because the plan does not need its content.
     #[default]
     NotRead,
     /// The content is unknown, because an input is missing or the store did not answer.

@@ -35,7 +35,7 @@ pub enum Job {
         name: ObjectName,
         /// Whether the object is compressed.
         compress: bool,
-        /// The record of the EtcdCluster for the manifest.
+        /// The data about the EtcdCluster for the manifest.
         cluster: Option<Box<ManifestCluster>>,
         /// The members to which the transfer may connect.
         limits: EndpointLimits,
@@ -51,7 +51,7 @@ pub enum Job {
     InPod {
         /// The backup pod, which the operator creates if it does not exist.
         pod: Box<Pod>,
-        /// The order in the arguments of the pod.
+        /// The order that the pod's arguments contain.
         order: Order,
     },
     /// The deletion of a pod that an earlier operator process has left, and that may still be pending. Without the

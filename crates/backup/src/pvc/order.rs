@@ -71,7 +71,7 @@ pub struct SnapshotTask {
     pub numbered: bool,
     /// True if the object is compressed.
     pub compress: bool,
-    /// The record of the EtcdCluster for the manifest.
+    /// The data about the EtcdCluster for the manifest.
     pub cluster: Option<ManifestCluster>,
     /// The Secrets for the access to etcd, which the pod mounts.
     pub reach: Reach,
