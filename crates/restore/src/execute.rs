@@ -35,7 +35,7 @@ const STOP_SECONDS: u32 = 1;
 pub struct ExecuteContext {
     /// A client that sends each request once. A retry could send a request more than ten seconds after the observation.
     pub client: Client,
-    /// The tasks that undo late writes.
+    /// The tasks that undo writes that reached the API server too late.
     pub undo: Undo,
 }
 

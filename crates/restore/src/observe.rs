@@ -43,9 +43,9 @@ pub struct ObserveContext<'a> {
     pub client: &'a Client,
     /// The client for calls to the seed and to old members.
     pub etcd: &'a dyn Etcd,
-    /// The namespaces that may use the identity of the operator.
+    /// The storage locations that each namespace may use with the operator's own cloud identity.
     pub grants: &'a Grants,
-    /// The slots of the manifests that are read from stores.
+    /// Limits how many manifests are read from stores at the same time.
     pub reads: &'a Arc<Slots>,
     /// The image of seed members.
     pub image: &'a OwnImage,

@@ -26,7 +26,7 @@ const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 
 /// The clients and tasks of all reconciles.
 pub(crate) struct ReconcileContext {
-    /// The client for reads.
+    /// The Kubernetes client for reads.
     pub(crate) client: Client,
     /// The client for writes, which sends each write once (invariant 11), and the tasks that undo late writes.
     pub(crate) execute: ExecuteContext,
@@ -34,9 +34,9 @@ pub(crate) struct ReconcileContext {
     pub(crate) etcd: EtcdClient,
     /// The image of seed members.
     pub(crate) image: OwnImage,
-    /// The namespaces that may use the identity of the operator.
+    /// The storage locations that each namespace may use with the operator's own cloud identity.
     pub(crate) grants: Grants,
-    /// The slots of the manifests that are read from stores.
+    /// Limits how many manifests are read from stores at the same time.
     pub(crate) reads: Arc<Slots>,
 }
 

@@ -50,7 +50,7 @@ pub struct Paths {
     /// Directory where the data volume is mounted
     #[arg(long, default_value = api::names::DATA_MOUNT)]
     pub volume: PathBuf,
-    /// File for the report
+    /// File to which the container writes its report
     #[arg(long, default_value = "/dev/termination-log")]
     pub report: PathBuf,
 }

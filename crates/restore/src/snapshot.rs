@@ -16,13 +16,13 @@ use crate::reason::Trouble;
 
 /// An observation: the facts for the plan, and the objects for the requests.
 pub struct Observation {
-    /// The input of the planner.
+    /// The plain data from which the plan is made.
     pub snapshot: Snapshot,
-    /// The input for the requests.
+    /// The Kubernetes objects from which the requests of the plan are built.
     pub objects: Objects,
 }
 
-/// Objects as they were read.
+/// The Kubernetes objects as they were read.
 pub struct Objects {
     /// The EtcdCluster as it was read. `None` if it does not exist.
     pub cluster: Option<EtcdCluster>,
@@ -240,7 +240,7 @@ pub enum Life {
 pub enum OtherBackup {
     /// The pod fetches the other backup and has not reported its data.
     Fetches(String),
-    /// The pod has the data of the other backup.
+    /// The data in the pod is from the other backup.
     Contains(String),
 }
 
@@ -284,7 +284,7 @@ pub struct PodFacts {
     pub joined: bool,
 }
 
-/// The answer of etcd.
+/// The answer of the seed's etcd.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Serving {
     /// etcd was not queried, because the plan does not need an answer.

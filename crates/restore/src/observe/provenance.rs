@@ -18,7 +18,7 @@ const BUMP: &str = "--bump-revision=";
 
 pub(crate) struct FetchArguments<'a> {
     pub(crate) source: StorageBlock,
-    /// The JSON text of the storage block in the arguments.
+    /// The JSON text of the storage block in the arguments of the seed's pod.
     pub(crate) text: &'a str,
     /// The required SHA-256 of the snapshot.
     pub(crate) sha256: Option<&'a str>,

@@ -80,7 +80,7 @@ pub struct Survivor {
         requires = "cluster_id"
     )]
     pub member: Option<String>,
-    /// Required cluster ID of that member in hexadecimal
+    /// Required cluster ID of the member that sends the snapshot, in hexadecimal
     #[arg(long, value_name = "ID")]
     pub cluster_id: Option<ClusterId>,
     /// Directory where the Secret with the client certificate for that member is mounted

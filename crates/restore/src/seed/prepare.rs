@@ -25,7 +25,7 @@ use crate::reason::{Reason, Trouble};
 /// Maximum length in bytes of the tool's output in an error message.
 const OUTPUT_LIMIT: usize = 1000;
 
-/// The message of the tool when the volume is full.
+/// The message of the etcd restore tool when the volume is full.
 const FULL: &str = "no space left on device";
 
 /// Path of the database in a data directory.
@@ -34,7 +34,7 @@ const DATABASE: &str = "member/snap/db";
 /// The input for the creation of the data directory.
 #[derive(Clone, Debug)]
 pub struct Prepare {
-    /// The tool and its arguments.
+    /// The tool that creates the data directory, and its arguments.
     pub settings: DataDirectorySettings,
     /// The paths in the pod.
     pub paths: Paths,

@@ -107,13 +107,13 @@ struct ModelCluster {
     cluster_id: Option<String>,
     bootstrap: bool,
     available: bool,
-    /// The UID and the resourceVersion.
+    /// The UID and the resourceVersion of the EtcdCluster.
     uid: u32,
     version: u32,
-    /// The UIDs of the Service and the PVC.
+    /// The UIDs of the seed's Service and PVC.
     service: Option<u32>,
     volume: Option<u32>,
-    /// The UID of the PVC, if it has a volume.
+    /// The UID of the seed's PVC, if the PVC has a volume.
     bound: Option<u32>,
     pod: Option<ModelPod>,
     /// Whether the seed has verified data, on its volume or in the pod.
@@ -133,7 +133,7 @@ struct ModelCluster {
 )]
 #[derive(Clone, Debug, Default, PartialEq)]
 struct ModelPod {
-    /// The UID.
+    /// The UID of the pod.
     uid: u32,
     /// The backup that the pod downloads.
     of: Data,
