@@ -48,7 +48,7 @@ fn is_plain(path: &str) -> bool {
     path.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
 
-/// The grants of one operator.
+/// The storage locations that namespaces may use with the cloud identity of one operator.
 #[derive(Clone, Debug, Default)]
 pub struct Grants {
     /// Name of the operator in messages, such as `backup operator`.
@@ -56,7 +56,7 @@ pub struct Grants {
     /// The operator's own namespace. It needs no grant, because users who may create pods there can use the identity
     /// directly.
     pub own: String,
-    /// The grants for all other namespaces.
+    /// The grants for the namespaces other than `own`.
     pub others: Vec<Grant>,
 }
 

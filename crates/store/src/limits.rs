@@ -42,7 +42,7 @@ const LISTING_TIMEOUT: Duration = Duration::from_mins(2);
 
 #[cfg(feature = "testing")]
 tokio::task_local! {
-    /// Another maximum duration of the listings of a task.
+    /// Replaces [`LISTING_TIMEOUT`] for the listings of an async task.
     pub(crate) static TEST_TIMEOUT: Duration;
 }
 

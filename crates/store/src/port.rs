@@ -110,7 +110,7 @@ pub enum Error {
     /// The store exceeds a limit: a response is too long, or a listing does not end.
     #[error("the store at {endpoint} {problem}")]
     Excessive {
-        /// The endpoint.
+        /// The endpoint of the store.
         endpoint: String,
         /// The exceeded limit and the remedy.
         problem: String,

@@ -16,7 +16,7 @@ use tracing::debug;
 /// Port of the progress server. etcd does not use this port.
 pub const PORT: u16 = 2390;
 
-/// Time limit for one connection.
+/// Time limit for one connection to the progress server.
 const TIMEOUT: Duration = Duration::from_secs(1);
 /// Maximum length of a response in bytes. Two numbers need fewer.
 const MAX_RESPONSE: u64 = 64;
@@ -52,7 +52,7 @@ impl Meter {
         self.bytes.store(bytes, Ordering::Relaxed);
     }
 
-    /// Sets both numbers.
+    /// Sets the number of transferred bytes and the total number.
     pub fn set(&self, moved: Moved) {
         self.advance_to(moved.bytes);
         self.total

@@ -20,7 +20,7 @@ const ATTEMPTS: u32 = 5;
 /// An attempt fails if its connection delivers no data for this time.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Size of a part in bytes.
+/// Size in bytes of the parts in which an object is read.
 pub(crate) const PART: u64 = 8 << 20;
 
 /// Number of parts that are being read or buffered. A read needs the memory of these parts and of the part that the
@@ -44,9 +44,9 @@ pub(crate) trait Version: Send + Sync + 'static {
 
 /// The first bytes of an object, from a request that was already sent.
 pub(crate) struct First {
-    /// Number of bytes.
+    /// Number of bytes in `body`.
     pub(crate) size: u64,
-    /// The bytes.
+    /// The content of these first bytes.
     pub(crate) body: Body,
 }
 

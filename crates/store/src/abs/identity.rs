@@ -55,7 +55,7 @@ enum Source {
 #[derive(Deserialize)]
 struct Answer {
     access_token: String,
-    /// A number, or text that contains a number.
+    /// The number of seconds until the token expires, as a number or as text.
     expires_in: serde_json::Value,
 }
 

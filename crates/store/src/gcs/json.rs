@@ -55,7 +55,7 @@ pub(super) struct Resource {
     generation: Option<Generation>,
 }
 
-/// A number, or text that contains a number.
+/// The generation in a JSON response: a number, or text that contains a number.
 #[derive(Debug)]
 struct Generation(serde_json::Value);
 

@@ -14,7 +14,7 @@ use crate::port::{Committed, Error, Upload};
 /// An unfinished file. Dropping this value deletes the file, unless the file was renamed.
 pub(super) struct UnfinishedFile {
     directory: Directory,
-    /// `None` after the file was renamed or removed.
+    /// The path of the unfinished file. `None` after the file was renamed or removed.
     path: Option<PathBuf>,
     file: Option<File>,
     room: Option<Room>,
@@ -22,7 +22,7 @@ pub(super) struct UnfinishedFile {
 }
 
 impl UnfinishedFile {
-    /// Creates the file. Blocks.
+    /// Creates the unfinished file. Blocks the thread.
     pub(super) fn create(
         directory: Directory,
         path: PathBuf,

@@ -43,7 +43,7 @@ pub struct S3Config {
     pub ca: Option<Vec<u8>>,
     /// True if the certificate of the endpoint is not verified. For tests only.
     pub insecure_skip_verify: bool,
-    /// Protection of the objects.
+    /// Server-side encryption and locks of the stored objects.
     pub protection: S3Protection,
 }
 
