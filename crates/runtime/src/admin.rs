@@ -28,7 +28,7 @@ use tracing::debug;
 /// The content type of the OpenMetrics text format.
 const OPEN_METRICS: &str = "application/openmetrics-text; version=1.0.0; charset=utf-8";
 
-/// Limits for the connections to the port.
+/// Limits for the connections to the port of the admin server.
 #[derive(Clone, Copy, Debug)]
 struct Limits {
     /// Time limit for the header of a request, and for an idle connection.
@@ -111,7 +111,7 @@ impl Readiness {
 /// The state that the routes of the server report.
 #[derive(Clone)]
 pub struct Admin {
-    /// Whether the process can lead.
+    /// Whether the process is ready to hold the lease.
     pub readiness: Readiness,
     /// The metrics of the process.
     pub registry: Arc<Registry>,

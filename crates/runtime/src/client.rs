@@ -1,4 +1,4 @@
-//! The Kubernetes client that does not retry.
+//! The Kubernetes client that sends each request only once.
 
 use kube::{Client, Config};
 

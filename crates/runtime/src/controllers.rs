@@ -118,7 +118,7 @@ where
         })
     }
 
-    /// The cached objects.
+    /// The objects that the controllers have cached.
     pub fn cache(&self) -> Cache<K> {
         Cache(self.all.iter().map(Controller::store).collect())
     }
@@ -152,12 +152,12 @@ impl<K> Cache<K>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    /// All objects.
+    /// All cached objects.
     pub fn state(&self) -> Vec<Arc<Guarded<K>>> {
         self.0.iter().flat_map(Store::state).collect()
     }
 
-    /// The object, if it exists.
+    /// The cached object; `None` if the object does not exist.
     pub fn get(&self, object: &ObjectRef<Guarded<K>>) -> Option<Arc<Guarded<K>>> {
         self.0.iter().find_map(|store| store.get(object))
     }

@@ -98,7 +98,7 @@ pub struct GrantedBy {
     pub value: &'static str,
 }
 
-/// The grants of one operator.
+/// The etcd endpoints that namespaces may name in objects of one operator.
 #[derive(Clone, Debug, Default)]
 pub struct EndpointGrants {
     by: GrantedBy,

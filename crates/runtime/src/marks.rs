@@ -37,7 +37,7 @@ const REPEAT_AFTER: Duration = Duration::from_hours(24);
 
 type Unreadable = HashMap<String, (String, Instant)>;
 
-/// Writes the two conditions for one operator.
+/// Writes the conditions `Unreadable` and `Managed` for one operator.
 pub(crate) struct Marks<K> {
     client: Client,
     name: &'static str,

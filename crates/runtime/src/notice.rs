@@ -1,6 +1,6 @@
 //! A notice about an object, published as an Event and logged.
 
-/// A notice about an object.
+/// A message about an object, which becomes an Event and a log line.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Notice {
     /// Whether the Event has the type Warning.

@@ -120,7 +120,7 @@ struct History {
     allowances: HashMap<(String, &'static str), Allowance>,
 }
 
-/// A note that was published.
+/// The note of an Event that was published.
 struct Published {
     at: Instant,
     series: Series,

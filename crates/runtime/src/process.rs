@@ -55,7 +55,7 @@ pub enum Error {
     /// The async runtime could not be started.
     #[error("cannot start the async runtime")]
     Runtime(#[source] std::io::Error),
-    /// There is neither an in-cluster configuration nor a kubeconfig.
+    /// There is no in-cluster configuration and no kubeconfig.
     #[error("no Kubernetes configuration found: run in a pod, or set KUBECONFIG")]
     Config(#[source] kube::config::InferConfigError),
     /// The Kubernetes client could not be created.

@@ -18,11 +18,11 @@ const READS: usize = 4;
 /// Limits of concurrent tasks.
 #[derive(Clone, Copy, Debug)]
 pub struct SlotLimits {
-    /// For all tasks.
+    /// Maximum number of concurrent tasks in total.
     pub concurrent: usize,
-    /// Per store.
+    /// Maximum number of concurrent tasks for one store.
     pub per_store: usize,
-    /// Per namespace.
+    /// Maximum number of concurrent tasks for one namespace.
     pub per_namespace: usize,
 }
 
