@@ -114,7 +114,8 @@ struct EventReceivers {
 impl EventReceivers {
     fn notify<K>(&self, uid: &str, child: &PartialObjectMeta<K>) {
         self.cache.invalidate(uid);
-        // A deleted pod sends a last event with a deletion timestamp.
+        // The last watch event of a deleted pod has a deletion timestamp. The observation in progress need not wait
+        // for this pod.
         if child.metadata.deletion_timestamp.is_some() {
             self.deletions.notify(uid);
         }

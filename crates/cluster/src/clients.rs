@@ -119,7 +119,10 @@ mod tests {
         let gone = Arc::downgrade(&first);
         drop(first);
         clients.forget(now);
-        assert!(gone.upgrade().is_some(), "a recently used client is kept");
+        assert!(
+            gone.upgrade().is_some(),
+            "a recently used etcd client is kept"
+        );
         clients.forget(now + FORGOTTEN);
         assert!(gone.upgrade().is_none());
     }
@@ -138,7 +141,7 @@ mod tests {
         ));
         assert!(
             Arc::ptr_eq(&first, &clients.of(("1", Some("t")), &access("a"))),
-            "the client of the former token is kept, because a recovery calls both clusters"
+            "the etcd client for the previous cluster token is kept, because a recovery calls the old and the new cluster"
         );
     }
 }

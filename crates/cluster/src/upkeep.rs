@@ -215,7 +215,7 @@ mod tests {
         assert_eq!(
             calls.of("uid", Some(&record(2, false))),
             None,
-            "this call belongs to another record"
+            "the call belongs to an earlier record"
         );
         assert_eq!(calls.of("uid", Some(&record(1, true))), None);
         assert!(calls.calls().is_empty());

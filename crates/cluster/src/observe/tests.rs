@@ -150,8 +150,8 @@ fn bootstrap_members_without_endpoints_are_not_called() {
     };
     assert_eq!(asked_as(Role::Voter, true), [] as [&str; 0]);
     assert_eq!(asked_as(Role::Voter, false), [MEMBER]);
-    // The answer of the health listener shows that the learner has finished its requests to the other members, so the
-    // learner is called.
+    // A learner is called even if its Service has no endpoints: its answer shows the operator that the learner's
+    // requests to the other members are done.
     assert_eq!(asked_as(Role::Learner, true), [MEMBER]);
 }
 

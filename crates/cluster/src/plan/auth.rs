@@ -85,7 +85,8 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
             let change = build.auth(AuthChange::ChangePassword);
             draft.chain(record.into_iter().chain([change]).collect());
         }
-        // Authentication without a record was not enabled by the operator, so the operator does not disable it.
+        // Without a record of a password, another program or a person enabled authentication, so the operator does
+        // not disable it.
         (Some(false), Login::Accepted | Login::Former) if seen.record == Record::None => {
             let text = "spec.auth.enabled is false, but the operator did not enable authentication: \
              authentication stays enabled. To disable authentication, run: etcdctl auth disable";

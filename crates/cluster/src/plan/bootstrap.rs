@@ -37,8 +37,7 @@ pub(super) fn unrecorded<'a>(
     let mut draft = Draft::new(build);
     let mut traces = traces(observed);
     if traces.iter().filter(|(.., found)| found.is_some()).count() == 1 {
-        // Several tokens were found, and only one of them has a cluster ID. The others belong to clusters that never
-        // formed.
+        // If only one of several tokens has a cluster ID, the other tokens are ignored: their clusters never formed.
         traces.retain(|(.., found)| found.is_some());
     }
     if recorded.is_none() {

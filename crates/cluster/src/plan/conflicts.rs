@@ -32,7 +32,7 @@ pub(super) struct Earlier {
     pub(super) adds: bool,
     /// Names of the members that the earlier phases remove from etcd.
     pub(super) removed: BTreeSet<String>,
-    /// True if they take a member out of service, or change the members.
+    /// True if the earlier phases take a member out of service, or change the members.
     pub(super) disturbs_members: bool,
     /// True if the earlier phases create or delete a pod.
     pub(super) touches_pods: bool,

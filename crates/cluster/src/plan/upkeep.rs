@@ -297,7 +297,7 @@ impl Run<'_> {
             (_, None) => Some("the member was removed from the cluster".to_owned()),
             (Some(Call::Failed(why)), _) => Some(why.clone()),
             // The member does not answer. A defragmentation call of an earlier operator process may still be running,
-            // or may have just ended.
+            // or may have just ended, so the operator waits for some time.
             (_, Some(member)) if member.health != Health::Busy => {
                 let may_be_done = member.pod.is_some_and(Pod::stays)
                     && now.duration_since(last.start_time.0) < SILENCE;

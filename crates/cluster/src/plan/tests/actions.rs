@@ -106,7 +106,7 @@ fn status_record_contains_all_identity_fields_and_resource_version() {
     let mut scene = under_way();
     scene.observed.resource_version = "7".into();
     let Request::Record(record) = scene.build().record_cluster_id(CLUSTER).request else {
-        panic!("a record in the status");
+        panic!("the action does not write the status");
     };
     assert_eq!(record.over, "7");
     assert_eq!(record.status["clusterID"], json!(CLUSTER.to_string()));
@@ -189,7 +189,7 @@ fn added_member_gets_peer_url_of_its_service() {
     let Request::Etcd(EtcdCall::AddMember { url, learner }) =
         three().build().add_member("n", true).request
     else {
-        panic!("a call to etcd");
+        panic!("the action does not add a member to etcd");
     };
     assert!(learner && url.starts_with("http://n."), "{url}");
 }

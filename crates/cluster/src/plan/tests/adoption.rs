@@ -32,7 +32,7 @@ fn taken_over() -> Scene {
         intent, cluster_id, ..
     }) = recorded(&scene)
     else {
-        panic!("nothing is recorded");
+        panic!("the plan records no cluster");
     };
     (scene.observed.intent, scene.observed.cluster_id) = (Some(intent), cluster_id);
     scene
@@ -53,7 +53,7 @@ fn invariant_7_adopted_cluster_keeps_its_cluster_id() {
         intent, cluster_id, ..
     }) = recorded(&left_by_another())
     else {
-        panic!("nothing is recorded");
+        panic!("the plan records no cluster");
     };
     assert_eq!(cluster_id, Some(CLUSTER));
     assert_eq!(intent.members, ["a", "b", "c"].map(String::from).into());
@@ -174,7 +174,7 @@ fn invariant_7_joined_cluster_is_recorded_without_bootstrap() {
         intent, cluster_id, ..
     }) = recorded(&joins())
     else {
-        panic!("nothing is recorded");
+        panic!("the plan records no cluster");
     };
     assert_eq!(cluster_id, Some(CLUSTER));
     assert!(
@@ -344,9 +344,15 @@ fn withdrawn_grant_stops_member_changes_of_join() {
 fn join_annotation_without_effect_needs_no_grant() {
     let mut moved = granted(Scene::formed(&["a", "b", "c"]), &[]);
     moved.observed.join = vec!["http://x:2379".into()];
-    assert!(moved.plan().problems.is_empty(), "bootstrapped here");
+    assert!(
+        moved.plan().problems.is_empty(),
+        "the operator bootstrapped the cluster"
+    );
     moved.observed.intent.as_mut().unwrap().members.clear();
-    assert!(moved.plan().problems.is_empty(), "no external member");
+    assert!(
+        moved.plan().problems.is_empty(),
+        "the cluster has no external member"
+    );
 }
 
 #[test]
@@ -388,10 +394,11 @@ fn recreated_cluster_with_external_members_is_recorded_as_joined() {
     (scene.observed.intent, scene.observed.cluster_id) = (None, None);
     let members = |scene: &Scene| match recorded(scene) {
         Some(Write::RecordIntent { intent, .. }) => intent.members.len(),
-        _ => panic!("nothing is recorded"),
+        _ => panic!("the plan records no cluster"),
     };
     assert_eq!(members(&scene), 0);
-    // A token of this form shows that the operator bootstrapped the cluster, so the join annotation has no effect.
+    // A token in the format of this operator shows that the operator bootstrapped the cluster, so the join annotation
+    // has no effect.
     for pod in scene.observed.pods.values_mut() {
         pod.token = Some("db-0123456789abcdef".to_owned());
     }

@@ -47,7 +47,7 @@ fn volumes_that_match_spec_are_unchanged() {
     assert_eq!(
         three(any).changes(),
         [],
-        "without a class in the spec, every class matches"
+        "without a StorageClass in the spec, every class matches"
     );
 }
 

@@ -244,7 +244,7 @@ fn invariant_24_new_voter_becomes_endpoint_once_it_serves() {
     });
     let new = ready(Scene::formed(&["a", "b"]).follows("b")).role("b", Role::Learner);
     assert_eq!(roles(&new), [("b".to_owned(), busy)]);
-    // The voter also gets this role if the operator has no health report about it.
+    // The voter also gets the role `Busy` if the operator has no health report about it.
     let mut silent = new.clone();
     silent.observed.pulses.clear();
     assert_eq!(roles(&silent), [("b".to_owned(), busy)]);

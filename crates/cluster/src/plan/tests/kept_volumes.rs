@@ -100,7 +100,7 @@ fn invariant_25_volumes_of_externally_removed_majority_are_kept() {
     let whole = hashed(whole, |_| 7);
     assert_eq!(whole.writes(), []);
     assert!(problem(&whole).unwrap().contains("kubectl delete pvc b c"));
-    // After a person has deleted the PVCs, the operator no longer reports the problem.
+    // After a person has deleted the PVCs, the operator no longer reports them.
     let decided = whole.without_claim("b").without_claim("c");
     assert_eq!(problem(&decided), None);
 }

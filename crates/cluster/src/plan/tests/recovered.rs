@@ -64,7 +64,10 @@ fn old_volumes_are_kept_until_recovered_cluster_is_complete() {
             .count()
     };
     assert_eq!(deletes_disk(&writes), 0);
-    assert!(scene.plan().problems.is_empty(), "no object is foreign");
+    assert!(
+        scene.plan().problems.is_empty(),
+        "the objects of the old cluster are reported as foreign"
+    );
     scene.desired.size = 1;
     assert_eq!(deletes_disk(&scene.writes()), 2);
     // The user may need the old data after the recovery. The operator keeps the old volumes for the time in
@@ -190,7 +193,10 @@ fn replaced_cluster_is_deleted_after_restore_and_retention() {
             gone,
             "size {size}, kept until {keep_until:?}"
         );
-        assert!(scene.plan().problems.is_empty(), "no object is foreign");
+        assert!(
+            scene.plan().problems.is_empty(),
+            "the objects of the old cluster are reported as foreign"
+        );
     }
 }
 

@@ -214,7 +214,7 @@ fn approval_with_wrong_cluster_id_is_reported() {
     padded.observed.recovery.approval = Some("0000000000c0ffee".to_owned());
     assert!(
         begun(&padded).is_some(),
-        "the same cluster ID with leading zeros"
+        "an approval may contain the cluster ID with leading zeros"
     );
 }
 
@@ -225,7 +225,11 @@ fn approval_given_before_quorum_loss_starts_no_recovery() {
     let record = recorded(&early).unwrap();
     assert_eq!(record.stale_approval.as_deref(), Some("c0ffee"));
     early.observed.recovery.stale_approval = record.stale_approval;
-    assert_eq!(recorded(&early), None, "already recorded");
+    assert_eq!(
+        recorded(&early),
+        None,
+        "the stale approval is already recorded"
+    );
 
     let mut scene = approved(one_left());
     scene.observed.recovery.stale_approval = Some("c0ffee".into());

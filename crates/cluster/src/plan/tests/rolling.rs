@@ -374,7 +374,10 @@ fn image_change_record_is_cleared_after_restart_of_member() {
 // ---- downgrades ----
 
 /// The minor release of a planned downgrade; `Some(None)` if the plan cancels a downgrade.
-#[expect(clippy::option_option, reason = "the write has this type")]
+#[expect(
+    clippy::option_option,
+    reason = "the inner None means that the plan cancels a downgrade"
+)]
 fn downgrade(scene: &Scene) -> Option<Option<String>> {
     scene.changes().into_iter().find_map(|write| match write {
         Write::Downgrade { to } => Some(to),

@@ -57,7 +57,7 @@ impl World {
 
     fn urls(&mut self, name: &str) -> &mut Vec<String> {
         let Seen::Known(list) = &mut self.scene.observed.members else {
-            panic!("the list is known");
+            panic!("the scene has no member list");
         };
         let mut members = list.members.iter_mut();
         let member = members.find(|member| member.name == name).unwrap();
@@ -171,7 +171,7 @@ fn invariant_23_members_listen_at_listed_peer_urls() {
         let mut world = World::new(from);
         let mut turns = drawn(&mut seed) % 4;
         for round in 0.. {
-            assert!(round < 400, "the switch does not end");
+            assert!(round < 400, "the TLS change does not end");
             world.judge();
             if round == 1 {
                 world.wanted = policy(to);

@@ -26,7 +26,7 @@ fn answers(cluster_id: ClusterId, revision: i64) -> Scene {
     let pod = scene.observed.pods.get_mut("n").unwrap();
     (pod.token, pod.cluster_id) = (Some("new".into()), None);
     let Some(Seen::Known(status)) = scene.observed.statuses.get("a").cloned() else {
-        panic!("the survivor answers");
+        panic!("the survivor does not answer");
     };
     let status = etcd::Status {
         cluster_id,

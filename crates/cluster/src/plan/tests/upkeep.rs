@@ -170,7 +170,8 @@ fn defragmentation_is_delayed_after_ineffective_run() {
     scene.observed.upkeep.record = Some(over.clone());
     assert_eq!(scene.writes(), []);
     assert!(scene.waits().contains(&Reason::DefragmentationWaits));
-    // The last run ended 100 s ago, and another defragmentation could free no more space. The operator begins no run.
+    // The last run ended 100 s ago, and another defragmentation could free no more space. The operator starts no
+    // other defragmentation run.
     (over.members[0].size_before, over.members[0].size_after) = (25 << 20, Some(25 << 20));
     over.completion_time = Some(time(900));
     scene.observed.upkeep.record = Some(over.clone());

@@ -290,13 +290,21 @@ fn lost_client_authority_restarts_members_one_by_one() {
     story.certificates().secrets.remove(&own);
     story.certificates().secrets.remove("db-client-ca");
     story.settle();
-    assert_eq!(story.deletes(), None, "members answer the operator");
+    assert_eq!(
+        story.deletes(),
+        None,
+        "the members answer the operator, so no pod is deleted"
+    );
     story.silent();
     for member in MEMBERS {
         assert_eq!(story.deletes().as_deref(), Some(member));
         story.comes_back(member);
         story.ready(member, false);
-        assert_eq!(story.deletes(), None, "{member} is not ready");
+        assert_eq!(
+            story.deletes(),
+            None,
+            "no other pod is deleted before {member} is ready"
+        );
         story.ready(member, true);
         story.settle();
     }

@@ -105,7 +105,10 @@ impl Story {
                 self.told.push(write);
             }
         }
-        panic!("the plans never end: {:?}", self.of_certificates());
+        panic!(
+            "the plans still write certificates: {:?}",
+            self.of_certificates()
+        );
     }
 
     pub(super) fn restart(&mut self, member: &str) {
