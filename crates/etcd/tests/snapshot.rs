@@ -61,7 +61,7 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
     let whole = inspect(&bytes, || usize::MAX).unwrap();
     assert_eq!(
         whole.revision, expected,
-        "server reports {}",
+        "the server reports revision {}",
         before.revision
     );
     assert!(whole.trailer);
@@ -74,7 +74,7 @@ async fn agrees(programs: &Programs, etcd: &EtcdProcess, rng: &mut StdRng) -> In
     );
     assert!(
         whole.revision.max(whole.compacted) == before.revision || before.revision == 1,
-        "{whole:?} but the server reports {}",
+        "the file has {whole:?}, but the server reports revision {}",
         before.revision
     );
     // The test uses small chunks only for small files. For large files, small chunks would take too long.

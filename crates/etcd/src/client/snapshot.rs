@@ -18,8 +18,8 @@ impl EtcdClient {
         let opened =
             match Box::pin(self.call_with_login(login, &NOT_HEDGED, self.open(member))).await {
                 Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
-                    // Access is denied if the member does not know the token, or if no etcd user has the name in the
-                    // certificate.
+                    // The member denies access if it does not know the token, or if no etcd user has the name in the
+                    // certificate. The client then uses its suspended login, or logs in again.
                     let login = match self.session.restore_login() {
                         Some(former) => Some(former),
                         None => self.logged_in(member, login, self.deadlines.call).await?,
