@@ -97,7 +97,7 @@ api::reasons! {
     /// The kinds of problems of a TLS Secret.
     #[expect(
         missing_docs,
-        reason = "documented as the reasons in `api::conditions::Reason`"
+        reason = "the variants are documented in `api::conditions::Reason`"
     )]
     pub enum FaultKind {
         AuthorityExpired,
