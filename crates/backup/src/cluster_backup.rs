@@ -25,7 +25,7 @@ pub(crate) struct ClusterBackups {
 impl Reconcile for ClusterBackups {
     type Object = EtcdCluster;
     type Error = apply::Error;
-    // The cluster operator manages EtcdClusters.
+    // The cluster operator manages EtcdClusters, and writes the conditions `Managed` and `Unreadable`.
     const MANAGES: bool = false;
 
     async fn reconcile(&self, cluster: Arc<EtcdCluster>) -> Result<Done, apply::Error> {

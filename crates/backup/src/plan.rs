@@ -49,7 +49,8 @@ pub enum Action {
     RecordIntent,
     /// Start the transfer of [`Plan::job`], or queue it.
     StartTransfer,
-    /// Record the number of unfinished attempts. The transfer that is ready starts after this record.
+    /// Write this count to `status.unfinishedAttempts`. If an attempt is about to start, the count includes it, and
+    /// the transfer starts only after this write.
     RecordAttempts(i32),
     /// Cancel the running or queued transfer.
     AbandonTransfer,

@@ -172,7 +172,8 @@ impl Removal {
         keys.extend(listing.orphans.iter().map(|found| backup_of(&found.key)));
         let mut removable = Vec::new();
         for key in keys {
-            // Another EtcdBackup may write to the same path.
+            // Another EtcdBackup may write to the same path. The manifest shows whether this EtcdBackup may remove
+            // the backup.
             let manifest = manifest_of(self.store.as_ref(), &key).await?;
             if self.is_removable(manifest.as_ref()) {
                 removable.push(key);

@@ -92,7 +92,7 @@ impl Transfer {
         let mut last = None;
         for candidate in candidates {
             match self.from(&candidate, meter, cancelled).await {
-                // Another member may still be able to send its snapshot.
+                // The next member may still be able to send its snapshot.
                 Err(trouble)
                     if trouble.reason == Reason::EtcdUnreachable && !cancelled.is_cancelled() =>
                 {
@@ -241,7 +241,8 @@ impl Transfer {
         }
         for offset in 1..MAX_SAME_SECOND {
             let taken = match self.store.head(&manifest_key(&key)).await {
-                // If the operator may not list objects, S3 answers "access denied" for a missing object.
+                // If the operator may not list objects, S3 answers "access denied" for a missing object. The object
+                // then counts as missing.
                 Err(store::Error::AccessDenied(_)) => false,
                 found => found?.is_some(),
             };
@@ -343,7 +344,8 @@ impl Transfer {
         let answer = self.etcd.hash(&member.url, inspected.store_revision());
         match answer.await {
             Ok(found) => found
-                // If a compaction since the snapshot has changed the hash, a restore cannot compare it.
+                // If a compaction since the snapshot has changed the hash, a restore could not compare it. The
+                // manifest then contains no hash.
                 .filter(|found| found.compacted == inspected.compacted)
                 .map(|found| found.hash),
             Err(error) => {

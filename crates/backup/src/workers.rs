@@ -299,7 +299,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
             outcome = &mut run => outcome,
             () = tokio::time::sleep(self.limits.timeout) => {
                 cancelled.cancel();
-                // The task may have ended at the same moment as the timeout.
+                // The task may have ended at the same moment as the timeout. Its success then counts.
                 return match run.await {
                     Ok(Ok(done)) => Ok(done),
                     _ => Err(timed_out(self.limits.timeout, progress.obstacle())),

@@ -68,5 +68,9 @@ async fn backup_memory_does_not_depend_on_database_size() {
         grown / MIB
     );
     assert!(stored.size > 300 << 20, "{}", stored.size);
-    assert!(grown < BUDGET, "grew by {} MiB", grown / MIB);
+    assert!(
+        grown < BUDGET,
+        "the memory of the process grew by {} MiB",
+        grown / MIB
+    );
 }

@@ -99,7 +99,7 @@ mod tests {
         let ambient = json!({ "storageType": "GCS", "gcs": { "path": "b/k" } });
         let named = name_secret(&backup(&ambient), snapshot.clone());
         let Destination::Unknown(trouble) = named.destination else {
-            panic!("the destination is not unknown")
+            panic!("the destination is known")
         };
         assert!(
             trouble.message.starts_with("spec.gcs names no Secret"),

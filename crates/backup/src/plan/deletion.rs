@@ -70,7 +70,8 @@ pub(super) fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Times
         Some(trouble) if trouble.reason == Reason::BucketMissing => {
             return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
         }
-        // If the whole namespace is being deleted, no user creates the missing Secret again.
+        // If the whole namespace is being deleted, no user creates the missing Secret again. The deletion must not
+        // wait for it forever.
         Some(trouble)
             if trouble.reason == Reason::SecretMissing
                 && now.duration_since(since) > SECRET_WAIT =>

@@ -183,7 +183,7 @@ impl Report {
     pub fn into_removal_result(self, order: &Order) -> Result<RemovalResult, Trouble> {
         match self {
             Self::Removed { deleted, mut kept } => {
-                // The newest backup in the order is always kept. The truncated list may lack it.
+                // The newest backup in the order is always kept. If the truncated list lacks it, it is added.
                 if let Some(newest) = order.newest().filter(|newest| !kept.contains(newest))
                     && !kept.is_empty()
                 {

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 /// The processor time of this process.
-#[allow(dead_code, reason = "not every test measures it")]
+#[allow(
+    dead_code,
+    reason = "each test program uses only some of these functions"
+)]
 pub(crate) fn processor() -> Duration {
     let own = std::fs::read_to_string("/proc/self/stat").unwrap();
     times(&own, 2)

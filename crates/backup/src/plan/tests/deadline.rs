@@ -136,7 +136,7 @@ fn failed_backup_deletes_pod_of_earlier_operator_process() {
     let failed = plan(&backup, &unknown, at(60));
     assert!(matches!(failed.verdict, Verdict::Failed(_)), "{failed:?}");
     assert_eq!(failed.job, left);
-    // The worker of this process deletes its own pod.
+    // The worker of this process deletes its own pod, so the plan does not delete it.
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(plan(&backup, &running, at(60)).job, None);
     // A changed or rejected spec also ends the recorded backup.
