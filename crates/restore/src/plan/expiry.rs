@@ -18,7 +18,8 @@ pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
     let status = restore.status.as_ref();
     let (Some(seconds), Some(ended)) = (
         restore.spec.ttl_seconds_after_finished,
-        // The completion time is missing until the end of the restore is recorded.
+        // The completion time is missing until the end of the restore is recorded. Until then, the restore does not
+        // expire.
         status.and_then(|status| status.completion_time.as_ref()),
     ) else {
         return plan;

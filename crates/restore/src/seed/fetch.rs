@@ -102,7 +102,7 @@ fn parse_source(text: &str) -> Result<StorageBlock, serde_json::Error> {
 ///
 /// Fails if the snapshot cannot be fetched, is not the chosen backup, or does not match its checksum or manifest.
 pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
-    // The program has a few dozen MiB, so the copy runs concurrently with the download.
+    // The operator's program has a few dozen MiB, so it is copied concurrently with the download.
     let copied = arguments.copy_to.clone().map(|target| {
         let copied = tokio::task::spawn_blocking(move || copy_program(&target));
         async {
@@ -418,7 +418,7 @@ mod tests {
         assert!(check(0, 0, 1), "an empty store is at revision 1");
         assert!(
             check(10, 15, 15) && check(10, 15, 10),
-            "compacted beyond its last key"
+            "the store was compacted at a later revision than its last key"
         );
         assert!(!check(21, 0, 22) && !check(21, 0, 20));
     }

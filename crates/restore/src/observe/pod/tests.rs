@@ -1,7 +1,7 @@
 //! Tests of the facts that follow from a pod, with statuses as kubelets report them.
 #![allow(
     clippy::needless_pass_by_value,
-    reason = "JSON literals read best where they are passed"
+    reason = "tests pass `json!` literals directly as arguments"
 )]
 
 use member::Origin;

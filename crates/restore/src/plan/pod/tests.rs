@@ -1,7 +1,7 @@
 //! Tests of the pod that is built for a seed.
 #![allow(
     clippy::needless_pass_by_value,
-    reason = "JSON literals read best where they are passed"
+    reason = "tests pass `json!` literals directly as arguments"
 )]
 
 use api::EtcdCluster;

@@ -542,7 +542,10 @@ fn temporary_problems_are_not_reported_as_failed_restore() {
         let source = Source::Unavailable(Trouble::new(reason, "x"));
         let plan = check(&intended(), &absent(source), &Action::Nothing);
         assert_eq!(matches!(plan.state, PlanState::Stuck(_)), failure);
-        assert!(plan.requeue.is_some(), "no reconcile follows");
+        assert!(
+            plan.requeue.is_some(),
+            "the plan requests no further reconcile"
+        );
     }
 }
 

@@ -21,7 +21,7 @@ fn without_report() -> Pod {
 
 fn recent(pod: &Pod) -> Pod {
     let Pod::Present(pod) = pod else {
-        panic!("the pod is missing")
+        panic!("the snapshot contains no pod of the seed")
     };
     let mut pod = pod.clone();
     pod.recent = true;
@@ -79,11 +79,19 @@ fn seed_joins_only_with_verified_backup() {
                 PlanState::Working(trouble) => trouble.message.clone(),
                 other => panic!("{other:?}"),
             };
-            assert_eq!(plan.requeue, Some(POLL), "the problem lasts");
+            assert_eq!(
+                plan.requeue,
+                Some(POLL),
+                "the problem lasts, so the usual interval is enough"
+            );
             assert!(text(&plan).contains("delete this EtcdRestore"), "{plan:?}");
             snapshot.seed.pod = recent(&snapshot.seed.pod);
             let plan = check(&verified_seed(), &snapshot, &Action::Nothing);
-            assert_eq!(plan.requeue, Some(OUTAGE_POLL), "no member serves clients");
+            assert_eq!(
+                plan.requeue,
+                Some(OUTAGE_POLL),
+                "no member serves clients, so the next reconcile is soon"
+            );
             assert!(!text(&plan).contains("delete"), "{plan:?}");
         }
         check(&deleted(verified_seed()), &snapshot, &Action::Join);
@@ -227,7 +235,7 @@ fn seed_without_report_joins_only_with_checked_sha256() {
     );
     check(&deleted(verified_seed()), &bare, &Action::Join);
     let Pod::Present(mut checked) = without_report() else {
-        panic!("the pod is missing")
+        panic!("the snapshot contains no pod of the seed")
     };
     checked.checks_sha256 = true;
     let mut snapshot = cut_over(&[], Pod::Present(checked));
@@ -241,7 +249,7 @@ fn seed_without_report_joins_only_with_checked_sha256() {
 #[test]
 fn old_member_stops_after_seed_without_report_has_joined() {
     let Pod::Present(mut joined) = without_report() else {
-        panic!("the pod is missing")
+        panic!("the snapshot contains no pod of the seed")
     };
     joined.joined = true;
     let late = [old("late", false, true)];
