@@ -101,7 +101,7 @@ impl Place {
         message: &str,
         status: Option<u16>,
     ) -> Error {
-        // Without this limit, a store could fill conditions, Events and the log.
+        // Without a limit for each message, a store could fill conditions, Events and the log.
         let short = |text: &str| text.chars().take(MAX_MESSAGE).collect::<String>();
         let text = || {
             let message = short(message);

@@ -261,7 +261,7 @@ fn unfinished_name(owner: Option<&str>, target: &str) -> String {
     let random = rand::random::<u64>();
     match owner {
         None => format!("{UNFINISHED}{random:016x}-{target}"),
-        // The name must have the same length as a name without an owner.
+        // The file name must have the same length as a name without an owner.
         Some(owner) => format!("{UNFINISHED}{owner}.{:07x}-{target}", random >> 36),
     }
 }

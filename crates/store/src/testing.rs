@@ -129,7 +129,7 @@ async fn objects_round_trip(store: &dyn Store) {
         assert!(found.modified_unix_seconds.is_some());
         assert!(
             download(store, "a/b/object").await.unwrap() == content,
-            "{size} bytes differ"
+            "the content of the object with {size} bytes differs"
         );
     }
     store.put("a/b/small", content(70)).await.unwrap();

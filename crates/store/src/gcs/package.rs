@@ -47,7 +47,7 @@ impl Package {
         let write = self
             .storage
             .write_object(bucket, key, content)
-            // A retry writes the same content to the same key.
+            // A retry writes the same content to the same key, so the write may be retried.
             .with_idempotency(true);
         Box::pin(write.send_buffered())
             .await

@@ -76,8 +76,8 @@ impl Session {
         let until = chunk.from + chunk.content.len() as u64;
         let mut held = chunk.from;
         let mut failures = 0;
-        // False after a failure, because the store may have received any part of the chunk. The next request then reads
-        // the number of bytes that the store has.
+        // Whether the number of bytes that the store has is known. It is unknown after a failure, because the store
+        // may have received any part of the chunk. The next request then reads the number.
         let mut known = true;
         let mut continues = 0;
         loop {

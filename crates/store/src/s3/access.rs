@@ -144,7 +144,7 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
     let mut inside = false;
     let mut settings = BTreeMap::new();
     for line in file.trim_start_matches('\u{feff}').lines() {
-        // Nested settings are indented. This crate uses none of them.
+        // Nested settings of a profile are indented. This crate uses none of them.
         if line.starts_with([' ', '\t']) || line.starts_with(['#', ';']) {
             continue;
         }

@@ -196,8 +196,8 @@ mod tests {
         assert!(tag.ends_with("-3"));
         assert!(whole.verify(None, Some(&format!("\"{tag}\""))).is_ok());
         assert!(whole.verify(None, Some("\"other-3\"")).is_err());
-        // Tags that are not MD5s, for example with KMS keys, cannot verify the object. The store has compared the
-        // `Content-MD5` of each part.
+        // With KMS keys, a part's tag is not an MD5, so the tag of the object cannot be checked. `verify` accepts any
+        // tag in this case: the store has already checked each part against its `Content-MD5`.
         let mut opaque = parts(false, true);
         opaque[1].tag = "opaque".to_owned();
         let opaque = Whole::of_parts(&opaque);
