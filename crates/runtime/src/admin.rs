@@ -382,7 +382,7 @@ mod tests {
         let first = idle(address, "127.0.0.2").await;
         let second = idle(address, "127.0.0.3").await;
         assert!(is_closed(idle(address, "127.0.0.4").await).await);
-        // A closed connection no longer counts.
+        // A closed connection no longer counts toward the limit.
         drop((first, second));
         let served = async {
             loop {

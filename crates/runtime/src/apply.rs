@@ -187,7 +187,7 @@ where
 {
     let name = object.name_any();
     let mut body = to_value(object)?;
-    // The API server rejects a body with server-managed fields.
+    // The API server rejects a body with server-managed fields, so they are removed.
     if let Some(metadata) = body.get_mut("metadata").and_then(Value::as_object_mut) {
         metadata.remove("managedFields");
         metadata.remove("creationTimestamp");
@@ -475,7 +475,7 @@ fn failed<K: Resource<DynamicType = ()>>(
     name: &str,
     source: kube::Error,
 ) -> Error {
-    // The remedy is valid only for this project's CRDs.
+    // Only for this project's CRDs, the message tells the user to update the CRD.
     if K::group(&()) == api::names::GROUP
         && let kube::Error::Api(status) = &source
         && let Some(message) = undeclared(&status.message)

@@ -116,7 +116,8 @@ impl Series {
             let (params, series) = (PatchParams::default(), Patch::Merge(&series));
             let counted = events.patch(&self.name, &params, &series);
             match counted.await {
-                // The counted Event no longer exists. It was deleted, or it expired, by default after an hour.
+                // The Event whose count should increase was deleted or has expired, by default after an hour. A new
+                // Event is created.
                 Err(error) if is_not_found(&error) => {}
                 counted => return counted.map(drop),
             }

@@ -218,7 +218,7 @@ mod tests {
         assert!(gave_up > first, "the leader gave up after one failure");
         assert!(
             gave_up <= renewed + DURATION,
-            "gave up {:?} after the renewal",
+            "the leader gave up {:?} after its last renewal",
             gave_up - renewed
         );
     }

@@ -399,7 +399,11 @@ mod tests {
         };
         let change = Notice::change("MemberStarted", "Start", "last");
         assert_eq!(kept(&change, now), (7, 7));
-        assert_eq!(kept(&change, now + SERIES), (4, 7), "states are kept");
+        assert_eq!(
+            kept(&change, now + SERIES),
+            (4, 7),
+            "notices about states are kept longer than notices about changes"
+        );
         assert_eq!(kept(&change, now + REPEAT_AFTER), (1, 1));
     }
 

@@ -30,7 +30,7 @@ impl<R: fmt::Display> fmt::Display for Trouble<R> {
 #[cfg(test)]
 #[allow(
     unreachable_pub,
-    reason = "the operators declare their reasons in this way"
+    reason = "the operators call this macro to declare public reasons"
 )]
 mod tests {
     use super::Trouble;

@@ -113,7 +113,7 @@ async fn status_is_written_for_stored_object_that_violates_new_rule() {
     // After an update of the CRD, the API server takes a moment to enforce the new rule. It checks the rule only when
     // the value changes, so each attempt uses another value.
     let mut attempt = 0;
-    eventually("the rule", async || {
+    eventually("the API server enforces the new rule", async || {
         attempt += 1;
         let error = patch(with("ETCD_WAL_DIR", &format!("/wal-{attempt}"))).await;
         let error = error.err()?.to_string();
@@ -182,7 +182,7 @@ async fn crd_of_coreos_operator_is_updated_and_objects_are_kept() {
         &format!("/registry/apiextensions.k8s.io/customresourcedefinitions/{name}"),
         &crd_of_old_operator(),
     );
-    let old = eventually("the old definition", async || {
+    let old = eventually("the CRD of the old release", async || {
         definitions.get_opt(&name).await.unwrap()
     })
     .await;

@@ -208,7 +208,7 @@ async fn operators_do_not_overwrite_each_others_status_fields() {
         .await
         .unwrap();
     assert_eq!(same, Written::Same);
-    // The object was changed after it was read.
+    // The object was changed after it was read, so the write fails with a conflict.
     let stale = apply::status_if_unchanged(&api, "etcd-restore-operator", &seen, None, &formed)
         .await
         .unwrap_err();
@@ -271,7 +271,7 @@ async fn repeated_notice_increments_count_of_event() {
     let change = Notice::change("MemberStarted", "Start", "create the pod of main-a");
     for published in 1..=3 {
         report.publish(&object, &change);
-        eventually("the Event", async || {
+        eventually("the published Event", async || {
             let events = events.list(&ListParams::default()).await.unwrap().items;
             let [event] = events.as_slice() else {
                 return None;
@@ -290,7 +290,7 @@ async fn repeated_notice_increments_count_of_event() {
         .await
         .unwrap();
     report.publish(&object, &change);
-    eventually("the Event again", async || {
+    eventually("the Event, created again after its deletion", async || {
         let events = events.list(&ListParams::default()).await.unwrap().items;
         (events.len() == 1).then_some(())
     })
@@ -494,7 +494,7 @@ async fn operator_that_does_not_manage_object_writes_no_condition() {
     let driven = operator.clone();
     let running =
         tokio::spawn(async move { controller::drive(&driven, controllers, reading).await });
-    // The conditions would be written in the first reconcile.
+    // If the operator wrote conditions to these objects, it would write them in the first reconcile.
     eventually("five reconciles", async || {
         (counting.good.load(Ordering::SeqCst) > 5).then_some(())
     })
@@ -520,7 +520,10 @@ async fn invariant_15_unparseable_object_does_not_block_others() {
     let (operator, counting) = (operator(&client), Arc::new(Counting::default()));
     let running = start(&operator, &counting);
 
-    let message = eventually("the condition", async || unreadable_condition(&raw).await).await;
+    let message = eventually("the condition of the unreadable object", async || {
+        unreadable_condition(&raw).await
+    })
+    .await;
     assert!(
         message.contains("nonsense") && message.contains("is ignored"),
         "{message}"
@@ -547,9 +550,10 @@ async fn invariant_15_unparseable_object_does_not_block_others() {
     raw.patch("unreadable", &PatchParams::default(), &correct)
         .await
         .unwrap();
-    eventually("the removal of the condition", async || {
-        unreadable_condition(&raw).await.is_none().then_some(())
-    })
+    eventually(
+        "the removal of the condition from the corrected object",
+        async || unreadable_condition(&raw).await.is_none().then_some(()),
+    )
     .await;
     eventually("the reconcile of the corrected object", async || {
         let others = counting.others.lock().unwrap();

@@ -16,7 +16,10 @@ pub(crate) const TOKEN: &str = "test-token";
 pub(crate) struct ApiServer {
     child: Child,
     dir: TempDir,
-    #[allow(dead_code, reason = "most tests only need it to run")]
+    #[allow(
+        dead_code,
+        reason = "most tests use the etcd of this API server only indirectly"
+    )]
     pub(crate) etcd: EtcdProcess,
     url: String,
 }
