@@ -6,7 +6,10 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../store/tests/hostile/server.rs"]
-#[allow(dead_code, reason = "the tests of the crate store use more of it")]
+#[allow(
+    dead_code,
+    reason = "only the tests of the crate `store` use the whole module"
+)]
 mod hostile;
 #[path = "../../runtime/tests/api_server/server.rs"]
 mod server;
@@ -129,13 +132,21 @@ impl OperatorProcess {
         let end = Instant::now() + MAX_WAIT;
         while !check().await {
             let peak = self.peak();
-            assert!(peak < LIMIT, "{} MiB, waiting for {what}", peak >> 20);
+            assert!(
+                peak < LIMIT,
+                "the operator uses {} MiB while the test waits for {what}",
+                peak >> 20
+            );
             assert!(Instant::now() < end, "{what}: {}", self.log());
             tokio::time::sleep(Duration::from_millis(200)).await;
         }
         let peak = self.peak();
         println!("{what}: {} MiB at most", peak >> 20);
-        assert!(peak < LIMIT, "{} MiB after {what}", peak >> 20);
+        assert!(
+            peak < LIMIT,
+            "the operator used {} MiB during: {what}",
+            peak >> 20
+        );
     }
 }
 

@@ -480,7 +480,7 @@ async fn seed_result_is_written_to_termination_message() {
     );
     assert!(
         copied.metadata().unwrap().len() > 0,
-        "the program for the next container"
+        "the program for the next container was not copied"
     );
 
     let empty = tempfile::tempdir().unwrap();

@@ -124,7 +124,7 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
     let restored = prepare(&arguments).unwrap();
     let raised = old.revision + i64::try_from(bump.unwrap_or(0)).unwrap();
     assert_eq!(restored.revision, raised);
-    // A second start changes nothing.
+    // A second call of `prepare` leaves the restored data directory unchanged.
     assert_eq!(prepare(&arguments).unwrap(), restored);
 
     let mut member = Member::start(&loss.programs, &loss.volume.path().join("data"), &peer_url);
