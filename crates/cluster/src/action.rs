@@ -249,7 +249,7 @@ pub enum PatchForm {
 pub struct Rejection {
     /// The failed action, as text.
     pub what: String,
-    /// The instruction for the user.
+    /// What the user must do about the rejection.
     pub remedy: &'static str,
     /// The reason of the reported problem.
     pub reason: Reason,
@@ -258,7 +258,7 @@ pub struct Rejection {
 /// A resize of a pod in place. The subresource `resize` exists in Kubernetes 1.33 and later.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Resize {
-    /// The patch of the subresource `resize`.
+    /// The patch that is sent to the pod's subresource `resize`.
     pub patch: Patch,
     /// The patch that is sent after the API server has accepted the resize.
     pub accepted: Patch,

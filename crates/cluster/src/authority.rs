@@ -35,7 +35,7 @@ pub(crate) const SKEW: Duration = Duration::from_mins(5);
 /// Why no certificate could be created. The error contains no key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
-    /// A key could not be generated or parsed.
+    /// A private key could not be generated or parsed.
     #[error("the key cannot be used")]
     Key,
     /// A certificate could not be written or parsed.
@@ -64,7 +64,7 @@ impl CaScope {
         }
     }
 
-    /// The scope as a word in texts.
+    /// The scope as a word, for messages.
     pub fn word(self) -> &'static str {
         match self {
             Self::Peers => "peer",

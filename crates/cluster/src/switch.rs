@@ -63,7 +63,7 @@ impl TlsMode {
         }
     }
 
-    /// The mode as text after the subject "members".
+    /// The TLS mode as text, for a sentence with the subject "members".
     pub fn words(self) -> String {
         let peers = match self.peers {
             PeerStage::Plain => "communicate with each other without TLS",
@@ -125,8 +125,8 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     if stage == there.peers {
         return Ok(Next::Step(wanted.cloned()));
     }
-    // Members need certificates in an intermediate stage, so the stage uses the settings that contain peer
-    // certificates.
+    // In an intermediate stage, members need peer certificates. The stage therefore uses those settings, current or
+    // new, that contain them.
     let base = if there.peers == PeerStage::Tls {
         wanted
     } else {
@@ -292,7 +292,10 @@ mod tests {
         let mut stages = Vec::new();
         while let Next::Step(step) = next(at.as_ref(), to.as_ref()).unwrap() {
             stages.push(peers_of(step.as_ref()));
-            assert!(stages.len() < 8, "the stages never end: {stages:?}");
+            assert!(
+                stages.len() < 8,
+                "the TLS change has too many stages: {stages:?}"
+            );
             at = step;
         }
         assert_eq!(at, to);

@@ -224,7 +224,7 @@ fn anchor_of(one: Certificate) -> (String, Anchor) {
     (one.fingerprint, anchor)
 }
 
-/// Concatenates certificates.
+/// Concatenates PEM certificates to a trust bundle.
 pub(crate) fn bundle<'a>(certificates: impl IntoIterator<Item = &'a [u8]>) -> Vec<u8> {
     let mut all = Vec::new();
     for one in certificates {

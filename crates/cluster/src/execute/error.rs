@@ -136,7 +136,7 @@ impl Error {
 }
 
 impl Error {
-    /// The reason for logs, Events and metrics.
+    /// The reason of the error, for logs, Events and metrics.
     pub fn reason(&self) -> Reason {
         match self {
             Self::Api(error) => Reason::from(error),

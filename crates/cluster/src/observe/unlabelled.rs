@@ -87,7 +87,7 @@ fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Miss
     }
 }
 
-/// The names that are not in the list.
+/// Returns the names of which `list` contains no object.
 fn absent<K: ResourceExt>(list: &[K], names: impl Iterator<Item = String>) -> Vec<String> {
     let there: BTreeSet<String> = list.iter().map(ResourceExt::name_any).collect();
     names.filter(|name| !there.contains(name)).collect()
@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(
             asked(&|_| ()),
             Missing::default(),
-            "a healthy cluster needs no read"
+            "no object of a healthy cluster is read by name"
         );
         let member = vec!["db-aaaaaaaaaa".to_owned()];
         let missing = asked(&|objects| objects.pods.clear());
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(
             elsewhere,
             Missing::default(),
-            "an external member needs no read"
+            "no object of an external member is read by name"
         );
     }
 }

@@ -77,7 +77,7 @@ pub struct MemberState<'a> {
 }
 
 impl MemberState<'_> {
-    /// The ID that calls to etcd use.
+    /// The member's ID, which calls to etcd contain.
     pub fn id(&self) -> MemberId {
         self.listed.id
     }

@@ -21,7 +21,7 @@ use crate::write::is_for_etcd;
 #[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Memory {
-    /// The first violation, if any.
+    /// The first violation of an invariant, if any.
     pub(crate) broken: Option<String>,
     /// Members that ever had data.
     ran: BTreeSet<String>,

@@ -83,7 +83,7 @@ impl Run {
         self.rounds
     }
 
-    /// The first violation, if any.
+    /// The first violation of an invariant, if any.
     pub(crate) fn broken(&self) -> Option<&str> {
         self.world.memory.broken.as_deref()
     }

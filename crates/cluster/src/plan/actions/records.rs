@@ -19,9 +19,9 @@ use crate::switch::TlsMode;
 
 /// Field manager of the token, the first members, the cluster ID and the recovery.
 const MANAGER_IDENTITY: &str = "etcd-operator-identity";
-/// Field manager of the last defragmentation.
+/// Field manager of `status.defragmentation`, the record of the last defragmentation.
 const MANAGER_UPKEEP: &str = "etcd-operator-upkeep";
-/// Field manager of the Raft log before an upgrade to etcd 3.7.
+/// Field manager of `status.raftLog`, the record of the Raft log before an upgrade to etcd 3.7.
 const MANAGER_RAFT_LOG: &str = "etcd-operator-raft-log";
 /// Field manager of the TLS settings with which members are started.
 const MANAGER_TLS: &str = "etcd-operator-tls";

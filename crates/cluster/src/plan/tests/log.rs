@@ -10,7 +10,7 @@ use crate::snapshot::Seen;
 /// The newest entry of the log in these scenes.
 const NEWEST: u64 = 10_000;
 
-/// The writes of the change of the next member, in order.
+/// The writes with which the plan changes the next member, in order.
 fn change(scene: &Scene) -> Vec<Write> {
     let mut writes = scene.drained().writes();
     writes.retain(|write| {

@@ -288,12 +288,20 @@ fn recovery_requires_approval_if_quorum_of_volumes_exists() {
 #[test]
 fn answering_quorum_or_known_leader_prevents_recovery() {
     let scene = approved(leaderless(Scene::formed(&["a", "b", "c"])));
-    assert_eq!(begun(&scene), None, "a quorum answers");
+    assert_eq!(
+        begun(&scene),
+        None,
+        "a quorum answers, so no recovery starts"
+    );
     let mut scene = approved(one_left());
     if let Some(Seen::Known(status)) = scene.observed.statuses.get_mut("a") {
         status.leader = Some(MemberId(98));
     }
-    assert_eq!(begun(&scene), None, "a survivor knows a leader");
+    assert_eq!(
+        begun(&scene),
+        None,
+        "a survivor knows a leader, so no recovery starts"
+    );
     assert_eq!(scene.waits(), [Reason::NoQuorum]);
 }
 

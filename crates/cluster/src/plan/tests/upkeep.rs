@@ -426,7 +426,11 @@ fn defragmentation_runs_once_per_scheduled_time() {
     );
     let mut nothing = three(90, 90);
     nothing.desired = scene.desired;
-    assert_eq!(nothing.writes(), [], "no space can be freed");
+    assert_eq!(
+        nothing.writes(),
+        [],
+        "no space can be freed, so no defragmentation starts"
+    );
 }
 
 // ---- replacement of corrupt members ----
