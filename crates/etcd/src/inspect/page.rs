@@ -19,7 +19,7 @@ const BUCKET: u32 = 0x01;
 pub(super) enum Edge {
     /// An inner page of a tree.
     Branch { last_child: u64 },
-    /// A page with revisions.
+    /// A leaf page of the key tree, with the last revision in it.
     Leaf { revision: i64 },
     /// A page whose last key is in its overflow pages, at this offset from the start of the page.
     Overflow { offset: u64 },
