@@ -165,7 +165,7 @@ pub enum Report {
     Done(Contents),
     /// The init container ended with an error.
     Failed {
-        /// The reason for the condition.
+        /// The reason for the condition that reports the failure.
         reason: String,
         /// The problem and its remedy, as a text for users.
         message: String,
