@@ -40,7 +40,7 @@ use recorded::{has_finalizer, has_stored, is_finished, wants_finalizer};
 pub use refusal::refusal;
 use requeue::{PROGRESS_INTERVAL, until};
 
-/// The action of a reconcile, in addition to the status. A plan has one action.
+/// What a reconcile does in addition to writing the status: one action for each plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Only write the status.

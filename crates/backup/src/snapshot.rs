@@ -144,7 +144,7 @@ pub enum Destination {
 pub enum Site {
     /// In a store that this process has opened.
     Store {
-        /// The key that the spec names.
+        /// The key of the backup in the store, as the spec names it.
         key: String,
     },
     /// On a PersistentVolumeClaim, which only a pod with this volume can read.

@@ -42,7 +42,7 @@ pub enum Job {
     },
     /// A removal in this process, from the store that observe has opened.
     Removal {
-        /// The key that the spec names.
+        /// The path in the spec of the EtcdBackup.
         path: String,
         /// The backups to remove.
         scope: RemovalScope,

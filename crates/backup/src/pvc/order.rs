@@ -138,7 +138,7 @@ pub enum Report {
     Failed {
         /// The reason that the condition of the EtcdBackup gets.
         reason: String,
-        /// The cause and the remedy.
+        /// The message for users, with the cause and the remedy.
         message: String,
     },
 }

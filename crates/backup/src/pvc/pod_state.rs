@@ -19,7 +19,7 @@ pub(crate) enum PodState {
     Working,
     /// The pod cannot start.
     Stuck(Trouble),
-    /// The pod has ended.
+    /// The pod has ended, with this report.
     Ended(Box<Report>),
 }
 

@@ -345,7 +345,7 @@ async fn worker_cancels_transfer_of_deleted_etcdbackup() {
     exists.store(false, Ordering::SeqCst);
     case.changes.recv().await.unwrap();
     assert_eq!(case.workers.observe("0"), WorkState::default());
-    case.until("its file is removed", |case| {
+    case.until("the unfinished file of the transfer is removed", |case| {
         std::fs::read_dir(case.dir.path()).unwrap().next().is_none()
     })
     .await;

@@ -56,7 +56,7 @@ struct Process {
     deletions: Vec<String>,
     /// The result of the removal, reported after its end.
     result: RemovalResult,
-    /// The start of the process.
+    /// The time at which the operator process started.
     since: Option<Timestamp>,
 }
 
