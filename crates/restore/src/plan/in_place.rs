@@ -7,7 +7,6 @@
 //! old cluster is complete, and continues after every failure. After the cutover, the new cluster continues, because
 //! its seed has served the verified backup. Then the old members stop (invariant 9). Finally, the seed's pod gets the
 //! labels of the cluster (invariant 17).
-//! labels (invariant 17).
 
 use api::EtcdRestore;
 use api::names::FINALIZER_CLAIM;
