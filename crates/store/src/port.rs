@@ -22,7 +22,7 @@ pub struct Object {
 pub struct ObjectStream {
     /// Size of the whole object in bytes.
     pub size: u64,
-    /// The content, in order.
+    /// The content of the object, in order.
     pub chunks: BoxStream<'static, Result<Bytes, Error>>,
 }
 
@@ -64,7 +64,7 @@ pub enum Error {
     /// The bucket or container does not exist.
     #[error("bucket {bucket:?} does not exist: create it or correct the path")]
     NoSuchBucket {
-        /// The requested name.
+        /// The name of the bucket or container.
         bucket: String,
     },
     /// The object does not exist.

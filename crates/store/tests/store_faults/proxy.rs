@@ -127,7 +127,7 @@ impl Proxy {
             .to_owned()
     }
 
-    /// Replaces all faults.
+    /// Replaces all faults of the proxy by these faults.
     pub(crate) fn harm(&self, faults: &[Fault]) {
         let mut script = self.script.lock().unwrap_or_else(PoisonError::into_inner);
         script.faults = faults.to_vec();
