@@ -41,9 +41,9 @@ pub enum Error {
     /// The object cannot be serialized as JSON, which is a defect of the code that builds it.
     #[error("cannot serialize {kind} {name}")]
     Serialise {
-        /// The kind of the object.
+        /// The kind of the object that cannot be serialized.
         kind: String,
-        /// The name of the object.
+        /// The name of the object that cannot be serialized.
         name: String,
         /// The error of the serializer.
         #[source]
@@ -56,7 +56,7 @@ pub enum Error {
          templates/crds.yaml); the API server reports: {message}"
     )]
     Definition {
-        /// The kind of the object.
+        /// The kind of the object that the outdated CRD defines.
         kind: String,
         /// The API server's message, which contains the field.
         message: String,
@@ -66,11 +66,11 @@ pub enum Error {
     Api {
         /// What the operator tried, for example `create`.
         verb: &'static str,
-        /// The kind of the object.
+        /// The kind of the object in the failed request.
         kind: String,
-        /// The name of the object.
+        /// The name of the object in the failed request.
         name: String,
-        /// The error of the client.
+        /// The error of the Kubernetes client.
         #[source]
         source: Box<kube::Error>,
     },
