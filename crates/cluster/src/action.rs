@@ -86,7 +86,8 @@ pub struct Change {
 /// One step: independent chains, and at most one change of the members.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Step {
-    /// Chains that depend neither on each other nor on the change. They are sent concurrently.
+    /// Chains of actions that depend neither on each other nor on `change`. The executor sends these chains
+    /// concurrently.
     pub chains: Vec<Chain>,
     /// At most one change of the members per step (invariant 2).
     pub change: Option<Change>,
@@ -125,7 +126,7 @@ pub enum Undo {
 }
 
 impl StartPart {
-    /// The member whose mark this action sets or renews; `None` for the other parts.
+    /// The member whose mark this action sets or renews; `None` if the action does neither.
     pub fn announces(&self) -> Option<&str> {
         match self {
             Self::Mark(member) | Self::MarkAgain(member) => Some(member),
@@ -133,7 +134,8 @@ impl StartPart {
         }
     }
 
-    /// The member whose mark this process may remove after a failure; `None` for the other parts.
+    /// The member whose mark this action sets, and may therefore be removed by this process after a failure; `None`
+    /// for every other action.
     pub fn marks(&self) -> Option<&str> {
         match self {
             Self::Mark(member) => Some(member),

@@ -357,7 +357,8 @@ mod tests {
     #[test]
     fn expiry_of_certificates_in_user_secrets_is_recorded() {
         let (one, other) = (made(), made());
-        // The trust bundle contains two CAs. One of them signed the certificate in the same Secret.
+        // Only one of the two CAs in the trust bundle signed the certificate, so the expiry of the other CA is not
+        // recorded.
         let seen = with(&[&one, &other], None);
         let keys: Vec<_> = seen.expiries.iter().map(|one| one.key).collect();
         assert_eq!(keys, ["tls.crt", "ca.crt"]);

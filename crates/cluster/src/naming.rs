@@ -31,7 +31,7 @@ impl Seed {
         }
     }
 
-    /// The first `N` bytes of a SHA-256 hash, at most 32.
+    /// The first `N` bytes (at most 32) of the SHA-256 hash of the seed, `purpose` and `index`.
     fn derive<const N: usize>(&self, purpose: &[u8], index: u64) -> [u8; N] {
         let mut hash = Sha256::new();
         hash.update(self.seed);

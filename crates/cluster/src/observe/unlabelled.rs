@@ -70,7 +70,7 @@ fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Miss
         (None, Some(bootstrap)) => bootstrap.members.iter().cloned().collect(),
         _ => details.collect(),
     };
-    // External members have no Kubernetes objects in this namespace.
+    // External members have no Kubernetes objects in this namespace, so the operator reads no objects of them.
     let name = cluster.name_any();
     let ours = |member: &&String| names::cluster_of_member(member) == Some(name.as_str());
     let members = || members.iter().filter(ours).cloned();

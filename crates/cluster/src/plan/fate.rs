@@ -135,7 +135,7 @@ fn failing<'a>(member: &MemberState<'a>) -> Option<&'a Pod> {
         .filter(|_| member.data == Data::There && !member.serves())
 }
 
-/// An external member, which another operator or a person runs, is replaced by a member of this EtcdCluster.
+/// Applies to an external member, which another operator or a person runs: a member of this EtcdCluster replaces it.
 fn of_joined_cluster(facts: &Facts, member: &MemberState) -> Option<Fate> {
     adoption::is_replaced(facts.observed, member).then(|| {
         let why = "the member is external, and a member of this cluster replaces it";
@@ -147,14 +147,14 @@ fn serves_in_its_pod(member: &MemberState) -> bool {
     member.serves() && member.pod.is_some_and(Pod::stays)
 }
 
-/// The PVC was deleted while the pod had the volume mounted. The member runs until its next restart.
+/// Applies if the PVC was deleted while the pod had the volume mounted. The member runs until its next restart.
 fn without_data_but_serving(_: &Facts, member: &MemberState) -> Option<Fate> {
     let on_volume = member.pod.is_some_and(|pod| pod.durable);
     let applies = member.data == Data::Gone && serves_in_its_pod(member) && on_volume;
     applies.then(|| Fate::Leaves("the PersistentVolumeClaim of the member was deleted".to_owned()))
 }
 
-/// The data of the member is lost.
+/// Applies if the data of the member is lost.
 fn without_data(_: &Facts, member: &MemberState) -> Option<Fate> {
     let lost = member.disk.is_some_and(|disk| !disk.stays() && disk.lost);
     let why = if lost {
@@ -165,9 +165,9 @@ fn without_data(_: &Facts, member: &MemberState) -> Option<Fate> {
     (member.data == Data::Gone).then(|| Fate::Lost(why.to_owned()))
 }
 
-/// The volume will be lost soon: the PVC is being deleted, or has lost its PersistentVolume. Kubernetes keeps a deleted
-/// PVC as long as the pod exists. A pod with a mounted volume runs until its next restart, even without the
-/// PersistentVolume.
+/// Applies if the volume will be lost soon: the PVC is being deleted, or has lost its PersistentVolume. Kubernetes
+/// keeps a deleted PVC as long as the pod exists. A pod with a mounted volume runs until its next restart, even
+/// without the PersistentVolume.
 fn without_volume_soon(_: &Facts, member: &MemberState) -> Option<Fate> {
     let there = member.data == Data::There && member.pod.is_some();
     let disk: &Disk = member.disk.filter(|disk| there && !disk.stays())?;
@@ -184,7 +184,7 @@ fn without_volume_soon(_: &Facts, member: &MemberState) -> Option<Fate> {
     Some(fate(why.to_owned()))
 }
 
-/// The volume of the member is unreachable or unreadable.
+/// Applies if the volume of the member is unreachable or unreadable.
 fn out_of_service(facts: &Facts, member: &MemberState) -> Option<Fate> {
     let pod = failing(member)?;
     let after = facts.desired.replace_after;
@@ -199,19 +199,19 @@ fn is_lost(fate: &Fate) -> bool {
     matches!(fate, Fate::Lost(_))
 }
 
-/// The member's data is only in its pod, and the pod must be recreated. The replacement joins before the member is
-/// removed.
+/// Applies if the member's data is only in its pod, and the pod must be recreated. The replacement joins before the
+/// member is removed.
 fn outdated_in_its_pod(facts: &Facts, member: &MemberState) -> Option<Fate> {
     let (id, why) = facts.outdated.as_ref()?;
     (*id == member.id()).then(|| Fate::Leaves(why.clone()))
 }
 
-/// The volume does not match the spec, and Kubernetes cannot make this change to a volume.
+/// Applies if the volume does not match the spec, and Kubernetes cannot make this change to a volume.
 fn on_unfit_volume(facts: &Facts, member: &MemberState) -> Option<Fate> {
     disks::unfit(facts.desired, member).map(Fate::Leaves)
 }
 
-/// etcd reports that the data of this member differs from the data of the other members.
+/// Applies if etcd reports that the data of this member differs from the data of the other members.
 fn corrupt(facts: &Facts, member: &MemberState) -> Option<Fate> {
     facts.corrupt.contains(&member.id()).then(|| {
         let why =

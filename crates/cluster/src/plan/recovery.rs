@@ -201,8 +201,8 @@ impl<'a> Scene<'a> {
         since.is_some_and(|since| age(since, self.now) >= self.desired.recovery.after)
     }
 
-    /// A quorum of volumes may exist, but the members do not answer. Unless a person approves a recovery, the operator
-    /// waits for the members.
+    /// Decides while a quorum of volumes may exist, but the members do not answer. Unless a person approves a
+    /// recovery, the operator waits for the members.
     fn silent(&self, approval: Approval, why: &str, draft: &mut Draft) -> Option<Beginning<'a>> {
         let soon = self
             .observed
@@ -238,7 +238,8 @@ impl<'a> Scene<'a> {
         None
     }
 
-    /// The data of a majority is lost, so the quorum cannot return.
+    /// Decides after the data of a majority is lost, so that the quorum cannot return. Returns how the recovery
+    /// begins, if it may begin.
     fn lost(&self, approval: Approval, draft: &mut Draft) -> Option<Beginning<'a>> {
         let text = self.what_is_left();
         let Some(survivor) = self.evidence.most_advanced() else {

@@ -55,8 +55,8 @@ pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVer
 /// Invariant 30: the version that last served the data of a pod that has never started, because its image cannot be
 /// pulled. The version of the pod has then not changed the data. `None` if the version of the pod may have run.
 ///
-/// A record on the pod is missing if the pod was recreated. In a cluster of one member, no other member shows which
-/// version the cluster runs.
+/// The version comes from the record on the PVC: a recreated pod has no record, and in a cluster of one member, no
+/// other member shows which version the cluster runs.
 fn last_served(pod: &Pod, disk: &Disk) -> Option<EtcdVersion> {
     let has_started = pod.running || pod.running_since.is_some() || pod.restarts > 0;
     let is_missing = matches!(pod.trouble, Some(Trouble::Image(_)));

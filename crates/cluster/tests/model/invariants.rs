@@ -302,7 +302,8 @@ impl World {
             found || beside.is_none(),
             "invariant 7: a second cluster is bootstrapped next to {beside:?}"
         );
-        // If the status and all data were deleted, the former cluster no longer exists.
+        // If the status and all data were deleted, the former cluster no longer exists, and clients may write to a
+        // new cluster.
         let before = self.memory.writes_to.clone().unwrap_or_default();
         let nothing_left = self.all_data(&before).all(|(name, _)| is_lost(self, name));
         if self.memory.status_lost && nothing_left {

@@ -98,13 +98,14 @@ fn bootstrap_is_abandoned_without_quorum_of_usable_volumes() {
     assert!(!begins(&starting().node_lost("b", 600)));
     assert!(begins(&starting().node_lost("b", 600).node_lost("c", 600)));
     assert!(!begins(&starting().node_lost("b", 600).node_lost("c", 1)));
-    // The operator's clock is 590 s ahead. By the API server's clock, the nodes have been lost for only 10 s.
+    // The operator's clock is 590 s ahead. By the API server's clock, the nodes have been lost for only 10 s, so the
+    // operator does not abandon the bootstrap yet.
     let mut ahead = starting().node_lost("b", 600).node_lost("c", 600);
     ahead.observed.clock = ApiServerClock(Some(jiff::SignedDuration::from_secs(-590)));
     assert!(!begins(&ahead));
     assert!(begins(&damaged(damaged(starting(), "b"), "c")));
-    // The pods of `b` and `c` lost their volumes before they mounted them. A pod that has already mounted its volume
-    // continues to run.
+    // The operator abandons the bootstrap if the pods of `b` and `c` lost their volumes before they mounted them. A
+    // pod that has already mounted its volume continues to run.
     let bare = || starting().volume_lost("b").volume_lost("c");
     assert!(begins(&bare()));
     let mut open = bare();

@@ -74,7 +74,7 @@ fn invariant_24_learner_without_current_health_report_is_not_promoted() {
     let other = |scene: Scene| scene.pulse("d", |pulse| pulse.member_id = MemberId(7));
     let alone = |scene: Scene| scene.pulse("d", |pulse| pulse.has_leader = false);
     let behind = |scene: Scene| scene.pulse("d", |pulse| pulse.raft_applied_index = 89);
-    // A learner without connections still reports the last known leader.
+    // Removes the connections of the learner. The learner still reports the last known leader.
     let cut_off = |scene: Scene| scene.pulse("d", |pulse| pulse.peers.clear());
     let silent = |mut scene: Scene| {
         scene.observed.pulses.clear();
@@ -85,7 +85,7 @@ fn invariant_24_learner_without_current_health_report_is_not_promoted() {
         scene.observed.pods.get_mut("d").unwrap().terminating = true;
         scene
     };
-    // etcd has not committed the entry that publishes the client URLs of the learner.
+    // Removes the client URLs of the learner: etcd has not committed the entry that publishes them.
     let unjoined = |mut scene: Scene| {
         if let Seen::Known(list) = &mut scene.observed.members {
             list.members[1].client_urls.clear();
@@ -111,7 +111,8 @@ fn invariant_24_learner_without_current_health_report_is_not_promoted() {
     let serves = || Scene::formed(&["a"]).size(3).learner("d");
     assert_eq!(promoted(&serves()), ["d"]);
     assert_eq!(promoted(&unjoined(serves())), [] as [&str; 0]);
-    // The learner answers clients, but its status shows that it lags behind the leader.
+    // The learner answers clients, but its status shows that it lags behind the leader. The operator does not promote
+    // it.
     let mut answers = Scene::formed(&["a"]).size(3).learner("d").behind("d");
     answers.observed.pulses = scene().observed.pulses;
     assert_eq!(promoted(&answers), [] as [&str; 0]);

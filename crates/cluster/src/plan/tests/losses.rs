@@ -211,7 +211,7 @@ fn stopped_member_with_lost_volume_is_removed_if_quorum_remains() {
     let at_risk = gone.clone().down("c");
     assert!(is_wanted(&at_risk) && !starts(&at_risk));
     assert!(at_risk.waits().contains(&Reason::QuorumAtRisk));
-    // A person has restored the volume of `b`.
+    // After a person has restored the volume of `b`, the operator starts `b` again.
     let mut back = gone;
     back.observed.disks.get_mut("b").unwrap().lost = false;
     assert!(is_wanted(&back) && starts(&back));

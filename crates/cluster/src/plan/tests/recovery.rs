@@ -388,7 +388,7 @@ fn contradicting_member_lists_prevent_automatic_recovery() {
     let mut scene = leaderless(four.without_pod("b").without_pod("c").down("d"));
     scene.observed.disks.remove("b");
     scene.observed.disks.remove("c");
-    // The status names the voters a, c and d. The outdated list of `a` names the voters a, b and c.
+    // The lists of voters differ: the status names a, c and d, and the outdated list of `a` names a, b and c.
     scene.observed.reported_voters = ["a", "c", "d"].map(str::to_owned).into();
     let behind = [("a", false), ("b", false), ("c", false)];
     scene.observed.recovery.local = vec![list(CLUSTER, &behind)];

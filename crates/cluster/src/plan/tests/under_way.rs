@@ -142,7 +142,8 @@ fn abandoned_seed_is_stopped_before_next_recovery() {
         assert_eq!(begun(scene), None);
         problem(scene, Reason::QuorumLost);
     }
-    // Survivor `a`, from which the seed copied its data, does not answer. Another survivor answers.
+    // The operator keeps the seed if survivor `a`, from which the seed copied its data, does not answer, even if
+    // another survivor answers.
     let five = ["a", "b", "c", "d", "e"];
     let silent = approved(loss(&five, &["a", "b"])).down("a");
     let mut other = scene.clone();
