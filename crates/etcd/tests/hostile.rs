@@ -182,7 +182,7 @@ async fn member_list_of_hostile_etcd_is_accepted_at_limit() {
     );
 }
 
-/// The length prefix announces 3 MiB, which the client library would accept.
+/// The hostile member announces a message of 3 MiB, which the client library alone would accept.
 #[tokio::test]
 async fn long_responses_of_hostile_etcd_are_limited() {
     let piece: Bytes = [&[0, 0, 48, 0, 0][..], &[0].repeat(60_000)].concat().into();
