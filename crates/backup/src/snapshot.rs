@@ -228,7 +228,7 @@ pub enum Inputs {
         site: Site,
         /// The key of an object without a manifest that an earlier attempt has left in the store.
         leftover: Option<String>,
-        /// The etcd cluster.
+        /// The etcd cluster whose snapshot is transferred.
         source: Source,
         /// The rule for endpoints that objects of this namespace may name.
         rule: EndpointRule,

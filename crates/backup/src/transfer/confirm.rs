@@ -83,7 +83,8 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     let text = serde_json::to_vec_pretty(manifest)
         .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
     let manifest_key = manifest_key(key);
-    // Invariant 12: if another writer has changed the manifest, it may also have replaced the object.
+    // Invariant 12: a store without tags cannot show that another writer has replaced the object. If the manifest has
+    // changed, the whole object is therefore compared.
     let without_tags = committed.tag.is_none();
     if without_tags {
         let found = current_manifest(store, key).await?;

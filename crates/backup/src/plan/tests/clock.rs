@@ -50,7 +50,7 @@ fn invariant_9_backup_does_not_expire_while_clocks_differ() {
         );
         assert!(is_true(&reported.conditions, &ConditionType::Complete));
     }
-    // By both clocks, the EtcdBackup has expired.
+    // The EtcdBackup is deleted only when it has expired by both clocks.
     let behind = Snapshot {
         clock_difference: Some(SignedDuration::from_secs(-30)),
         ..Snapshot::default()

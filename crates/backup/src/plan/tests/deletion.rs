@@ -94,7 +94,7 @@ fn etcdbackup_without_stored_backup_has_no_finalizer() {
         plan(&with(delete), &idle, at(0)).action,
         Action::RecordIntent
     );
-    // The bucket is missing until the deadline.
+    // The bucket is missing until the deadline. The backup then fails.
     let started = begun(delete);
     let no_bucket = Trouble::new(Reason::BucketMissing, "create the bucket");
     let missing = known(Work::Idle, Destination::Unknown(no_bucket));

@@ -108,7 +108,7 @@ fn backups_do_not_overlap() {
     let backup = with_retention(first_complete(|_| ()));
     let due = plan(&backup, &Snapshot::default(), at(4000));
     let running = after(backup, &due, at(4000));
-    // The run takes longer than the interval, and has no time limit.
+    // With `timeoutInSecond: 0`, the run continues although it takes longer than the interval.
     let mut slow = running;
     slow.spec.backup_policy.as_mut().unwrap().timeout_in_second = Some(0);
     let snapshot = known(Work::Running(Moved::default()), Destination::NotRead);
