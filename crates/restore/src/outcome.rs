@@ -59,7 +59,7 @@ impl Error {
         }
     }
 
-    /// The problem to report in the status.
+    /// Converts the error to the problem that the status reports.
     pub(crate) fn trouble(&self) -> Trouble {
         if let Self::Write(error) = self
             && let Some(trouble) = no_storage(error)

@@ -197,7 +197,7 @@ impl Seed {
     }
 }
 
-/// An object of the seed.
+/// Whether an object of the seed exists, such as its Service.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Child {
     /// The API server did not answer.

@@ -156,7 +156,8 @@ async fn seed_pod_is_kept_if_restore_was_deleted_or_changed() {
 #[tokio::test]
 async fn restore_lock_is_removed_if_finalizer_is_missing() {
     const PATCH: &str = "PATCH etcdclusters";
-    // The request to set the lock succeeds, or its response is lost.
+    // The first status code is the response to the request that sets the lock: the request succeeds (200), or its
+    // response is lost (504).
     for first in [200, 504] {
         let (requests, outcome) =
             executed(&observation(), &Action::Lock, move |what, before| {
@@ -247,7 +248,7 @@ async fn aborted_restore_deletes_seed_even_if_seed_has_changed() {
     }
 }
 
-/// The cluster after the cutover.
+/// The EtcdCluster after the cutover of the restore.
 fn cut_over() -> EtcdCluster {
     let mut cut_over = cluster(Some("restore-uid"));
     cut_over.status.get_or_insert_default().cluster_id = Some("ab".into());
@@ -346,7 +347,8 @@ async fn cluster_is_created_only_for_unchanged_restore() {
             assert!(message.contains(expected.unwrap_or_default()));
         }
     }
-    // The operator process is suspended after the check.
+    // The operator process is suspended for `age` seconds after the check. After more than ten seconds, it creates no
+    // EtcdCluster.
     for (age, posted) in [(0, 1), (11, 0)] {
         let (client, requests) = fake::server(|_, _| (201, json!(cluster(Some("restore-uid")))));
         let context = ExecuteContext {

@@ -198,7 +198,8 @@ mod tests {
             matches!(facts.other_backup, Some(OtherBackup::Fetches(_)))
         };
         assert!(!fetches(&pod("b/k", &["--sha256=ABCD"])));
-        // The pod was created before the SHA-256 was known.
+        // A pod without the argument `--sha256` was created before the SHA-256 was known. Only its location is
+        // compared.
         assert!(!fetches(&pod("b/k", &[])));
         assert!(fetches(&pod("b/newer", &[])));
         assert!(fetches(&pod("b/k", &["--sha256=ffff"])));
@@ -298,7 +299,7 @@ mod tests {
         assert!(!compared(&known, &pod("b/k", &[]), None).checks_sha256);
         let unknown = restore(None, 0);
         assert!(!compared(&unknown, &pod("b/k", &["--sha256=abcd"]), None).checks_sha256);
-        // The backup is the same, but the increase of the revision is different.
+        // The pod requires the recorded SHA-256, but another increase of the revision than the recorded one.
         let raised = pod("b/k", &["--sha256=ABCD", "--bump-revision=7"]);
         assert!(!compared(&known, &raised, None).checks_sha256);
     }

@@ -140,7 +140,7 @@ fn newest_backup_of_etcdbackup_is_found() {
     };
     assert_eq!(place.path, "b/k_v7_2026-01-01-00:00:00");
     assert_eq!(place.aws_secret.as_deref(), Some("aws"));
-    // The backup is at the path of an earlier spec.
+    // A backup at the path of an earlier spec is not found.
     for elsewhere in ["s3://b/other", "s3://b/k_v7", "s3://c/k"] {
         let moved = backup(json!({ "succeeded": true, "location": elsewhere }));
         assert_eq!(

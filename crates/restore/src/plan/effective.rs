@@ -102,7 +102,8 @@ mod tests {
 
     #[test]
     fn tls_settings_in_effect_override_spec() {
-        // The spec requests a TLS change that the cluster operator has not started.
+        // The spec requests a TLS change that the cluster operator has not started, so the TLS settings in the status
+        // apply.
         let switched = cluster(Some(TLS_ONLY), ACCEPTS_PLAINTEXT);
         assert_eq!(policy(&switched, None, true), tls(TLS_ONLY));
         assert_eq!(policy(&switched, None, false), tls(TLS_ONLY));

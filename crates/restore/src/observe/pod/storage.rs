@@ -267,10 +267,11 @@ mod tests {
         // Kubernetes before 1.23 used another name for the annotation.
         let old = pvc(Some("slow"), &json!({ PROVISIONER[1]: "csi.example.com" }));
         assert_eq!(reported(&waits, &old).unwrap().0, 600);
-        // The scheduler has selected a node, and its message is empty while it waits for the volume.
+        // The scheduler has selected a node, and its message is empty while it waits for the volume. The problem is
+        // reported after 600 s.
         let selected = by(json!({ SELECTED: "node-1" }));
         assert_eq!(reported(&unscheduled_pod, &selected).unwrap().0, 600);
-        // The scheduler has not processed the pod yet.
+        // The scheduler has not processed the pod yet, so no problem is reported.
         assert_eq!(
             reported(&unscheduled_pod, &pvc(Some("slow"), &json!({}))),
             None

@@ -189,7 +189,7 @@ fn rejected_restore_does_not_start_after_cluster_deletion() {
     );
     assert_eq!(reason(&plan), Reason::ClusterExists);
     restore.metadata.generation = Some(2);
-    // The changed spec may name another backup.
+    // After the spec was changed, the restore starts, and records the backup that the changed spec names.
     let mut snapshot = absent(Source::Ready(Box::default()));
     let other = chosen(&restore, 2);
     snapshot.found = Some(other.clone());
@@ -208,7 +208,7 @@ fn restore_records_backup_before_using_it() {
     snapshot.found = Some(chosen(&restore, 1));
     let record = Action::RecordBackup(Box::new(chosen(&restore, 1)));
     check(&restore, &snapshot, &record);
-    // The operator has restarted, and a newer backup exists.
+    // The operator has restarted, and a newer backup exists. The restore continues with the recorded backup.
     let create = Action::CreateCluster(Box::default());
     snapshot.found = Some(chosen(&restore, 2));
     check(&intended(), &snapshot, &create);

@@ -70,7 +70,7 @@ fn preparing(pod: Pod, serving: Serving) -> Snapshot {
     snapshot
 }
 
-/// The snapshot after the cutover.
+/// A snapshot after the cutover, with these old members and this pod of the seed.
 fn cut_over(old_members: &[OldPod], pod: Pod) -> Snapshot {
     let mut snapshot = preparing(pod, serves(100));
     snapshot.cluster = Cluster::Present(Box::new(ClusterFacts {
@@ -185,7 +185,8 @@ fn cluster_of_another_restore_is_rejected() {
     // can start.
     let remedy = "after the other EtcdRestore has ended";
     assert!(begun.contains(remedy), "{begun}");
-    // The rejected EtcdRestore has already handed its cluster over, but is not complete yet.
+    // The rejected EtcdRestore has already handed its cluster over. The message must not say that nothing was
+    // changed.
     let handed_over = rejection(verified_seed());
     assert!(
         !handed_over.contains("nothing was changed"),
@@ -198,7 +199,8 @@ fn cluster_of_another_restore_is_rejected() {
 fn finalizer_is_removed_from_rejected_restore() {
     let mut snapshot = present(existing(false));
     snapshot.source = Source::Ready(Box::default());
-    // Before the operator sets the lock, the user sets `overwrite` to false again.
+    // Before the operator sets the lock, the user sets `overwrite` to false again. The operator removes the
+    // finalizer.
     let mut restore = recorded();
     restore.spec.overwrite = false;
     check(&restore, &snapshot, &Action::SetFinalizer(false));

@@ -43,7 +43,8 @@ fn missing_storage_abandons_restore_only_before_cutover() {
     for part in ["nowhere", "existing cluster is unchanged"] {
         assert!(trouble.message.contains(part), "{}", trouble.message);
     }
-    // After the cutover, a user deletes the seed's volume.
+    // After the cutover, a user deletes the seed's volume. The restore reports the missing storage and is not
+    // abandoned.
     for old_members in [&[old("a", false, true)][..], &[]] {
         let mut snapshot = cut_over(old_members, unbound_pod());
         snapshot.seed.pvc = Child::Present;

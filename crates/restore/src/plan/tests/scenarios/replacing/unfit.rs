@@ -389,7 +389,8 @@ fn cluster_changed_after_handover_is_not_replaced_again() {
                 &Action::Nothing,
             );
             assert_eq!(reason(&plan), Reason::ClusterExists);
-            // The restore has changed the cluster, and its spec already contains `overwrite: true`.
+            // The restore has changed the cluster, and its spec already contains `overwrite: true`. The message
+            // therefore asks for a new EtcdRestore.
             let PlanState::Halted(trouble) = plan.state else {
                 panic!("{plan:?}")
             };
