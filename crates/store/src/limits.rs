@@ -195,7 +195,7 @@ mod tests {
         let pages = (0..).map(|page| listing.advance(&page.to_string()));
         assert_eq!(pages.take_while(Result::is_ok).count(), MAX_PAGES - 1);
 
-        // A cycle of several pages is detected too.
+        // A store that repeats several pages in a cycle is detected too.
         let mut listing = Listing::<()>::new(&place, "p");
         for marker in ["a", "b", "c"] {
             listing.advance(marker).unwrap();

@@ -37,7 +37,7 @@ pub(crate) trait Sink: Clone + Send + Sync + 'static {
     async fn send(&self, number: usize, content: Bytes) -> Result<Self::Part, Error>;
 }
 
-/// The result of a complete write.
+/// The content of an upload after its last byte was written.
 pub(crate) enum Written<P> {
     /// The content fits into one request and was not sent yet.
     Whole(Bytes),

@@ -206,7 +206,7 @@ mod tests {
             while !String::from_utf8_lossy(&request[..read]).contains("\r\n\r\n") {
                 read += stream.read(&mut request[read..]).await.unwrap();
             }
-            // The body may arrive in a separate packet.
+            // The body of the request may arrive in a separate packet after the headers.
             let rest = tokio::time::timeout(
                 Duration::from_millis(200),
                 stream.read(&mut request[read..]),

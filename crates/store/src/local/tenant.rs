@@ -19,7 +19,7 @@ const MAX_DEPTH: usize = 1_024;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Tenant {
     pub(super) namespace: String,
-    /// Maximum size of all its files in bytes.
+    /// Maximum total size in bytes of the namespace's files.
     pub(super) quota: Option<u64>,
 }
 
