@@ -77,7 +77,7 @@ async fn failed_restore_is_reported_and_etcd_does_not_start() {
     assert!(!world.data().exists());
 }
 
-/// A user's container may create the directory before the etcd container starts.
+/// A user's container may create the data directory before the etcd container starts.
 #[tokio::test]
 async fn empty_data_directory_counts_as_missing() {
     let world = World::new("3.6").await;
