@@ -66,7 +66,8 @@ impl World {
         let old = self.pods.keys().filter(|name| !is_elsewhere(name));
         self.named_before = old.cloned().collect();
         if begun == Begun::Old {
-            // The client Service of coreos/etcd-operator selects every pod of the cluster.
+            // The client Service of coreos/etcd-operator selects every pod of the cluster, unlike the client Service
+            // that this operator builds.
             self.shared.client = Kept::Drifted;
             self.client_token = Some(token);
         }

@@ -50,7 +50,7 @@ fn client_service_gets_endpoints_once_objects_have_cluster_id() {
     assert!(opens(&scene));
     scene.observed.disks.get_mut("c").unwrap().cluster_id = None;
     assert!(!opens(&scene));
-    // A client Service that already has endpoints keeps its endpoints.
+    // A client Service that already has endpoints keeps them, even if a volume lacks the cluster ID.
     scene.observed.shared.client = Kept::AsMade(true);
     assert!(
         !scene
