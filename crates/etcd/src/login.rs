@@ -427,7 +427,7 @@ pub(crate) async fn log_in(
 
 /// Whether the member rejects the call because it requires a token or does not know the token.
 pub(crate) fn asks_for_token(error: &etcd_client::Error) -> bool {
-    // For some calls, older etcd releases return these texts with the code `Unknown`.
+    // For some calls, older etcd releases report a rejected token with one of these texts and the code `Unknown`.
     const TEXTS: [&str; 3] = [
         "invalid auth token",
         "user name is empty",

@@ -193,7 +193,7 @@ async fn login_survives_token_expiry_and_member_failure() {
         assert!(bytes_of_snapshot(&root, url).await > 0);
     }
     members[0].kill();
-    // Calls to the remaining members log in again, and so does a snapshot.
+    // After the loss of a member, calls to the remaining members and a snapshot from them log in again.
     assert!(root.members(&via[1..]).await.is_ok());
     assert!(bytes_of_snapshot(&root, &via[1]).await > 0);
 }
