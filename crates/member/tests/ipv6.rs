@@ -143,7 +143,7 @@ async fn members_form_cluster_over_ipv6_only() {
                 tokio::time::sleep(Duration::from_millis(200)).await;
             };
             assert!(status.version.starts_with(minor), "{}", status.version);
-            // The kubelet calls the readiness probe at the metrics port, over IPv6.
+            // Like the kubelet for the readiness probe, the test connects to the metrics port over IPv6.
             std::net::TcpStream::connect((Ipv6Addr::LOCALHOST, place.metrics)).unwrap();
             std::net::TcpStream::connect(("127.0.0.1", place.client)).unwrap();
         }

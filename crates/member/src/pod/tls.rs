@@ -152,7 +152,7 @@ fn skip_reverse_dns(version: &EtcdVersion) -> Option<String> {
     if version.has_stable_flag_names() {
         Some(format!("--{flag}=true"))
     } else {
-        // etcd 3.4 was the first release with this flag.
+        // etcd 3.4 was the first release with this flag, so earlier releases are started without it.
         (version.minor() >= (3, 4)).then(|| format!("--experimental-{flag}=true"))
     }
 }

@@ -220,7 +220,7 @@ fn certificate_that_other_side_does_not_trust_is_a_fault() {
         ]
     );
     assert!(!found[1].concerns_members());
-    // During a rotation, the trust bundle contains both authorities.
+    // During a rotation, the trust bundle contains both authorities, and the check finds no fault.
     let bundle = format!("{}{}", one.pem, two.pem);
     for slot in [&mut tls.server, &mut tls.operator].into_iter().flatten() {
         if let Ok(material) = &mut slot.found {
