@@ -81,7 +81,7 @@ impl ClusterBackups {
             .status
             .as_ref()
             .and_then(|status| status.last_backup.as_ref());
-        // The status keeps the last backup even after its EtcdBackup is deleted.
+        // If no EtcdBackup reports a backup, because the EtcdBackup was deleted, the status keeps the last backup.
         if last.is_none() || last.as_ref() == current {
             return Ok(());
         }

@@ -271,7 +271,8 @@ mod tests {
         assert_eq!(trouble.reason, Reason::StepFailed);
         assert!(trouble.message.contains("watchNamespaces"), "{trouble:?}");
         assert_eq!(others(&cache(&[]), &backup), Ok(BTreeSet::new()));
-        // The deletion of the EtcdBackup removes only its own backups.
+        // The deletion of the EtcdBackup removes only its own backups, so it does not wait until all namespaces are
+        // listed.
         backup.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         assert_eq!(others(&cache(&["a", "b"]), &backup), Ok(BTreeSet::new()));
     }

@@ -18,7 +18,7 @@ const LISTED: usize = 10;
 /// Computes the complete status after this reconcile.
 pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupStatus {
     let mut status = backup.status.clone().unwrap_or_default();
-    // Kubernetes stores times in whole seconds.
+    // Kubernetes stores times in whole seconds, so the status contains whole seconds.
     let now = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
     match plan.action {
         Action::RecordIntent => {

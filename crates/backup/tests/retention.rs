@@ -237,7 +237,7 @@ async fn next_removal_completes_interrupted_removal() {
             for hours in 0..4 {
                 put(store.as_ref(), &key(hours), UID).await;
             }
-            // A crash between the two deletions leaves a manifest without a backup.
+            // Creates the state after a crash between the two deletions: a manifest without a backup.
             put(store.as_ref(), &key(9), UID).await;
             store.delete(&key(9)).await.unwrap();
             faulty.fail_after(call, succeeding, failure());

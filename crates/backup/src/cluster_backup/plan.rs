@@ -208,7 +208,7 @@ mod tests {
         unowned.metadata.owner_references = None;
         assert_eq!(plan(&without, Some(&unowned)), Action::Nothing);
         assert_eq!(plan(&cluster(|_| ()), Some(&unowned)), Action::Taken);
-        // The owner is a former EtcdCluster of the same name.
+        // The name is also taken if the owner of the EtcdBackup is a former EtcdCluster of the same name.
         let mut former = backup;
         former.metadata.owner_references.as_mut().unwrap()[0].uid = "0".to_owned();
         assert_eq!(plan(&cluster(|_| ()), Some(&former)), Action::Taken);

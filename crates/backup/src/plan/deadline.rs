@@ -105,7 +105,8 @@ fn reported_deadline(status: Option<&EtcdBackupStatus>) -> Option<String> {
     let complete = find(&status.conditions, &ConditionType::Complete)?;
     let reports =
         complete.status == "False" && complete.reason == Reason::DeadlineExceeded.as_str();
-    // The reported deadline of a periodic EtcdBackup may belong to its previous backup.
+    // The deadline that a periodic EtcdBackup reports may belong to its previous backup. Only the deadline of the
+    // backup in progress counts.
     let is_current = status.reason.as_deref() == Some(complete.message.as_str());
     (reports && is_current).then(|| complete.message.clone())
 }

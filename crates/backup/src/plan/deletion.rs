@@ -66,7 +66,7 @@ pub(super) fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Times
         .as_ref()
         .map_or(now, |time| time.0);
     match failed {
-        // A bucket that does not exist contains no backups.
+        // A bucket that does not exist contains no backups, so the finalizer is removed.
         Some(trouble) if trouble.reason == Reason::BucketMissing => {
             return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
         }

@@ -61,7 +61,7 @@ fn is_in_namespace(url: &str, namespace: &str) -> bool {
     }
     let labels: Vec<&str> = host.split('.').collect();
     match labels.as_slice() {
-        // The operator adds the namespace of the EtcdBackup to a name without dots.
+        // A name without dots is accepted, because the operator adds the namespace of the EtcdBackup to it.
         [service] => !service.is_empty() && *service != "localhost",
         [_, of, "svc"] | [_, _, of, "svc"] => *of == namespace,
         [_, of, "svc", "cluster", "local"] | [_, _, of, "svc", "cluster", "local"] => {

@@ -290,7 +290,7 @@ mod tests {
             next(berlin, last, "2026-01-10T12:00:00Z"),
             Next::At(at("2026-01-11T02:30:00Z"))
         );
-        // In summer, the time zone is two hours ahead of UTC.
+        // In summer, the time zone `Europe/Berlin` is two hours ahead of UTC.
         assert_eq!(
             next(berlin, Some("2026-07-10T12:00:00Z"), "2026-07-10T12:00:00Z"),
             Next::At(at("2026-07-11T01:30:00Z"))
@@ -375,7 +375,7 @@ mod tests {
             r#"{"schedule":"@daily","timeZone":"Mars/Olympus"}"#,
         ));
         assert!(matches!(problem.unwrap_err(), Problem::TimeZone { .. }));
-        // February 30 never occurs.
+        // February 30 never occurs, so the schedule has no run.
         assert_eq!(
             next(r#"{"schedule":"0 0 30 2 *"}"#, None, "2026-01-01T00:00:00Z"),
             Next::Never

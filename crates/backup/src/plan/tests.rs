@@ -525,7 +525,7 @@ fn rejected_spec_is_checked_in_each_reconcile() {
         &plan(&backup, &Snapshot::default(), at(0)),
         at(0),
     );
-    // A later release accepts the spec.
+    // If a later release accepts the spec, the operator starts the backup.
     let mut accepted = fresh();
     accepted.status = refused.status;
     assert_eq!(

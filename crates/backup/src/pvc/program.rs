@@ -160,7 +160,7 @@ async fn stored(
         cluster: cluster.as_ref().map(|cluster| cluster.name.as_str()),
         verify_content: true,
     };
-    // An earlier pod for this order may have completed the backup.
+    // An earlier pod for this order may have completed the backup. That backup is then reported.
     let name = match earlier_attempt(store.as_ref(), name, owner, begun).await? {
         EarlierAttempt::Complete(stored) => return Ok(Report::Stored(stored)),
         EarlierAttempt::Incomplete(name) => name,

@@ -30,7 +30,7 @@ fn invariant_10_attempt_counts_until_its_end_is_observed() {
     assert_eq!(unfinished(&backup), Some(3));
     let status_of = |backup: &EtcdBackup| backup.status.clone().unwrap();
     assert!(!status_of(&backup).succeeded);
-    // The operator observes the failure of the fourth attempt.
+    // The status counts the fourth attempt, until the operator observes its failure.
     let fourth = plan(&backup, &ready(None), at(10));
     let backup = after(backup, &fourth, at(10));
     assert_eq!(unfinished(&backup), Some(4));
@@ -41,7 +41,7 @@ fn invariant_10_attempt_counts_until_its_end_is_observed() {
     assert_eq!(waits.verdict, Verdict::Waiting(refused()));
     let waiting = after(backup, &waits, at(11));
     assert_eq!(unfinished(&waiting), Some(3));
-    // A second reconcile does not change the count.
+    // A second reconcile after the failure does not change the status.
     let repeated = plan(&waiting, &failed, at(12));
     assert_eq!(after(waiting.clone(), &repeated, at(12)), waiting);
     // In the same process, the next attempt does not increase the count, even if the end of the previous attempt was

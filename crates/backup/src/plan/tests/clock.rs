@@ -29,7 +29,7 @@ fn invariant_9_backup_does_not_expire_while_clocks_differ() {
     let backup = expiring();
     assert_eq!(need(&backup, &Snapshot::default(), at(64)), Need::Nothing);
     assert_eq!(need(&backup, &Snapshot::default(), at(66)), Need::Clock);
-    // If the API server's clock was not read, nothing is deleted.
+    // If the API server's clock was not read, the expired EtcdBackup is not deleted.
     let unread = Snapshot {
         obstacle: Some(Trouble::new(Reason::StepFailed, "no answer")),
         ..Snapshot::default()

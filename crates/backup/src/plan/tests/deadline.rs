@@ -30,7 +30,7 @@ fn queue_time_does_not_count_for_deadline() {
     let overdue = plan(&backup, &running, at(5060));
     assert_eq!(overdue.action, Action::AbandonTransfer);
     assert!(matches!(overdue.verdict, Verdict::Waiting(_)));
-    // The time in the queue between two attempts does not count either.
+    // The time in the queue between two attempts does not count for the deadline either.
     let mut failed = known(Work::Ended(Err(refused())), Destination::Free);
     failed.transfer.queue_time = Duration::from_secs(5000);
     assert_eq!(
@@ -139,7 +139,7 @@ fn failed_backup_deletes_pod_of_earlier_operator_process() {
     // The worker of this process deletes its own pod, so the plan does not delete it.
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(plan(&backup, &running, at(60)).job, None);
-    // A changed or rejected spec also ends the recorded backup.
+    // A changed or rejected spec also ends the recorded backup, so its pod is deleted.
     let mut changed = backup.clone();
     changed.metadata.generation = Some(2);
     let restarted = plan(&changed, &Snapshot::default(), at(1));
@@ -151,10 +151,10 @@ fn failed_backup_deletes_pod_of_earlier_operator_process() {
     let rejected = plan(&changed, &Snapshot::default(), at(1));
     assert!(matches!(rejected.verdict, Verdict::Refused(_)));
     assert_eq!(rejected.job, left);
-    // After the end of the attempt is recorded, no pod is deleted.
+    // After the end of the attempt is recorded, the plan deletes no pod.
     let ended = after(backup, &failed, at(60));
     assert_eq!(plan(&ended, &Snapshot::default(), at(61)).job, None);
-    // A backup in a bucket needs no pod.
+    // A backup in a bucket has no pod, so the plan deletes none.
     let in_bucket = plan(&limited(), &unknown, at(60));
     assert!(matches!(in_bucket.verdict, Verdict::Failed(_)));
     assert_eq!(in_bucket.job, None);

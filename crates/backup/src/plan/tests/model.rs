@@ -458,7 +458,7 @@ fn backup_fails_after_transfer_repeatedly_crashes_operator() {
             world.reconcile(Fault::None);
             if matches!(world.process.transfer.work, Work::Running(_)) {
                 world.crash();
-                // The longest back-off of the kubelet before it restarts a container.
+                // The kubelet waits at most five minutes before it restarts a crashed container.
                 world.now += SignedDuration::from_mins(5);
             }
             world.now += SignedDuration::from_secs(1);
