@@ -261,7 +261,7 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
     if !seed_is_recorded(restore) {
         return record_intent(restore);
     }
-    // A user may have removed the record of the backup from the status.
+    // If a user has removed the record of the backup from the status, the backup is recorded again.
     if let Some(plan) = choice::to_record(restore, snapshot, true) {
         return plan;
     }

@@ -199,7 +199,7 @@ fn sync_directories(path: &Path) -> io::Result<()> {
 /// Whether the data directory was created. An empty directory does not count, and is removed: a user's container may
 /// have created it, and etcd would start in it without data.
 fn is_created(paths: &Paths) -> bool {
-    // `remove_dir` fails for a directory with content.
+    // `remove_dir` fails for a directory with content, so only an empty directory is removed.
     let _ = fs::remove_dir(paths.data());
     paths.data().exists()
 }

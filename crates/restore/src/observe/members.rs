@@ -215,7 +215,7 @@ pub(super) async fn compare_hash(
                 found: found.hash,
             }
         }
-        // Hashes of different compaction revisions cannot be compared.
+        // Hashes of different compaction revisions cannot be compared, so no difference is reported.
         Ok(_) => serving,
     }
 }

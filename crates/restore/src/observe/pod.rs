@@ -134,7 +134,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
         status.last_state.clone().and_then(|last| last.terminated),
     ) {
         (Some(ended), _) => ended,
-        // The container failed, and the kubelet waits before the next attempt.
+        // The container failed, and the kubelet waits before the next attempt. The problem is its last exit.
         (None, Some(last)) if state.running.is_none() => last,
         _ => return None,
     };

@@ -332,7 +332,8 @@ fn locked_cluster(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
         ANNOTATION_RESTORE.to_owned(),
         naming::uid(restore).to_owned(),
     );
-    // The cluster operator with the scope of the EtcdRestore manages the new cluster.
+    // The new cluster gets the scope annotation of the EtcdRestore, so that the cluster operator with that scope
+    // manages it.
     match restore.annotations().get(ANNOTATION_SCOPE) {
         Some(scope) => annotations.insert(ANNOTATION_SCOPE.to_owned(), scope.clone()),
         None => annotations.remove(ANNOTATION_SCOPE),

@@ -377,7 +377,7 @@ fn ended_seed_pod_is_replaced_before_cutover() {
                 ..locked()
             }));
             check(&restore, &snapshot, &replace_pod());
-            // The Pod object may remain until the kubelet has confirmed the deletion.
+            // The Pod object may remain until the kubelet has confirmed the deletion. The restore waits until then.
             snapshot.seed.pod = Pod::NameTaken;
             check(&restore, &snapshot, &Action::Nothing);
             snapshot.seed.pod = Pod::Absent;

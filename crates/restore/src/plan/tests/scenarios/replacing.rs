@@ -210,7 +210,7 @@ fn finalizer_is_removed_from_rejected_restore() {
         &Action::Nothing,
     );
     assert_eq!(reason(&refused), Reason::ClusterExists);
-    // The failure may be recorded while the finalizer still exists.
+    // If the failure is recorded while the finalizer still exists, the finalizer is removed afterwards.
     let failed = conditions::Finding::new(
         ConditionType::Failed,
         true,
@@ -441,7 +441,7 @@ fn lost_seed_after_cutover_fails_with_remedy() {
             );
             let ended = plan(&without_finalizer(failed), &present(existing(false)));
             assert!(matches!(ended.state, PlanState::Halted(_)));
-            // A user who deletes the failed EtcdRestore accepts that the data is lost.
+            // A user who deletes the failed EtcdRestore accepts that the data is lost, so the cluster is handed over.
             check(&deleted(verified_seed()), &snapshot, &action);
         }
         let unknown = durable(&bare, Child::Unknown("timeout".into()));

@@ -48,7 +48,7 @@ fn seed_pod_verifies_existing_volume_before_handover() {
     check(&restore, &snapshot, &replace_pod());
     snapshot.seed.pod = Pod::Present(ended(Life::EndedRecently));
     check(&restore, &snapshot, &Action::Nothing);
-    // A user who deletes the EtcdRestore accepts the current data of the seed.
+    // A user who deletes the EtcdRestore accepts the current data of the seed, so the lock is released.
     snapshot.seed.pod = Pod::Absent;
     check(&deleted(restore), &snapshot, &Action::ReleaseLock);
 }
@@ -96,7 +96,7 @@ fn seed_joins_only_with_verified_backup() {
         }
         check(&deleted(verified_seed()), &snapshot, &Action::Join);
     }
-    // A failing sidecar does not prevent etcd from serving.
+    // A failing sidecar does not prevent etcd from serving, so the seed joins.
     let with_sidecar_problem = pod_with(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
@@ -193,7 +193,7 @@ fn recreated_volume_does_not_count_as_restored_data() {
         for part in ["the data of the seed is unknown", "delete this EtcdRestore"] {
             assert!(trouble.message.contains(part), "{trouble:?}");
         }
-        // A user who deletes the restore accepts the current data of the seed.
+        // A user who deletes the EtcdRestore accepts the current data of the seed, so the seed joins.
         check(&deleted(restore.clone()), &snapshot, &Action::Join);
     }
     // A pod without a volume has fetched its data itself, so it joins.
@@ -398,7 +398,7 @@ fn cluster_changed_after_handover_is_not_replaced_again() {
             assert!(!trouble.message.contains("nothing was changed"));
         }
     }
-    // A user has removed the lock. Nothing else has changed.
+    // If a user has removed the lock and nothing else has changed, the restore sets the lock again.
     check(&verified_seed(), &source(existing(false)), &Action::Lock);
 }
 
