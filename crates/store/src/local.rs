@@ -188,7 +188,8 @@ impl LocalStore {
         self.check_links(&base)?;
         let mut objects = Vec::new();
         match walk(&base, "", prefix, MAX_ENTRIES, &mut objects) {
-            // The first backup of a namespace creates the directory of the namespace.
+            // The first backup of a namespace creates the namespace's directory. Without this directory, the listing
+            // is empty.
             Err(error) if error.kind() == ErrorKind::NotFound && self.tenant.is_some() => {
                 fs::metadata(self.directory.root())
                     .map_err(|error| self.directory.explain("", &error))?;

@@ -67,7 +67,7 @@ impl HttpClient for Transport {
             let body = answer.bytes_stream().map_err(ended_early);
             return Ok(Response::new(status, headers, Box::pin(body)));
         } else {
-            // For other responses, the client reads only the headers.
+            // For other responses, the client reads only the headers, so the body is not read.
             Bytes::new()
         };
         let body = stream::iter([Ok(body)]);
