@@ -123,7 +123,7 @@ async fn hash_at(client: &Client, revision: i64) -> Hash {
 async fn check_recorded_answers(member: &Member, recorded: RecordedAnswers, hashes: Hashes) {
     let client = Client::connect([&member.client_url], None).await.unwrap();
     assert_eq!(keys_at(&client, 0).await, recorded.all.kvs);
-    // This hash covers every change since the compaction.
+    // The hash at the current revision covers every change since the compaction.
     let ([all], [between]) = (hashes.all, hashes.revision40);
     let now = recorded.all.header.revision;
     assert_eq!(hash_at(&client, now).await, all.hash);
