@@ -71,7 +71,7 @@ pub(super) fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Times
             return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
         }
         // If the whole namespace is being deleted, no user creates the missing Secret again. The deletion must not
-        // wait for it forever.
+        // wait for the Secret forever.
         Some(trouble)
             if trouble.reason == Reason::SecretMissing
                 && now.duration_since(since) > SECRET_WAIT =>

@@ -319,7 +319,7 @@ async fn worker_backs_off_after_each_failure() {
         case.enqueue("0", || true);
         case.changes.recv().await.unwrap();
         let not_before = case.workers.observe("0").not_before.unwrap();
-        // The test knows only that the attempt failed between two times. The pause is therefore between two limits.
+        // The test knows only two times between which the attempt failed, so it computes two limits for the pause.
         let (longest, shortest) = (
             not_before.duration_since(before),
             not_before.duration_since(Timestamp::now()),
