@@ -43,7 +43,7 @@ impl Collector for RestoreMetrics {
     }
 }
 
-/// Name, help text and values of each metric. An EtcdRestore without the value has no time series.
+/// Name, help text and values of each metric. An EtcdRestore for which the value is missing has no time series.
 fn metrics<'a>(
     restores: impl Iterator<Item = &'a EtcdRestore>,
 ) -> [(&'static str, &'static str, Values); 5] {

@@ -33,7 +33,7 @@ pub enum Check {
     SeedUnchanged(Option<Box<Pod>>),
 }
 
-/// An object that is created, changed or deleted.
+/// A Kubernetes object that a request creates, changes or deletes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
     /// The EtcdCluster that a restore creates.
