@@ -12,7 +12,7 @@ const DEFAULT_ENDPOINT: &str = "https://oss-cn-hangzhou.aliyuncs.com";
 /// The domain of OSS. An endpoint in another domain is a proxy or another store.
 const DOMAIN: &str = ".aliyuncs.com";
 
-/// The names of the Secret's keys.
+/// The names of the keys in the Secret with the OSS credentials.
 const KEY_ID: &str = "accessKeyID";
 const KEY_SECRET: &str = "accessKeySecret";
 

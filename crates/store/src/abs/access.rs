@@ -17,7 +17,7 @@ use crate::port::Error;
 use crate::secret;
 use crate::secret::SecretData;
 
-/// The names of the Secret's keys.
+/// The names of the keys in the Secret with the Azure credentials.
 const ACCOUNT: &str = "storage-account";
 const KEY: &str = "storage-key";
 const CLOUD: &str = "cloud";

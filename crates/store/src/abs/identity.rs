@@ -28,7 +28,7 @@ const METADATA_URL: &str = "http://169.254.169.254/metadata/identity/oauth2/toke
 /// How long before its expiry a token is replaced.
 const EXPIRY_MARGIN: Duration = Duration::from_mins(5);
 
-/// Requests tokens and caches the newest one.
+/// Requests access tokens from Azure, and caches the newest token.
 #[derive(Debug)]
 pub(super) struct Identity {
     client: reqwest::Client,

@@ -22,7 +22,7 @@ const DEFAULT_ENDPOINT: &str = "https://storage.googleapis.com";
 /// The scope of the requested tokens.
 const SCOPE: &str = "https://www.googleapis.com/auth/devstorage.read_write";
 
-/// The names of the Secret's keys.
+/// The names of the keys in the Secret with the Google credentials.
 const CREDENTIALS: &str = "credentials.json";
 const TOKEN: &str = "access-token";
 const ENDPOINT: &str = "endpoint";
