@@ -148,7 +148,7 @@ impl ClusterAuth {
         matches!(&self.wanted, Some(Ok((user, _))) if user == ROOT_USER)
     }
 
-    /// Compares the record with the desired password.
+    /// Compares the recorded passwords with the desired password.
     pub fn record(&self) -> Record {
         let Some(recorded) = &self.recorded else {
             return Record::None;

@@ -45,7 +45,7 @@ pub struct Place {
     pub namespace: String,
     /// The endpoint and location of the store.
     pub store: String,
-    /// True if a pod does the work. Only the limit per store then applies.
+    /// True if a pod does the work of the task. Only the limit per store then applies.
     pub in_pod: bool,
 }
 
