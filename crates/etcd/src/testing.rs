@@ -331,7 +331,7 @@ impl EtcdProcess {
         self.child = self.command.spawn().expect("etcd can be run");
     }
 
-    /// The data directory.
+    /// The data directory of this member.
     pub fn data_dir(&self) -> PathBuf {
         self.dir.path().join("data")
     }
