@@ -38,7 +38,7 @@ pub(crate) struct ObserveContext {
     pub(crate) etcd: Arc<dyn Etcd>,
     /// The storage locations that each namespace may use with the operator's own cloud identity.
     pub(crate) grants: Grants,
-    /// The slots of the listings and manifests that are read from stores.
+    /// Limits how many listings and manifests are read from stores at the same time.
     pub(crate) reads: Reads,
     /// The etcd endpoints that each namespace may use in `spec.etcdEndpoints` (`--etcd-endpoints`).
     pub(crate) endpoints: EndpointGrants,

@@ -11,7 +11,7 @@ use store::{Error, Object, ObjectStream, Store, Unfinished, Upload};
 
 use crate::transfer::slot_key;
 
-/// The slots of all reads of this operator.
+/// Limits how many listings and manifests this operator reads from stores at the same time.
 pub(crate) struct Reads(Arc<Slots>);
 
 impl Reads {
