@@ -186,7 +186,8 @@ fn stuck(what: &str) -> Plan {
     Plan::stuck(Trouble::new(Reason::SeedFailed, with_remedy(what)))
 }
 
-/// Records the failure. The next plan releases the lock (invariant 10).
+/// Records that the restore has failed, because neither the pod nor the data of the seed exists. The next plan
+/// releases the lock (invariant 10).
 fn lost(restore: &EtcdRestore) -> Plan {
     let member = naming::seed(restore).member;
     let message = format!(

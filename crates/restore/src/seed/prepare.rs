@@ -207,7 +207,8 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
         return Ok(());
     }
     if let Some(signal) = output.status.signal() {
-        // The snapshot is not the cause of this failure. The kubelet restarts the container.
+        // A signal has ended the tool, so the snapshot is not the cause of the failure. The kubelet restarts the
+        // container.
         let text = format!(
             "{} was ended by signal {signal}: check the memory of the node and spec.pod.resources",
             tool.display()

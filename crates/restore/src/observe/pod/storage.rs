@@ -189,7 +189,7 @@ mod tests {
     const OWN: &str = "main-aaaaaaaaaa";
     const CREATED: i64 = 1_000;
     const BY: &str = "volume.kubernetes.io/storage-provisioner";
-    /// The message of the scheduler in Kubernetes 1.36.
+    /// A message of the scheduler about a pod that waits for a volume, as in Kubernetes 1.36.
     const WAITS: &str =
         "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found";
 
