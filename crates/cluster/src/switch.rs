@@ -286,7 +286,7 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    /// The peer stages from the first policy to the second, including the last stage.
+    /// The peer stages of the change from the policy `from` to the policy `to`, including the last stage.
     fn mode(from: &str, to: &str) -> Vec<PeerStage> {
         let (mut at, to) = (policy(from), policy(to));
         let mut stages = Vec::new();

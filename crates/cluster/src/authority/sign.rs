@@ -27,7 +27,7 @@ pub(crate) struct Made {
 pub(crate) struct Request<'a> {
     /// The subject's common name.
     pub(crate) common_name: &'a str,
-    /// DNS names and IP addresses.
+    /// The DNS names and IP addresses that the certificate contains.
     pub(crate) names: &'a [String],
     /// The use that the certificate permits.
     pub(crate) used: CertificateUse,

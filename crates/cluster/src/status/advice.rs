@@ -18,8 +18,8 @@ const NEARLY_FULL_PERCENT: i64 = 80;
 
 const COMPACTION: &str = "auto-compaction-retention";
 
-/// The condition. Its reason is the first piece of advice that `spec.silencedAdvice` does not name. Its message
-/// contains all of them.
+/// The condition `Advisable`. Its reason is the first piece of advice that `spec.silencedAdvice` does not name. Its
+/// message contains all pieces of advice.
 pub(super) fn advisable(report: &Report, members: &[MemberStatus], now: Timestamp) -> Finding {
     let kind = ConditionType::Advisable;
     let silenced = &report.cluster.spec.silenced_advice;

@@ -341,7 +341,8 @@ fn invariant_30_member_is_not_rolled_back_if_next_version_may_have_run() {
     );
 }
 
-/// The record ends when the next version serves, and not while the previous container still runs.
+/// The record of the served version is removed when the next version serves, and not while the previous container
+/// still runs.
 #[test]
 fn invariant_30_version_record_is_removed_when_next_version_serves() {
     let mut scene = Scene::formed(&["a"]).durable().runs("a", "3.6.16");
