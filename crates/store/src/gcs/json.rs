@@ -1,4 +1,4 @@
-//! Google's JSON API (<https://cloud.google.com/storage/docs/json_api/v1/objects>).
+//! Requests to Google's JSON API (<https://cloud.google.com/storage/docs/json_api/v1/objects>).
 
 use std::fmt;
 use std::ops::Range;
