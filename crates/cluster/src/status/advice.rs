@@ -19,7 +19,7 @@ const NEARLY_FULL_PERCENT: i64 = 80;
 const COMPACTION: &str = "auto-compaction-retention";
 
 /// The condition `Advisable`. Its reason is the first piece of advice that `spec.silencedAdvice` does not name. Its
-/// message contains all pieces of advice.
+/// message contains all pieces of advice that this field does not name.
 pub(super) fn advisable(report: &Report, members: &[MemberStatus], now: Timestamp) -> Finding {
     let kind = ConditionType::Advisable;
     let silenced = &report.cluster.spec.silenced_advice;
