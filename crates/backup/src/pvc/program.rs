@@ -29,7 +29,7 @@ pub struct Volume {
     /// Directory where the PersistentVolumeClaim is mounted
     #[arg(long, default_value = ROOT)]
     root: PathBuf,
-    /// File for the report
+    /// File to which the pod writes its report
     #[arg(long, default_value = "/dev/termination-log")]
     report: PathBuf,
 }
