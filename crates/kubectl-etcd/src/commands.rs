@@ -21,7 +21,7 @@ use crate::access::Access;
 use crate::cli::{Cli, Command};
 use crate::error::Result;
 
-/// Runs a command. Returns the exit code.
+/// Runs the subcommand, and returns the exit code of the program.
 ///
 /// # Errors
 /// Fails with an error that names the object and the remedy.
