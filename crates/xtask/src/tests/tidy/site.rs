@@ -1,4 +1,4 @@
-//! The site contains every page, and shows the same programs as the files in examples. `cargo xtask site` checks the
+//! Checks that the site contains every page and shows the files in examples unchanged. `cargo xtask site` checks the
 //! links of the built site.
 
 use std::fs;
