@@ -175,7 +175,7 @@ mod full {
                 sandbox,
                 crashes: 0,
             };
-            // All clusters that were created so far. A later call needs a new cluster, because existing clusters may
+            // The names of all clusters so far. Each call creates a new cluster, because an existing cluster may
             // already have passed the failpoint.
             let made = RefCell::new(Vec::new());
             let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
@@ -297,8 +297,8 @@ mod full {
             let round = Cell::new(0);
             operator
                 .crash_at_each(PASSWORD, async |times| {
-                    // Before authentication is enabled, a new password has no effect in etcd. Only the first call
-                    // waits, because later the operator crashes before etcd gets the new password.
+                    // While authentication is disabled, etcd does not use the password. Only the first call waits for
+                    // the new password, because the operator crashes before later passwords reach etcd.
                     if times == 0 {
                         await_password(sandbox, &password(round.get())).await?;
                     }
@@ -314,7 +314,8 @@ mod full {
                 .await?;
             operator
                 .crash_at_each(NO_POLICY, async |times| {
-                    // The operator reaches the failpoint of the policy's deletion only if the policy exists.
+                    // The operator reaches this failpoint only when it deletes a policy, so the policy must exist
+                    // first.
                     if times == 0 {
                         until("the policy exists", DEADLINE, async || {
                             let policy =

@@ -110,7 +110,8 @@ impl CrashingOperator<'_> {
                     return Ok(Poll::NotYet("idle".to_owned()));
                 };
                 let (clusters, reconciles) = self.reconciles(&pod).await?;
-                // The status may be older than the trigger, so the test waits for another reconcile of every cluster.
+                // The status may describe the time before the trigger. So the test waits until every cluster has been
+                // reconciled again.
                 Ok(
                     if since.elapsed() > IDLE_TIME && reconciles >= before + clusters {
                         Poll::Done(false)
@@ -183,8 +184,8 @@ impl CrashingOperator<'_> {
         Ok(None)
     }
 
-    /// Starts a process with this failpoint, in a separate pod that is built from the template of the Deployment. A
-    /// rollout of the Deployment would take much longer, and its pod would restart and crash again.
+    /// Starts an operator with this failpoint, in a separate pod with the Deployment's pod template. A rollout of the
+    /// Deployment would take much longer, and its pod would restart and crash again.
     async fn starts_with(&self, point: &str) -> Result<()> {
         if self.crashes == 0 {
             let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
@@ -273,7 +274,7 @@ pub(crate) async fn await_desired_members(
     let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
     let clusters = sandbox.objects(Kind::EtcdCluster);
     until("one pod for each member", DEADLINE, async || {
-        // The status is read in each poll, because a restarted operator may not have updated it before.
+        // The status is read again in each poll, because the restarted operator may not have updated it yet.
         let mut members = ready_members(&clusters.get(name).await?);
         members.sort();
         let pods = sandbox.api::<Pod>().list(&selector).await?.into_iter();
@@ -318,7 +319,7 @@ async fn operator_crashes_between_writes_lose_no_data() {
             await_desired_members(sandbox, &name, 3).await?;
             members.extend(ready_members(&sandbox.await_members(&name, 3).await?));
         }
-        // The operator has created no second set of members, and has left no object of the removed member.
+        // The operator must not have created a second set of members, or left an object of the removed member.
         await_one_volume_per_member(sandbox, &members).await?;
         writer.await_more(10).await?;
         writer.finish("crashes of the operator").await.map(drop)

@@ -15,7 +15,7 @@ async fn status(sandbox: &Sandbox) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| text.clone())
 }
 
-/// Checks that every member has answered itself.
+/// Checks that the numbers in the view come from the members themselves, and not from the status.
 fn ensure_live(view: &Value, members: usize) -> Result<()> {
     ensure!(
         view["source"] == "members",
@@ -92,7 +92,8 @@ async fn plugin_works_with_tls_and_authentication() {
             .await?;
         sandbox.await_members("c", 3).await?;
         ensure_live(&status(sandbox).await?, 3)?;
-        // The plugin runs the local etcdctl through a port-forward. etcdctl gets the password from the Secret.
+        // With authentication, the plugin runs the etcdctl of this machine through a port-forward, with the password
+        // from the Secret.
         plugin::run(sandbox, &["ctl", "c", "--", "put", "k", "v"]).await?;
         let value = plugin::run(
             sandbox,

@@ -183,8 +183,8 @@ pub(crate) async fn restart_with_failpoint(sandbox: &Sandbox, point: &str) -> Re
     let deployment = format!("deployment/{OPERATOR}");
     let wait = ["rollout", "status", &deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
-    // The test waits for the end of the previous process, which has no failpoint. This process could acquire the lease
-    // and pass the write without a crash.
+    // The previous process has no failpoint. It could acquire the lease and perform the write without a crash, so the
+    // test waits until it has ended.
     sandbox.await_operator_pods(OPERATOR, 1).await
 }
 
@@ -202,8 +202,8 @@ async fn crash_at_each(
             restart_with_failpoint(sandbox, point).await?;
             sandbox.apply(manifest).await?;
         } else if *point == CLEAR {
-            // The operator is stopped first. A process with the previous failpoint would otherwise execute the next
-            // write.
+            // The operator is stopped before the object is applied. Otherwise a process with the previous failpoint
+            // could perform the next write.
             stop_operator(sandbox).await?;
             seed_fails_for_good(sandbox, restore).await?;
             restart_with_env(sandbox, &variable).await?;

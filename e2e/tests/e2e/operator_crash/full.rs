@@ -160,8 +160,8 @@ async fn member_changes_resume_after_crash_before_every_write() {
 #[tokio::test]
 async fn repairs_resume_after_crash_before_every_write() {
     cluster_scenario("crash_repair", async |sandbox| {
-        // Kubernetes does not change the QoS class of a running pod. A later resize in place needs a request, so the
-        // pods have a request from the start.
+        // The pods have a resource request from the start, because Kubernetes does not change the QoS class of a
+        // running pod. A pod without a request could not be resized in place later.
         let more = format!("{DURABLE}    resources: {{requests: {{cpu: 10m}}}}\n");
         let durable = cluster_with(&sandbox.env, "d", 3, &more)?;
         sandbox.apply(&durable).await?;
