@@ -87,7 +87,7 @@ fn commands_in_documents_exist() {
     }
     assert!(
         checked > 20,
-        "only {checked} commands: are they still found?"
+        "the documents contain only {checked} commands: does this check still parse their format?"
     );
 }
 

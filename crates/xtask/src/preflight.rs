@@ -206,7 +206,7 @@ fn space(folder: &Path, wanted: u64, variable: &str) -> Result<()> {
     Ok(())
 }
 
-#[expect(clippy::cast_precision_loss, reason = "only for display")]
+#[expect(clippy::cast_precision_loss, reason = "the number is only displayed")]
 fn gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }

@@ -68,7 +68,7 @@ const E2E_PROGRAM: &str = "e2e/e2e";
 #[derive(Debug, Clone, clap::Args)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each field is a flag of the command"
+    reason = "each field is a flag of `cargo xtask test`"
 )]
 pub(crate) struct Tests {
     #[command(flatten)]

@@ -91,7 +91,7 @@ async fn rights_are_minimal(sandbox: &Sandbox) -> Result<()> {
         let found = may(sandbox, account, verb, resource, &sandbox.namespace).await?;
         ensure!(
             found == *allowed,
-            "{account} {verb} {resource}: allowed is {found}, expected {allowed}"
+            "the right of {account} to {verb} {resource} is {found}, expected {allowed}"
         );
     }
     Ok(())
@@ -115,7 +115,7 @@ async fn upgrades(sandbox: &Sandbox) -> Result<()> {
     let printed = chart::install(&sandbox.env, RELEASE, &sandbox.namespace, &settings).await?;
     ensure!(
         printed.contains("kubectl"),
-        "the notes name no next step: {printed}"
+        "the notes that Helm prints name no next step: {printed}"
     );
     sandbox.await_operators().await
 }

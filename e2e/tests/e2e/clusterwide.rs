@@ -123,7 +123,7 @@ async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str
         let own = &operators.namespace;
         ensure!(
             allowed == expected,
-            "{own}: {verb} {resource} in {namespace}: allowed is {allowed}, expected {expected}"
+            "the right of {own} to {verb} {resource} in {namespace} is {allowed}, expected {expected}"
         );
     }
     Ok(())

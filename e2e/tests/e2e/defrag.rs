@@ -131,7 +131,7 @@ async fn members_are_defragmented_one_by_one_with_leader_last() {
         let (done, removed_from_endpoints) = (done?, removed_from_endpoints?);
         ensure!(
             removed_from_endpoints.len() == 3,
-            "a busy member was still an endpoint: {removed_from_endpoints:?}"
+            "only these members were removed from the endpoints during their defragmentation: {removed_from_endpoints:?}"
         );
         let run = field(&done, "/status/defragmentation");
         let members = run["members"].as_array().context("no members")?;

@@ -77,7 +77,7 @@ async fn etcd_env_that_overrides_operator_flags_is_rejected() {
             };
             ensure!(
                 text.contains("spec.pod.etcdEnv") && text.contains("remove that variable"),
-                "{name}: the message lacks the field or the remedy: {text}"
+                "the rejection of {name} does not name the field and the remedy: {text}"
             );
         }
 

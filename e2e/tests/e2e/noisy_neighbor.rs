@@ -90,7 +90,7 @@ async fn others_are_managed(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<
     eprintln!("    started within {typical:?}, slowest {slowest:?}; {taken} bytes of memory");
     ensure!(
         typical < MAX_START_DELAY,
-        "three of nine clusters started after {typical:?} or later"
+        "three of nine clusters started only after {typical:?} or later"
     );
     ensure!(taken < MAX_MEMORY, "{taken} bytes of memory");
     let hanging = clusters.get("hanging").await?;

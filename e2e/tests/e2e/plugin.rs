@@ -19,13 +19,16 @@ async fn status(sandbox: &Sandbox) -> Result<Value> {
 fn ensure_live(view: &Value, members: usize) -> Result<()> {
     ensure!(
         view["source"] == "members",
-        "the members were asked: {view}"
+        "the view does not come from the members: {view}"
     );
     let answers = view["members"].as_array().context("members")?;
     let live = answers
         .iter()
         .filter(|one| one["healthy"] == true && one["term"].is_u64());
-    ensure!(live.count() == members, "{members} members answer: {view}");
+    ensure!(
+        live.count() == members,
+        "not all of the {members} members answer: {view}"
+    );
     Ok(())
 }
 
@@ -46,20 +49,23 @@ async fn plugin_shows_and_changes_cluster() {
         .await?;
         ensure!(value.trim() == "v", "{value}");
         let failed = plugin::run(sandbox, &["ctl", "c", "--", "get"]).await;
-        ensure!(failed.is_err(), "the exit code of etcdctl is passed on");
+        ensure!(failed.is_err(), "the plugin must fail if etcdctl fails");
 
         let next = follower(&before)?;
         plugin::run(sandbox, &["move-leader", "c", "--to", &next, "--yes"]).await?;
         ensure!(
             status(sandbox).await?["leader"] == next.as_str(),
-            "{next} leads"
+            "{next} is not the leader"
         );
         plugin::run(sandbox, &["compact", "c", "--keep", "0", "--yes"]).await?;
         let defragmented = plugin::run(sandbox, &["defrag", "c", "--yes"]).await?;
         ensure!(defragmented.matches('→').count() == 3, "{defragmented}");
 
         let logs = plugin::run(sandbox, &["logs", "c", "--tail", "20"]).await?;
-        ensure!(logs.contains(&next), "the log has lines of {next}: {logs}");
+        ensure!(
+            logs.contains(&next),
+            "the log has no lines of {next}: {logs}"
+        );
         let file = std::env::temp_dir().join(format!("{}.tar.gz", sandbox.namespace));
         let path = file.to_string_lossy().into_owned();
         plugin::run(sandbox, &["report", "c", "--file", &path]).await?;
@@ -75,7 +81,7 @@ async fn plugin_shows_and_changes_cluster() {
         ensure_live(&view, 3)?;
         ensure!(
             !view.to_string().contains(&old),
-            "{old} is replaced: {view}"
+            "{old} was not replaced: {view}"
         );
         Ok(())
     })

@@ -333,7 +333,7 @@ async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Re
     let compacted = keys.watch_from("kept/", seen).await?;
     ensure!(
         compacted > seen,
-        "compacted up to {compacted}, but the client had seen {seen}"
+        "etcd has compacted only up to {compacted}, but the client had seen revision {seen}"
     );
     // The requested time is one day, so the volumes of the replaced cluster must still exist.
     let kept = volumes(sandbox).await?;
@@ -355,7 +355,7 @@ async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Re
     let kept = volumes(sandbox).await?;
     ensure!(
         old.iter().all(|volume| kept.contains(volume)),
-        "{kept:?} remain, expected {old:?}"
+        "the PVCs {kept:?} remain, expected {old:?}"
     );
     Ok(())
 }

@@ -83,7 +83,7 @@ async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: b
         .collect();
     ensure!(
         same.len() == if keeps_names { 3 } else { 0 },
-        "only members with volumes keep their names: {same:?}"
+        "members must keep their names if they have volumes, and only then: {same:?}"
     );
     ensure!(
         before

@@ -61,7 +61,7 @@ async fn ensure_right(operators: &Sandbox, namespace: &str, expected: bool) -> R
     let allowed = may(operators, OPERATOR, "create", "pods", namespace).await?;
     ensure!(
         allowed == expected,
-        "create pods in {namespace}: allowed is {allowed}, expected {expected}"
+        "the right to create pods in {namespace} is {allowed}, expected {expected}"
     );
     Ok(())
 }

@@ -79,7 +79,10 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
     let (next, in_time) = next.await.context("the lease did not change")?;
     // A process also clears an expired lease before it acquires the lease. So the lease was released by its holder only
     // if it was cleared before it expired.
-    ensure!(in_time, "the lease expired and was not released");
+    ensure!(
+        in_time,
+        "the lease expired, because its holder did not release it"
+    );
     Ok(next)
 }
 
@@ -208,7 +211,7 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let next = next_holder(sandbox, &lease, &second).await?;
     ensure!(
         next.is_none(),
-        "the lease was acquired before it was released: {next:?}"
+        "the standby acquired the lease before the leader released it: {next:?}"
     );
     await_another(sandbox, &second, "a graceful shutdown").await?;
     sandbox.scale("c", 3).await?;

@@ -54,7 +54,10 @@ impl Ended {
 impl From<Output> for Ended {
     fn from(output: Output) -> Self {
         Self {
-            code: output.status.code().expect("an exit code"),
+            code: output
+                .status
+                .code()
+                .expect("the program ended with an exit code"),
             out: String::from_utf8(output.stdout).expect("text"),
             errors: String::from_utf8(output.stderr).expect("text"),
         }
@@ -136,7 +139,7 @@ impl Fixture {
     pub(crate) fn run(&self, line: &str) -> Ended {
         self.command(line)
             .output()
-            .expect("the program runs")
+            .expect("the program can be started")
             .into()
     }
 
@@ -144,7 +147,7 @@ impl Fixture {
     pub(crate) fn spawn(&self, line: &str) -> Child {
         let mut command = self.command(line);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().expect("the program runs")
+        command.spawn().expect("the program can be started")
     }
 
     pub(crate) async fn cluster(&self) -> EtcdCluster {
@@ -278,7 +281,10 @@ pub(crate) fn condition(kind: &str, status: &str, reason: &str) -> Value {
 pub(crate) async fn eventually(what: &str, check: impl AsyncFn() -> bool) {
     let end = Instant::now() + Duration::from_mins(1);
     while !check().await {
-        assert!(Instant::now() < end, "{what}: not within a minute");
+        assert!(
+            Instant::now() < end,
+            "{what} was not observed within a minute"
+        );
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

@@ -25,7 +25,10 @@ async fn status_command_without_member_answers_shows_reported_status() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    assert!(!text.contains('\u{1b}'), "a pipe gets no colors: {text:?}");
+    assert!(
+        !text.contains('\u{1b}'),
+        "output to a pipe must contain no colors: {text:?}"
+    );
     let offline = fixture.run("status main --offline").ok();
     assert!(!offline.contains("pods/exec"), "{offline}");
 

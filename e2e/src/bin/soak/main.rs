@@ -4,7 +4,7 @@
 //! The faults depend only on the seed. Their timing depends on the machine, so the same seed can lead to different
 //! results.
 
-#![allow(clippy::large_futures)] // One future per soak.
+#![allow(clippy::large_futures)] // A soak is one large future.
 
 mod changes;
 mod faults;

@@ -77,5 +77,5 @@ fn each_alert_fires_and_ends() {
     let tested: BTreeSet<String> = firing
         .map(|evaluation| evaluation["alertname"].as_str().unwrap().to_owned())
         .collect();
-    assert_eq!(tested, names, "{CASES} has a test of each alert");
+    assert_eq!(tested, names, "{CASES} must test each alert of the chart");
 }

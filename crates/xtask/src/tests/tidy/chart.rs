@@ -115,7 +115,10 @@ fn schema_describes_every_chart_value() {
         .filter(|(_, node)| node["description"].as_str().is_none_or(str::is_empty))
         .map(|(path, _)| path)
         .collect();
-    assert!(silent.is_empty(), "without a description: {silent:#?}");
+    assert!(
+        silent.is_empty(),
+        "chart values without a description: {silent:#?}"
+    );
     // `leaves` panics for a value that the schema does not define, so this call also checks the schema.
     assert!(leaves(&schema, &values).len() > 100);
 }
@@ -142,7 +145,10 @@ fn values_file_contains_every_property_of_chart_schema() {
                 .is_none()
         })
         .collect();
-    assert!(missing.is_empty(), "not in values.yaml: {missing:#?}");
+    assert!(
+        missing.is_empty(),
+        "properties of the schema that values.yaml does not set: {missing:#?}"
+    );
 }
 
 /// The table of values in the chart's README, in Markdown.
@@ -223,7 +229,10 @@ fn rendered_test_cases_set_every_chart_value() {
     let leaves = leaves(&schema, &values);
     let paths = leaves.iter().map(|leaf| leaf.path.as_str());
     let untested: Vec<&str> = paths.filter(|path| !of_any(path)).collect();
-    assert!(untested.is_empty(), "no case sets: {untested:#?}");
+    assert!(
+        untested.is_empty(),
+        "chart values that no rendered case sets: {untested:#?}"
+    );
 }
 
 #[test]

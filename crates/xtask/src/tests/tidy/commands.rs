@@ -245,7 +245,11 @@ fn commands_in_documents_use_existing_flags_and_fields() {
         ("jsonpath=", 40),
         ("patch", 15),
     ] {
-        assert!(count(word) > least, "only {} with {word}", count(word));
+        assert!(
+            count(word) > least,
+            "the documents contain only {} commands with {word}",
+            count(word)
+        );
     }
 }
 
@@ -347,7 +351,11 @@ fn unknown_flags(text: &str) -> Vec<&str> {
 fn flags_named_in_documents_exist() {
     for page in pages() {
         let unknown = unknown_flags(&page.text);
-        assert!(unknown.is_empty(), "{}: no flag {unknown:?}", page.path);
+        assert!(
+            unknown.is_empty(),
+            "{}: no program has the flags {unknown:?}",
+            page.path
+        );
     }
     let text = "`--cluster-wide`, `--verify-reproducible`, `--keep-old-data`, `--cluster-wode=true` and `--`";
     assert_eq!(unknown_flags(text), ["cluster-wode"]);
@@ -379,7 +387,10 @@ fn chart_values_named_in_documents_exist() {
         }
     }
     assert!(found.is_empty(), "{found:#?}");
-    assert!(checked > 20, "only {checked} values: are they still found?");
+    assert!(
+        checked > 20,
+        "the documents set only {checked} chart values: does this check still parse their format?"
+    );
     assert!(sets_value("crds.install=false") && !sets_value("serves: app"));
 }
 
@@ -401,7 +412,11 @@ fn annotations_named_in_documents_exist() {
     let names = fs::read_to_string(root().join("crates/api/src/names.rs")).unwrap();
     for page in pages() {
         let unknown = unknown_names(&page.text, &names);
-        assert!(unknown.is_empty(), "{}: no name {unknown:?}", page.path);
+        assert!(
+            unknown.is_empty(),
+            "{}: the API does not have the names {unknown:?}",
+            page.path
+        );
     }
     let text = "etcd.database.coreos.com/join- etcd.database.coreos.com/joins=a";
     assert_eq!(unknown_names(text, &names), ["joins"]);

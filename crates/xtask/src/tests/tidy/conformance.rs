@@ -140,7 +140,10 @@ fn done_lines_in_conformance_have_tests() {
         |line: &&Line| line.state == "done" && line.invariant().is_none() && line.files.is_empty();
     let lines = listed();
     let unproven: Vec<&Line> = lines.iter().filter(is_unproven).collect();
-    assert!(unproven.is_empty(), "done without a test: {unproven:#?}");
+    assert!(
+        unproven.is_empty(),
+        "lines with the state `done` that name no test: {unproven:#?}"
+    );
 }
 
 #[test]

@@ -78,7 +78,10 @@ fn links_in_documents_have_targets() {
             }
         }
     }
-    assert!(dead.is_empty(), "links without a target: {dead:#?}");
+    assert!(
+        dead.is_empty(),
+        "links to files or headings that do not exist: {dead:#?}"
+    );
 }
 
 /// The names of source files that a text contains in backticks.
@@ -271,11 +274,14 @@ fn reasons_of_problems_are_documented() {
         reasons.retain(|reason| !NO_PROBLEM.contains(reason));
         assert!(
             reasons.len() > 10,
-            "{document}: is their form still read? {reasons:?}"
+            "only these reasons for {document} are found: does this check still parse the format? {reasons:?}"
         );
         let is_missing = |reason: &&str| !documentation.contains(&format!("`{reason}`"));
         let missing: Vec<&str> = reasons.into_iter().filter(is_missing).collect();
-        assert!(missing.is_empty(), "not in docs/{document}: {missing:?}");
+        assert!(
+            missing.is_empty(),
+            "docs/{document} does not explain the reasons {missing:?}"
+        );
     }
 }
 

@@ -58,7 +58,7 @@ fn manifests_in_documents_fit_schemas() {
     assert!(found.is_empty(), "{found:#?}");
     assert!(
         checked > 30,
-        "only {checked} manifests: are they still found?"
+        "the documents contain only {checked} manifests: does this check still parse their format?"
     );
 }
 
@@ -124,10 +124,13 @@ fn fields_named_in_documents_exist() {
             }
         }
     }
-    assert!(found.is_empty(), "no such field: {found:#?}");
+    assert!(
+        found.is_empty(),
+        "documents name fields that do not exist: {found:#?}"
+    );
     assert!(
         checked > 100,
-        "only {checked} fields: are they still found?"
+        "the documents name only {checked} fields: does this check still parse their format?"
     );
 }
 
