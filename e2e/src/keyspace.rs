@@ -50,7 +50,7 @@ impl Keyspace {
     /// Like [`Self::of_cluster`], for a cluster with TLS.
     ///
     /// # Errors
-    /// Fails if the Service has no ready pod or etcd rejects the identity.
+    /// Fails if the Service has no ready pod or etcd rejects the client certificate.
     pub async fn of_tls_cluster(
         env: &Env,
         namespace: &str,
@@ -63,7 +63,7 @@ impl Keyspace {
     /// Like [`Self::of_tls_cluster`], but also logs in to etcd.
     ///
     /// # Errors
-    /// Fails if the Service has no ready pod, or if etcd rejects the identity or the user.
+    /// Fails if the Service has no ready pod, or if etcd rejects the client certificate or the user.
     pub async fn of_tls_cluster_as(
         env: &Env,
         namespace: &str,
@@ -127,7 +127,7 @@ impl Keyspace {
     /// Connects once to the pod of a member with TLS, and reads from the member.
     ///
     /// # Errors
-    /// Fails if the member cannot be reached or rejects the identity.
+    /// Fails if the member cannot be reached or rejects the client certificate.
     pub async fn of_tls_member(
         env: &Env,
         namespace: &str,

@@ -208,8 +208,8 @@ impl Writer {
         self.with_ledger(Ledger::silence)
     }
 
-    /// Reads the keys back with another identity than the writes. A test calls this if etcd no longer accepts the
-    /// certificate of the writer.
+    /// Reads the keys back with another client certificate than the writes. A test calls this if etcd no longer accepts
+    /// the certificate of the writer.
     pub fn read_as(&mut self, identity: &Identity) {
         self.access.identity = Some(identity.clone());
     }

@@ -1,4 +1,4 @@
-//! The commands. Each module reads objects, decides with pure functions, and sends the change.
+//! The subcommands. Each module reads objects, decides with pure functions, and sends its change to the API server.
 
 mod backup;
 mod bundle;

@@ -81,7 +81,7 @@ pub(crate) fn forecast(jobs: &[Job], slots: usize, times: &Times) -> Option<Dura
 
 enum Event {
     Line(usize, String),
-    /// A line that the program wrote to standard error.
+    /// The index of a job, and a line that its test program wrote to standard error.
     Error(usize, String),
     Ended(usize, Result<ExitStatus, String>),
 }

@@ -23,7 +23,7 @@ fn environment(s3: &S3) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A grant: one namespace may use the identity of the cluster-wide operators for one location.
+/// A grant: one namespace may use the cloud identity of the cluster-wide operators for one location.
 pub(crate) struct Grant {
     bucket: Bucket,
     /// The location: a bucket and a key prefix.
@@ -51,7 +51,7 @@ impl Grant {
         format!("{}/{name}", self.place)
     }
 
-    /// Installs cluster-wide operators that have the identity and the grant.
+    /// Installs cluster-wide operators that have a cloud identity for the bucket, and the grant.
     pub(crate) async fn install(&self, wide: &Sandbox) -> Result<()> {
         let environment = environment(wide.env.s3()?);
         let data: serde_json::Map<String, Value> = environment

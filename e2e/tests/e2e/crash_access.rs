@@ -15,30 +15,30 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::{CrashingOperator, await_desired_members};
 use crate::tls_generated::client;
 
-/// The writes for a new cluster with certificates.
+/// Failpoints before the writes for a new cluster with certificates.
 const ISSUING: &[&str] = &[
     "before-make-authority",
     "before-issue-certificate",
     "before-tell-certificates",
 ];
-/// The writes during a rotation of the authorities.
+/// Failpoints before the writes during a rotation of the authorities.
 const ROTATION: &[&str] = &[
     "before-prepare-authority",
     "before-write-trust-bundle",
     "before-switch-authority",
     "before-retire-authority",
 ];
-/// The write that follows the loss of an authority's trust bundle.
+/// The failpoint before the write that follows the loss of an authority's trust bundle.
 const LOST_BUNDLE: &[&str] = &["before-rejoin-authority"];
-/// The write that adds the missing label to a Secret.
+/// The failpoint before the write that adds the missing label to a Secret.
 const UNLABELED: &[&str] = &["before-mark-secret"];
-/// The write that follows the removal of a member with its own certificates.
+/// The failpoint before the write that follows the removal of a member with its own certificates.
 const MEMBER_REMOVAL: &[&str] = &["before-discard-certificate"];
-/// The writes that enable authentication.
+/// Failpoints before the writes that enable authentication.
 const ENABLING_AUTH: &[&str] = &["before-record-passwords", "before-enable-auth"];
-/// The write that follows a new password in the Secret.
+/// The failpoint before the write that follows a new password in the Secret.
 const PASSWORD: &[&str] = &["before-change-password"];
-/// The writes that disable authentication.
+/// Failpoints before the writes that disable authentication.
 const DISABLING_AUTH: &[&str] = &["before-disable-auth", "before-forget-passwords"];
 const POLICY: &[&str] = &["before-apply-network-policy"];
 const NO_POLICY: &[&str] = &["before-delete-network-policy"];

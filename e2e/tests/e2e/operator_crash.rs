@@ -28,24 +28,25 @@ use crate::upgrade::{await_version, change, manifest};
 
 const OPERATOR: &str = "etcd-operator";
 
-/// The writes of a bootstrap. The crashes leave these states: recorded names of the first members; volumes and
-/// Services; serving members without a recorded cluster ID.
+/// Failpoints before the writes of a bootstrap. The crashes leave these states: recorded names of the first members;
+/// volumes and Services; serving members without a recorded cluster ID.
 const BOOTSTRAP: &[&str] = &[
     "before-apply-headless",
     "before-create-pod",
     "before-record-cluster-id",
 ];
-/// The writes that add a member. The crashes leave these states: a recorded member that etcd does not know; a learner.
+/// Failpoints before the writes that add a member. The crashes leave these states: a recorded member that etcd does not
+/// know; a learner.
 const GROW: &[&str] = &["before-add-member", "before-promote-member"];
-/// The writes that remove a member. The crashes leave these states: a member that etcd still lists; the pod of a
-/// removed member; the volume of a removed member.
+/// Failpoints before the writes that remove a member. The crashes leave these states: a member that etcd still lists;
+/// the pod of a removed member; the volume of a removed member.
 const SHRINK: &[&str] = &[
     "before-remove-member",
     "before-delete-pod",
     "before-delete-disk",
 ];
-/// The writes of a downgrade. The crashes leave these states: a downgrade that etcd does not know; a member with the
-/// target version, whose pod still records the change of its image.
+/// Failpoints before the writes of a downgrade. The crashes leave these states: a downgrade that etcd does not know; a
+/// member with the target version, whose pod still records the change of its image.
 const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 
 /// The crashes that the tests of this file cause in a default run.
@@ -232,7 +233,7 @@ impl CrashingOperator<'_> {
         self.sandbox.kubectl(&delete).await.map(drop)
     }
 
-    /// The pod of the current process.
+    /// The pod of the operator process that the test has started last.
     async fn pod(&self) -> Result<Pod> {
         let pods = self.sandbox.api::<Pod>();
         Ok(pods.get(&process(self.crashes)).await?)

@@ -32,7 +32,7 @@ pub(crate) const CRASHES: &[&str] = &[
     "restore-before-join",
 ];
 
-/// Every write of an in-place restore, in its order.
+/// Failpoints before every write of an in-place restore, in its order.
 const IN_PLACE: &[&str] = &[
     "restore-before-record-intent",
     "restore-before-record-backup",
@@ -51,7 +51,7 @@ const IN_PLACE: &[&str] = &[
     "restore-before-status",
 ];
 
-/// Every write of a restore that fails permanently.
+/// Failpoints before every write of a restore that fails permanently.
 const ABANDONED: &[&str] = &[
     "restore-before-abandon",
     "restore-before-discard-seed",
@@ -59,7 +59,7 @@ const ABANDONED: &[&str] = &[
     "restore-before-let-go",
 ];
 
-/// The writes of a restore into a new cluster, except those that create the seed.
+/// Failpoints before the writes of a restore into a new cluster, except those that create the seed.
 const NEW: &[&str] = &[
     "restore-before-record-backup",
     "restore-before-create-cluster",
@@ -170,7 +170,7 @@ async fn scale_operator(sandbox: &Sandbox, replicas: &str) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Replaces the process of the operator. The environment stays the same.
+/// Stops the restore operator, and starts a new process with the same environment variables.
 pub(crate) async fn restart_operator(sandbox: &Sandbox) -> Result<()> {
     stop_operator(sandbox).await?;
     free_lease(sandbox).await?;

@@ -68,7 +68,7 @@ pub(crate) fn in_place_restore(sandbox: &Sandbox, bucket: &Bucket, more: &str) -
     in_place_restore_from(sandbox, "over", bucket, "etcd.backup", more)
 }
 
-/// Like [`in_place_restore`], with the name of the EtcdRestore and the key of the backup.
+/// Like [`in_place_restore`], but the caller chooses the name of the EtcdRestore and the key of the backup.
 pub(crate) fn in_place_restore_from(
     sandbox: &Sandbox,
     name: &str,

@@ -61,7 +61,7 @@ pub(crate) async fn restarts_by_uid(sandbox: &Sandbox) -> Result<Vec<(String, i3
     Ok(all)
 }
 
-/// Whether every member accepts this identity and presents a certificate for this name.
+/// Whether every member accepts this TLS client, and presents a certificate that contains this name.
 pub(crate) async fn all_serve_as(
     sandbox: &Sandbox,
     identity: &Identity,
