@@ -27,7 +27,7 @@ pub(crate) struct Options {
     text: Option<String>,
 }
 
-/// Prints the chosen lines with their tests.
+/// Prints the rows of the page that the options select, with their tests.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let root = checkout::root();
     let page =

@@ -17,7 +17,7 @@ use crate::{DEADLINE, Keyspace, Sandbox};
 
 /// The prefix of all keys that the clients use.
 pub const PREFIX: &str = "soak/";
-/// Few keys, so that clients often write the same key at the same time.
+/// The number of keys. It is small, so that clients often write the same key at the same time.
 const KEYS: u64 = 8;
 const CLIENTS: u64 = 6;
 /// The longest pause of a client between two operations, in milliseconds.

@@ -114,7 +114,7 @@ async fn hanging_cluster_does_not_delay_other_clusters() {
     .await;
 }
 
-/// `kubectl scale` and autoscalers use the scale subresource.
+/// Ensures that the scale subresource, which `kubectl scale` and autoscalers use, has the right values.
 async fn ensure_scale_subresource(sandbox: &Sandbox, size: usize) -> Result<()> {
     let words = ["get", "etcdcluster", "c", "--subresource=scale", "-o"];
     let get = async |path: &str| {

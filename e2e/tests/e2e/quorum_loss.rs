@@ -373,7 +373,7 @@ async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
     approve(sandbox, &before.cluster_id).await?;
     is_recovered(sandbox, before, "Annotation").await?;
     let members = ready_members(&sandbox.await_members("c", 3).await?);
-    // The operator has deleted all volumes of the old cluster.
+    // The operator must have deleted all volumes of the old cluster.
     await_one_volume_per_member(sandbox, &members).await
 }
 

@@ -18,7 +18,7 @@ use crate::restore_sources::await_equal_restore;
 
 const OPERATOR: &str = "etcd-restore-operator";
 
-/// The operator deletes a failed pod of the seed. Before this write, the test lets the pod fail permanently.
+/// The failpoint before the operator deletes a failed pod of the seed. The test makes the pod fail permanently first.
 const CLEAR: &str = "restore-before-clear-pod";
 
 /// The crashes in every test run, during an in-place restore. They leave, in this order: some objects of the seed, all

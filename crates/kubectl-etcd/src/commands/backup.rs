@@ -177,7 +177,7 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     spec
 }
 
-/// Whether the EtcdBackup has made its backup, has failed, or still works.
+/// `Done` if the backup is complete. `Failed` if it has failed or the spec is rejected. Otherwise `Waiting`.
 pub(super) fn look(backup: &EtcdBackup) -> Look {
     let status = backup.status.clone().unwrap_or_default();
     let complete = find(backup.conditions(), &ConditionType::Complete);

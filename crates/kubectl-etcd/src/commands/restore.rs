@@ -213,7 +213,7 @@ pub(super) fn from_backup(
     }
 }
 
-/// Whether the EtcdRestore is complete, has failed, or still works.
+/// `Done` if the restored cluster serves. `Failed` if the phase is `Failed`. Otherwise `Waiting`.
 pub(super) fn look(restore: &EtcdRestore) -> Look {
     let status = restore.status.clone().unwrap_or_default();
     let complete = find(restore.conditions(), &ConditionType::Complete);
