@@ -333,7 +333,7 @@ fn run_job(job: &Job, index: usize, events: &Sender<Event>) {
             Ok(status)
         })
         .map_err(|error| format!("{}: {error}", job.program.display()));
-    // Sending fails only after a panic of the receiving thread.
+    // Sending fails only after a panic of the receiving thread, so an error is ignored.
     let _ = events.send(Event::Ended(index, ended));
 }
 

@@ -61,7 +61,7 @@ impl Report {
     /// The text of the report. The last line has the counts.
     pub(crate) fn text(&self, took: Duration) -> String {
         let mut text = String::new();
-        // Writing to a String cannot fail.
+        // Writing to a String cannot fail, so the result is ignored.
         let _ = writeln!(text, "\nstages:");
         for (stage, took) in &self.stages {
             let _ = writeln!(text, "{:>10}  {stage}", progress::seconds(*took));

@@ -97,8 +97,8 @@ async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
 /// that has no volume.
 async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     let before = StoreState::now(keys).await?;
-    // This pod gets no node, because its PVC has no volume. The operator reports this after a minute. Other backups
-    // must run during this time.
+    // The backup pod of this EtcdBackup gets no node, because its PVC has no volume. The operator reports this after a
+    // minute. Other backups must run during this time.
     let unbound = BACKUP_PVC.replace("{name: backups}", "{name: none}");
     let unbound = unbound.replace("spec:\n", "spec:\n  storageClassName: nowhere\n");
     let nowhere = pvc_backup("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");

@@ -91,7 +91,8 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
     let cluster = &before.cluster;
     ensure!(field(&done, "/status/etcdVersion") == field(cluster, "/status/currentVersion"));
     ensure!(field(&done, "/status/clusterID") == field(cluster, "/status/clusterID"));
-    // No key was written between the last key and the snapshot, so both have the same revision.
+    // Nothing was written between the last key and the snapshot, so the status must contain the revision of the last
+    // key.
     let revision = field(&done, "/status/etcdRevision");
     ensure!(
         *revision == before.state.revision,

@@ -175,8 +175,8 @@ mod full {
                 sandbox,
                 crashes: 0,
             };
-            // The names of all clusters so far. Each call creates a new cluster, because an existing cluster may
-            // already have passed the failpoint.
+            // The names of all clusters that the test has created so far. Each call creates a new cluster, because an
+            // existing cluster may already have passed the failpoint.
             let made = RefCell::new(Vec::new());
             let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
             operator

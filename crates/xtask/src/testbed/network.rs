@@ -95,7 +95,7 @@ fn inner_links(addresses: Addresses, nodes: u8) -> String {
         filter = addresses.family.bridge_filter()
     );
     for index in 0..nodes {
-        // Writing to a String cannot fail.
+        // Writing to a String cannot fail, so the result is ignored.
         let _ = writeln!(
             script,
             "ip address add {}/{} dev cni0{no_dad}",
@@ -120,7 +120,7 @@ fn mounts(run_folder: &Path) -> String {
     );
     for (name, value) in SYSCTLS {
         let file = name.replace('/', ".");
-        // Writing to a String cannot fail.
+        // Writing to a String cannot fail, so the result is ignored.
         let _ = writeln!(
             script,
             "if [ -e /proc/sys/{name} ]; then echo {value} >{run}/sysctl/{file}; mount --bind {run}/sysctl/{file} /proc/sys/{name}; fi"
