@@ -21,7 +21,8 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
                 delete_unfinished_releases(env, args).await?;
             }
             match helm_once(env, args).await {
-                // Helm may have uninstalled the release in the first attempt, although this attempt failed.
+                // If Helm uninstalled the release in the first attempt but reported a failure, the retry does not find
+                // the release. This counts as success.
                 Err(error)
                     if is_retry
                         && verb == "uninstall"
@@ -36,8 +37,8 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
     .await
 }
 
-/// Deletes the records of unfinished releases. Helm takes such a record for a running operation of another process, and
-/// refuses to continue.
+/// Deletes Helm's records of unfinished releases. Helm assumes that such a record belongs to another Helm process that
+/// is running, and refuses to continue.
 async fn delete_unfinished_releases(env: &Env, args: &[&str]) -> Result<()> {
     let mut words = args.iter().skip_while(|word| **word != "-n").skip(1);
     let Some(namespace) = words.next() else {

@@ -43,7 +43,7 @@ async fn install_once_per_run(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Renders the CRDs from the chart and applies them, as an administrator does who installs them separately.
+/// Renders the CRDs from the chart and applies them, like an administrator who installs the CRDs separately.
 ///
 /// # Errors
 /// Fails if Helm or kubectl fails.

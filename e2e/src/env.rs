@@ -14,7 +14,7 @@ use crate::retry::RetryPolicy;
 pub struct Env {
     /// The image of the operators, as `repository:tag`. Every node has this image.
     pub image: String,
-    /// The directory of the chart.
+    /// The context in the kubeconfig that the tests use. `None` selects the current context.
     pub chart: PathBuf,
     /// The context in the kubeconfig. With `None`, the current context is used.
     pub context: Option<String>,
@@ -39,7 +39,7 @@ pub struct S3 {
     pub access_key: String,
     /// The secret access key.
     pub secret_key: String,
-    /// The region with which requests are signed.
+    /// The region that is part of each request's signature.
     pub region: String,
 }
 
@@ -147,9 +147,10 @@ impl Env {
         let mut config = kube::Config::from_kubeconfig(&options)
             .await
             .context("no usable kubeconfig: set KUBECONFIG, or use `cargo xtask testbed env`")?;
-        // The API server closes an idle watch before this timeout. All other requests get a response much earlier.
+        // The API server closes an idle watch before this timeout, and answers all other requests much earlier. So only
+        // a broken connection reaches the timeout.
         config.read_timeout = Some(std::time::Duration::from_secs(310));
-        // The retry layer requires a service that can be cloned, and the buffer is such a service.
+        // The retry layer must clone the service. Only a buffered service can be cloned.
         let client = ClientBuilder::try_from(config)?.with_layer(&BufferLayer::new(1024));
         Ok(client
             .with_layer(&RetryLayer::new(RetryPolicy::default()))

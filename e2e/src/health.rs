@@ -30,7 +30,7 @@ impl MemberHealth {
         let (url, flag) = (url.to_owned(), Arc::clone(&serves));
         let task = tokio::spawn(async move {
             loop {
-                // The error is dropped, because a member without a stream counts as unhealthy for every cause.
+                // A member counts as unhealthy if its stream ends for any reason, so the error is not needed.
                 drop(listen(&url, &flag).await);
                 flag.store(false, Ordering::Relaxed);
                 tokio::time::sleep(RECONNECT_INTERVAL).await;
@@ -39,7 +39,7 @@ impl MemberHealth {
         Self { serves, task }
     }
 
-    /// Whether the member last reported itself as healthy.
+    /// Whether the member's last report said that it is healthy.
     pub(crate) fn serves(&self) -> bool {
         self.serves.load(Ordering::Relaxed)
     }

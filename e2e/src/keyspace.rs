@@ -1,4 +1,4 @@
-//! A client of an etcd cluster. It writes keys, reads them back, and compares revisions.
+//! A client of an etcd cluster, which writes keys, reads them back, and compares revisions.
 
 mod auth;
 
@@ -18,7 +18,7 @@ use crate::tls::Identity;
 use crate::wait::{Poll, until};
 
 const IN_FLIGHT: usize = 64;
-/// Time limit for a client Service to get a ready endpoint.
+/// How long a client Service may have no ready endpoint.
 const SERVICE_TIMEOUT: Duration = Duration::from_mins(1);
 
 /// A connection to an etcd cluster, through a forwarded port.
@@ -34,8 +34,8 @@ impl Keyspace {
     /// Fails if the Service has no ready pod.
     pub async fn of_cluster(env: &Env, namespace: &str, cluster: &str) -> Result<Self> {
         let service = format!("service/{cluster}-client");
-        // kubectl reads the endpoints of the Service only once. The Service has no endpoints until the operator has
-        // recorded the cluster ID.
+        // kubectl reads the endpoints of the Service only once, so the Service must already have an endpoint. It has
+        // none until the operator has recorded the cluster ID.
         until(
             "the client Service reaches a pod",
             SERVICE_TIMEOUT,
@@ -50,7 +50,7 @@ impl Keyspace {
     /// Like [`Self::of_cluster`], for a cluster with TLS.
     ///
     /// # Errors
-    /// Fails if the Service has no ready pod or etcd rejects the identity.
+    /// Fails if the Service has no ready pod or etcd rejects the client certificate.
     pub async fn of_tls_cluster(
         env: &Env,
         namespace: &str,
@@ -63,7 +63,7 @@ impl Keyspace {
     /// Like [`Self::of_tls_cluster`], but also logs in to etcd.
     ///
     /// # Errors
-    /// Fails if the Service has no ready pod, or if etcd rejects the identity or the user.
+    /// Fails if the Service has no ready pod, or if etcd rejects the client certificate or the user.
     pub async fn of_tls_cluster_as(
         env: &Env,
         namespace: &str,
@@ -127,7 +127,7 @@ impl Keyspace {
     /// Connects once to the pod of a member with TLS, and reads from the member.
     ///
     /// # Errors
-    /// Fails if the member cannot be reached or rejects the identity.
+    /// Fails if the member cannot be reached or rejects the client certificate.
     pub async fn of_tls_member(
         env: &Env,
         namespace: &str,
@@ -341,8 +341,8 @@ impl Keyspace {
         if answer.canceled() || answer.compact_revision() > 0 {
             return Ok(answer.compact_revision());
         }
-        // The first response only confirms that the watch was created. If etcd then cancels the watch, the second
-        // response says so.
+        // etcd first confirms that it has created the watch. If the revision is compacted, the second response says
+        // that etcd has canceled the watch.
         let next = tokio::time::timeout(Duration::from_secs(30), stream.message()).await;
         Ok(match next {
             Ok(answer) => answer?.context("the watch ended")?.compact_revision(),
@@ -389,7 +389,7 @@ fn value(key: &str) -> String {
     format!("the value of {key}")
 }
 
-/// Treats the error of a retry as success if the unacknowledged first attempt has already made the change.
+/// Ignores the error of a retry if the first attempt, which got no response, has already made the change.
 fn accept_if_done(is_retry: bool, outcome: Result<(), etcd_client::Error>) -> Result<()> {
     match outcome {
         Err(etcd_client::Error::GRpcStatus(status))

@@ -11,7 +11,7 @@ use tokio::time::timeout;
 use crate::Env;
 use crate::retry::{is_transient, retry_transient};
 
-/// Verbs of commands that can be repeated safely.
+/// Commands with these verbs can be repeated, because a repetition does not change the result.
 const IDEMPOTENT_VERBS: [&str; 17] = [
     "annotate", "apply", "auth", "cordon", "delete", "describe", "drain", "get", "label", "logs",
     "patch", "rollout", "scale", "set", "taint", "uncordon", "wait",
@@ -67,7 +67,7 @@ fn verb<'a>(args: &[&'a str]) -> Option<&'a str> {
     found.map(|(_, word)| *word)
 }
 
-/// Whether the retry failed only because the unacknowledged first attempt had already succeeded.
+/// Whether a retry failed only because the first attempt, which got no response, had succeeded.
 fn succeeded_before(verb: Option<&str>, error: &str) -> bool {
     match verb {
         Some("delete") => {
@@ -149,7 +149,7 @@ impl PortForward {
                 break local;
             }
         };
-        // Reads the remaining output, because kubectl would block on a full pipe.
+        // The remaining output of kubectl is read, because kubectl would stop as soon as the pipe is full.
         tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
         if let Some(mut stderr) = child.stderr.take() {
             tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });

@@ -21,7 +21,7 @@ const NOT_SECRET: [&str; 4] = ["username", "config", "namespace", "type"];
 /// Length of the random part of etcd's simple tokens. A dot and a number follow it.
 const TOKEN_LENGTH: usize = 16;
 
-/// A text that must not appear anywhere, and the Secret that contains it.
+/// A secret text that must not appear in any log, object, metric or process, and the Secret that contains it.
 struct SecretValue {
     of: String,
     text: String,
@@ -86,12 +86,12 @@ pub async fn ensure_no_leaks(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The secret values in all Secrets, line by line. Public values are left out.
+/// The secret values in all Secrets of the namespace, line by line. Public values are not included.
 async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     let secrets = sandbox.api::<Secret>().list(&ListParams::default()).await?;
     let mut secret_values = Vec::new();
     for secret in &secrets {
-        // Helm's record of a release contains only the chart, which is public.
+        // The Secret in which Helm records a release contains only the chart, which is public. It is skipped.
         let kind = secret.type_.as_deref().unwrap_or_default();
         if kind.starts_with("helm.sh/") {
             continue;
@@ -112,7 +112,7 @@ async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     Ok(secret_values)
 }
 
-/// The lines or list items of a value, each of which is secret.
+/// The lines or list items of a Secret's value that are secret on their own.
 fn parts(value: &str) -> Vec<String> {
     if let Ok(list) = serde_json::from_str::<Vec<String>>(value) {
         return list;
@@ -120,7 +120,7 @@ fn parts(value: &str) -> Vec<String> {
     let lines = value.lines().map(str::trim);
     let is_content = |line: &&str| !line.starts_with("-----") && !line.starts_with('[');
     let bare = lines.filter(is_content).filter_map(|line| {
-        // An AWS credentials file has a line with the access key ID, which is not secret.
+        // In an AWS credentials file, the line with the access key ID is not secret.
         match line.split_once('=') {
             Some((name, _)) if name.trim() == "aws_access_key_id" => None,
             Some((name, value)) if name.trim() == "aws_secret_access_key" => Some(value.trim()),
@@ -132,7 +132,7 @@ fn parts(value: &str) -> Vec<String> {
         .collect()
 }
 
-/// All data of the namespace that users and programs can read, by place.
+/// All texts of the namespace in which a secret must not appear, each with the place where it was found.
 async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
     let mut visible = BTreeMap::new();
     for kinds in [
@@ -153,7 +153,8 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
         for container in containers {
             for previous in ["--previous=false", "--previous=true"] {
                 let words = ["logs", &name, "-c", &container, previous];
-                // Containers that never started have no log. Containers that never restarted have no previous log.
+                // kubectl fails for containers that never started, and for the previous log of containers that never
+                // restarted. There is nothing to search in these cases.
                 if let Ok(text) = sandbox.kubectl(&words).await {
                     visible.insert(format!("the log of {name}/{container} {previous}"), text);
                 }
@@ -167,7 +168,7 @@ async fn visible(sandbox: &Sandbox) -> Result<BTreeMap<String, String>> {
             }
         }
     }
-    // The loop above skips metrics that cannot be read. The metrics of the operator must be readable.
+    // The loop above skips metrics that cannot be read. This line fails if the metrics of the operator cannot be read.
     Page::of_operator(sandbox, "etcd-operator").await?;
     Ok(visible)
 }
@@ -201,7 +202,7 @@ fn is_separator(letter: char) -> bool {
     !letter.is_ascii_alphanumeric() && letter != '.'
 }
 
-/// Whether a word looks like a simple token: sixteen letters, a dot, a number.
+/// Whether a word has the form of etcd's simple token: sixteen letters, a dot and a number.
 fn is_token(word: &str) -> bool {
     word.split_once('.').is_some_and(|(letters, number)| {
         letters.len() == TOKEN_LENGTH

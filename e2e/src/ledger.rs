@@ -16,8 +16,8 @@ pub(crate) struct AcknowledgedWrite {
 }
 
 impl AcknowledgedWrite {
-    /// Whether the stored value and revision match this write. If the write was retried, etcd may apply an unanswered
-    /// attempt after the acknowledged attempt. The same value then has a later revision.
+    /// Whether the stored value and revision belong to this write. If the write was retried, an attempt without a
+    /// response may be applied after the acknowledged attempt. The value is then the same, with a later revision.
     fn matches(self, found: Option<&(String, i64)>, value: &str) -> bool {
         found.is_some_and(|(now, at)| {
             now == value && (*at == self.revision || (self.retried && *at > self.revision))
@@ -211,7 +211,7 @@ mod tests {
             .checked_sub(Duration::from_secs(10))
             .unwrap_or_else(Instant::now);
         let mut ledger = Ledger::new("k/", begun);
-        // The time before the first write is not a gap, because the cluster did not exist yet.
+        // Before the first write, the cluster did not exist yet, so this time is not a gap.
         ledger.record(0, Ok(once(5)));
         assert_eq!(ledger.gap, Duration::ZERO);
         let back = Instant::now()
@@ -248,7 +248,8 @@ mod tests {
                 .collect()
         };
         assert!(lost(&[kept(0, 5), kept(2, 7), kept(3, 8)]).is_empty());
-        // The three lost writes: another value, another revision, and a missing key.
+        // Three writes are lost: the first has another value, the second has another revision, and the third has no
+        // key.
         let other = (key("k/", 0), (value("k/", 1), 5));
         assert_eq!(
             lost(&[other, kept(2, 9)]),

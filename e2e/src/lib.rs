@@ -53,7 +53,8 @@ pub const DEADLINE: Duration = Duration::from_mins(5);
 pub async fn step<T>(name: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     println!("step: {name}");
     let begun = Instant::now();
-    // Boxed, because the futures of all steps of a test would together exceed the stack of its thread.
+    // A test has many steps. Without the box, the futures of all steps would together exceed the stack of the test's
+    // thread.
     let outcome = Box::pin(work).await;
     println!("step: {name}: {:.1} s", begun.elapsed().as_secs_f64());
     outcome.with_context(|| format!("step: {name}"))

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use crate::wait::{Poll, until};
 
-/// The kinds of the project's API.
+/// The custom resource kinds of this project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// EtcdCluster.
@@ -33,7 +33,7 @@ impl Kind {
         ))
     }
 
-    /// The API for the objects of this kind in one namespace.
+    /// The API client for objects of this kind in one namespace.
     #[must_use]
     pub fn api(self, client: kube::Client, namespace: &str) -> Api<DynamicObject> {
         Api::namespaced_with(client, namespace, &self.resource())

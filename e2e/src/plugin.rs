@@ -8,7 +8,7 @@ use tokio::process::Command;
 
 use crate::Sandbox;
 
-/// The program `kubectl-etcd`. Cargo builds it into the target directory of the tests.
+/// The path of the plugin `kubectl-etcd`. Cargo builds it into the same target directory as the tests.
 fn program() -> Result<PathBuf> {
     let test = std::env::current_exe().context("the path of the test program")?;
     let folders = test.ancestors().skip(1).take(2);

@@ -23,7 +23,7 @@ pub struct Reader {
     answers: Arc<Mutex<Vec<Answer>>>,
 }
 
-/// The response to a read.
+/// One response to a read.
 #[derive(Clone, Copy, Debug)]
 struct Answer {
     begun: Instant,
@@ -112,7 +112,8 @@ fn summarize(answers: &[Answer], keys: usize) -> Result<ReadSummary> {
         if clusters.last() == Some(&answer.cluster_id) {
             continue;
         }
-        // Concurrent responses can arrive in any order, so only reads that started later count.
+        // Concurrent reads can return in any order. So only reads that started after the new cluster's first response
+        // must not return the old cluster.
         let later =
             |other: &&Answer| other.cluster_id != answer.cluster_id && other.ended < answer.begun;
         ensure!(
@@ -212,7 +213,8 @@ mod tests {
         assert!(summarize(&good, 4).is_err(), "keys are missing");
         let again = [answer(1, 0, 1), answer(2, 2, 3), answer(1, 4, 5)];
         assert!(summarize(&again, 3).is_err());
-        // The last read returned the old cluster, but started before the new cluster responded. This order is allowed.
+        // The last read returned the old cluster after the new cluster had responded. This is allowed, because the read
+        // started before that response.
         let crossed = [answer(1, 0, 1), answer(2, 4, 5), answer(1, 3, 6)];
         assert!(summarize(&crossed, 3).is_ok());
     }

@@ -39,7 +39,7 @@ const TRANSIENT: [&str; 20] = [
     "Client.Timeout exceeded",
     "the object has been modified",
 ];
-/// With this message, the API server reports that another server is unavailable.
+/// The API server reports with this message that it cannot reach another server, such as a webhook.
 const PROXY_ERROR: &str = "error trying to reach service";
 
 /// Whether the text reports only a temporary failure of the API server.
@@ -65,8 +65,8 @@ pub(crate) async fn retry_transient<T>(
     }
 }
 
-/// Retries idempotent requests also after status 500 and after a broken connection. kube retries after 429, 503 and
-/// 504.
+/// The retry policy for idempotent requests. kube itself retries after status 429, 503 and 504. This policy also
+/// retries after status 500 and after a broken connection.
 #[derive(Clone, Default)]
 pub(crate) struct RetryPolicy {
     begun: Option<Instant>,
@@ -89,7 +89,8 @@ impl<T> Policy<Request<Body>, Response<T>, BoxError> for RetryPolicy {
     }
 
     fn clone_request(&mut self, request: &Request<Body>) -> Option<Request<Body>> {
-        // A repeated DELETE could delete an object that was created after the first attempt.
+        // DELETE is not retried: the second attempt could delete an object that was created after the first attempt.
+        // POST is not retried, because it could create a second object.
         if [Method::POST, Method::DELETE].contains(request.method()) {
             return None;
         }

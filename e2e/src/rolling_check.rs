@@ -31,7 +31,7 @@ struct PodHistory {
     pods: BTreeMap<String, PodState>,
     /// The names of the terminated pods, in the order of their termination.
     terminated: Vec<String>,
-    /// Whether all members have been ready since the last termination.
+    /// Whether all members have been ready at some time since the last termination.
     all_ready: bool,
     /// Pods that were terminated too early, each with the pod that was terminated before it.
     overlapping: Vec<(String, String)>,
@@ -62,7 +62,7 @@ impl RollingCheck {
         let history = Arc::clone(&seen);
         let (watched, of) = (pods.clone(), WatchParams::default().labels(&selector));
         let task = tokio::spawn(async move {
-            // The watch runs until the task is aborted.
+            // The watch has no end of its own: it runs until the task is aborted.
             watch_until(&watched, &of, &since, DEADLINE * 12, |change| {
                 history
                     .lock()
@@ -85,7 +85,8 @@ impl RollingCheck {
     /// # Errors
     /// Fails if a member was terminated before all members were ready again, or if the watch missed changes.
     pub async fn finish(mut self) -> Result<usize> {
-        // The caller may have seen changes that the watch has not yet delivered.
+        // The caller may already have seen changes of the pods that the watch has not yet delivered. So the pods are
+        // listed again.
         let of = ListParams::default().labels(&self.selector);
         until(
             "the watch has delivered all changes",
@@ -135,7 +136,7 @@ impl PodHistory {
         for pod in pods {
             seen.take(WatchEvent::Added(pod));
         }
-        // Terminations before the check started are not counted.
+        // Terminations before the start of the check are not counted.
         (seen.terminated, seen.overlapping) = (Vec::new(), Vec::new());
         seen.all_ready = seen.are_all_ready();
         seen
@@ -208,7 +209,7 @@ mod tests {
         PodHistory::of(3, all.to_vec())
     }
 
-    /// Terminates and deletes a pod. If `back` is true, creates a pod with the same name.
+    /// Terminates and deletes the pod. If `back` is true, also creates a pod with the same name.
     fn again(seen: &mut PodHistory, name: &str, back: bool) {
         let next = format!("{name}+");
         seen.take(WatchEvent::Modified(pod(name, name, true, true)));
@@ -237,7 +238,8 @@ mod tests {
         again(&mut seen, "b", true);
         assert_eq!(seen.overlapping, [("a".to_owned(), "b".to_owned())]);
 
-        // Two pods are terminated concurrently, and the first pod is deleted without a grace period.
+        // Two pods terminate at the same time, and the first of them is deleted without a grace period. The check must
+        // report this.
         let mut seen = three();
         seen.take(WatchEvent::Deleted(pod("a", "a", true, false)));
         seen.take(WatchEvent::Modified(pod("b", "b", true, true)));

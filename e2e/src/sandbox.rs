@@ -105,7 +105,8 @@ impl Sandbox {
         let namespaces: Api<Namespace> = Api::all(client.clone());
         until("the namespace is created", DEADLINE, async || {
             match namespaces.create(&PostParams::default(), &object).await {
-                // An earlier attempt without a response has created the namespace. No other test uses this name.
+                // If the namespace already exists, an earlier attempt that got no response has created it. No other
+                // test uses this name.
                 Err(kube::Error::Api(error)) if error.code == 409 => Ok(Poll::Done(())),
                 made => made.map(|_| Poll::Done(())).context("create the namespace"),
             }

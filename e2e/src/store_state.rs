@@ -1,5 +1,5 @@
-//! All data of an etcd store at one revision, for comparisons: every key with its value, revisions and lease, all
-//! leases, and etcd's hash.
+//! The data of an etcd store at one revision: every key with its value, revisions and lease, all leases, and etcd's
+//! hash. Tests compare such states before and after a restore.
 
 use std::collections::BTreeMap;
 
@@ -15,7 +15,7 @@ use crate::retry::retry_transient;
 /// The TTL of the leases in seconds. It is longer than any test.
 const LEASE_TTL_SECONDS: i64 = 7200;
 
-/// A stored key.
+/// One key of the store, with all its fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StoredKey {
     value: Vec<u8>,

@@ -168,7 +168,8 @@ impl Authority {
         })
     }
 
-    /// A TLS client that presents `signed`, trusts this CA, and expects `name` in the server certificate.
+    /// A TLS client that trusts this CA, and expects the server certificate to contain `name`. It presents the
+    /// certificate `signed`, or no certificate if this is `None`.
     #[must_use]
     pub fn identity(&self, signed: Option<&Signed>, name: &str) -> Identity {
         Identity {
@@ -191,7 +192,7 @@ pub fn secret(name: &str, keys: [&str; 3], signed: &Signed, ca: &str) -> String 
     .to_string()
 }
 
-/// What a TLS client uses: its own certificate, and the CAs that it trusts.
+/// The certificate that a TLS client presents, and the CAs that it trusts.
 #[derive(Clone, Debug)]
 pub struct Identity {
     /// The trusted CA certificates, in PEM.
@@ -203,8 +204,8 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// Sends an HTTP request over TLS, and returns the response. If the server accepts the client's certificate, it
-    /// sends a response with some status.
+    /// Sends an HTTP request over TLS and returns the response. Any response, with any status, shows that the server
+    /// has accepted the client's certificate.
     ///
     /// # Errors
     /// Fails if one side rejects the certificate of the other.

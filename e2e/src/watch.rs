@@ -30,7 +30,7 @@ where
     let mut since = since.to_owned();
     let found = async {
         loop {
-            // If the watch fails, the next watch delivers the missed changes.
+            // If the watch cannot be opened, the next attempt continues at the same version, so no change is missed.
             if let Ok(changes) = api.watch(params, &since).await {
                 let mut changes = changes.boxed();
                 while let Ok(Some(change)) = changes.try_next().await {

@@ -208,8 +208,8 @@ impl Writer {
         self.with_ledger(Ledger::silence)
     }
 
-    /// Reads the keys back with another identity than the writes. A test calls this if etcd no longer accepts the
-    /// certificate of the writer.
+    /// Reads the keys back with another client certificate than the writes. A test calls this if etcd no longer accepts
+    /// the certificate of the writer.
     pub fn read_as(&mut self, identity: &Identity) {
         self.access.identity = Some(identity.clone());
     }
@@ -233,7 +233,7 @@ impl Writer {
     /// # Errors
     /// Fails if the cluster does not serve.
     pub async fn finish_counting(self, what: &str) -> Result<Tally> {
-        // The task ends only between two writes, so the ledger has an entry for each write.
+        // The task can only be aborted between two writes, so the ledger contains the result of every write.
         self.task.abort();
         let silence = self.silence();
         let found = until("all keys are read back", DEADLINE, async || {
@@ -256,7 +256,8 @@ impl Writer {
         })
         .await?;
         let tally = self.with_ledger(|ledger| ledger.tally(&found, silence));
-        // `eprintln!` would not show the line: the test harness captures its output and hides it if the test passes.
+        // The line is written directly to standard error. The test harness captures the output of `eprintln!`, and
+        // hides it if the test passes.
         let _ = writeln!(std::io::stderr(), "    {what}: {tally}");
         Ok(tally)
     }
@@ -358,7 +359,8 @@ impl Access {
     }
 }
 
-/// The current address of the client Service as the host of a URL. A Service that was created again has a new address.
+/// The current address of the client Service, in the form that URLs need. If the Service was deleted and created again,
+/// its address is new.
 async fn address(services: &Api<Service>, name: &str) -> Result<String> {
     url_host(services.get(name).await.context("the client Service")?)
 }
@@ -429,7 +431,7 @@ async fn attempt(
         let header = answer.header().context("the response has no header")?;
         anyhow::Ok(header.revision())
     };
-    // This timeout is longer than the timeout of a write, because the attempt may first open a forwarded port.
+    // The limit is longer than the limit of a write, because the attempt may have to open a forwarded port first.
     let outcome = timeout(WRITE_TIMEOUT * 5, attempt).await;
     outcome.unwrap_or_else(|_| Err(anyhow::anyhow!("no connection in time")))
 }

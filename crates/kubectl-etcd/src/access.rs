@@ -1,4 +1,4 @@
-//! Access to Kubernetes with the kubeconfig of kubectl, and the requests that several commands share.
+//! Access to Kubernetes with the kubeconfig of kubectl, and the Kubernetes requests that several commands share.
 
 use std::fmt::Debug;
 
@@ -15,15 +15,15 @@ use serde_json::Value;
 use crate::cli::Connection;
 use crate::error::{Error, Result};
 
-/// Field manager of the changes that this program makes.
+/// Field manager of all changes that the plugin makes in Kubernetes.
 pub const MANAGER: &str = "kubectl-etcd";
 
-/// A client and the namespace of the command.
+/// A client for Kubernetes, and the namespace that the command works in.
 #[derive(Clone)]
 pub struct Access {
-    /// The client.
+    /// The client for the API server.
     pub client: Client,
-    /// The namespace of the command.
+    /// The namespace that the command works in.
     pub namespace: String,
 }
 
@@ -52,7 +52,7 @@ impl Access {
         })
     }
 
-    /// The objects of a kind in the namespace of the command.
+    /// The client for one resource type in the namespace of the command.
     pub fn api<K>(&self) -> Api<K>
     where
         K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>,
@@ -60,7 +60,7 @@ impl Access {
         Api::namespaced(self.client.clone(), &self.namespace)
     }
 
-    /// The same access for another namespace.
+    /// Returns the same client with another namespace.
     #[must_use]
     pub fn in_namespace(&self, namespace: &str) -> Self {
         Self {
@@ -69,7 +69,7 @@ impl Access {
         }
     }
 
-    /// An object in errors: `etcdcluster/main in namespace prod`.
+    /// The name of an object for error messages: `etcdcluster/main in namespace prod`.
     pub fn named<K: Resource<DynamicType = ()>>(&self, name: &str) -> String {
         let kind = K::kind(&()).to_lowercase();
         format!("{kind}/{name} in namespace {}", self.namespace)
@@ -79,7 +79,7 @@ impl Access {
         format!("{} in namespace {}", K::plural(&()), self.namespace)
     }
 
-    /// Reads an object.
+    /// Reads the object `name` in the namespace of the command.
     ///
     /// # Errors
     /// Fails if the object does not exist or cannot be read.
@@ -98,7 +98,7 @@ impl Access {
         })
     }
 
-    /// Lists objects of the namespace.
+    /// Lists the objects in the namespace that match the label selector.
     ///
     /// # Errors
     /// Fails if the list cannot be read.
@@ -119,7 +119,7 @@ impl Access {
         Ok(list.items)
     }
 
-    /// An EtcdCluster.
+    /// Reads the EtcdCluster `name`.
     ///
     /// # Errors
     /// As [`Access::get`].
@@ -153,7 +153,7 @@ impl Access {
         self.list("").await
     }
 
-    /// Changes an object by a merge patch.
+    /// Changes the object `name` with a merge patch, and returns the changed object.
     ///
     /// # Errors
     /// Fails if the API server rejects the patch.
@@ -179,7 +179,7 @@ impl Access {
         })
     }
 
-    /// Creates an object.
+    /// Creates the object, and returns the object that the API server stored.
     ///
     /// # Errors
     /// Fails if the API server rejects the object.
@@ -203,7 +203,8 @@ impl Access {
         })
     }
 
-    /// Deletes an object if it is still the same one.
+    /// Deletes the object, with its UID as a precondition: an object that was created later under the same name is not
+    /// deleted.
     ///
     /// # Errors
     /// Fails if the API server rejects the request.

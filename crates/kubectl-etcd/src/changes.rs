@@ -1,5 +1,5 @@
-//! Functions of all commands that change a cluster: the tool that manages the object, and the progress of a change.
-//! Performs no I/O.
+//! Functions for commands that change a cluster: they detect a GitOps tool that manages the cluster, and describe the
+//! progress of a change. Performs no I/O.
 
 use api::EtcdCluster;
 use api::conditions::{ConditionType, find, is_true};
@@ -9,7 +9,8 @@ use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use crate::console::Look;
 use crate::error::Error;
 
-/// The GitOps tool that applies the object from a repository. The tool reverts changes by other clients.
+/// The name of the GitOps tool that applies the object from a Git repository. Such a tool reverts changes by other
+/// clients. `None` if no known tool manages the object.
 pub fn gitops_tool(metadata: &ObjectMeta) -> Option<&'static str> {
     let has = |key: &str| {
         let maps = [&metadata.labels, &metadata.annotations];
@@ -32,7 +33,8 @@ pub fn gitops_warning(cluster: &EtcdCluster, field: &str) -> Option<String> {
     ))
 }
 
-/// The error for a change that the operator would not apply now, because the cluster is paused or a restore is running.
+/// The error if the operator would not apply a change now, because the cluster is paused or a restore is running.
+/// `None` if the operator would apply the change.
 pub fn blocked(cluster: &EtcdCluster) -> Option<Error> {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
     if cluster.spec.paused {
@@ -79,7 +81,8 @@ pub fn progress(cluster: &EtcdCluster) -> String {
     text
 }
 
-/// Done if the cluster matches its spec and `also` holds. Failed if the cluster needs an action of a user.
+/// `Done` if the cluster matches its spec and `also` returns true. `Failed` if the cluster does not continue until a
+/// user acts. Otherwise `Waiting`.
 pub fn look(cluster: &EtcdCluster, also: impl Fn(&EtcdCluster) -> bool) -> Look {
     let conditions = cluster.conditions();
     if !is_observed(cluster) {

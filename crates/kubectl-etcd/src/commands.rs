@@ -1,4 +1,4 @@
-//! The commands. Each module reads objects, decides with pure functions, and sends the change.
+//! The subcommands. Each module reads objects, decides with pure functions, and sends its change to the API server.
 
 mod backup;
 mod bundle;
@@ -21,7 +21,7 @@ use crate::access::Access;
 use crate::cli::{Cli, Command};
 use crate::error::Result;
 
-/// Runs a command. Returns the exit code.
+/// Runs the subcommand, and returns the exit code of the program.
 ///
 /// # Errors
 /// Fails with an error that names the object and the remedy.

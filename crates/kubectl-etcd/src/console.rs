@@ -1,4 +1,4 @@
-//! The terminal: colors, confirmations, progress and output.
+//! Output to the terminal: colors, confirmations, and the progress of waits.
 
 use std::io::{BufRead, IsTerminal, Write};
 use std::time::{Duration, Instant};
@@ -9,15 +9,16 @@ use crate::cli::{Consent, Output};
 use crate::error::{Error, Result};
 use crate::text::{Paint, Tone};
 
-/// Time between two reads of an object while a command waits for it.
+/// Time between two reads of the object that a command waits for.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Whether standard output shows colors: on terminals, unless NO_COLOR is set (https://no-color.org).
+/// Standard output has colors if it is a terminal, `NO_COLOR` is not set (https://no-color.org), and `TERM` is not
+/// `dumb`.
 pub fn paint() -> Paint {
     Paint(std::io::stdout().is_terminal() && wants_colors())
 }
 
-/// Whether standard error shows colors.
+/// Standard error has colors under the same conditions as [`paint`].
 pub fn paint_errors() -> Paint {
     Paint(std::io::stderr().is_terminal() && wants_colors())
 }
@@ -43,7 +44,7 @@ pub fn note(text: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{text}");
 }
 
-/// A value as JSON or YAML. `None` for the forms for people.
+/// The value as JSON or YAML. `None` for the formats `table` and `wide`, which the caller prints.
 ///
 /// # Errors
 /// Fails if the value cannot be written in this form.
@@ -59,7 +60,7 @@ pub fn machine_readable(value: &impl Serialize, output: Output) -> Result<Option
     }
 }
 
-/// Asks for a confirmation of `question`. Returns false if the command must change nothing because of `--dry-run`.
+/// Asks the user to confirm `question`. Returns true if the command may make its change, and false with `--dry-run`.
 ///
 /// # Errors
 /// Fails if the user does not confirm, or if standard input is no terminal and `--yes` is missing.

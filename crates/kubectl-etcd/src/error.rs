@@ -1,4 +1,4 @@
-//! Errors that a user sees: the failed step, the object, and the remedy. Each error has an exit code.
+//! Errors for the user. Each error names the failed step, the object and the remedy, and has an exit code.
 
 use std::path::PathBuf;
 
@@ -6,11 +6,11 @@ use thiserror::Error;
 
 /// Exit code of a failed command.
 pub const CODE_FAILED: u8 = 1;
-/// Exit code of a command that was refused before it changed anything, or that the user did not confirm.
+/// Exit code if the command was refused before it changed anything, or if the user did not confirm the change.
 pub const CODE_REFUSED: u8 = 3;
-/// Exit code of a wait that took longer than its time limit.
+/// Exit code if the time limit ended before the awaited object reached the goal.
 pub const CODE_TIMEOUT: u8 = 4;
-/// Exit code of a wait for an object that ended with a failure.
+/// Exit code if the awaited object failed.
 pub const CODE_ENDED_BADLY: u8 = 5;
 
 /// Result of a command.
@@ -41,7 +41,7 @@ pub enum Error {
     Missing {
         /// The object, such as `etcdcluster/main`.
         object: String,
-        /// What the user can do.
+        /// How the user can correct the problem.
         remedy: String,
     },
     /// The command was refused before it changed anything.
@@ -49,10 +49,10 @@ pub enum Error {
     Refused {
         /// Why the command was refused.
         message: String,
-        /// What the user can do.
+        /// How the user can correct the problem.
         remedy: String,
     },
-    /// A command in a container could not be started or did not end.
+    /// A command in a container could not be started, or did not end within its time limit.
     #[error("cannot run etcdctl in pod {pod}: {message}")]
     Exec {
         /// Name of the pod.
@@ -109,7 +109,7 @@ pub enum Error {
 }
 
 impl Error {
-    /// An error for a command that was refused.
+    /// Builds the error for a refused command.
     pub fn refused(message: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::Refused {
             message: message.into(),
@@ -117,7 +117,7 @@ impl Error {
         }
     }
 
-    /// What the user can do.
+    /// How the user can correct the problem. `None` for errors without a known remedy.
     pub fn remedy(&self) -> Option<String> {
         match self {
             Self::Kubeconfig(_) | Self::Client(_) => Some(
@@ -138,7 +138,7 @@ impl Error {
         }
     }
 
-    /// The exit code of the program.
+    /// The exit code with which the program ends after this error.
     pub fn exit_code(&self) -> u8 {
         match self {
             Self::Refused { .. } => CODE_REFUSED,
@@ -154,14 +154,14 @@ impl Error {
         if let Self::Request { source, .. } = self
             && let kube::Error::Api(answer) = source.as_ref()
         {
-            // The error text of kube repeats all fields of the API server's response. This line contains only the
-            // message.
+            // The error text of kube contains all fields of the API server's response. This line returns only the
+            // message of the response.
             return format!("{text}: {}", answer.message);
         }
         let mut next = std::error::Error::source(self);
         while let Some(cause) = next {
             let cause_text = cause.to_string();
-            // Some libraries repeat the text of the cause.
+            // Some libraries include the text of the cause in the error itself. Such a cause is not added again.
             if !text.contains(&cause_text) {
                 text.push_str(": ");
                 text.push_str(&cause_text);

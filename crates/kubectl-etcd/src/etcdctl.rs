@@ -1,4 +1,4 @@
-//! Runs etcdctl: in the container of a member, or on this machine through a port-forward.
+//! Runs etcdctl in the container of a member, or the etcdctl of this machine through a port-forward.
 
 mod forward;
 mod local;
@@ -18,10 +18,10 @@ use crate::access::Access;
 use crate::error::{Error, Result};
 use crate::members;
 
-/// Size of the buffers between the API server and this program.
+/// Size of the two buffers between the API server and the plugin, one in each direction.
 const BUFFER: usize = 64 * 1024;
 
-/// The output and the exit code of etcdctl.
+/// The output and the exit code of an etcdctl process that has ended.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ended {
     /// Standard output.
@@ -32,9 +32,9 @@ pub struct Ended {
     pub code: u8,
 }
 
-/// Whether etcdctl needs a user and a password, and so runs on this machine. A password in the arguments of a command in
-/// a container would appear in the audit log of the API server, and the images of etcd contain no shell that could read
-/// it from standard input.
+/// Whether etcdctl needs a user and a password. In this case, the etcdctl of this machine runs instead of the etcdctl
+/// in the container. Arguments of a command in a container appear in the audit log of the API server, so they must not
+/// contain a password. Standard input does not help, because the images of etcd contain no shell to read it.
 pub fn needs_password(cluster: &EtcdCluster, args: &[String]) -> bool {
     let names_user = args
         .iter()
@@ -47,7 +47,8 @@ pub fn needs_password(cluster: &EtcdCluster, args: &[String]) -> bool {
     !off && !names_user
 }
 
-/// Runs etcdctl for one member and returns its output. If the cluster has authentication, the local etcdctl runs.
+/// Runs etcdctl for one member and returns its output. If the cluster has authentication, the etcdctl of this machine
+/// runs, otherwise the etcdctl in the container of the member.
 ///
 /// # Errors
 /// Fails if etcdctl cannot be run within the time limit. An exit code that is not 0 is no error.
@@ -65,7 +66,8 @@ pub async fn run(
     run_without_user(access, pod, endpoints, args, limit).await
 }
 
-/// Runs etcdctl in the container of a member, also if the cluster has authentication. For requests that need no user.
+/// Runs etcdctl in the container of a member, even if the cluster has authentication. Use it for requests that etcd
+/// accepts without a user.
 ///
 /// # Errors
 /// As [`run`].
@@ -121,7 +123,8 @@ pub fn last_line(output: &str) -> &str {
     lines.find(|line| !line.is_empty()).unwrap_or("no output")
 }
 
-/// Runs etcdctl with the output of this program, and returns its exit code.
+/// Runs etcdctl in the container of a member. Its output goes directly to the output of the plugin. Returns the exit
+/// code of etcdctl.
 ///
 /// # Errors
 /// Fails if etcdctl cannot be started.
@@ -153,7 +156,7 @@ pub async fn attach(
     exit_code(pod, status.as_ref())
 }
 
-/// Runs the local etcdctl with the input and the output of this program, and returns its exit code.
+/// Runs the etcdctl of this machine with the standard input and output of the plugin. Returns the exit code of etcdctl.
 ///
 /// # Errors
 /// Fails if the port-forward or etcdctl cannot be started, or if a Secret cannot be read.
@@ -219,7 +222,7 @@ fn failed(pod: &Pod, message: impl Into<String>) -> Error {
     }
 }
 
-/// Copies the output of a process. If the reader of this output is slow, the process becomes slow too.
+/// Copies the output of etcdctl to `to`. If `to` accepts data slowly, etcdctl has to wait.
 async fn copy(from: Option<impl AsyncRead + Unpin>, mut to: impl Write) -> Result<()> {
     let Some(mut from) = from else {
         return Ok(());
@@ -235,7 +238,8 @@ async fn copy(from: Option<impl AsyncRead + Unpin>, mut to: impl Write) -> Resul
     }
 }
 
-/// Passes the standard input of this program to a process. A thread reads it, because a read cannot be interrupted.
+/// Passes the standard input of the plugin to etcdctl. A separate thread reads standard input, because a blocking read
+/// cannot be interrupted.
 async fn pass_input(mut to: impl tokio::io::AsyncWrite + Unpin) {
     let (sender, mut receiver) = mpsc::channel::<Vec<u8>>(4);
     std::thread::spawn(move || {
@@ -254,7 +258,7 @@ async fn pass_input(mut to: impl tokio::io::AsyncWrite + Unpin) {
     let _ = to.shutdown().await;
 }
 
-/// The exit code in the status that the kubelet sends when a process has ended.
+/// Reads the exit code from the status that the kubelet sends at the end of the command.
 fn exit_code(pod: &Pod, status: Option<&Status>) -> Result<u8> {
     let Some(status) = status else {
         return Err(failed(pod, "the connection ended before etcdctl did"));

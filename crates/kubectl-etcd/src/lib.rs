@@ -1,4 +1,4 @@
-//! `kubectl etcd`: a program for engineers on call, which shows and changes the clusters of the operators.
+//! `kubectl etcd`: a kubectl plugin for engineers on call, which shows and changes the clusters of the operators.
 //!
 //! The program uses the fields and annotations that the operators document, and decides nothing that an operator
 //! decides. Decisions are pure functions; `access`, `etcdctl` and `commands` perform the I/O.

@@ -1,39 +1,40 @@
-//! The answer of `etcdctl endpoint status -w json`. Performs no I/O.
+//! Parses the output of `etcdctl endpoint status -w json`. Performs no I/O.
 
 use serde_json::Value;
 
-/// The response of one member.
+/// The status that one member has reported.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct LiveMember {
     /// Member ID, in hexadecimal without leading zeros, as in `status.memberDetails`.
     pub id: String,
-    /// The client URL that answered.
+    /// The client URL at which the member answered.
     pub endpoint: String,
-    /// ID of the leader that the member follows. Empty if it knows none.
+    /// Member ID of the leader that this member follows, in hexadecimal. Empty if the member knows no leader.
     pub leader: String,
-    /// Version of etcd.
+    /// Version of etcd that the member runs.
     pub version: String,
-    /// Raft term.
+    /// Raft term of the member.
     pub term: u64,
     /// Newest revision of the member.
     pub revision: u64,
     /// Index of the last entry in the Raft log.
     pub raft_index: u64,
-    /// Index of the last applied entry.
+    /// Index of the last entry that the member has applied to its data.
     pub applied_index: u64,
     /// Size of the database file in bytes.
     pub db_size: u64,
-    /// Bytes of the file in use.
+    /// Bytes of the database file that contain data.
     pub db_in_use: u64,
-    /// Quota of the database in bytes, from etcd 3.6 on.
+    /// Maximum size of the database in bytes. Only etcd 3.6 and later report it.
     pub quota: Option<u64>,
-    /// Whether the member has no vote.
+    /// Whether the member is a learner, which has no vote.
     pub is_learner: bool,
     /// Errors that the member reports, such as alarms.
     pub errors: Vec<String>,
 }
 
-/// Parses the output of etcdctl. The list has only members that have answered. `None` if the output is no such list.
+/// Parses the output of etcdctl. The list contains only the members that answered. `None` if the output is not the
+/// expected JSON list.
 pub fn parse(output: &str) -> Option<Vec<LiveMember>> {
     let begin = output.find('[')?;
     let value: Value = serde_json::from_str(output.get(begin..)?.trim()).ok()?;
@@ -75,7 +76,7 @@ fn member(value: &Value) -> Option<LiveMember> {
     })
 }
 
-/// A number that may be written as text, as in JSON of Protocol Buffers.
+/// Reads the field `key` as a number. The JSON of Protocol Buffers may contain numbers as strings.
 fn number(value: &Value, key: &str) -> Option<u64> {
     match value.get(key)? {
         Value::Number(number) => number.as_u64(),
@@ -88,7 +89,7 @@ fn number(value: &Value, key: &str) -> Option<u64> {
 mod tests {
     use super::*;
 
-    /// The output of etcdctl 3.6.
+    /// Output that etcdctl 3.6 printed.
     const OUTPUT: &str = r#"[{"Endpoint":"http://main-a.prod.svc:2379","Status":{"header":{"cluster_id":17237436991929493444,"member_id":9372538179322589801,"revision":8123,"raft_term":4},"version":"3.6.16","dbSize":20480,"leader":9372538179322589801,"raftIndex":9001,"raftTerm":4,"raftAppliedIndex":9001,"dbSizeInUse":16384,"storageVersion":"3.6.0","dbSizeQuota":2147483648}},{"Endpoint":"http://main-b.prod.svc:2379","Status":{"header":{"cluster_id":17237436991929493444,"member_id":10,"revision":8120,"raft_term":4},"version":"3.6.16","dbSize":20480,"leader":9372538179322589801,"raftIndex":9001,"raftTerm":4,"raftAppliedIndex":8998,"errors":["memberID:10 alarm:NOSPACE "],"dbSizeInUse":16384,"isLearner":true}}]"#;
 
     #[test]

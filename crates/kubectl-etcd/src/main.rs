@@ -13,8 +13,8 @@ async fn main() -> ExitCode {
     let cli = Cli::parse();
     match Box::pin(commands::run(cli)).await {
         Ok(code) => ExitCode::from(code),
-        // The program that reads the output has ended, like `head` in `kubectl etcd logs main | head`. This is no
-        // failure.
+        // The program that reads the output has ended, for example `head` in `kubectl etcd logs main | head`. The exit
+        // code is therefore 0.
         Err(Error::Output(error)) if error.kind() == ErrorKind::BrokenPipe => ExitCode::SUCCESS,
         Err(error) => {
             console::note(&console::error_text(&error, console::paint_errors()));

@@ -1,4 +1,5 @@
-//! The pods of members: the flags of etcd in a pod, the choice of a pod, and the command line of etcdctl. Performs no I/O.
+//! Reads the pods of members: finds the flags of etcd, chooses the pod for a command, and builds the command line of
+//! etcdctl. Performs no I/O.
 
 use api::names;
 use k8s_openapi::api::core::v1::{Container, ContainerStatus, Pod};
@@ -6,8 +7,8 @@ use kube::ResourceExt;
 
 use crate::error::{Error, Result};
 
-/// The value of a flag of etcd in the pod of a member. Accepts `--flag=value` and `--flag value`, in the command and in
-/// the arguments.
+/// The value of the etcd flag `name` in the pod of a member. Accepts `--flag=value` and `--flag value`, in the
+/// container's command and in its arguments.
 pub fn flag<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
     let etcd = etcd_container(pod)?;
     let words: Vec<&str> = [&etcd.command, &etcd.args]
@@ -37,12 +38,12 @@ fn etcd_container(pod: &Pod) -> Option<&Container> {
         .find(|one| one.name == names::CONTAINER_ETCD)
 }
 
-/// The first client URL that the member advertises.
+/// The first client URL that the member advertises, from the flags of etcd in its pod.
 pub fn client_url(pod: &Pod) -> Option<&str> {
     flag(pod, "advertise-client-urls")?.split(',').next()
 }
 
-/// The state of the etcd container.
+/// The status of the etcd container in the pod.
 pub fn container(pod: &Pod) -> Option<&ContainerStatus> {
     let all = pod.status.as_ref()?.container_statuses.as_ref()?;
     all.iter().find(|one| one.name == names::CONTAINER_ETCD)
@@ -59,7 +60,7 @@ pub fn is_ready(pod: &Pod) -> bool {
     is_running(pod) && container(pod).is_some_and(|status| status.ready)
 }
 
-/// Whether the member has a vote. A learner rejects most requests of clients.
+/// Whether the member has a vote. Commands prefer voters, because a learner rejects most client requests.
 fn is_voter(pod: &Pod) -> bool {
     let role = pod
         .labels()
@@ -68,7 +69,8 @@ fn is_voter(pod: &Pod) -> bool {
     role != names::ROLE_LEARNER
 }
 
-/// The pod in which to run a command: the named member, or else the best pod. Ready voters precede pods that only run.
+/// Chooses the pod in which a command runs: the pod of `member` if it is set, otherwise the best pod whose etcd
+/// container runs. Ready pods come first, and among equals, voters come before learners.
 ///
 /// # Errors
 /// Fails if the named member has no pod, or if no etcd container runs.
@@ -114,7 +116,7 @@ fn listed(pods: &[Pod]) -> String {
     names.join(", ")
 }
 
-/// The client URLs of all members that have a pod, in the order of their names.
+/// The client URLs of all members that have a pod, sorted by the name of the pod.
 pub fn endpoints(pods: &[Pod]) -> Vec<String> {
     let mut all: Vec<String> = pods
         .iter()
@@ -126,8 +128,8 @@ pub fn endpoints(pods: &[Pod]) -> Vec<String> {
     all
 }
 
-/// The command line of etcdctl in the container of a member: endpoints and certificates come from the flags of etcd in
-/// this pod. An option that `args` sets is not added.
+/// The command line of etcdctl for the container of a member. Endpoints and certificates come from the flags of etcd in
+/// this pod, unless `args` sets these options.
 pub fn etcdctl(pod: &Pod, endpoints: &[String], args: &[String]) -> Vec<String> {
     let mut words = vec!["etcdctl".to_owned()];
     let given = |option: &str| {
@@ -157,7 +159,7 @@ pub fn etcdctl(pod: &Pod, endpoints: &[String], args: &[String]) -> Vec<String> 
     words
 }
 
-/// Whether a command of etcdctl accepts one endpoint only.
+/// Whether the etcdctl command accepts only one endpoint.
 pub fn needs_one_endpoint(args: &[String]) -> bool {
     let words: Vec<&str> = args
         .iter()

@@ -1,11 +1,11 @@
-//! Removes values that may be secret from objects before the objects are written into a support bundle. Performs no
+//! Removes values from objects that may be secret, before the objects are written into a support bundle. Performs no
 //! I/O.
 
 use serde_json::Value;
 
-/// Replaces a removed value.
+/// The text that takes the place of a removed value.
 const REMOVED: &str = "REMOVED";
-/// Parts of the names of environment variables and flags whose values may be secret.
+/// The value of an environment variable or flag is removed if its name contains one of these texts.
 const SUSPICIOUS: [&str; 8] = [
     "password",
     "passwd",
@@ -16,7 +16,7 @@ const SUSPICIOUS: [&str; 8] = [
     "api_key",
     "private",
 ];
-/// Annotations with copies of whole objects.
+/// Annotations that contain a copy of the whole object, and are therefore removed.
 const COPIES: [&str; 1] = ["kubectl.kubernetes.io/last-applied-configuration"];
 
 /// Redacts an object of any kind: Secrets lose their data, environment variables and flags with suspicious names lose
@@ -47,8 +47,8 @@ fn is_suspicious(name: &str) -> bool {
 fn walk(value: &mut Value) {
     match value {
         Value::Object(map) => {
-            // `map` may be an environment variable. A variable that refers to a Secret has no field `value` and is
-            // kept.
+            // `map` may be an environment variable. A variable that refers to a Secret has no field `value`, so it is
+            // not changed.
             let name = map.get("name").and_then(Value::as_str).unwrap_or_default();
             if is_suspicious(name) && map.get("value").is_some_and(Value::is_string) {
                 map.insert("value".to_owned(), Value::from(REMOVED));
@@ -61,7 +61,7 @@ fn walk(value: &mut Value) {
     }
 }
 
-/// Redacts a piece of text: URLs with a password, and flags with suspicious names.
+/// Redacts a text: removes user and password from URLs, and the values of flags with suspicious names.
 pub fn line(text: &str) -> String {
     let text = url_passwords(text);
     let flag = text
@@ -73,7 +73,7 @@ pub fn line(text: &str) -> String {
     }
 }
 
-/// Removes user and password between `://` and `@`.
+/// Removes the user and password of each URL, between `://` and `@`.
 fn url_passwords(text: &str) -> String {
     let mut parts = text.split("://");
     let mut result = parts.next().unwrap_or_default().to_owned();

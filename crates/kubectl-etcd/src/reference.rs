@@ -1,4 +1,4 @@
-//! The reference page of the commands, generated from the command line. Performs no I/O.
+//! Generates the reference page of the plugin's commands from the clap definitions. Performs no I/O.
 
 use std::fmt::Write as _;
 
@@ -6,7 +6,7 @@ use clap::{Arg, Command, CommandFactory};
 
 use crate::cli::Cli;
 
-/// The page, in Markdown.
+/// The reference page in Markdown.
 pub fn page() -> String {
     let mut root = Cli::command();
     root.build();
@@ -40,7 +40,7 @@ fn about(command: &Command) -> String {
     sentence(text.map(ToString::to_string).unwrap_or_default())
 }
 
-/// The text with a period. clap removes the last period of a short text.
+/// Adds the final period that clap removes from a short help text.
 fn sentence(mut text: String) -> String {
     if !text.is_empty() && !text.ends_with('.') {
         text.push('.');
@@ -48,7 +48,7 @@ fn sentence(mut text: String) -> String {
     text
 }
 
-/// A table of the arguments and options that `wanted` selects. Empty if there are none.
+/// A table of those arguments and options of the command for which `wanted` returns true. Empty if there are none.
 fn options(command: &Command, wanted: impl Fn(&Arg) -> bool) -> String {
     let mut rows = String::new();
     let shown = command.get_arguments().filter(|arg| {

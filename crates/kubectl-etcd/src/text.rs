@@ -2,7 +2,7 @@
 
 use jiff::Timestamp;
 
-/// The meaning of a piece of text, shown as a color on terminals.
+/// What a text means to the user. On terminals, each meaning has its own color.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Tone {
     /// Without color.
@@ -51,7 +51,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// A cell with a tone.
+    /// A cell with this text and tone.
     pub fn new(text: impl Into<String>, tone: Tone) -> Self {
         Self {
             text: text.into(),
@@ -80,7 +80,7 @@ pub struct Table {
 }
 
 impl Table {
-    /// An empty table with this header.
+    /// A table with this header and no rows.
     pub fn new(header: &[&'static str]) -> Self {
         Self {
             header: header.to_vec(),
@@ -88,7 +88,7 @@ impl Table {
         }
     }
 
-    /// Adds a row. Its cells are in the order of the header.
+    /// Adds a row. Its cells must be in the order of the header.
     pub fn add(&mut self, row: Vec<Cell>) {
         self.rows.push(row);
     }
@@ -104,7 +104,7 @@ impl Table {
             if cell.text.is_empty() {
                 "-".to_owned()
             } else {
-                // A line break in a message would break the table.
+                // A line break in a cell would break the table, so it becomes a space.
                 cell.text.replace('\n', " ")
             }
         };
@@ -166,7 +166,7 @@ pub fn duration(seconds: i64) -> String {
     }
 }
 
-/// The distance of a time from now: `5h ago` or `in 12d`.
+/// A time relative to `now`: `5h ago` or `in 12d`.
 pub fn distance(time: Timestamp, now: Timestamp) -> String {
     let seconds = time.as_second() - now.as_second();
     if seconds > 0 {

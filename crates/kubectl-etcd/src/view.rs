@@ -1,5 +1,5 @@
-//! The state of a cluster, from the status that the operator has written, the pods, and the answers of the members.
-//! Performs no I/O.
+//! The view of a cluster that `status` shows. It combines the status that the operator has written, the pods, and the
+//! answers of the members. Performs no I/O.
 
 mod build;
 mod show;
@@ -41,9 +41,9 @@ pub struct ClusterView {
     pub version: Option<String>,
     /// Version in the spec.
     pub desired_version: String,
-    /// Where the numbers of the members come from.
+    /// Whether the numbers of the members come from the members or from the status.
     pub source: Source,
-    /// Why the plugin has not queried the members, or why they did not answer.
+    /// Why the plugin did not query the members, or why the query failed. `None` if the members answered.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub source_problem: Option<String>,
     /// The members.
@@ -70,11 +70,11 @@ pub struct ClusterView {
     pub problems: Vec<Problem>,
 }
 
-/// Where the numbers of the members come from.
+/// Whether the numbers of the members come from the members or from the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Source {
-    /// The members have just answered.
+    /// The members have just answered the plugin.
     Members,
     /// The status that the operator has written.
     Status,
@@ -92,7 +92,8 @@ pub struct MemberView {
     /// `Leader`, `Voter` or `Learner`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub role: Option<String>,
-    /// Whether the member answers.
+    /// Whether the member serves requests. If the plugin has queried the members, a member without a leader is
+    /// unhealthy.
     pub healthy: bool,
     /// Version of etcd.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -103,7 +104,7 @@ pub struct MemberView {
     /// Newest revision.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<u64>,
-    /// Number of revisions behind the most advanced member.
+    /// Number of revisions that the member lacks compared with the most advanced member.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub lag: Option<u64>,
     /// Index of the last entry in the Raft log.
@@ -112,10 +113,10 @@ pub struct MemberView {
     /// Size of the database file in bytes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub db_size: Option<u64>,
-    /// Bytes of the file in use.
+    /// Bytes of the database file that contain data.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub db_size_in_use: Option<u64>,
-    /// State of the pod: `Running`, `NotReady`, or why its container does not run.
+    /// State of the pod: `Running`, `NotReady`, or the reason why its etcd container does not run.
     pub pod: String,
     /// Number of restarts of the etcd container.
     pub restarts: i32,
@@ -136,9 +137,9 @@ pub struct CertificateView {
     /// Key in the Secret.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// End of the validity.
+    /// Time at which the certificate expires.
     pub not_after: Timestamp,
-    /// Whether the operator reports that the certificate expires soon.
+    /// The remaining time, if the operator warns that the certificate expires soon. `None` without a warning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub expires_within: Option<String>,
 }
@@ -155,7 +156,7 @@ pub struct BackupView {
     /// Revision of the backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub revision: Option<i64>,
-    /// Number of revisions since the backup.
+    /// Number of revisions that the cluster has written since the backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub behind: Option<i64>,
     /// Location of the backup.
@@ -163,7 +164,7 @@ pub struct BackupView {
     pub location: Option<String>,
 }
 
-/// An EtcdBackup of the cluster.
+/// The backups of one EtcdBackup that names this cluster.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub struct ScheduleView {
@@ -173,12 +174,12 @@ pub struct ScheduleView {
     pub periodic: bool,
     /// Reason of the condition `Complete`.
     pub state: String,
-    /// Whether the stored bytes were compared with the bytes from etcd.
+    /// Whether the backup operator has compared the checksum of the stored backup with the checksum from etcd.
     pub verified: bool,
     /// Time of the newest backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub last_success: Option<Timestamp>,
-    /// What the operator reports about the next backup.
+    /// The message of the backup operator about the next backup.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub next: Option<String>,
 }
@@ -193,6 +194,6 @@ pub struct Problem {
     pub reason: String,
     /// Message of the condition, which says what to do.
     pub message: String,
-    /// Whether the condition is only an advice.
+    /// Whether the condition is only an advice, and no problem.
     pub advice: bool,
 }

@@ -7,7 +7,7 @@ use etcd::testing::{EtcdProcess, Programs, Start, built};
 use k8s_openapi::api::core::v1::Pod;
 use kubectl_etcd::{live, members};
 
-/// Runs etcdctl of a minor release with the arguments that the plugin uses in the container of a member.
+/// Runs the etcdctl of a minor release with the arguments that the plugin uses in the container of a member.
 fn etcdctl(minor: &str, endpoints: &[String], args: &[&str]) -> std::process::Output {
     let program = built(&format!("etcd-{minor}-"), "etcdctl");
     let program = program.expect("etcdctl is not built: run `cargo xtask testbed build`");
@@ -46,7 +46,7 @@ async fn etcdctl_answers_of_each_minor_release_are_parsed() {
             assert!(
                 answer.raft_index > 0 && !answer.is_learner && endpoints.contains(&answer.endpoint)
             );
-            // etcd reports its quota since 3.6.
+            // Only etcd 3.6 and later report the quota.
             assert_eq!(
                 answer.quota.is_some(),
                 minor != "3.5",
@@ -54,7 +54,7 @@ async fn etcdctl_answers_of_each_minor_release_are_parsed() {
             );
         }
 
-        // A member that does not answer is missing in the list, and etcdctl fails.
+        // If a member does not answer, it is missing in the list, and etcdctl ends with an error.
         endpoints.push("http://127.0.0.1:1".to_owned());
         let output = etcdctl(minor, &endpoints, &STATUS);
         assert!(!output.status.success());

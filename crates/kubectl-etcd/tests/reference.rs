@@ -1,4 +1,4 @@
-//! Tests that the reference page is up to date, and that the commands in the documents exist.
+//! Tests that docs/kubectl-reference.md is up to date, and that the plugin has the commands that the documents show.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::fs;
@@ -29,7 +29,7 @@ fn reference_page_is_up_to_date() {
     );
 }
 
-/// The Markdown files below a folder.
+/// Adds the Markdown files below a folder to `found`.
 fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
@@ -41,7 +41,7 @@ fn pages(folder: &Path, found: &mut Vec<PathBuf>) {
     }
 }
 
-/// The commands of this program in a page: lines of scripts, and inline code.
+/// The commands of the plugin in a document: in scripts and in inline code.
 fn commands(text: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut in_block = false;
@@ -74,8 +74,8 @@ fn commands_in_documents_exist() {
         for command in commands(&fs::read_to_string(file).unwrap()) {
             checked += 1;
             let words = shlex::split(&command).unwrap();
-            // A document may name a command without its required arguments, so the parser's complaint about missing
-            // arguments is accepted.
+            // A document may show a command without its required arguments, so the error of clap about a missing
+            // argument is accepted.
             let words = ["kubectl-etcd".to_owned()].into_iter().chain(words.clone());
             if let Err(error) = Cli::try_parse_from(words)
                 && error.use_stderr()
@@ -87,7 +87,7 @@ fn commands_in_documents_exist() {
     }
     assert!(
         checked > 20,
-        "only {checked} commands: are they still found?"
+        "the documents contain only {checked} commands: does this check still parse their format?"
     );
 }
 

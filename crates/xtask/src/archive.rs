@@ -9,10 +9,10 @@ use anyhow::{Context, Result};
 use serde_json::json;
 use sha2::{Digest, Sha256};
 
-/// A file that an image contains.
+/// A file of the image, and the file of this machine that it is copied from.
 #[derive(Debug, Clone)]
 pub(crate) struct Entry {
-    /// Path on this machine.
+    /// Path of the file on this machine.
     pub(crate) source: PathBuf,
     /// Path in the image, without a leading slash.
     pub(crate) path: String,
@@ -46,19 +46,19 @@ pub(crate) struct Image {
     pub(crate) entries: Vec<Entry>,
     /// Symbolic links: path in the image, target.
     pub(crate) links: Vec<(String, String)>,
-    /// Empty folders. The parent folders of files are added automatically.
+    /// Folders of the image that contain no file. The parent folders of files are added automatically.
     pub(crate) folders: Vec<String>,
     pub(crate) entrypoint: Vec<String>,
     /// The user of the image as `UID:GID`. Empty means root.
     pub(crate) user: String,
     pub(crate) labels: Vec<(String, String)>,
-    /// The creation time in the image, in the format of RFC 3339. This is not the build time, because two builds of the
-    /// same content must give the same bytes.
+    /// The creation time that the image reports, in the format of RFC 3339. It is not the time of the build, because
+    /// two builds of the same content must give the same bytes.
     pub(crate) created: Option<String>,
 }
 
 impl Image {
-    /// Writes the archive and returns the digest of the layer.
+    /// Writes the image to `file` as a docker-archive. Returns the digest of its layer.
     pub(crate) fn write(&self, file: &Path) -> Result<String> {
         let layer_file = file.with_extension("layer");
         let digest = self
@@ -94,7 +94,7 @@ impl Image {
         Ok(digest)
     }
 
-    /// All properties of the image, without the content of its files.
+    /// All properties of the image except the content of its files. Part of the hash in the image's tag.
     pub(crate) fn settings(&self) -> String {
         let paths: Vec<_> = self
             .entries
@@ -142,7 +142,7 @@ impl Image {
         Ok(hex::encode(hashing.hash.finalize()))
     }
 
-    /// All folders of the image without duplicates, parents first.
+    /// All folders of the image without duplicates. A folder comes before the folders in it.
     fn all_folders(&self) -> Vec<(String, u32)> {
         let parents = self
             .entries
@@ -197,7 +197,7 @@ impl Image {
     }
 }
 
-/// The architecture of this machine, by its name in container images.
+/// The architecture of this machine, with the name that container images use, such as `amd64`.
 pub(crate) fn architecture() -> &'static str {
     match std::env::consts::ARCH {
         "x86_64" => "amd64",
@@ -206,7 +206,8 @@ pub(crate) fn architecture() -> &'static str {
     }
 }
 
-/// A tar header. It does not contain the time, owner and group that the file has on this machine.
+/// A tar header that depends only on `mode` and `size`, and not on the time, owner and group of the file on this
+/// machine.
 pub(crate) fn header(mode: u32, size: u64) -> tar::Header {
     let mut header = tar::Header::new_gnu();
     header.set_mode(mode);

@@ -1,5 +1,5 @@
-//! Paths of the checkout and its files, the target directory, the user's cache, and the run folder of the testbed. This
-//! module creates no files.
+//! Paths that the commands use: the checkout and its files, the target directory, the user's cache, and the run folder
+//! of the testbed. Creates no files.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,18 +10,18 @@ use sha2::{Digest, Sha256};
 
 use crate::shell;
 
-/// The folder with the run folder of each checkout, and with the folder of the claimed slots.
+/// The folder that contains the run folder of each checkout's testbed, and the folder with the claimed slots.
 const RUN_BASE: &str = "/var/tmp/etcd-operator-testbed";
 
-/// The root of the checkout in which `cargo xtask` or `cargo test` was called. The program may have been compiled in
-/// another checkout, because checkouts can share a target directory. That checkout may no longer exist.
+/// The root of the checkout in which `cargo xtask` or `cargo test` was called. This can differ from the checkout in
+/// which xtask was compiled, because checkouts can share a target directory.
 pub(crate) fn root() -> PathBuf {
     let here = std::env::var_os("CARGO_MANIFEST_DIR")
         .map_or_else(|| PathBuf::from(env!("CARGO_MANIFEST_DIR")), PathBuf::from);
     here.ancestors().nth(2).unwrap_or(&here).to_path_buf()
 }
 
-/// The files below a folder, sorted. Hidden folders and target directories are left out.
+/// All files below `folder`, sorted. Files in hidden folders and target directories are not included.
 pub(crate) fn files(folder: &Path) -> Result<Vec<PathBuf>> {
     let context = || format!("cannot list {}", folder.display());
     let mut found = Vec::new();
@@ -60,7 +60,7 @@ pub(crate) fn target() -> Result<PathBuf> {
     Ok(target.into())
 }
 
-/// The cache of built programs, shared by all checkouts of this user.
+/// The folder with the programs that xtask has built for the testbed. All checkouts of this user share it.
 pub(crate) fn cache() -> Result<PathBuf> {
     let base = match std::env::var_os("XDG_CACHE_HOME").filter(|dir| !dir.is_empty()) {
         Some(dir) => PathBuf::from(dir),
@@ -69,7 +69,7 @@ pub(crate) fn cache() -> Result<PathBuf> {
     Ok(base.join("etcd-operator-testbed"))
 }
 
-/// The folder with all files of the running testbed of this checkout.
+/// The folder with the sockets, data and logs of this checkout's testbed while the testbed is up.
 pub(crate) fn run_folder() -> PathBuf {
     let base = std::env::var_os("ETCD_OPERATOR_TESTBED_DIR")
         .map_or_else(|| RUN_BASE.into(), PathBuf::from);

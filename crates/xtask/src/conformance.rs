@@ -27,7 +27,7 @@ pub(crate) struct Options {
     text: Option<String>,
 }
 
-/// Prints the chosen lines with their tests.
+/// Prints the rows of the page that the options select, with their tests.
 pub(crate) fn run(options: &Options) -> Result<()> {
     let root = checkout::root();
     let page =
@@ -57,8 +57,8 @@ pub(crate) fn sources(root: &Path) -> Result<Vec<Source>> {
     Ok(found)
 }
 
-/// The report for a line of the page: the places that enforce the requirement, its tests, and the places where models
-/// and fixtures check it.
+/// The report for one row of the page: the places in the code that enforce the requirement, its tests, and the models
+/// and fixtures that also check it.
 fn report(line: &Line, sources: &[Source]) -> String {
     let [mut enforced, mut tests, mut checked] = [const { Vec::new() }; 3];
     for source in sources {

@@ -80,7 +80,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     report(&output)
 }
 
-/// Rejects options with which no release can be built.
+/// Rejects combinations of options that cannot produce a release.
 fn check(options: &Options) -> Result<()> {
     origin::check_version(&options.version)?;
     if let Some(repository) = &options.repository {
@@ -101,7 +101,7 @@ fn check(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Rejects a repository with a tag, a digest or a scheme, because these would be in the middle of the image's name.
+/// Rejects a repository that contains a tag, a digest or a scheme. `dist` appends the tag and the digest itself.
 fn check_repository(repository: &str) -> Result<()> {
     let (_, name) = repository.rsplit_once('/').unwrap_or_default();
     let good = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || "._-".contains(c);
@@ -113,7 +113,7 @@ fn check_repository(repository: &str) -> Result<()> {
     Ok(())
 }
 
-/// Rejects a folder that contains other files, because `dist` replaces the folder.
+/// Rejects an output folder that contains files which `dist` did not write, because `dist` replaces the whole folder.
 fn check_output(folder: &Path) -> Result<()> {
     let is_empty = |mut entries: fs::ReadDir| entries.next().is_none();
     if !folder.join(listing::SUMS).is_file() && fs::read_dir(folder).is_ok_and(|it| !is_empty(it)) {
@@ -125,9 +125,9 @@ fn check_output(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Writes all files into the empty folder `new`.
+/// Writes all files of the release into the empty folder `new`.
 fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
-    // The origin is read first. The next commands write files, and would mark the checkout as modified.
+    // The origin is read before any file is written, because written files would make git report a modified checkout.
     let origin = Origin::of_checkout(&options.version, options.source.as_deref())?;
     if origin.source.is_none() {
         progress::say(
@@ -184,7 +184,7 @@ fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
     put(new, listing::SUMS, listing::text(&listing::sums(new)?))
 }
 
-/// Writes the chart, the CRDs and the manifests that are rendered from the chart.
+/// Writes the chart, the CRDs, and the manifests that Helm renders from the chart.
 fn write_manifests(release: &Release, files: &[Text], helm: &Path, new: &Path) -> Result<()> {
     put(new, &release.chart(), chart::package(files)?)?;
     put(new, listing::CRDS, chart::crds(files))?;
@@ -199,7 +199,7 @@ fn write_manifests(release: &Release, files: &[Text], helm: &Path, new: &Path) -
     Ok(())
 }
 
-/// Writes the bundle for OLM after the validators of the operator framework have accepted it.
+/// Writes the bundle for OLM. Fails if the validators of the operator framework reject the bundle.
 fn write_bundle(
     release: &Release,
     chart: &[Text],
@@ -220,7 +220,7 @@ fn put(folder: &Path, name: &str, content: impl AsRef<[u8]>) -> Result<()> {
     fs::write(&file, content).with_context(|| file.display().to_string())
 }
 
-/// Clones the commit of this checkout.
+/// Clones the checkout's current commit into `folder`.
 fn clone(folder: &Path) -> Result<()> {
     let mut command = Command::new("git");
     command.args(["clone", "--quiet", "--shared"]);
@@ -293,7 +293,7 @@ fn verify(options: &Options, work: &Path, output: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Prints the files with their sizes.
+/// Prints the name and size of each file of the release.
 fn report(output: &Path) -> Result<()> {
     progress::say(&format!("the release is in {}", output.display()));
     for Sum { name, .. } in listing::sums(output)? {

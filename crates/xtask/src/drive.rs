@@ -86,7 +86,7 @@ pub(crate) fn soak(options: &Soak) -> Result<ExitCode> {
     self::program("soak", &program)
 }
 
-/// A cluster whose nodes have the image of the operators.
+/// A cluster whose nodes have the image of the operators, with the environment variables for the programs.
 pub(crate) struct Prepared {
     pub(crate) vars: Vec<(String, String)>,
     steps: Vec<(&'static str, Duration)>,
@@ -113,7 +113,7 @@ fn bench_backup(args: &[String]) -> Result<ExitCode> {
     let options =
         match <BackupBench as clap::Parser>::try_parse_from(std::iter::once(&name).chain(args)) {
             Ok(options) => options,
-            // clap returns the help text, or an error in the options.
+            // clap reports help texts and wrong options as an error.
             Err(message) => {
                 message.print().context("cannot write")?;
                 return Ok(if message.use_stderr() {
@@ -151,7 +151,7 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
         return bench_backup(rest);
     }
     ensure_packages(&[Purpose::Build])?;
-    // A cluster is not needed to print the help text of the program.
+    // The help text of the program is printed without bringing up a cluster.
     if options
         .args
         .iter()
@@ -230,7 +230,7 @@ fn compile(name: &str, options: &Program) -> Result<Build> {
     })
 }
 
-/// The image that the user selects for their own cluster.
+/// The image in the variable `E2E_IMAGE`, if the user runs on their own cluster.
 fn given_image(place: &Where) -> Option<String> {
     std::env::var("E2E_IMAGE")
         .ok()
@@ -244,7 +244,7 @@ fn program_among<'a>(built: &'a [PathBuf], name: &str) -> Result<&'a PathBuf> {
         .with_context(|| format!("cargo built no program {name}"))
 }
 
-/// The cluster to use. The image is not loaded yet.
+/// The selected cluster, before the image is loaded into its nodes.
 #[derive(Clone)]
 pub(crate) struct Early {
     vars: Vec<(String, String)>,
@@ -305,7 +305,7 @@ pub(crate) fn begin_cluster(place: &Where, dns: Option<Dns>) -> Result<Early> {
     })
 }
 
-/// Builds the image and loads it into the nodes, and adds the variables for the image and the chart.
+/// Builds the image, loads it into the nodes, and adds the variables for the image and the chart.
 pub(crate) fn finish(
     early: Early,
     place: &Where,

@@ -18,18 +18,18 @@ use crate::{checkout, progress, testbed};
 /// Name of the image, without the tag.
 pub(crate) const NAME: &str = "localhost/etcd-operator";
 
-/// The program of all operators. Under this name it runs the cluster operator.
+/// The file name of the program that contains all operators. Under this name it runs the cluster operator.
 pub(crate) const PROGRAM: &str = "etcd-operator";
 /// Links to the program. Under these names it runs the other operators.
 const LINKS: &[&str] = &["etcd-backup-operator", "etcd-restore-operator"];
-/// The folder of the program and the links in the image.
+/// The folder in the image that contains the program and the links.
 const PROGRAMS: &str = "usr/local/bin";
 
-/// The certificates of public authorities. The path is the same on this machine and in the image.
+/// The file with the certificates of public authorities. Its path is the same on this machine and in the image.
 pub(crate) const CERTIFICATES: &str = "/etc/ssl/certs/ca-certificates.crt";
-/// How many archives of older images are kept.
+/// How many archives of older images stay in the target directory.
 const KEPT_ARCHIVES: usize = 6;
-/// Largest size of a released image without compression, in bytes.
+/// Maximum size of the released image before compression, in bytes.
 const LARGEST_IMAGE: u64 = 40_000_000;
 
 /// An image that was built and written as an archive.
@@ -48,8 +48,8 @@ pub(crate) enum Profile {
     Fast,
 }
 
-/// The crates of the operators, the plugin of kubectl and the crate `e2e`. Every call of cargo selects the same crates.
-/// Cargo then uses the same features, and compiles large dependencies only once for image, tests and demo.
+/// The crates that every call of cargo selects: the operators, the plugin of kubectl and the crate `e2e`. The same
+/// selection gives the same features, so large dependencies are compiled only once for image, tests and demo.
 pub(crate) const SELECTION: &[&str] = &[
     "-p",
     "cluster",
@@ -68,13 +68,13 @@ pub(crate) const SELECTION: &[&str] = &[
 /// Failpoints for the tests: an operator ends at the point that an end-to-end test selects.
 pub(crate) const FAIL_POINTS: &[&str] = &["--features", "operators/failpoints"];
 
-/// The compiler for the crates of the workspace. Dependencies are always compiled by rustc.
+/// The program that compiles the crates of the workspace. Dependencies are always compiled by rustc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Compiler {
     /// rustc.
     Rustc,
-    /// clippy, which compiles like rustc with more lints. `cargo clippy` would only check the dependencies, and so they
-    /// would be compiled again for the tests.
+    /// clippy, which compiles like rustc and also lints. `cargo clippy` is not used: it only checks dependencies, so
+    /// the tests would need a second compilation of them.
     Clippy,
 }
 
@@ -89,8 +89,8 @@ pub(crate) fn compile_with_fail_points(compiler: Compiler) -> Result<Vec<PathBuf
     operators_with_fail_points(&cargo_messages(&args, compiler)?)
 }
 
-/// The operators in cargo's messages about a build with failpoints. The programs are copied at once, because a build
-/// without failpoints overwrites them.
+/// Finds the operators in cargo's messages about a build with failpoints, and copies them at once. A later build
+/// without failpoints writes to the same path.
 pub(crate) fn operators_with_fail_points(messages: &str) -> Result<Vec<PathBuf>> {
     executables(messages)
         .into_iter()
@@ -253,7 +253,7 @@ fn executables(messages: &str) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The tag of an image: twelve hexadecimal digits of a hash over its labels, its links, and the names and content of
+/// The tag of an image: the first twelve hexadecimal digits of a hash over its properties, and the names and content of
 /// its files.
 fn tag(image: &Image) -> Result<String> {
     let mut hash = Sha256::new();
@@ -341,7 +341,7 @@ mod tests {
         let built = [program(dir.path(), "a")];
         let image = content(&built, &Origin::unreleased()).unwrap();
         assert_eq!(image.user, "65532:65532");
-        // The image contains no shell and no other program.
+        // The image contains no executable files except the operators' program, in particular no shell.
         let programs = image.entries.iter().filter(|entry| entry.mode & 0o111 != 0);
         let paths: Vec<&str> = programs.map(|entry| entry.path.as_str()).collect();
         assert_eq!(paths, ["usr/local/bin/etcd-operator"]);

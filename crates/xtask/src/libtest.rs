@@ -11,7 +11,7 @@ pub(crate) const ARGS: &[&str] = &["-Zunstable-options", "--format=json", "--rep
 /// The environment variable with which a test program of a stable toolchain accepts `-Z` options.
 pub(crate) const UNLOCK: (&str, &str) = ("RUSTC_BOOTSTRAP", "1");
 
-/// How many lines of a failed test's output are shown as the reason of the failure.
+/// If a test fails, this many lines of its output are printed as the reason.
 const REASON_LINES: usize = 12;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -21,7 +21,7 @@ pub(crate) enum Outcome {
     Skipped,
 }
 
-/// The end of a test.
+/// The result of a test that has ended.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Ended {
     pub(crate) name: String,
@@ -36,9 +36,9 @@ pub(crate) struct Ended {
 pub(crate) enum Line {
     Started(String),
     Ended(Ended),
-    /// The summary of the program.
+    /// A line about all tests of the program: their number at the start, or the summary at the end.
     Suite,
-    /// A line of other output, by a test or by a program that a test started.
+    /// A line that libtest did not write. It comes from a test or from a program that a test started.
     Other,
 }
 
@@ -57,7 +57,8 @@ struct Printed {
 }
 
 pub(crate) fn read(line: &str) -> Line {
-    // A program that a test started may have printed text without a line break, and the JSON follows on the same line.
+    // A program that a test started may have printed a text without a line break. The JSON of libtest then follows on
+    // the same line.
     let json = line.find("{ \"type\": ").map_or(line, |at| &line[at..]);
     let Ok(printed) = serde_json::from_str::<Printed>(json) else {
         return Line::Other;
@@ -78,7 +79,8 @@ pub(crate) fn read(line: &str) -> Line {
     })
 }
 
-/// The reason of a failure in a test's output: its first panic, or the error that it returned, or its last lines.
+/// The lines of a test's output that explain its failure: the first panic, or else the returned error, or else the last
+/// lines.
 pub(crate) fn reason(output: &str) -> Vec<String> {
     let lines: Vec<&str> = output.lines().map(str::trim).collect();
     let panic = |line: &&str| line.starts_with("thread ") && line.contains(" panicked at ");

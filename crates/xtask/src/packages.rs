@@ -7,7 +7,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::{progress, shell};
 
-/// A package, and the programs or files by which an installed package is recognized.
+/// A Debian package, and the programs or files that show that it is installed.
 struct Need {
     package: &'static str,
     /// Names of programs on the PATH, or absolute paths of files. If one of them exists, the package is installed.
@@ -20,8 +20,8 @@ const BUILD: &[Need] = &[
         package: "protobuf-compiler",
         evidence: &["protoc"],
     },
-    // The crate etcd-client imports these protobuf definitions. Debian's package of the compiler only recommends this
-    // package, so apt may leave it out.
+    // The build script of the crate etcd-client imports these protobuf definitions. They are in their own package,
+    // which apt does not always install together with the compiler.
     Need {
         package: "libprotobuf-dev",
         evidence: &[
@@ -83,7 +83,7 @@ pub(crate) enum Purpose {
     Testbed,
 }
 
-/// Installs the packages for `purposes` that are missing.
+/// Installs the Debian packages that are missing for `purposes`.
 pub(crate) fn ensure_packages(purposes: &[Purpose]) -> Result<()> {
     let missing = missing(purposes, |evidence| {
         if evidence.starts_with('/') {

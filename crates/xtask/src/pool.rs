@@ -16,13 +16,13 @@ use crate::times::Times;
 
 /// Longest time without a line of progress.
 const HEARTBEAT: Duration = Duration::from_secs(30);
-/// How long to wait for the last output of a test program that has ended. A process that the program left running may
-/// keep the pipe open.
+/// How long the pool waits for the last output of a test program that has ended. Without a limit it could wait forever,
+/// because a process that the program left running can keep the pipe open.
 const LAST_OUTPUT: Duration = Duration::from_secs(2);
 /// If a test program crashes, this many lines of its other output are shown.
 const TAIL: usize = 30;
 
-/// A run of a test program.
+/// One run of a test program.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Job {
     /// The name under which the duration is recorded.
@@ -36,11 +36,11 @@ pub(crate) struct Job {
     pub(crate) vars: Vec<(String, String)>,
     /// Number of tests in the program.
     pub(crate) tests: usize,
-    /// True if the job must not run concurrently with another serial job.
+    /// True if the job must not run at the same time as another serial job.
     pub(crate) serial: bool,
 }
 
-/// The results of the jobs.
+/// The results of all jobs.
 #[derive(Debug, Default)]
 pub(crate) struct Done {
     pub(crate) tests: Vec<Test>,
@@ -48,8 +48,8 @@ pub(crate) struct Done {
     pub(crate) jobs: Vec<(String, Duration)>,
 }
 
-/// Runs all jobs, up to `slots` at the same time. `later` is the expected duration of the following stages. `None` if
-/// it is not known.
+/// Runs all jobs, up to `slots` at the same time. `later` is the expected duration of the stages after this one, for
+/// the estimate in the progress lines. `None` if it is not known.
 pub(crate) fn run(jobs: Vec<Job>, slots: usize, times: &Times, later: Option<Duration>) -> Done {
     let expected: Vec<_> = jobs.iter().map(|job| times.job(&job.name)).collect();
     let mut pool = Pool::new(jobs, expected, slots, later);
@@ -71,7 +71,7 @@ pub(crate) fn run(jobs: Vec<Job>, slots: usize, times: &Times, later: Option<Dur
     pool.done
 }
 
-/// The expected duration of the jobs if `slots` of them run at the same time. `None` if no duration is known.
+/// The expected duration of the jobs if `slots` of them run at the same time. `None` if no duration was ever recorded.
 pub(crate) fn forecast(jobs: &[Job], slots: usize, times: &Times) -> Option<Duration> {
     let expected: Vec<_> = jobs.iter().map(|job| times.job(&job.name)).collect();
     let mean = mean(&expected)?;
@@ -81,7 +81,7 @@ pub(crate) fn forecast(jobs: &[Job], slots: usize, times: &Times) -> Option<Dura
 
 enum Event {
     Line(usize, String),
-    /// A line that the program wrote to standard error.
+    /// The index of a job, and a line that its test program wrote to standard error.
     Error(usize, String),
     Ended(usize, Result<ExitStatus, String>),
 }
@@ -133,7 +133,7 @@ impl Pool {
         }
     }
 
-    /// Starts the next job that may run now. Returns its index.
+    /// Starts the next job whose start is allowed. Returns its index. `None` if no job may start now.
     fn next(&mut self) -> Option<usize> {
         let serial = self.running.keys().any(|index| self.jobs[*index].serial);
         let may = |index: &usize| !(serial && self.jobs[*index].serial);
@@ -305,7 +305,7 @@ fn mean(expected: &[Option<Duration>]) -> Option<Duration> {
     Some(known.iter().sum::<Duration>() / count)
 }
 
-/// The shortest possible time for jobs of these durations if `slots` of them run at the same time.
+/// The shortest possible duration of jobs that take these times, if `slots` of them run at the same time.
 fn spread(left: &[Duration], slots: usize) -> Duration {
     let slots = u32::try_from(slots.max(1)).unwrap_or(u32::MAX);
     let longest = left.iter().max().copied().unwrap_or_default();
@@ -333,7 +333,7 @@ fn run_job(job: &Job, index: usize, events: &Sender<Event>) {
             Ok(status)
         })
         .map_err(|error| format!("{}: {error}", job.program.display()));
-    // Sending fails only after a panic of the receiving thread.
+    // Sending fails only after a panic of the receiving thread, so an error is ignored.
     let _ = events.send(Event::Ended(index, ended));
 }
 
@@ -348,7 +348,7 @@ fn start(job: &Job) -> std::io::Result<Child> {
         .spawn()
 }
 
-/// Sends each line of `output` from a new thread.
+/// Sends each line of `output` to the pool, from a new thread.
 fn follow(
     output: impl Read + Send + 'static,
     reading: &Sender<()>,
@@ -371,7 +371,7 @@ fn follow(
 mod tests {
     use super::*;
 
-    /// A job that runs a shell script as its test program.
+    /// Builds a job that runs a shell script instead of a test program.
     fn job(name: &str, script: &str) -> Job {
         Job {
             name: name.into(),

@@ -1,5 +1,5 @@
-//! Checks the machine before a testbed is brought up: tries each feature that the testbed needs, and reports each
-//! missing feature with a remedy. Every check reverts its changes of the machine.
+//! Checks the machine before a testbed is brought up. Each check tries a feature that the testbed needs, and undoes its
+//! changes of the machine. If a feature is missing, the error names the remedy.
 
 use std::fs;
 use std::path::Path;
@@ -12,14 +12,14 @@ use crate::testbed::addresses::IpFamily;
 use crate::testbed::cgroup::Cgroups;
 use crate::{checkout, progress, shell};
 
-/// Properties of the machine on which the configuration of the testbed depends.
+/// Properties of the machine that determine the configuration of the testbed.
 #[derive(Debug, Clone)]
 pub(crate) struct Found {
     /// The snapshotter of containerd: `overlayfs`, or `native` if overlayfs does not work.
     pub(crate) snapshotter: String,
 }
 
-/// How many bytes must be free in the folder where programs are built, and in the folder of the testbed.
+/// Minimum free space in bytes, in the folder where programs are built and in the run folder of the testbed.
 const CACHE_SPACE: u64 = 8 << 30;
 const RUN_SPACE: u64 = 6 << 30;
 
@@ -98,7 +98,7 @@ fn go() -> Result<()> {
     }
 }
 
-/// The minor version of Go, for example 26 in `go1.26.8`.
+/// The minor version in the output of Go. For example, 26 in `go1.26.8`.
 fn minor_version(text: &str) -> Option<u32> {
     let rest = text.trim().strip_prefix("go1.")?;
     rest.split(|c: char| !c.is_ascii_digit())
@@ -166,7 +166,8 @@ fn packet_filter(program: &str, target: &str) -> Result<()> {
     Ok(())
 }
 
-/// Kubelets and container runtimes use many inotify instances. Debian's default of 128 is enough for only two testbeds.
+/// Checks the limit of inotify instances, of which kubelets and container runtimes use many. Debian's default of 128 is
+/// enough for only two testbeds.
 fn inotify() -> Result<()> {
     const FILE: &str = "/proc/sys/fs/inotify/max_user_instances";
     let text = fs::read_to_string(FILE).unwrap_or_default();
@@ -178,7 +179,8 @@ fn inotify() -> Result<()> {
     }
 }
 
-/// Rejects a folder below /run or /var/log. The testbed mounts its own folders there, which would hide it.
+/// Rejects a run folder or cache below /run or /var/log. The testbed mounts its own folders there, so its processes
+/// would not see the files.
 fn place(folder: &Path, variable: &str) -> Result<()> {
     let covered = ["/run", "/var/run", "/var/log"];
     match covered.iter().find(|above| folder.starts_with(above)) {
@@ -204,7 +206,7 @@ fn space(folder: &Path, wanted: u64, variable: &str) -> Result<()> {
     Ok(())
 }
 
-#[expect(clippy::cast_precision_loss, reason = "only for display")]
+#[expect(clippy::cast_precision_loss, reason = "the number is only displayed")]
 fn gib(bytes: u64) -> f64 {
     bytes as f64 / f64::from(1 << 30)
 }
@@ -224,7 +226,7 @@ fn overlay_works(base: &Path) -> bool {
         "mkdir -p {path}/lower {path}/upper {path}/work {path}/merged && echo x >{path}/lower/f
          mount -t overlay overlay -o lowerdir={path}/lower,upperdir={path}/upper,workdir={path}/work {path}/merged && rm {path}/merged/f"
     );
-    // The mount is removed together with the mount namespace.
+    // The mount exists only in the new mount namespace, so it disappears at the end of the command.
     let works =
         shell::output(Command::new("unshare").args(["--mount", "--", "sh", "-euc", &script]))
             .is_ok();

@@ -23,16 +23,16 @@ pub(crate) use tools::actionlint;
 pub(crate) use tools::promtool;
 pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, hyperlink, mdbook, olm_validate};
 
-/// A part of each cache folder's name. Change this value when the build procedure changes, so that older results are
-/// not used.
+/// Part of the name of each module's cache folder. Change it when the build procedure changes, so that programs built
+/// by the old procedure are not used.
 const RECIPE: &str = "2";
 
-/// One `go build`.
+/// One call of `go build`.
 struct Build {
-    /// The path of the program in the module's cache folder, if the program is not named like its package.
+    /// The path of the program in the module's cache folder. Empty if the program has the name of its package.
     output: &'static str,
     packages: &'static [&'static str],
-    /// True if the program needs the C library. Such a program must not be in an image.
+    /// True if the program is linked with the C library. Such a program must not be in an image.
     cgo: bool,
     tags: &'static str,
     /// Linker flags with the version of the program. Those of Kubernetes come from [`Kubernetes::linker_flags`].
@@ -69,7 +69,8 @@ const ETCD: &[Build] = &[
     },
 ];
 
-/// The name of the module of Kubernetes in [`MODULES`]. The selected version replaces its folder.
+/// The name of the Kubernetes module in [`MODULES`]. If the user selects another version of Kubernetes, the folder of
+/// that version is built instead.
 const KUBE: &str = "kube";
 
 const MODULES: &[Module] = &[
@@ -111,8 +112,8 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
-    // This is an older patch release, for tests of updates within a minor release. It is built without tools, because
-    // no test restores with it. Tests find the programs by the prefix of their name, so this release has its own
+    // An older patch release, for tests of updates within a minor release. No test restores with it, so etcdctl and
+    // etcdutl are not built. Tests find programs by the prefix of their folder's name, so this release has its own
     // prefix.
     Module {
         name: "etcd-older-3.5",
@@ -152,7 +153,7 @@ const MODULES: &[Module] = &[
             ..PLAIN
         }],
     },
-    // This program checks the history of `cargo xtask soak`.
+    // porcupine: checks that the operations recorded by `cargo xtask soak` are linearizable.
     Module {
         name: "linearize",
         builds: &[Build {
@@ -171,7 +172,8 @@ const MODULES: &[Module] = &[
     },
 ];
 
-/// The names under which the single Kubernetes binary runs, each a link.
+/// The names of the links to the single Kubernetes binary. The name with which the binary is called selects the
+/// program.
 const KUBE_NAMES: &[&str] = &[
     "kube-apiserver",
     "kube-controller-manager",
@@ -184,7 +186,7 @@ const KUBE_NAMES: &[&str] = &[
 /// The built programs and images of the testbed.
 #[derive(Debug, Clone)]
 pub(crate) struct Programs {
-    /// A folder with links to all programs.
+    /// A folder with links to all programs. It is the first folder of the PATH.
     pub(crate) bin: PathBuf,
     /// The init process of the testbed.
     pub(crate) init: PathBuf,
@@ -192,13 +194,13 @@ pub(crate) struct Programs {
     pub(crate) etcd: PathBuf,
     /// The image archives that every node loads.
     pub(crate) images: Vec<PathBuf>,
-    /// The etcd versions of these images, oldest first.
+    /// The etcd versions in `images`, oldest first.
     pub(crate) etcd_versions: Vec<String>,
     /// The version of Kubernetes, without the leading `v`.
     pub(crate) kubernetes: String,
 }
 
-/// Builds the programs that are missing in the cache.
+/// Builds the programs that the cache does not contain yet.
 pub(crate) fn ensure(kubernetes: &Kubernetes) -> Result<Programs> {
     let (cache, _lock) = lock()?;
     let go = go_version()?;
@@ -271,8 +273,8 @@ pub(crate) fn ensure(kubernetes: &Kubernetes) -> Result<Programs> {
     })
 }
 
-/// Locks the cache. While another checkout builds the programs, this checkout waits, and then uses the finished
-/// programs.
+/// Locks the cache. If another checkout is building programs, waits until it has finished, so that its programs can be
+/// used.
 fn lock() -> Result<(PathBuf, File)> {
     let cache = checkout::cache()?;
     fs::create_dir_all(&cache).with_context(|| format!("cannot create {}", cache.display()))?;
@@ -284,14 +286,14 @@ fn lock() -> Result<(PathBuf, File)> {
     Ok((cache, lock))
 }
 
-/// The etcd versions whose images a complete testbed has, oldest first.
+/// The etcd versions for which the testbed has an image, oldest first.
 pub(crate) fn etcd_versions() -> Result<Vec<String>> {
     let mut versions = vec![debian::VERSION.to_owned()];
     versions.extend(go_etcd_versions()?.into_iter().map(|(_, version)| version));
     Ok(versions)
 }
 
-/// The versions of the etcd modules, from their `go.mod`. No other file defines them.
+/// The etcd versions that the `go.mod` files of the modules require. No other file defines these versions.
 fn go_etcd_versions() -> Result<Vec<(&'static str, String)>> {
     MODULES
         .iter()
@@ -322,7 +324,8 @@ fn required(go_mod: &str, module: &str) -> Option<String> {
         })
 }
 
-/// The cache folder `NAME-KEY`. If it does not exist, `make` fills a temporary folder, which is then renamed.
+/// Returns the cache folder `NAME-KEY`. If it does not exist, `make` fills a temporary folder, which is then renamed to
+/// `NAME-KEY`.
 fn cached(
     cache: &Path,
     name: &str,
@@ -365,7 +368,7 @@ fn build(module: &Module, flags: &str, source: &Path, folder: &Path) -> Result<(
 }
 
 fn go_version() -> Result<String> {
-    // The go.mod of a module determines which Go version runs. Therefore the command runs in the folder of a module.
+    // A `go.mod` can select another Go version, so the version is queried in the folder of a module.
     let folder = checkout::testbed_sources().join("node");
     let text = shell::output(Command::new("go").args(["env", "GOVERSION"]).current_dir(folder))
         .context("Go is missing or too old: install version 1.24 or later from https://go.dev/dl/ (on Debian: `apt-get install golang-go`)")?;
@@ -411,7 +414,7 @@ fn compile_init(source: &Path, folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Creates a folder with links to all programs, for the PATH.
+/// Creates a folder with links to all programs. The commands put this folder on the PATH.
 fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf> {
     let names: Vec<&[u8]> = folders
         .iter()
@@ -434,7 +437,7 @@ fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf
             KUBE => KUBE_NAMES
                 .iter()
                 .try_for_each(|name| link(&built.join("kube"), name))?,
-            // The link `etcdctl` leads to the program of the newest version.
+            // Of all etcd releases, only the newest one provides `etcdctl` and `etcdutl` under these names.
             "etcd-3.7" => ["etcdctl", "etcdutl"]
                 .iter()
                 .try_for_each(|name| link(&built.join(name), name))?,

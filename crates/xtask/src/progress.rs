@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use anyhow::Result;
 
 const HEARTBEAT: Duration = Duration::from_secs(10);
-/// While a program prints its own progress, lines are printed at this interval.
+/// Interval between progress lines while a program prints its own progress.
 const SLOW_HEARTBEAT: Duration = Duration::from_secs(30);
 
 /// Prints one line of progress.
@@ -15,17 +15,17 @@ pub(crate) fn say(text: &str) {
     eprintln!("==> {text}");
 }
 
-/// Runs `work`. Prints a line of progress at each interval and a line at the end.
+/// Runs `work`. Prints a line with its duration every ten seconds, and a line at its end.
 pub(crate) fn step<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(timed(what, work)?.0)
 }
 
-/// Like [`step`], but also returns the duration.
+/// Like [`step`], but also returns the duration of `work`.
 pub(crate) fn timed<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
     beating(what, HEARTBEAT, work)
 }
 
-/// Like [`timed`], for work that prints its own progress. Prints fewer lines.
+/// Like [`timed`], but prints fewer lines. For work that prints its own progress.
 pub(crate) fn stage<T>(what: &str, work: impl FnOnce() -> Result<T>) -> Result<(T, Duration)> {
     beating(what, SLOW_HEARTBEAT, work)
 }
@@ -45,7 +45,7 @@ fn beating<T>(
     });
     let result = work();
     drop(done);
-    // A panic of the thread does not matter, because the thread only prints progress.
+    // If the thread that prints progress panics, the result of `work` is still valid, so the panic is ignored.
     let _ = heart.join();
     let took = begun.elapsed();
     match &result {

@@ -23,13 +23,13 @@ use crate::{checkout, shell};
 
 /// The longest allowed commit subject, in characters.
 const SUBJECT_CHARACTERS: usize = 72;
-/// Commits on this branch are published, and are not checked.
+/// The published branch. Its commits can no longer be changed, so their subjects are not checked.
 const PUBLISHED: &str = "origin/main";
-/// If no published branch exists, only the commits after this commit are checked.
+/// If the published branch does not exist, only the commits after this one are checked.
 const RECENT_COMMITS: &str = "HEAD~20";
-/// How often old vocabulary may occur in 1,000 lines of prose (docs/contributing/language.md).
+/// Maximum number of words from the old vocabulary in 1,000 lines of prose (docs/contributing/language.md).
 const VOCABULARY_LIMIT: usize = 40;
-/// Files that are not reviewed, because they are generated from doc comments, or explain the old vocabulary.
+/// Files that are not reviewed: they are generated from doc comments, or they explain the old vocabulary.
 const NOT_SAMPLED: [&str; 4] = [
     "docs/api.md",
     "docs/kubectl-reference.md",
@@ -68,7 +68,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Reads all passages of the checkout, ordered by file name.
+/// Reads all passages of the checkout, in the order of their files.
 fn read(root: &Path) -> Result<Vec<Found>> {
     let mut found = Vec::new();
     for path in checkout::files(root)? {
@@ -84,7 +84,7 @@ fn read(root: &Path) -> Result<Vec<Found>> {
     Ok(found)
 }
 
-/// The function that finds the passages of this file. `None` if the file is not reviewed.
+/// The function that reads the passages of a file of this type. `None` if the file is not reviewed.
 fn parser(file: &str) -> Option<fn(&str) -> Vec<Passage>> {
     let extension = Path::new(file).extension().and_then(|name| name.to_str());
     match extension {
@@ -187,11 +187,11 @@ fn vocabulary_report(passages: &[Found]) -> String {
     )
 }
 
-/// How often the passages use each word of the old vocabulary.
+/// Counts how often the passages use each word of the old vocabulary.
 fn vocabulary_uses(passages: &[Found]) -> BTreeMap<&'static str, usize> {
     let mut uses = BTreeMap::new();
     for Found { passage, .. } in passages {
-        // Underscores separate the words of a test name.
+        // A test name contains underscores instead of spaces.
         let text = match passage.kind {
             Kind::TestName => &passage.text.replace('_', " "),
             _ => &passage.text,

@@ -1,5 +1,5 @@
-//! Compiles the program of a release. The result depends on the source and the toolchain, and not on the folders of
-//! this machine.
+//! Compiles the program of a release. The result depends only on the source and the toolchain. Paths of this machine do
+//! not affect it.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,8 @@ use anyhow::{Context, Result, bail};
 
 use crate::{checkout, image, shell};
 
-/// The section of `.cargo/config.toml` with the compiler flags. Cargo appends the flags of this module to them.
+/// The section of `.cargo/config.toml` that contains the compiler flags. Cargo appends the flags that this module
+/// passes.
 const SECTION: &str = r#"target.'cfg(all(target_os = "linux", target_env = "gnu"))'.rustflags"#;
 
 /// Compiles the program of the operators with the profile `release`.
@@ -33,9 +34,9 @@ pub(crate) fn compile() -> Result<Vec<PathBuf>> {
     Ok(programs)
 }
 
-/// Rejects a program that contains the path of a directory of this machine. The same commit would give another program
-/// where the directory has another path. Paths of one component, like /src, also occur in other paths and are not
-/// checked.
+/// Rejects a program that contains the path of one of these folders of this machine: on a machine with other paths, the
+/// same commit would give another program. Paths of one component, like /src, are not checked, because they also occur
+/// in other paths.
 fn check_folders(program: &Path, folders: &[(PathBuf, &str)]) -> Result<()> {
     let bytes = fs::read(program).with_context(|| program.display().to_string())?;
     let text = String::from_utf8_lossy(&bytes);
@@ -77,8 +78,8 @@ fn folders() -> Result<Vec<(PathBuf, &'static str)>> {
     Ok(vec![
         (cargo, "/cargo"),
         (checkout::root(), "/source"),
-        // The target directory comes after the checkout, because it is often below the checkout, and rustc uses the
-        // last match.
+        // The target directory is often below the checkout, and rustc uses the last replacement that matches. So the
+        // target directory is listed after the checkout.
         (checkout::target()?, "/target"),
         (library, "/rustc"),
     ])

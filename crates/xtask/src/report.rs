@@ -6,10 +6,10 @@ use std::time::Duration;
 use crate::libtest::Outcome;
 use crate::{libtest, progress};
 
-/// How many of the slowest tests are listed.
+/// How many of the slowest tests the report lists.
 const SLOWEST: usize = 20;
 
-/// A test that has ended.
+/// The result of a test that has ended.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct Test {
     /// The full name of the test.
@@ -20,7 +20,7 @@ pub(crate) struct Test {
     pub(crate) output: String,
 }
 
-/// The outcome of a run.
+/// All results of a run, from which the report is written.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) stages: Vec<(String, Duration)>,
@@ -28,7 +28,7 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// Adds tests that are skipped for this reason.
+    /// Adds these tests as skipped, with the reason `why`.
     pub(crate) fn skip(&mut self, names: Vec<String>, why: &str) {
         self.tests.extend(names.into_iter().map(|name| Test {
             name,
@@ -38,7 +38,7 @@ impl Report {
         }));
     }
 
-    /// Adds an error that ended the run early.
+    /// Adds an error that ended the run before all tests had run.
     pub(crate) fn fail(&mut self, error: &anyhow::Error) {
         self.tests.push(Test {
             name: "the run was aborted".to_owned(),
@@ -61,7 +61,7 @@ impl Report {
     /// The text of the report. The last line has the counts.
     pub(crate) fn text(&self, took: Duration) -> String {
         let mut text = String::new();
-        // Writing to a String cannot fail.
+        // Writing to a String cannot fail, so the result is ignored.
         let _ = writeln!(text, "\nstages:");
         for (stage, took) in &self.stages {
             let _ = writeln!(text, "{:>10}  {stage}", progress::seconds(*took));

@@ -1,4 +1,4 @@
-//! Runs other programs. If a program fails, the error contains its output.
+//! Runs other programs. If a program fails, the error contains the program's output.
 
 use std::process::{Command, Output, Stdio};
 use std::thread;
@@ -26,7 +26,7 @@ pub(crate) fn output(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&stdout).into_owned())
 }
 
-/// Runs the command to its end with the standard output and standard error of this process.
+/// Runs the command and waits until it ends. Its output goes to the standard output and standard error of xtask.
 pub(crate) fn inherit(command: &mut Command) -> Result<()> {
     let status = command
         .status()
@@ -37,7 +37,7 @@ pub(crate) fn inherit(command: &mut Command) -> Result<()> {
     Ok(())
 }
 
-/// Polls until `ready` returns true. After the time limit, fails with an error that contains `what`.
+/// Calls `ready` repeatedly until it returns true. Fails after the time limit, with an error that contains `what`.
 pub(crate) fn wait_for(what: &str, limit: Duration, ready: impl FnMut() -> bool) -> Result<()> {
     wait_checking(what, limit, || Ok(()), ready)
 }

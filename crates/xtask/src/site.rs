@@ -1,5 +1,5 @@
-//! The command `site`: builds the documentation site with mdBook, and checks the links and anchors of the result. It
-//! publishes nothing.
+//! The command `site`: builds the documentation site with mdBook, and checks the links and anchors of the built pages.
+//! Publishes nothing.
 
 use std::fs;
 use std::io;
@@ -18,9 +18,9 @@ mod pages;
 #[cfg(test)]
 pub(crate) use pages::write;
 
-/// Time between two checks for changed pages while the site is served.
+/// While the site is served: time between two searches for changed pages.
 const REFRESH: Duration = Duration::from_secs(1);
-/// A file that mdBook writes into every site. A used folder without this file is never replaced.
+/// A file that every site of mdBook contains. The output folder is replaced only if it is empty or contains this file.
 const MARK: &str = "toc.html";
 
 /// Options of `site`.
@@ -64,7 +64,8 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     }
     shell::output(&mut build)?;
     let mut check = Command::new(&hyperlink);
-    // The standard output must contain only the folder of the site.
+    // The checker's output goes to standard error, because the standard output of `site` must contain only the folder
+    // of the site.
     check.arg("--check-anchors").arg(&out).stdout(io::stderr());
     shell::inherit(&mut check).context("the site has dead links")?;
     progress::say("the site is in");
@@ -72,7 +73,7 @@ pub(crate) fn run(options: &Options) -> Result<()> {
     Ok(())
 }
 
-/// Rejects a folder with other files, because mdBook empties the folder.
+/// Rejects an output folder with files that do not belong to a site, because mdBook empties the folder.
 fn check_out(folder: &Path) -> Result<()> {
     let is_used = fs::read_dir(folder).is_ok_and(|mut entries| entries.next().is_some());
     if is_used && !folder.join(MARK).is_file() {
@@ -84,10 +85,10 @@ fn check_out(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Serves the site. mdBook watches the copies of the pages, so changed pages are copied again.
+/// Serves the site. mdBook watches only the copies of the pages, so this function copies each changed page again.
 fn serve(mdbook: &Path, work: &Path, options: &Options) -> Result<()> {
-    // mdBook does not watch files that the nearest .gitignore lists. The checkout's .gitignore lists the target
-    // directory.
+    // mdBook does not watch ignored files, and the checkout's .gitignore lists the target directory. A .gitignore in
+    // the folder itself replaces these rules.
     let ignored = work.join(".gitignore");
     fs::write(&ignored, "").with_context(|| ignored.display().to_string())?;
     let copies = work.to_path_buf();

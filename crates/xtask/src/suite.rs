@@ -20,13 +20,13 @@ use crate::report::Report;
 use crate::times::Times;
 use crate::{checkout, image, preflight, programs, progress, shell, testbed};
 
-/// Name of modules with end-to-end tests that break nodes. These tests run one by one, after the others.
+/// Name of modules whose end-to-end tests break nodes. These tests run last, one at a time.
 const ALONE: &str = "alone";
 /// Name of modules with end-to-end tests that must not run at the same time as each other.
 const SERIAL: &str = "serial";
 /// Name of modules with end-to-end tests that run only with `--full`.
 const FULL: &str = "full";
-/// Modules with end-to-end tests that take more than 150 s. If no durations are recorded, these tests start first.
+/// Modules whose end-to-end tests take more than 150 s. They start first if no durations of earlier runs are recorded.
 const LONG: [&str; 12] = [
     "object_repair",
     "backup_pvc",
@@ -41,8 +41,8 @@ const LONG: [&str; 12] = [
     "upgrade",
     "restore_interrupted",
 ];
-/// The environment variable with the path of a file that is empty at the start of a run. The end-to-end tests of a run
-/// use the file to do some work only once.
+/// The environment variable with the path of a lock file, which is empty at the start of a run. With this file, the
+/// end-to-end tests install the CRDs only once in a run.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
 
 const FORMATTING: &str = "formatting";
@@ -54,11 +54,12 @@ const E2E: &str = "end-to-end tests";
 const BREAKING: &str = "end-to-end tests that break nodes";
 const DOWN: &str = "testbed down";
 
-/// The crates with unit tests. `xtask` is selected in a separate call: together, the features of its dependencies would
-/// cause a second compilation of large dependencies.
+/// Selects all crates except `xtask`, which is compiled in a separate call: in one call, the features of its
+/// dependencies would cause a second compilation of large dependencies.
 const WORKSPACE: &[&str] = &["--workspace", "--exclude", "xtask"];
 const XTASK: &[&str] = &["-p", "xtask"];
-/// The feature that compiles the end-to-end tests. Without it, cargo leaves them out, because they need a cluster.
+/// The feature that compiles the end-to-end tests. A plain `cargo test` does not set it, because these tests need a
+/// cluster.
 const E2E_TESTS: &[&str] = &["--features", "e2e/tests"];
 /// The name of the end-to-end test program in [`unit_job`].
 const E2E_PROGRAM: &str = "e2e/e2e";
@@ -67,7 +68,7 @@ const E2E_PROGRAM: &str = "e2e/e2e";
 #[derive(Debug, Clone, clap::Args)]
 #[expect(
     clippy::struct_excessive_bools,
-    reason = "each field is a flag of the command"
+    reason = "each field is a flag of `cargo xtask test`"
 )]
 pub(crate) struct Tests {
     #[command(flatten)]
@@ -139,14 +140,14 @@ pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
     })
 }
 
-/// A run of the command `test`.
+/// A run of the command `test`, with its results so far.
 struct Run {
     stages: Vec<&'static str>,
-    /// The expected durations of the stages with tests. They are known when the tests are listed.
+    /// The expected duration of each stage that runs tests. It is known as soon as the tests are listed.
     forecasts: BTreeMap<&'static str, Option<Duration>>,
     times: Times,
     report: Report,
-    /// Names of all jobs.
+    /// Names of all jobs in this run.
     jobs: Vec<String>,
     /// True if the options contain a filter.
     filtered: bool,
@@ -162,12 +163,12 @@ struct Compiled {
     operators: Vec<PathBuf>,
     concurrent: Vec<Job>,
     alone: Vec<Job>,
-    /// The names of the tests that are left out, because the option `--full` is not set.
+    /// The names of the tests that do not run because the option `--full` is not set.
     omitted: Vec<String>,
 }
 
 impl Compiled {
-    /// Ensures that the filter selects a test of this run.
+    /// Fails if the filter selects no test of this run.
     fn ensure_tests(&self, filter: &str) -> Result<()> {
         if [&self.units, &self.concurrent, &self.alone]
             .iter()
@@ -189,12 +190,14 @@ impl Run {
         }
         let no_testbed = options.unit || options.place.context.is_some();
         if !no_testbed {
-            // The machine is checked before the tests are compiled, so that missing requirements are reported at once.
+            // The machine is checked before the tests are compiled, so that a missing requirement is reported within
+            // seconds.
             preflight::check(&checkout::run_folder(), options.place.platform.ip_family())?;
         }
         let kubernetes = options.place.platform.kubernetes()?;
         thread::scope(|scope| {
-            // On a new machine, building the programs of the testbed takes longer than compiling the tests.
+            // The programs of the testbed are built while the tests are compiled, because on a new machine both take
+            // minutes.
             let programs = (!no_testbed).then(|| scope.spawn(|| programs::ensure(&kubernetes)));
             let compiled = self.stage(COMPILE, |_| compile(options))?;
             self.report.skip(compiled.omitted, "needs --full");
@@ -206,7 +209,8 @@ impl Run {
             }
             if !options.e2e {
                 if no_testbed {
-                    // Many unit tests start real servers, which are programs of the testbed.
+                    // Many unit tests start real servers. The servers are programs of the testbed, so they are built
+                    // before.
                     programs::ensure(&kubernetes)?;
                 }
                 self.run_jobs(UNITS, compiled.units, processors())?;
@@ -216,7 +220,7 @@ impl Run {
             }
             let early = self.stage(TESTBED, |_| {
                 let early = scope.spawn(|| begin_cluster(&options.place, None));
-                // The image is complete here, because the next stage loads it.
+                // The image must be written before the next stage, which loads it into the nodes.
                 let image = image::build(&compiled.operators, &Origin::unreleased());
                 joined(early).and_then(|early| image.map(|_| early))
             })?;
@@ -235,7 +239,7 @@ impl Run {
         })
     }
 
-    /// Runs a stage: prints its name, calls `work` and records the duration.
+    /// Runs a stage: prints its name, calls `work`, and records how long it took.
     fn stage<T>(
         &mut self,
         name: &'static str,
@@ -280,7 +284,7 @@ impl Run {
         }
     }
 
-    /// The expected duration of all later stages.
+    /// The expected duration of all stages after `stage`.
     fn later(&self, stage: &str) -> Option<Duration> {
         let after = self.stages.iter().skip_while(|one| **one != stage).skip(1);
         after.map(|one| self.expected(one)).sum()
@@ -354,8 +358,8 @@ fn check_formatting() -> Result<()> {
     )
 }
 
-/// Compiles the tests and the operators. With failpoints in all builds, and lints in the same pass, each crate is
-/// compiled only once.
+/// Compiles the tests and the operators. All builds have failpoints, and clippy compiles and lints in one pass, so each
+/// crate is compiled only once.
 fn compile(options: &Tests) -> Result<Compiled> {
     let with = if options.lint {
         Compiler::Clippy
@@ -414,7 +418,7 @@ fn compile(options: &Tests) -> Result<Compiled> {
     Ok(compiled)
 }
 
-/// The job for the test program in a message of cargo. `None` if the message names no test program.
+/// The job for the test program that cargo's message reports. `None` if the message reports no test program.
 fn unit_job(message: &str) -> Option<Job> {
     let message: serde_json::Value = serde_json::from_str(message).ok()?;
     if message["profile"]["test"] != true {
@@ -435,7 +439,7 @@ fn unit_job(message: &str) -> Option<Job> {
         program: program.into(),
         args: json_args(),
         folder: folder.to_owned(),
-        // `cargo test` sets these variables too. Some tests need them.
+        // `cargo test` sets these variables for test programs, and some tests read them.
         vars: vec![
             json_var(),
             (
@@ -451,7 +455,7 @@ fn unit_job(message: &str) -> Option<Job> {
     })
 }
 
-/// The job of one end-to-end test. Each test runs in its own process, so that the longest test can start first.
+/// The job for one end-to-end test. Each test is its own job, so that the longest test can start first.
 fn e2e_job(program: &Path, name: String) -> Job {
     Job {
         args: [json_args(), vec!["--exact".to_owned(), name.clone()]].concat(),
@@ -474,7 +478,7 @@ fn json_var() -> (String, String) {
     (name.to_owned(), value.to_owned())
 }
 
-/// True if a test is in a module with this name.
+/// True if the test is in a module with the name `module`.
 fn is_in(module: &str, test: &str) -> bool {
     test.rsplit("::").skip(1).any(|part| part == module)
 }
@@ -485,8 +489,8 @@ fn e2e_vars(prepared: Prepared) -> Result<Vec<(String, String)>> {
     let mut vars = prepared.vars;
     vars.extend([
         (RUN_LOCK.to_owned(), lock.display().to_string()),
-        // With this value of GOGC, kubectl and helm collect garbage less often. The daemons of the testbed have the
-        // same value.
+        // With this value of GOGC, kubectl and helm collect garbage less often, which saves CPU time. The daemons of
+        // the testbed use the same value.
         ("GOGC".to_owned(), testbed::GOGC.to_owned()),
     ]);
     Ok(vars)

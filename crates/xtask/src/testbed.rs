@@ -33,17 +33,17 @@ use crate::{checkout, preflight, progress, shell};
 
 const READY_LIMIT: Duration = Duration::from_mins(2);
 
-/// `GOGC` for Go programs: by how many percent the heap grows before a garbage collection. The value is higher than the
-/// default, because the tests are limited by CPU time and not by memory.
+/// The value of `GOGC` for Go programs: by how many percent the heap may grow before a garbage collection. It is higher
+/// than Go's default, because the tests are limited by CPU time and not by memory.
 pub(crate) const GOGC: &str = "400";
 
-/// The DNS cache of the cluster.
+/// How long DNS in the testbed caches the names of the Kubernetes cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub(crate) enum Dns {
     /// Names of the cluster are not cached. This is the default of kubeadm since 1.33.
     Nocache,
-    /// DNS caches for 30 s that a name exists or does not exist. kubeadm before 1.33 and NodeLocal DNS do the same.
+    /// DNS caches for 30 s whether a name of the cluster exists, as with kubeadm before 1.33 and NodeLocal DNS.
     Cache30,
 }
 
@@ -63,7 +63,7 @@ pub(crate) struct Options {
     pub(crate) platform: Platform,
 }
 
-/// What the nodes of a testbed run. It cannot change while the testbed is up.
+/// The IP family and the Kubernetes version of a testbed. Neither can change while the testbed is up.
 #[derive(Debug, Clone, Default, clap::Args)]
 pub(crate) struct Platform {
     /// IP family of pods and Services: ipv4 or ipv6 [default: ipv4 on a new testbed, unchanged on a running one]
@@ -75,7 +75,7 @@ pub(crate) struct Platform {
 }
 
 impl Platform {
-    /// The version of Kubernetes for a new testbed.
+    /// The version of Kubernetes to start on a new testbed.
     pub(crate) fn kubernetes(&self) -> Result<Kubernetes> {
         match &self.kubernetes {
             Some(version) => Kubernetes::find(version),
@@ -83,17 +83,17 @@ impl Platform {
         }
     }
 
-    /// The IP family of a new testbed.
+    /// The IP family to use for a new testbed.
     pub(crate) fn ip_family(&self) -> IpFamily {
         self.ip_family.unwrap_or_default()
     }
 
-    /// True if the user has chosen nothing.
+    /// True if the user has set neither of the two options.
     pub(crate) fn is_default(&self) -> bool {
         self.ip_family.is_none() && self.kubernetes.is_none()
     }
 
-    /// Checks that a running testbed has what the user has chosen.
+    /// Fails if the running testbed has another IP family or Kubernetes version than the user has selected.
     fn check(&self, state: &State) -> Result<()> {
         let mut others = Vec::new();
         if let Some(family) = self.ip_family.filter(|family| *family != state.ip_family) {
@@ -135,11 +135,11 @@ pub(crate) struct Testbed {
     inside: Inside,
 }
 
-/// A testbed that [`up`] has brought up or found running.
+/// The testbed that [`up`] returns.
 #[derive(Debug)]
 pub(crate) struct Up {
     pub(crate) env: Env,
-    /// True if the testbed was up before. The caller must then not take it down.
+    /// True if [`up`] found the testbed running. The caller must then not take it down.
     pub(crate) found: bool,
 }
 
@@ -233,7 +233,7 @@ impl Testbed {
         })
     }
 
-    /// The daemons that are not running, without Azurite if the testbed has none.
+    /// The names of the daemons that are not running. Azurite is not included if the testbed runs without it.
     fn stopped(&self) -> Vec<String> {
         daemons(self.state.nodes)
             .filter(|(name, _)| name != "azurite" || control::stores::has_azurite(self))
@@ -253,7 +253,7 @@ impl Testbed {
         shell::output(&mut command)
     }
 
-    /// Stores a link to the archive of a loaded image. Nodes that are down now load it when they start.
+    /// Stores a link to the archive of a loaded image. Nodes that are down now load this archive when they start.
     fn remember_image(&self, archive: &Path) -> Result<()> {
         let folder = self.run_folder.join("images");
         for entry in fs::read_dir(&folder)
@@ -313,8 +313,8 @@ impl Testbed {
         })
     }
 
-    /// Adds the last lines of a daemon's log to the error of a wait. If a daemon has ended, the error already contains
-    /// the lines.
+    /// Adds the last lines of a daemon's log to the error, unless the error already contains them because the daemon
+    /// has ended.
     fn explained(&self, error: anyhow::Error, daemon: &str, what: &str) -> anyhow::Error {
         if self.inside.restart_ended(&self.cgroups).is_err() {
             return error;
@@ -324,7 +324,7 @@ impl Testbed {
     }
 }
 
-/// The nodes that are not ready. In `text`, each known node has an entry `NAME=STATUS`.
+/// The names of the nodes that are not ready. For each known node, `text` contains an entry `NAME=STATUS`.
 fn unready(nodes: u8, text: &str) -> Vec<String> {
     (0..nodes)
         .map(|index| format!("node-{index}"))
@@ -335,17 +335,17 @@ fn unready(nodes: u8, text: &str) -> Vec<String> {
         .collect()
 }
 
-/// The control group of this checkout's testbed.
+/// The control group that contains all processes of this checkout's testbed.
 fn group() -> String {
     format!("etb-{}", checkout::identity())
 }
 
-/// The control group of a part of the testbed.
+/// The control group of a node or daemon of the testbed.
 fn group_of(part: &str) -> String {
     format!("{}/{part}", group())
 }
 
-/// Stops and removes the testbed of this checkout, even if it is incomplete.
+/// Stops the testbed of this checkout and removes its files, even if the testbed has not started completely.
 fn clean(run_folder: &Path) -> Result<()> {
     let cgroups = Cgroups::detect()?;
     let state = State::read(run_folder).unwrap_or_default();
@@ -362,13 +362,13 @@ fn clean(run_folder: &Path) -> Result<()> {
     if let Some(state) = state {
         slot::release(state.slot, run_folder);
     }
-    // The covered folders are removed only if no other testbed is up. The removal of a folder would also unmount the
-    // mounts of other testbeds on it.
+    // The mount points on the machine are removed only if no other testbed is up, because the removal also unmounts
+    // what the other testbeds have mounted there.
     slot::if_alone(run_folder, network::remove_covered);
     Ok(())
 }
 
-/// Copies the logs of the daemons to the target directory, for the analysis of failed tests.
+/// Copies the logs of the daemons to the target directory, because the testbed's own copies are removed.
 fn keep_logs(run_folder: &Path) {
     let Ok(target) = checkout::target() else {
         return;
@@ -378,7 +378,7 @@ fn keep_logs(run_folder: &Path) {
         let _ = fs::remove_dir_all(&to);
         let _ = fs::create_dir_all(&to);
         for entry in fs::read_dir(&from).into_iter().flatten().flatten() {
-            // An error is ignored, because the testbed must be taken down even without its logs.
+            // If a log cannot be copied, the testbed is taken down without it.
             let _ = fs::copy(entry.path(), to.join(entry.file_name()));
         }
     }
@@ -410,7 +410,8 @@ fn begin(
         s3_access_key: pki::random_word(10),
         s3_secret_key: pki::random_word(20),
     };
-    // The state is written before the first process starts, so that an interrupted start can be cleaned up.
+    // The state file is written before the first process starts. If the start is interrupted, the next command finds
+    // this file and removes the incomplete testbed.
     state.write(run_folder)?;
     let cgroups = Cgroups::detect()?;
     cgroups.create(&group())?;
@@ -442,7 +443,7 @@ impl Testbed {
         progress::step("certificates", || control::certificates(self))?;
         progress::step("control plane, and images into the nodes", || {
             control::start_api(self)?;
-            // The container runtimes of the nodes load their images while the API server starts.
+            // The nodes load their images at the same time as the API server starts.
             thread::scope(|scope| {
                 let nodes: Vec<_> = (0..self.state.nodes)
                     .map(|index| scope.spawn(move || node::start_runtime(self, index)))
@@ -486,7 +487,7 @@ pub(crate) fn load_image(archive: &Path, reference: &str) -> Result<()> {
     })
 }
 
-/// The names and control groups of all daemons.
+/// The name and the control group of every daemon.
 fn daemons(nodes: u8) -> impl Iterator<Item = (String, String)> {
     control::DAEMONS
         .iter()

@@ -1,3 +1,3 @@
-//! Tests of the whole repository.
+//! Tests that check the whole repository: documents, chart, conformance and sizes of files.
 
 mod tidy;

@@ -1,5 +1,5 @@
-//! Records the durations of stages and test programs in a file. In the next run, they determine the order of the
-//! programs and the estimate of the remaining time. If the file cannot be read or written, the run continues without
+//! Records how long stages and test programs take, in a file. The next run uses these durations for the order of the
+//! programs and for the estimate of the remaining time. If the file cannot be read or written, the run has no
 //! durations.
 
 use std::collections::BTreeMap;
@@ -55,7 +55,8 @@ impl Times {
         self.jobs.insert(name.to_owned(), took.as_secs_f64());
     }
 
-    /// Removes jobs that no longer exist. May be called only after a run of all jobs.
+    /// Removes the jobs for which `exists` returns false. Call this function only after a run of all jobs, because jobs
+    /// that were not selected would be removed too.
     pub(crate) fn retain_jobs(&mut self, exists: impl Fn(&str) -> bool) {
         self.jobs.retain(|name, _| exists(name));
     }

@@ -66,9 +66,8 @@ impl Keyspace {
         .await
     }
 
-    /// Like [`accept_if_done`], for a request that changes the login itself. If the first attempt succeeded, a retry
-    /// fails, because the client has no valid token. Therefore a login of root with this password proves the success
-    /// of the request.
+    /// Like [`accept_if_done`], for a request that changes how clients log in. After such a request, a retry fails,
+    /// because its token is not valid. If root can then log in with this password, the request has succeeded.
     async fn ensure_root_login(
         &self,
         is_retry: bool,

@@ -1,4 +1,4 @@
-//! Actions on the clusters of a sandbox, and functions that wait for their effects.
+//! Functions that change the clusters of a sandbox, or wait for an effect in these clusters.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -106,7 +106,7 @@ impl Sandbox {
     pub async fn lose_pod(&self, cluster: &str, pod: &str) -> Result<()> {
         let before = self.objects(Kind::EtcdCluster).get(cluster).await?;
         let since = before.metadata.resource_version.unwrap_or_default();
-        // If the member was already lost for another reason, the operator may have deleted the pod.
+        // If the operator considered the member lost before, it may already have deleted the pod.
         let delete = ["delete", "pod", pod, "--now", "--wait=false"];
         self.kubectl(&[&delete[..], &["--ignore-not-found"]].concat())
             .await?;

@@ -17,7 +17,7 @@ use crate::{DEADLINE, Keyspace, Sandbox};
 
 /// The prefix of all keys that the clients use.
 pub const PREFIX: &str = "soak/";
-/// Few keys, so that clients often write the same key at the same time.
+/// The number of keys. It is small, so that clients often write the same key at the same time.
 const KEYS: u64 = 8;
 const CLIENTS: u64 = 6;
 /// The longest pause of a client between two operations, in milliseconds.
@@ -123,7 +123,8 @@ impl SoakClient {
             let kind = match self.dice.below(10) {
                 0..=2 => "get",
                 3..=5 => "put",
-                // A swap must name the expected value. This client has not read a value of the key yet.
+                // A swap needs an expected value. If this client has not read a value of the key yet, it reads the key
+                // instead.
                 _ if known[index].is_empty() => "get",
                 _ => "swap",
             };
@@ -140,7 +141,7 @@ impl SoakClient {
         }
     }
 
-    /// Sends one operation and records it. Returns the value of the key after the operation.
+    /// Sends one operation and records its result. Returns the value that the key has after the operation.
     async fn operate(&mut self, kind: &'static str, key: &str, expect: String) -> Result<String> {
         let client = self.client().await?;
         self.written += 1;
@@ -175,7 +176,7 @@ impl SoakClient {
         })
     }
 
-    /// The client of the existing connection, or of a new connection.
+    /// Returns the client of the existing connection. If there is none, opens a new connection.
     async fn client(&mut self) -> Result<Client> {
         if self.connection.is_none() {
             let connected = timeout(OPERATION_TIMEOUT, self.access.connect()).await;

@@ -49,7 +49,7 @@ pub async fn linearity(program: &Path, operations: &[Operation], pages: &Path) -
             )
         })?;
     let mut input = child.stdin.take().context("stdin is piped")?;
-    // The checker reads all input before it prints, so the write cannot block.
+    // The checker prints nothing until it has read all input, so this write cannot block.
     let written = input.write_all(lines(operations)?.as_bytes()).await;
     drop(input);
     let output = child.wait_with_output().await?;

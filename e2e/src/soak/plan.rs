@@ -221,7 +221,7 @@ impl Planner {
             6..=7 => Fault::LoseVolume { pick },
             8 => Fault::StopNode {
                 pick,
-                // If a node is down for a longer time, the operator replaces its members.
+                // The operator replaces the members of a node only if the node is down for a longer time.
                 seconds: 5 + self.dice.below(40),
             },
             9..=10 => Fault::KillOperator {

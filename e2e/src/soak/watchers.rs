@@ -14,8 +14,8 @@ use crate::DEADLINE;
 use crate::wait::{Poll, until};
 use crate::writer::Access;
 
-/// The longest time without a message. Clients write all the time, so after this time the watcher connects to another
-/// member.
+/// How long a watcher waits for a message. The clients write all the time, so after a longer silence the watcher
+/// connects to another member.
 const SILENCE: Duration = Duration::from_secs(5);
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
@@ -103,7 +103,7 @@ async fn watch(access: Access, from: i64, record: Arc<Mutex<WatchRecord>>) {
     }
 }
 
-/// etcd cannot serve the watch, for example because the revision is compacted.
+/// The reason why etcd cannot serve the watch, for example because the revision is compacted.
 #[derive(Debug)]
 struct Refused(String);
 
@@ -115,7 +115,7 @@ impl std::fmt::Display for Refused {
 
 impl std::error::Error for Refused {}
 
-/// Watches over one connection until the connection fails.
+/// Watches over one connection. Returns when the connection fails.
 async fn watch_once(
     access: &Access,
     next: i64,

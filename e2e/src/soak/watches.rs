@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use super::history::{Event, Operation, Pair, Snapshot};
 use super::watchers::WatchRecord;
 
-/// The number of violations of one kind that are listed in full.
+/// The number of violations of one kind that the report lists in full.
 const MOST_REPORTED: usize = 5;
 
 /// Checks the events that the watchers received:
@@ -129,7 +129,7 @@ fn differences(events: &[Event], longest: &[Event]) -> Vec<String> {
     first.into_iter().collect()
 }
 
-/// Acknowledged writes and values read by clients for which no watcher received an event.
+/// Finds acknowledged writes, and values that clients have read, for which no watcher received an event.
 fn unseen(operations: &[Operation], events: &[Event]) -> Vec<String> {
     let events: BTreeMap<i64, &Event> =
         events.iter().map(|event| (event.revision, event)).collect();
@@ -150,7 +150,7 @@ fn unseen(operations: &[Operation], events: &[Event]) -> Vec<String> {
     found
 }
 
-/// Events that do not belong to exactly one write of a client.
+/// Finds events that belong to no write of a client, or to more than one.
 fn unwritten(operations: &[Operation], events: &[Event]) -> Vec<String> {
     let writes: BTreeMap<&str, &Operation> = operations
         .iter()

@@ -107,7 +107,8 @@ fn service(owner: &Value, name: &str, headless: bool) -> Value {
     if headless {
         service["spec"]["clusterIP"] = json!("None");
         service["spec"]["ports"] = json!([port("client", 2379), port("peer", 2380)]);
-        // Before Kubernetes 1.21, the annotation above had the effect of this field.
+        // In Kubernetes before 1.21, the annotation above publishes addresses that are not ready. Later versions use
+        // this field instead.
         service["spec"]["publishNotReadyAddresses"] = json!(true);
     }
     service
@@ -197,8 +198,8 @@ fn pod(
             "labels": { "app": "etcd", "etcd_node": name, "etcd_cluster": "c" } },
         "spec": {
             "hostname": name, "subdomain": "c", "automountServiceAccountToken": false,
-            // With TLS, members accept a new member only after DNS contains its name. In the original pod, an init
-            // container waits for DNS. Here, the container restarts until DNS contains the name.
+            // With TLS, the other members accept a new member only after DNS contains its name. The old operator waits
+            // for this in an init container. Here, the container fails and restarts until DNS contains the name.
             "restartPolicy": if matches!(form, Form::Tls) { "OnFailure" } else { "Never" },
             "volumes": volumes,
             "securityContext": if matches!(form, Form::Volumes) { user() } else { Value::Null },
@@ -238,7 +239,8 @@ async fn await_ready(sandbox: &Sandbox, count: usize) -> Result<()> {
 
 /// Creates the cluster as the old operator did.
 async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Result<()> {
-    // The old pods have no security context, so the namespace must admit them.
+    // The old pods have no security context. The restricted profile would reject them, so the namespace must allow
+    // privileged pods.
     let label = "pod-security.kubernetes.io/enforce=privileged";
     sandbox
         .kubectl(&[
@@ -296,10 +298,10 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
             let mut add = vec!["exec", NAMES[0], "--"];
             add.extend(words);
             add.extend(["member", "add", initial_members[count - 1], &url]);
-            // etcd accepts an addition only after its members have been connected for some seconds.
+            // etcd accepts a new member only after the existing members have been connected for some seconds.
             until("etcd adds a member", DEADLINE, async || {
                 match sandbox.kubectl(&add).await {
-                    // An earlier request has added the member, but its response was lost.
+                    // An earlier request, whose response was lost, has already added the member.
                     Err(error) if error.to_string().contains("Peer URLs already exists") => {}
                     outcome => drop(outcome?),
                 }
@@ -324,8 +326,8 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
     Ok(())
 }
 
-/// The members have no volumes, so the operator replaces them by new members. Invariant 20: the operator uses the
-/// Secrets of coreos/etcd-operator, and starts no member with other Secrets.
+/// The members have no volumes, so new members replace them. Invariant 20: the new members start with the Secrets of
+/// coreos/etcd-operator, and no member starts with other Secrets.
 #[tokio::test]
 async fn coreos_cluster_with_tls_is_adopted() {
     cluster_scenario("adopt_coreos_tls", async |sandbox| {
@@ -360,8 +362,8 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
     .await?;
     let version = sandbox.env.newest_of("3.5")?;
     let writer = if matches!(form, Form::Tls) {
-        // Members with TLS look up the names of their peers in DNS. These names end in the cluster domain
-        // (`isHostInDNS` in etcd's `client/pkg/transport`). Therefore the old operator required both forms of names in
+        // Members with TLS look up the names of connecting peers in DNS, and find names that end in the cluster domain
+        // (`isHostInDNS` in etcd's `client/pkg/transport`). The old operator therefore required both forms of names in
         // certificates.
         let mut names = pod_dns_names(sandbox, "c");
         names.push(format!("*.c.{}.svc.cluster.local", sandbox.namespace));

@@ -17,7 +17,8 @@ async fn losing_all_pods_keeps_data_on_volumes() {
         let manifest = cluster_with(&sandbox.env, "c", 3, DURABLE)?;
         sandbox.apply(&manifest).await?;
         let before = sandbox.await_members("c", 3).await?;
-        // With a grace period, the leader waits for a successor, and members wait for their clients.
+        // A graceful deletion is also tested: then the leader first waits for a successor, and each member waits for
+        // its clients.
         for (how, options) in [("immediately", &["--now"][..]), ("gracefully", &[])] {
             let writer = Writer::start(sandbox, "c").await?;
             let pods = sandbox.member_pods("c").await?;
@@ -93,7 +94,7 @@ async fn loss_of_all_data_is_reported_without_new_bootstrap() {
 }
 
 /// Waits until none of the pods in `before` exists and as many new pods are ready. The function does not read the
-/// status, because a poll may miss short intermediate states there.
+/// status of the cluster: it can change and change back between two polls.
 async fn await_other_pods(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     let old: Vec<_> = before.iter().map(|pod| &pod.metadata.uid).collect();
     until("every member has a new pod", DEADLINE, async || {

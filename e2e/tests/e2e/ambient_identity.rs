@@ -1,5 +1,6 @@
-//! A backup or restore without a Secret uses the operator's cloud identity, but only in locations that an administrator
-//! has granted to the namespace. All other locations are rejected. `clusterwide.rs` runs these steps.
+//! A backup or restore that names no Secret uses the operator's cloud identity, but only in locations that an
+//! administrator has granted to the namespace. The operators reject all other locations. `clusterwide.rs` runs these
+//! steps.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -22,7 +23,7 @@ fn environment(s3: &S3) -> Vec<(&'static str, String)> {
     ]
 }
 
-/// A grant: one namespace may use the identity of the cluster-wide operators for one location.
+/// A grant: one namespace may use the cloud identity of the cluster-wide operators for one location.
 pub(crate) struct Grant {
     bucket: Bucket,
     /// The location: a bucket and a key prefix.
@@ -31,8 +32,8 @@ pub(crate) struct Grant {
 }
 
 impl Grant {
-    /// Creates the bucket, and grants a location in it to the namespace of `allowed`. The pods of this namespace get an
-    /// identity for the bucket.
+    /// Creates the bucket and the grant: the namespace of `allowed` may use one location in the bucket. The seeds in
+    /// this namespace get their own identity for the bucket.
     pub(crate) async fn create(wide: &Sandbox, allowed: &Sandbox) -> Result<Self> {
         let s3 = wide.env.s3()?;
         let bucket = Bucket::create(s3, &wide.namespace).await?;
@@ -50,7 +51,7 @@ impl Grant {
         format!("{}/{name}", self.place)
     }
 
-    /// Installs cluster-wide operators that have the identity and the grant.
+    /// Installs cluster-wide operators that have a cloud identity for the bucket, and the grant.
     pub(crate) async fn install(&self, wide: &Sandbox) -> Result<()> {
         let environment = environment(wide.env.s3()?);
         let data: serde_json::Map<String, Value> = environment
@@ -127,8 +128,7 @@ fn pod_identity(s3: &S3, namespace: &str) -> String {
     format!("{policy}\n---\n{binding}\n")
 }
 
-/// The manifest of an EtcdBackup of `cluster` to `path`, or of an EtcdRestore from `path`. The manifest names no
-/// Secret.
+/// The manifest of an EtcdBackup of `cluster` to `path`, or of an EtcdRestore from `path`, without a Secret.
 fn without_secret(kind: Kind, name: &str, cluster: &str, path: &str) -> String {
     let (kind, field) = match kind {
         Kind::EtcdRestore => ("EtcdRestore", "backupStorageType"),
@@ -178,7 +178,7 @@ pub(crate) async fn only_granted_identity_is_used(
     let backups = allowed.objects(Kind::EtcdBackup);
     let done = await_complete(&backups, "kept", DEADLINE).await?;
     ensure!(*field(&done, "/status/location") == format!("s3://{path}"));
-    // `adjacent` begins with the name of the granted location, but is another location.
+    // The name of this location begins with the name of the granted location, but it is not inside of it.
     let adjacent = format!("{}-b/etcd", grant.place);
     is_refused(allowed, Kind::EtcdBackup, "adjacent", &adjacent).await?;
     is_refused(other, Kind::EtcdBackup, "foreign", &path).await?;

@@ -18,7 +18,7 @@ pub(crate) async fn member_dies_during_outage(
 ) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
     let operator = operator(sandbox).await?;
-    // The test kills the leader, unless it is on the same node as the operator.
+    // The test kills the leader. If the leader is on the operator's node, it kills another member instead.
     let mut pods = sandbox.member_pods("plain").await?;
     pods.retain(|pod| node_of(pod) != node_of(&operator));
     let leader = leader(&before.plain)?;

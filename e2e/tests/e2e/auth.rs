@@ -1,4 +1,4 @@
-//! Clusters with etcd's authentication: members and passwords change, and the clusters are backed up and restored.
+//! Clusters with etcd's authentication: their members and passwords change, and they are backed up and restored.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;
@@ -133,8 +133,8 @@ async fn password_changes_and_backup_keeps_its_own(
     written: i64,
 ) -> Result<()> {
     sandbox.apply(&secret(SECOND)).await?;
-    // The restored cluster has the password of the backup, but the Secret contains the second password. The restore
-    // reports this difference.
+    // The restored cluster has the password from the backup, and the Secret contains the second password. The restore
+    // must report this difference.
     let manifest = restore_with(sandbox.env.s3()?, "back", "{name: d}", path, "");
     sandbox.apply(&manifest).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
@@ -150,7 +150,8 @@ async fn password_changes_and_backup_keeps_its_own(
         },
     )
     .await?;
-    // The test triggers no reconcile, because the operator must read the Secret in its regular interval of a minute.
+    // The test does not trigger a reconcile here: within a minute, the operator must read the changed Secret on its
+    // own.
     await_password(sandbox, "c", SECOND).await?;
     ensure!(
         !accepts_password(sandbox, "c", FIRST).await?,
@@ -170,8 +171,8 @@ async fn password_changes_and_backup_keeps_its_own(
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// etcd keeps tokens in memory. After all members have restarted, the operator's token is invalid, and the operator
-/// logs in again. A learner requires a token, but issues none.
+/// etcd keeps tokens in memory. When all members have restarted, the operator's token is not valid, and the operator
+/// must log in again. A learner requires a token, but cannot issue one.
 async fn members_change_with_new_logins(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let before: Vec<_> = pods.into_iter().map(|pod| pod.metadata.uid).collect();

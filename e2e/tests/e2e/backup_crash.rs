@@ -19,12 +19,12 @@ struct Crash {
     point: &'static str,
     /// Whether a pod writes the backup to a PVC. Otherwise the operator writes it to S3.
     to_pvc: bool,
-    /// Whether the backup is already complete at the crash, so that the next process only has to record it.
+    /// Whether the backup is already complete when the operator crashes. The next process then only writes the status.
     adopted: bool,
 }
 
-/// Backups to a PVC and to S3 alternate. So each process completes a backup of one kind before it crashes during a
-/// backup of the other kind.
+/// PVC and S3 alternate. So each process first completes a backup of one kind, and then crashes during a backup of the
+/// other kind.
 const CRASHES: [Crash; 5] = [
     Crash {
         point: "backup-before-commit",
@@ -142,12 +142,13 @@ async fn crash_during_backup(
     })
     .await?;
     if !crash.to_pvc && !crash.adopted {
-        // The status also counts the attempts of crashed processes.
+        // The attempts of crashed processes also count in `status.unfinishedAttempts`.
         let begun = sandbox.objects(Kind::EtcdBackup).get(point).await?;
         let counted = attempts(&begun).as_i64();
         ensure!(counted > Some(0), "{counted:?} attempts");
     }
-    // The backup contains these keys only if the next process takes the snapshot again.
+    // The crashed process took its snapshot before these keys. The backup contains them only if the next process takes
+    // a new snapshot.
     keys.fill("after/", 10, |_| ()).await?;
     Ok(revision_before)
 }

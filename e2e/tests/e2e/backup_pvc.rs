@@ -33,7 +33,7 @@ fn backup_pod_selector() -> ListParams {
     ListParams::default().labels("app.kubernetes.io/name=etcd-backup")
 }
 
-/// Waits until no backup pod exists. The operator deletes each backup pod after its work.
+/// Waits until no backup pod exists. The operator deletes each backup pod when its work is done.
 async fn await_no_pods(sandbox: &Sandbox) -> Result<()> {
     let ours = backup_pod_selector();
     until("no backup pod is left", DEADLINE, async || {
@@ -67,7 +67,7 @@ async fn pvc_backups_follow_retention_and_are_restored() {
     .await;
 }
 
-/// The EtcdBackup waits for a PVC that does not exist. A user can delete the EtcdBackup while it waits.
+/// An EtcdBackup waits if its PVC does not exist. It can be deleted while it waits.
 async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
     let first = pvc_backup("first", "  deletionPolicy: Delete\n");
     sandbox.apply(&first).await?;
@@ -83,7 +83,7 @@ async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
         "a pod waits for a PVC that does not exist"
     );
 
-    // The deletion must not wait for the PVC, because a missing PVC cannot contain a backup.
+    // No PVC means that no backup is stored, so the deletion of the EtcdBackup must not wait for the PVC.
     sandbox.kubectl(&["delete", "etcdbackup", "first"]).await?;
     sandbox.apply(&pvc_backup("second", "")).await?;
     await_waiting(sandbox, "second", "BucketMissing", &message).await?;
@@ -97,7 +97,8 @@ async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
 /// that has no volume.
 async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     let before = StoreState::now(keys).await?;
-    // The operator reports a pod without a node after a minute. Until then, other backups run.
+    // The backup pod of this EtcdBackup gets no node, because its PVC has no volume. The operator reports this after a
+    // minute. Other backups must run during this time.
     let unbound = BACKUP_PVC.replace("{name: backups}", "{name: none}");
     let unbound = unbound.replace("spec:\n", "spec:\n  storageClassName: nowhere\n");
     let nowhere = pvc_backup("nowhere", "  backupPolicy: {timeoutInSecond: 120}\n");
@@ -115,8 +116,8 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     sandbox.apply(&pvc_backup("often", often)).await?;
     let mut seen = BTreeSet::new();
     while seen.len() < 3 {
-        // The first poll may see one or two backups, later polls exactly two. If a removal fails, `status.backups` is
-        // outdated until a retry succeeds, so the test waits.
+        // The first poll may see one or two backups, later polls exactly two. If the operator fails to delete a backup,
+        // `status.backups` is outdated until a retry succeeds, so the test polls.
         let most = if seen.is_empty() { 1..=2 } else { 2..=2 };
         let what = "the next backup is complete and old ones are deleted";
         let next = await_object(&backups, "often", what, DEADLINE, |object| {
@@ -140,7 +141,7 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     await_no_pods(sandbox).await
 }
 
-/// Restores in place from a path, and into a new cluster with a volume from the EtcdBackup.
+/// Restores in place from a path, and into a new cluster with a volume from an EtcdBackup.
 async fn are_restored(sandbox: &Sandbox, keys: Keyspace) -> Result<()> {
     let before = StoreState::now(&keys).await?;
     sandbox.apply(&pvc_backup("last", "")).await?;

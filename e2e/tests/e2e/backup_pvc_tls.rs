@@ -56,7 +56,7 @@ async fn pvc_backup_works_with_tls_and_auth() {
             let done = await_complete(&backups, name, DEADLINE).await?;
             ensure!(field(&done, "/status/etcdRevision").as_i64() >= Some(written));
         }
-        // A certificate without a login grants no access. The EtcdBackup reports the error that its pod gets.
+        // A client certificate without a password grants no access. The EtcdBackup must report the error of its pod.
         sandbox.apply(&by_endpoint("refused", "")).await?;
         await_object(&backups, "refused", "the rejection is reported", DEADLINE, |object| {
             let said = conditions_line(object);

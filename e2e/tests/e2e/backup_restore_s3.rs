@@ -35,7 +35,7 @@ fn ensure_final_status(done: &DynamicObject, reason: &str) -> Result<()> {
         field(done, "/status/startTime").as_str(),
         field(done, "/status/completionTime").as_str(),
     );
-    // Both times are in UTC with the same precision, so their texts can be compared.
+    // Both times are in UTC with the same precision, so they can be compared as texts.
     ensure!(
         began.is_some() && began <= ended,
         "began {began:?}, ended {ended:?}"
@@ -65,7 +65,7 @@ async fn lost_cluster_is_restored_from_its_s3_backup() {
         };
         let backed_up = is_backed_up(sandbox, &bucket, &before);
         step("back up", backed_up).await?;
-        // These keys are written after the backup, so the restored cluster must not have them.
+        // These keys are written after the backup. The restored cluster must not contain them.
         keys.fill("later/", 10, |_| ()).await?;
         drop(keys);
         sandbox.delete_cluster("c").await?;
@@ -91,7 +91,8 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
     let cluster = &before.cluster;
     ensure!(field(&done, "/status/etcdVersion") == field(cluster, "/status/currentVersion"));
     ensure!(field(&done, "/status/clusterID") == field(cluster, "/status/clusterID"));
-    // The recorded revision equals the revision of the snapshot, because nothing was written after the last key.
+    // Nothing was written between the last key and the snapshot, so the status must contain the revision of the last
+    // key.
     let revision = field(&done, "/status/etcdRevision");
     ensure!(
         *revision == before.state.revision,
@@ -122,7 +123,7 @@ async fn is_backed_up(sandbox: &Sandbox, bucket: &Bucket, before: &Before) -> Re
     Ok(())
 }
 
-/// The EtcdCluster is deleted, so only the backup contains its spec.
+/// The EtcdCluster no longer exists, so the restore must take its spec from the backup.
 async fn is_restored(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject> {
     let restored = await_equal_restore(sandbox, "back", "c", &before.state).await?;
     ensure!(field(&restored, "/status/succeeded") == true);
@@ -171,8 +172,8 @@ async fn serves_as_before(
     Ok(after)
 }
 
-/// Deletes the Secret that the download needed, and then the pod of the seed. The member restarts with its data. The
-/// test reads from this member directly.
+/// Deletes the Secret that the download needed, and then the seed's pod. The seed must restart with its data, without
+/// another download. The test reads from the seed directly.
 async fn seed_restarts_with_its_data(
     sandbox: &Sandbox,
     done: &DynamicObject,
@@ -223,7 +224,7 @@ async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Re
         DEADLINE,
         async || {
             let page = Page::of_operator(sandbox, "etcd-restore-operator").await?;
-            // The sum of no values is -0. Adding 0 makes it 0.
+            // In Rust, the sum of no numbers is -0. Adding 0 turns it into 0.
             let measured =
                 |what: &str| page.sum(&format!("etcd_operator_restore_{what}"), &of_it) + 0.0;
             let found = expected.map(|(what, _)| (what, measured(what).to_string()));

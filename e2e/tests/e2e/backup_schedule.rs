@@ -17,7 +17,7 @@ use crate::fixtures::{cluster, cluster_with, root};
 
 const MANIFEST: &str = ".manifest.json";
 pub(crate) const OPERATOR: &str = "app.kubernetes.io/component=etcd-backup-operator";
-/// Keys of other software, although their names begin like the backups of `etcd`. Retention must not delete these keys.
+/// Keys of other software whose names begin like the backups of the path `etcd`. Retention must not delete them.
 const SIBLINGS: [&str; 3] = [
     "etcd-prod_v9_2019-01-01-00:00:00",
     "etcd_v2_v9_2019-01-01-00:00:00",
@@ -85,7 +85,7 @@ pub(crate) async fn await_all_finished(bucket: &Bucket) -> Result<()> {
     .await
 }
 
-/// The names of the backups of `path` that have a manifest. Only names in the form of v1beta2 are listed.
+/// The names of those backups of `path` that have a manifest. Names that do not have the form of v1beta2 are skipped.
 fn stored<'a>(keys: &'a [String], path: &str) -> Vec<&'a str> {
     let whole = keys
         .iter()
@@ -119,7 +119,8 @@ async fn status_matches_manifest(bucket: &Bucket, object: &DynamicObject) -> Res
 async fn backup_schedules_survive_restarts_and_apply_retention() {
     scenario("backup_schedule", async |sandbox| {
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
-        // The cluster with a schedule is created first, because its backups are made during the other steps.
+        // The cluster with a schedule in its spec is created first, so that its backups are made while the other steps
+        // run.
         let own = bucket(sandbox, "own").await?;
         let scheduled = cluster_with_schedule(sandbox, &own)?;
         let plain = cluster(&sandbox.env, "c", 1)?;
@@ -141,7 +142,7 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
 /// Backs up every five seconds. Meanwhile the operator restarts.
 async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "retention").await?;
-    // `etcd_v9…` is a backup of coreos/etcd-operator, which retention deletes too.
+    // `etcd_v9…` has the form of backups of coreos/etcd-operator, which retention deletes too.
     for key in SIBLINGS.into_iter().chain(["etcd_v9_2019-01-01-00:00:00"]) {
         bucket.write(key, b"foreign".to_vec()).await?;
     }
@@ -160,7 +161,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         ensure!(field(&done, "/status/succeeded") == true);
         seen.insert(last.clone());
         if round == 2 {
-            // The operator keeps no state in memory, so the next process continues the schedule.
+            // The operator must continue the schedule after its restart, because it keeps no state in memory.
             let by_label = ["delete", "pod", "-l", OPERATOR, "--now", "--wait=true"];
             sandbox.kubectl(&by_label).await?;
         }
@@ -173,7 +174,7 @@ async fn keeps_newest(sandbox: &Sandbox) -> Result<()> {
         condition(object, "Progressing").is_some_and(|found| found["reason"] == "Suspended")
             && has_condition(object, "RetentionApplied", "True")
             && field(object, "/status/backups/0/location") == field(object, "/status/location")
-            // The condition may still describe the previous backup, so the list of backups is compared too.
+            // The condition may still describe the previous backup, so the test also checks the list of backups.
             && field(object, "/status/backups").as_array().map(Vec::len) == Some(2)
     })
     .await?;
@@ -204,8 +205,8 @@ fn cluster_with_schedule(sandbox: &Sandbox, bucket: &Bucket) -> Result<String> {
     cluster_with(&sandbox.env, "s", 1, &more)
 }
 
-/// Deletes the cluster. Its EtcdBackup is deleted with it, but the stored backups remain. One of them restores the
-/// cluster.
+/// Deletes the cluster. Its EtcdBackup is deleted with it, and the stored backups remain. A restore from one of them
+/// creates the cluster again.
 async fn returns_from_own_backup(sandbox: &Sandbox, written: i64) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let what = "a backup of all keys is complete";
@@ -253,7 +254,7 @@ async fn await_deleted(sandbox: &Sandbox, names: &[&str]) -> Result<()> {
     .await
 }
 
-/// A stored backup is deleted with its EtcdBackup only if the deletionPolicy is Delete.
+/// The deletion of an EtcdBackup deletes its stored backup only if `deletionPolicy` is `Delete`.
 async fn expires(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "ttl").await?;
     let s3 = sandbox.env.s3()?;
@@ -270,8 +271,8 @@ async fn expires(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The ServiceAccount of the example may only create EtcdBackups. The manifest in the example's ConfigMap is accepted,
-/// and its backup completes.
+/// The ServiceAccount in the example has only the right to create EtcdBackups. It can create the EtcdBackup in the
+/// example's ConfigMap, and the backup completes.
 async fn cron_job(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "cronjob").await?;
     let s3 = sandbox.env.s3()?;
@@ -306,7 +307,7 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
         .await?;
     let mut names = Vec::new();
     for _ in 0..2 {
-        // The command in the job's container, run with the rights of the job's ServiceAccount.
+        // The command that the container of the job runs, with the rights of the job's ServiceAccount.
         let create = [
             "-n",
             &sandbox.namespace,
@@ -317,7 +318,7 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
             "-o",
             "name",
         ];
-        // The rights of a new RoleBinding take effect after a short delay.
+        // A new RoleBinding takes effect after a short delay, so the test waits.
         let created = until_allowed("the account may create a backup", DEADLINE, async || {
             let created = kubectl::run_with_input(&sandbox.env, &create, Some(&manifest));
             Ok(Poll::Done(created.await?))
@@ -403,8 +404,7 @@ mod full {
             )
             .await?;
             let left = bucket.keys().await?;
-            // The bucket contains the new backup, its manifest, the two newest old backups, and the keys of other
-            // software.
+            // Left are the new backup with its manifest, the two newest old backups, and the keys of other software.
             let count = left.len();
             ensure!(count == 4 + SIBLINGS.len(), "{count} left: {left:?}");
             let is_left = |sibling: &&str| left.iter().any(|key| key == sibling);

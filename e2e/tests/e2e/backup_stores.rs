@@ -12,8 +12,8 @@ use crate::fixtures::cluster;
 use crate::restore_sources::await_equal_restore;
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
-/// Lines under `spec` without and with a `backupPolicy`. Without a policy, the backup is stored at the path itself.
-/// With a policy, its name contains the revision, and it is compressed.
+/// Lines under `spec`, first without and then with a `backupPolicy`. Without a policy, the backup is stored at the path
+/// itself. With this policy, the backup is compressed, and its name contains the revision.
 const POLICIES: [(&str, &str); 2] = [
     ("once", ""),
     (
@@ -37,7 +37,7 @@ fn variable(name: &str) -> Result<String> {
         .with_context(|| format!("{name} is not set: run the tests with `cargo xtask test`"))
 }
 
-/// The stores. The test of OSS uses an S3 server as its endpoint, because OSS has the same protocol.
+/// All stores except S3. The endpoint of OSS is an S3 server, because OSS uses the same protocol.
 fn stores(sandbox: &Sandbox, bucket: &Bucket) -> Result<[Store; 4]> {
     let shared = variable("E2E_BUCKET")?;
     let gcs = format!(
@@ -79,7 +79,8 @@ fn secrets(sandbox: &Sandbox) -> Result<String> {
         "accessKeyID: \"{}\", accessKeySecret: \"{}\"",
         s3.access_key, s3.secret_key
     );
-    // The operator sends a token only to Google, or to an endpoint that the Secret names.
+    // The operator sends tokens only to Google, unless the Secret names another endpoint. This Secret names the server
+    // of the testbed.
     let gcp = format!(
         "access-token: any, endpoint: \"{}\"",
         variable("E2E_GCS_ENDPOINT")?
@@ -106,7 +107,7 @@ async fn every_store_type_saves_and_restores_backups() {
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         let stores = stores(sandbox, &bucket)?;
         step("back up to every store", back_up_to_all(sandbox, &stores)).await?;
-        // These keys are written after the backups, so no restored cluster may have them.
+        // These keys are written after the backups. No restored cluster may contain them.
         keys.fill("later/", 10, |_| ()).await?;
         let restored = are_restored(sandbox, &stores, &before);
         step("restore from every store", restored).await

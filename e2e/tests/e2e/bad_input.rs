@@ -1,5 +1,5 @@
 //! Mistakes of users are rejected by the schema, or reported by a condition and an Event. They do not affect other
-//! objects. `api_rules.rs` covers all rules of the schema.
+//! objects. `api_rules.rs` tests all rules of the schema.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -105,9 +105,10 @@ async fn invalid_clusters_are_rejected_or_reported() {
 
         let version = newest_version(&sandbox.env)?;
         let unreal = "{size: 1, version: \"3.6.999\"}";
-        // The field `busyboxImage` has no effect, because the operator does not support it.
+        // The operator ignores the field `busyboxImage` and reports it.
         let later = format!("{{size: 1, version: \"{version}\", pod: {{busyboxImage: busybox}}}}");
-        // The named Secrets do not exist. The operator must not start a member without the requested encryption.
+        // The Secrets in this spec do not exist. Without them, the operator must not start a member, because the member
+        // would have no TLS.
         let secret = format!(
             "{{size: 1, version: \"{version}\", TLS: {{static: {{member: {{peerSecret: p, serverSecret: s}}, \
              operatorSecret: o}}}}}}"
@@ -135,7 +136,7 @@ async fn invalid_clusters_are_rejected_or_reported() {
             "a member runs without the requested encryption"
         );
 
-        // If an image is missing, the remedy is a version whose image exists.
+        // No image exists for this version. The message must name the remedy: a version whose image exists.
         sandbox.apply(&cluster(&sandbox.env, "unreal", 1)?).await?;
         sandbox.await_members("unreal", 1).await.map(drop)
     })
@@ -195,7 +196,7 @@ async fn clusters_are(sandbox: &Sandbox, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Several backups of the cluster `c` wait for a correction, and one backup completes.
+/// Some backups of the cluster `c` wait until a user corrects a mistake. Another backup completes.
 async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let kind = Kind::EtcdBackup;
@@ -204,8 +205,8 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     let periodic = object(kind, "a", periodic);
     ensure_rejected(sandbox, &periodic, "backupIntervalInSecond").await?;
 
-    // One EtcdBackup completes after its Secret is corrected. First the Secret is missing, then it lacks a key, and
-    // then it contains wrong credentials.
+    // This EtcdBackup has three mistakes, one after the other: the Secret is missing, the Secret lacks a key, the
+    // Secret has wrong credentials. It completes when the Secret is correct.
     let secret = backup(sandbox, "secret", &bucket.name, "one")?;
     let secret = secret.replace("awsSecret: aws,", "awsSecret: keys,");
     sandbox.apply(&secret).await?;
@@ -258,17 +259,18 @@ async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The backup exists, but the template or the manifest contradicts it. The restore must not create a cluster.
+/// The backup exists, but its manifest or the template in the EtcdRestore contradicts it. The restore must not create a
+/// cluster.
 async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let path = format!("{}/good", bucket.name);
-    // According to the manifest, the release in the template is too old to read the backup.
+    // The manifest says that a newer etcd wrote the backup than the etcd in the template, which could not read it.
     let newest = newest_version(&sandbox.env)?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
     let older = format!("{{name: d, template: {{spec: {{size: 1, version: \"{oldest}\"}}}}}}");
     let older = restore_with(s3, "older", &older, &path, "");
 
-    // The backup is truncated. The operator detects this before it creates a cluster.
+    // The backup is truncated. The operator must notice this before it creates a cluster.
     let mut cut = bucket.read("good").await?;
     cut.truncate(cut.len() / 2);
     bucket.write("cut", cut).await?;
@@ -287,14 +289,14 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
     clusters_are(sandbox, 1).await
 }
 
-/// Mistakes in in-place restores are reported too, and do not change the running cluster.
+/// Mistakes in in-place restores are reported, and the running cluster is not changed.
 async fn running_cluster_is_unchanged(
     sandbox: &Sandbox,
     bucket: &Bucket,
     keys: &Keyspace,
 ) -> Result<()> {
     let running = sandbox.await_members("c", 1).await?;
-    // The etcd release in the manifest is too new for this cluster.
+    // The manifest says that a newer etcd wrote the backup than the etcd of this cluster, which could not read it.
     let manifest = bucket.read("good.manifest.json").await?;
     let mut manifest: serde_json::Value = serde_json::from_slice(&manifest)?;
     ensure!(manifest["etcdVersion"].is_string(), "{manifest}");
@@ -358,7 +360,7 @@ pub(crate) async fn no_restarts(sandbox: &Sandbox) -> Result<()> {
         if restarts == 0 {
             continue;
         }
-        // An operator ends when it cannot renew its lease. This is not a crash.
+        // An operator that cannot renew its lease ends itself, which is no crash.
         let name = pod.metadata.name.unwrap_or_default();
         let last = sandbox.kubectl(&["logs", &name, "--previous"]).await?;
         ensure!(

@@ -80,7 +80,7 @@ async fn three_members(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// Members, their Services and the client Service have only addresses of the testbed's IP family. Without this check, a
-/// test run for IPv6 could use IPv4.
+/// run for IPv6 could use IPv4 unnoticed.
 async fn ip_family(sandbox: &Sandbox) -> Result<()> {
     let Some(family) = sandbox.env.ip_family.as_deref() else {
         return Ok(());
@@ -119,8 +119,8 @@ async fn budgets(sandbox: &Sandbox) -> Result<Vec<PodDisruptionBudget>> {
     Ok(budgets.list(&ListParams::default()).await?.items)
 }
 
-/// `bootstrap: Seed`: one member forms the cluster, and the others join as learners. At first, only this member has a
-/// PVC. When the PVC is deleted later, the operator replaces the member while clients are served.
+/// `bootstrap: Seed`: one member forms the cluster, and the others join as learners. At first, only the first member
+/// has a PVC. The PVC is deleted later, and the operator replaces its member while clients are served.
 async fn a_seed(sandbox: &Sandbox) -> Result<()> {
     let more = format!("  bootstrap: Seed\n{DURABLE}");
     let manifest = cluster_with(&sandbox.env, "durable", 3, &more)?;
@@ -136,7 +136,8 @@ async fn a_seed(sandbox: &Sandbox) -> Result<()> {
         .await_event(Kind::EtcdCluster, "durable", &["MemberPromoted"])
         .await?;
 
-    // The test deletes only the PVC. Kubernetes delays the deletion until the operator has replaced the member.
+    // The test deletes only the PVC. Kubernetes keeps the PVC until the operator has replaced the member and its pod is
+    // deleted.
     let writer = Writer::start(sandbox, "durable").await?;
     writer.await_more(10).await?;
     sandbox

@@ -9,9 +9,9 @@ use e2e::wait::Poll;
 use e2e::{DEADLINE, Sandbox, until};
 use kube::ResourceExt;
 
-/// How often a test makes the operator and the kubelets read Secrets.
+/// How often a test triggers the operator and the kubelets to read Secrets.
 const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
-/// The pause between two polls. It is long because each poll starts several processes.
+/// The pause between two polls. Each poll starts several processes, so the pause is longer than usual.
 const POLL_PAUSE: Duration = Duration::from_millis(500);
 
 /// Lines under `spec` for TLS between members and for clients, with static Secrets.

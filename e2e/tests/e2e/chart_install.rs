@@ -13,8 +13,7 @@ use crate::fixtures::{may, newest_version, root};
 const CLUSTER: &str = "example-etcd-cluster";
 const CLIENT: &str = "example-etcd-cluster-client";
 
-/// The rights that the ServiceAccounts must have or must not have: ServiceAccount, verb, resource, and whether the
-/// action is allowed.
+/// Rights to check: ServiceAccount, verb, resource, and whether the ServiceAccount must have the right.
 const RIGHTS: &[(&str, &str, &str, bool)] = &[
     ("etcd-operator", "create", "pods", true),
     (
@@ -92,7 +91,7 @@ async fn rights_are_minimal(sandbox: &Sandbox) -> Result<()> {
         let found = may(sandbox, account, verb, resource, &sandbox.namespace).await?;
         ensure!(
             found == *allowed,
-            "{account} {verb} {resource}: allowed is {found}, expected {allowed}"
+            "the right of {account} to {verb} {resource} is {found}, expected {allowed}"
         );
     }
     Ok(())
@@ -110,18 +109,18 @@ async fn chart_upgrade_and_uninstall_leave_clusters_running() {
     .await;
 }
 
-/// Upgrades the release, which the test has installed without CRDs.
+/// Upgrades the Helm release. The test has installed the release without CRDs.
 async fn upgrades(sandbox: &Sandbox) -> Result<()> {
     let settings = ["--set", "crds.install=true", "--take-ownership"];
     let printed = chart::install(&sandbox.env, RELEASE, &sandbox.namespace, &settings).await?;
     ensure!(
         printed.contains("kubectl"),
-        "the notes name no next step: {printed}"
+        "the notes that Helm prints name no next step: {printed}"
     );
     sandbox.await_operators().await
 }
 
-/// Runs the example of v0.9.4. Only its version is changed, because the nodes have no image of the old version.
+/// Runs the example of v0.9.4. Only its version differs, because the nodes have no image of the old version.
 async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     let path = root().join("e2e/fixtures/v0.9.4/example-etcd-cluster.yaml");
     let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;
@@ -141,7 +140,8 @@ async fn runs_old_example(sandbox: &Sandbox) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members(CLUSTER, 3).await?;
     ensure!(field(&object, "/status/serviceName") == CLIENT);
-    // Clients of coreos/etcd-operator find its two Services by name, and its pods by label.
+    // Clients of coreos/etcd-operator use two Services, which they find by name, and pods, which they find by label.
+    // All must exist.
     let services = sandbox.kubectl(&["get", "services", "-o", "name"]).await?;
     for name in [CLUSTER, CLIENT] {
         let line = format!("service/{name}\n");
@@ -161,8 +161,8 @@ async fn rejects_unknown(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// While no operator is installed, the cluster serves clients, and the CRDs and objects remain. When the operators are
-/// installed again, they manage the cluster.
+/// Uninstalls the operators. The cluster still serves clients, and the CRDs and objects remain. Operators that are
+/// installed again manage the cluster.
 async fn is_installed_again(sandbox: &Sandbox) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, CLUSTER).await?;
     let revision = keys.fill("kept/", 50, |_| ()).await?;
@@ -198,7 +198,7 @@ async fn is_installed_again(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Creates an EtcdBackup whose stored backups must be deleted with it. It stores none, because its Secret is missing.
+/// Creates an EtcdBackup with `deletionPolicy: Delete`. It has no stored backup, because its Secret is missing.
 async fn await_backup_without_store(sandbox: &Sandbox) -> Result<()> {
     let manifest = format!(
         "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: unstored}}\nspec:\n  \
@@ -215,7 +215,8 @@ async fn await_backup_without_store(sandbox: &Sandbox) -> Result<()> {
     .map(drop)
 }
 
-/// A user may uninstall the operators first, and delete the objects afterwards. No operator can remove a finalizer then.
+/// A user may uninstall the operators first and delete the objects afterwards. No operator runs then that could remove
+/// a finalizer, so no object may have one.
 async fn uninstall_first_blocks_no_deletion(sandbox: &Sandbox) -> Result<()> {
     let delete = ["delete", "etcdbackup", "unstored", "--timeout=30s"];
     sandbox.kubectl(&delete).await.map(drop)

@@ -19,10 +19,10 @@ struct Case {
     name: String,
     #[serde(default)]
     values: BTreeMap<String, Value>,
-    /// For each object, JSON pointers with their expected values. `None` if the object must not exist.
+    /// For each object, the expected values at JSON pointers. `None` if the object must not exist.
     #[serde(default)]
     expect: BTreeMap<String, Option<BTreeMap<String, Value>>>,
-    /// A part of the message with which Helm must reject the values.
+    /// A part of the message with which Helm must reject the values. `None` if Helm must accept them.
     error: Option<String>,
 }
 
@@ -42,8 +42,8 @@ async fn render(env: &Env, values: &Value) -> Result<String> {
     chart::helm(env, &words).await
 }
 
-/// The rendered objects, by KIND/NAME. If objects have the same kind and name, all but the first have the key
-/// NAMESPACE/KIND/NAME.
+/// The rendered objects, with KIND/NAME as keys. If several objects have the same kind and name, all except the first
+/// have NAMESPACE/KIND/NAME as keys.
 fn objects(rendered: &str) -> Result<BTreeMap<String, Value>> {
     let mut found = BTreeMap::new();
     for document in serde_yaml_ng::Deserializer::from_str(rendered) {

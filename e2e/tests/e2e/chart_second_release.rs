@@ -1,6 +1,6 @@
-//! A second release of the chart is installed in another namespace without flags. If the installed CRDs are at least as
-//! new as its own, the second release does not change them. After the first release is uninstalled, the second release
-//! manages the namespace of the first release (`scopes.rs`).
+//! A second release of the chart is installed in another namespace without special flags. It changes the installed CRDs
+//! only if they are older than its own. After the first release is uninstalled, the second release manages the
+//! namespace of the first release (`scopes.rs`).
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::sandbox::RELEASE;
@@ -15,7 +15,8 @@ const CRDS: [&str; 3] = [
     "etcdrestores.etcd.database.coreos.com",
 ];
 
-/// Removes Helm's record that a release owns the CRDs. Earlier tests and runs may have left such a record.
+/// Removes the annotations with which Helm records that a release owns the CRDs. Earlier tests may have left such
+/// annotations.
 async fn forget_owner(sandbox: &Sandbox) -> Result<()> {
     for crd in CRDS {
         let words = [
@@ -65,14 +66,14 @@ async fn installs_without_flags(first: &Sandbox, second: &Sandbox) -> Result<()>
     ensure_owner(first, &first.namespace).await?;
     manages_a_cluster(first).await?;
     manages_a_cluster(second).await?;
-    // An upgrade of each release succeeds.
+    // Both releases can still be upgraded.
     install(second, &[]).await?;
     install(first, &[]).await?;
     ensure_owner(first, &first.namespace).await
 }
 
-/// If the CRDs are older, Helm rejects the second release. The message names the release that owns the CRDs. The remedy
-/// is an upgrade of that release.
+/// If the installed CRDs are older, Helm rejects the second release. The message names the release that owns the CRDs,
+/// and that release must be upgraded first.
 async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbox) -> Result<()> {
     let older = "app.kubernetes.io/version=0.0.1";
     let words = ["label", "crd", CRDS[0], older, "--overwrite"];
@@ -81,7 +82,8 @@ async fn older_crds_are_upgraded_by_their_owner(first: &Sandbox, second: &Sandbo
         bail!("the second release changed CRDs of the first release");
     };
     ensure!(error.to_string().contains(&first.namespace), "{error}");
-    // The test has changed the label with kubectl, so Helm needs a flag to reset the label.
+    // The test has changed the label of the CRDs with kubectl. Helm needs the flag to change a field that another
+    // client has set.
     install(first, &["--force-conflicts"]).await?;
     install(second, &[]).await.map(drop)
 }
@@ -110,8 +112,8 @@ async fn share_crds(first: &Sandbox, second: &Sandbox) -> Result<()> {
     forget_owner(second).await
 }
 
-/// In the module `alone`, because the test changes the owner of the CRDs. Other tests of the chart depend on this
-/// owner.
+/// This module is named `alone` because the test changes the owner of the CRDs, on which other tests of the chart
+/// depend.
 mod alone {
     use e2e::sandbox::{RELEASE, bare_scenario};
     use e2e::{Sandbox, chart};

@@ -1,6 +1,6 @@
-//! Cluster-wide operators and a namespaced operator share a Kubernetes cluster. The annotation of an object selects the
-//! operators that manage it. If no operator manages an object, its status says so. The cluster-wide operators have a
-//! separate cloud identity.
+//! Cluster-wide operators and operators of one namespace run in the same Kubernetes cluster. The annotation of an
+//! object selects the operators that manage it. If no operator manages an object, its status says so. The cluster-wide
+//! operators have their own cloud identity.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_complete, await_object, condition};
@@ -24,7 +24,7 @@ fn manifest(sandbox: &Sandbox, name: &str, annotated: bool) -> Result<String> {
     Ok(plain.replacen(&line, &more, 1))
 }
 
-/// The example of a cluster with the annotation, with one member and another name.
+/// The project's example with the scope annotation, changed to one member and another name.
 fn example(sandbox: &Sandbox, name: &str) -> Result<String> {
     let path = root().join("examples/example-etcd-cluster-annotated.yaml");
     let text = std::fs::read_to_string(path)?;
@@ -92,7 +92,7 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
     ensure!(empty.member_pods("plain").await?.is_empty());
     await_managed(namespaced, "own", "True", "Namespaced").await?;
 
-    // The test sets the annotation that the message recommends.
+    // The message of the condition recommends this annotation.
     let annotation = format!("{SCOPE}=clusterwide");
     empty
         .kubectl(&["annotate", "etcdcluster", "plain", &annotation])
@@ -103,7 +103,7 @@ async fn have_one_manager(namespaced: &Sandbox, empty: &Sandbox) -> Result<()> {
         .map(drop)
 }
 
-/// The cluster-wide operator has its rights in every namespace, and the namespaced operator only in its own.
+/// The cluster-wide operator has rights in every namespace. The operator of one namespace has rights only there.
 async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str) -> Result<()> {
     let clusters = "etcdclusters.etcd.database.coreos.com";
     for (operators, verb, resource, namespace, expected) in [
@@ -123,14 +123,14 @@ async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str
         let own = &operators.namespace;
         ensure!(
             allowed == expected,
-            "{own}: {verb} {resource} in {namespace}: allowed is {allowed}, expected {expected}"
+            "the right of {own} to {verb} {resource} in {namespace} is {allowed}, expected {expected}"
         );
     }
     Ok(())
 }
 
-/// For an object, the cluster-wide operators connect only to clusters in the object's namespace. The cluster `own` in
-/// the other namespace has neither TLS nor authentication, so only the operators' own check protects it.
+/// The cluster-wide operators connect only to clusters in the namespace of the object that they reconcile. The cluster
+/// `own` in the other namespace has neither TLS nor authentication. So only this check of the operators protects it.
 async fn have_no_access_to_other_namespaces(
     grant: &Grant,
     tenant: &Sandbox,

@@ -60,7 +60,7 @@ fn ensure_rejected(refused: &DynamicObject, why: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Waits until no object of this restore's seed exists.
+/// Waits until the seed of this restore has no pod, PVC or Service left.
 async fn await_no_seed(sandbox: &Sandbox, restore: &DynamicObject) -> Result<()> {
     let Some(seed) = field(restore, "/status/seed/member").as_str() else {
         return Ok(());
@@ -95,7 +95,7 @@ async fn ensure_one_backup_restored(
     let id = field(winner, "/status/clusterID").as_str();
     let id = id.context("no cluster ID is recorded")?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    // The cluster operator still reports the previous cluster until it reconciles the EtcdCluster.
+    // Until the cluster operator reconciles the EtcdCluster, the status still describes the previous cluster.
     await_object(
         &clusters,
         cluster,
@@ -147,7 +147,7 @@ pub(crate) async fn two_into_one_new_cluster(sandbox: &Sandbox, sources: &Source
     ensure_rejected(&loser, &["another EtcdRestore", "exists"])?;
     await_no_seed(sandbox, &loser).await?;
     ensure_one_backup_restored(sandbox, "f", &winner, sources).await?;
-    // A rejected EtcdRestore owns no objects, so its deletion deletes no other object.
+    // A rejected EtcdRestore owns no objects, so its deletion must not delete anything else.
     let delete = ["delete", "etcdrestore", &loser.name_any()];
     sandbox.kubectl(&delete).await?;
     ensure_one_backup_restored(sandbox, "f", &winner, sources)
@@ -162,7 +162,8 @@ pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -
     let (mut complete, refused): (Vec<_>, Vec<_>) = both
         .into_iter()
         .partition(|object| has_condition(object, "Complete", "True"));
-    // If the second restore started after the first was complete, it has replaced the result of the first.
+    // If the second restore starts after the first is complete, it replaces the data of the first. So the last restore
+    // decides.
     complete.sort_by_key(|one| {
         let replaces = field(one, "/status/replaces/clusterID");
         replaces != field(&before, "/status/clusterID")

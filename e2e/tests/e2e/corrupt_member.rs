@@ -9,7 +9,7 @@ use kube::api::Api;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::{SelectMember, await_one_volume_per_member};
 
-/// The directory on the testbed that contains the volume of a PVC.
+/// The directory on the testbed in which the volume of the PVC is stored.
 async fn volume_directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
     let claims: Api<PersistentVolumeClaim> = sandbox.api();
     let spec = claims.get(claim).await?.spec.context("no spec")?;
@@ -22,7 +22,8 @@ async fn volume_directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
         .path)
 }
 
-/// How the test damages a member: it overwrites the first records of each WAL file, or the first pages of the database.
+/// What the test overwrites: the first records of each WAL file of a follower, or the first pages of the leader's
+/// database.
 const DAMAGE: [(&str, &str, SelectMember); 2] = [
     ("*.wal", "bs=1 seek=32 count=4096", follower),
     ("db", "bs=4096 count=4", leader),
@@ -40,7 +41,8 @@ async fn member_with_damaged_data_is_replaced() {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
             let pods = [sandbox.api::<Pod>().get(&victim).await?];
             let volume_directory = volume_directory(sandbox, &victim).await?;
-            // The containers are stopped first, because a running member would overwrite the damage when it shuts down.
+            // The containers are stopped before the damage, because a running member would overwrite the damaged files
+            // when it ends.
             testbed.signal_containers(&pods, "SIGSTOP").await?;
             let damaged = testbed
                 .script(&format!(

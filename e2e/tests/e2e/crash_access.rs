@@ -15,30 +15,30 @@ use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::{CrashingOperator, await_desired_members};
 use crate::tls_generated::client;
 
-/// The writes for a new cluster with certificates.
+/// Failpoints before the writes for a new cluster with certificates.
 const ISSUING: &[&str] = &[
     "before-make-authority",
     "before-issue-certificate",
     "before-tell-certificates",
 ];
-/// The writes during a rotation of the authorities.
+/// Failpoints before the writes during a rotation of the authorities.
 const ROTATION: &[&str] = &[
     "before-prepare-authority",
     "before-write-trust-bundle",
     "before-switch-authority",
     "before-retire-authority",
 ];
-/// The write that follows the loss of an authority's trust bundle.
+/// The failpoint before the write that follows the loss of an authority's trust bundle.
 const LOST_BUNDLE: &[&str] = &["before-rejoin-authority"];
-/// The write that adds the missing label to a Secret.
+/// The failpoint before the write that adds the missing label to a Secret.
 const UNLABELED: &[&str] = &["before-mark-secret"];
-/// The write that follows the removal of a member with its own certificates.
+/// The failpoint before the write that follows the removal of a member with its own certificates.
 const MEMBER_REMOVAL: &[&str] = &["before-discard-certificate"];
-/// The writes that enable authentication.
+/// Failpoints before the writes that enable authentication.
 const ENABLING_AUTH: &[&str] = &["before-record-passwords", "before-enable-auth"];
-/// The write that follows a new password in the Secret.
+/// The failpoint before the write that follows a new password in the Secret.
 const PASSWORD: &[&str] = &["before-change-password"];
-/// The writes that disable authentication.
+/// Failpoints before the writes that disable authentication.
 const DISABLING_AUTH: &[&str] = &["before-disable-auth", "before-forget-passwords"];
 const POLICY: &[&str] = &["before-apply-network-policy"];
 const NO_POLICY: &[&str] = &["before-delete-network-policy"];
@@ -175,8 +175,8 @@ mod full {
                 sandbox,
                 crashes: 0,
             };
-            // All clusters that were created so far. A later call needs a new cluster, because existing clusters may
-            // already have passed the failpoint.
+            // The names of all clusters that the test has created so far. Each call creates a new cluster, because an
+            // existing cluster may already have passed the failpoint.
             let made = RefCell::new(Vec::new());
             let tls = "  TLS: {generated: {certificateDuration: 4m}}\n";
             operator
@@ -297,8 +297,8 @@ mod full {
             let round = Cell::new(0);
             operator
                 .crash_at_each(PASSWORD, async |times| {
-                    // Before authentication is enabled, a new password has no effect in etcd. Only the first call
-                    // waits, because later the operator crashes before etcd gets the new password.
+                    // While authentication is disabled, etcd does not use the password. Only the first call waits for
+                    // the new password, because the operator crashes before later passwords reach etcd.
                     if times == 0 {
                         await_password(sandbox, &password(round.get())).await?;
                     }
@@ -314,7 +314,8 @@ mod full {
                 .await?;
             operator
                 .crash_at_each(NO_POLICY, async |times| {
-                    // The operator reaches the failpoint of the policy's deletion only if the policy exists.
+                    // The operator reaches this failpoint only when it deletes a policy, so the policy must exist
+                    // first.
                     if times == 0 {
                         until("the policy exists", DEADLINE, async || {
                             let policy =

@@ -23,7 +23,7 @@ const DURABLE: &str = "  pod:
       resources: {requests: {storage: 256Mi}}
 ";
 
-/// How many MiB are written and then deleted.
+/// How many MiB the test writes and then deletes.
 const FREE: i64 = 32;
 
 /// This label decides whether a member is an endpoint of the client Service.
@@ -66,7 +66,7 @@ async fn removed_from_endpoints(sandbox: &Sandbox, since: &str) -> Result<BTreeS
     Ok(all)
 }
 
-/// The number of changes of the leader that a member has seen.
+/// How many changes of the leader this member has seen.
 async fn elections(sandbox: &Sandbox, member: &str) -> Result<f64> {
     let page = Page::of_member(sandbox, member).await?;
     Ok(page.sum("etcd_server_leader_changes_seen_total", ""))
@@ -131,7 +131,7 @@ async fn members_are_defragmented_one_by_one_with_leader_last() {
         let (done, removed_from_endpoints) = (done?, removed_from_endpoints?);
         ensure!(
             removed_from_endpoints.len() == 3,
-            "a busy member was still an endpoint: {removed_from_endpoints:?}"
+            "only these members were removed from the endpoints during their defragmentation: {removed_from_endpoints:?}"
         );
         let run = field(&done, "/status/defragmentation");
         let members = run["members"].as_array().context("no members")?;
@@ -152,8 +152,8 @@ async fn members_are_defragmented_one_by_one_with_leader_last() {
         }
         let after = sandbox.await_members("c", 3).await?;
         same_members(&before, &after)?;
-        // On a busy machine, additional elections can happen. The order is then not checked, because the leader may
-        // have changed.
+        // On a busy machine, there may be additional elections. The leader may then change during the defragmentations,
+        // so their order is not checked.
         if elections(sandbox, other).await? < elected + 1.5 {
             ensure!(
                 members[2]["name"] == led.as_str(),

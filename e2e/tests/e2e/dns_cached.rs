@@ -21,7 +21,8 @@ pub(crate) async fn names_change_with_dns_cache(
     let fresh = sandbox.await_members("fresh", 3).await.context("fresh")?;
     let writer = Writer::start(sandbox, "fresh").await?;
 
-    // A replacement and an additional member have new names. DNS may have cached that these names do not exist.
+    // New members have new names. DNS may have cached that these names do not exist, and members must join
+    // nevertheless.
     let victim = leader(&fresh)?;
     sandbox.lose_pod("fresh", &victim).await?;
     sandbox.scale("durable", 4).await?;
@@ -31,7 +32,7 @@ pub(crate) async fn names_change_with_dns_cache(
     let before = sandbox.await_members("durable", 4).await;
     let before = before.context("durable")?;
 
-    // The member keeps its name, but its pod gets a new address.
+    // The pod of this member gets a new address, but keeps its name. DNS may have cached the old address.
     sandbox.lose_pod("durable", &leader(&before)?).await?;
     let after = sandbox
         .await_members("durable", 4)

@@ -34,7 +34,7 @@ pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>)
         ),
     ];
     drain(sandbox, &node_with_two_members).await?;
-    // The status may still list the deleted pods.
+    // The status may still list pods that are already deleted, so the test waits.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the members without volumes are replaced";
     await_object(&clusters, "packed", what, DEADLINE, |object| {

@@ -15,7 +15,7 @@ use crate::volume_growth::claims;
 
 const KEYS: usize = 50;
 const PREFIX: &str = "etcd-env";
-/// This variable is allowed, because v1beta2 has no other way to set the option.
+/// The operator must allow this variable, because v1beta2 has no field for the option.
 const ALLOWED: &str = "ETCD_AUTO_COMPACTION_RETENTION";
 
 async fn set(sandbox: &Sandbox, name: &str) -> Result<String> {
@@ -41,7 +41,8 @@ async fn pods_and_pvcs(sandbox: &Sandbox) -> Result<BTreeMap<String, i32>> {
     Ok(pods.chain(claims).collect())
 }
 
-/// The pods and PVCs, the cluster ID, and the members with their learner flags.
+/// A snapshot of the cluster: restarts and UIDs of pods and PVCs, the cluster ID, and the members with their learner
+/// flags.
 type ClusterState = (BTreeMap<String, i32>, u64, Vec<(String, bool)>);
 
 async fn cluster_state(sandbox: &Sandbox, keys: &Keyspace) -> Result<ClusterState> {
@@ -76,7 +77,7 @@ async fn etcd_env_that_overrides_operator_flags_is_rejected() {
             };
             ensure!(
                 text.contains("spec.pod.etcdEnv") && text.contains("remove that variable"),
-                "{name}: the message lacks the field or the remedy: {text}"
+                "the rejection of {name} does not name the field and the remedy: {text}"
             );
         }
 

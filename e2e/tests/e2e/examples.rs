@@ -47,13 +47,13 @@ async fn kubectl_with(sandbox: &Sandbox, words: &[&str], manifest: &str) -> Resu
 }
 
 async fn are_created(sandbox: &Sandbox, text: &str, objects: &[Value]) -> Result<()> {
-    // The three operator pods use up the quota of three pods, so no member can start.
+    // The quota allows three pods, and the operators use all three. So no member can start.
     let quota =
         json!({ "metadata": { "name": "no-members" }, "spec": { "hard": { "pods": "3" } } });
     let quota: ResourceQuota = serde_json::from_value(quota)?;
     let quotas = sandbox.api::<ResourceQuota>();
     quotas.create(&PostParams::default(), &quota).await?;
-    // The API server enforces the quota only after the quota controller has counted the pods.
+    // The API server enforces the quota only after the quota controller has counted the existing pods.
     until("the quota is used up", DEADLINE, async || {
         let used = quotas
             .get("no-members")
@@ -98,7 +98,7 @@ async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
             Some("EtcdRestore") => Kind::EtcdRestore,
             _ => continue,
         };
-        // Operators for one namespace ignore annotated objects. `clusterwide.rs` tests the annotated example.
+        // The operators of one namespace ignore objects with the scope annotation. `clusterwide.rs` tests that example.
         if object.pointer(SCOPE).is_none() {
             let name = object["metadata"]["name"].as_str();
             accepted.push(is_accepted(sandbox, kind, name.context("no name")?));

@@ -132,7 +132,7 @@ async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> R
     });
     let clusters = sandbox.objects(Kind::EtcdCluster);
     if form == Form::Tls {
-        // The spec has other peer TLS settings than the old members. The operator must not join until the spec is
+        // The peer TLS settings in the spec differ from those of the old members. No member may join until the spec is
         // corrected.
         object["spec"]["TLS"] = json!({ "static": { "operatorSecret": "operator",
             "member": { "serverSecret": "server" } } });

@@ -1,5 +1,5 @@
-//! The changes that users can make to the objects of a cluster. They are derived from the objects: each label,
-//! annotation, owner, key of a Secret, field of a spec and field of a status is deleted or set to another value.
+//! Derives the changes that a user can make from the objects of a cluster. Each label, annotation, owner, Secret key,
+//! spec field and status field is deleted or gets another value.
 
 use anyhow::{Context, Result};
 use e2e::Sandbox;
@@ -10,7 +10,7 @@ use kube::api::{
 };
 use serde_json::{Map, Value, json};
 
-/// The kinds of objects, each with its resource in the operator's Role.
+/// The kinds of objects that the operator creates, each with its resource in the operator's Role.
 pub(crate) const KINDS: [(&str, &str, &str, &str); 6] = [
     ("", "v1", "Pod", "pods"),
     ("", "v1", "PersistentVolumeClaim", "persistentvolumeclaims"),
@@ -54,7 +54,7 @@ pub(crate) fn objects_of(sandbox: &Sandbox, kind: &str) -> Result<Api<DynamicObj
     Ok(Api::namespaced_with(client, namespace, &resource(kind)?))
 }
 
-/// The kind and the name of an object.
+/// The kind and the name that identify an object.
 pub(crate) type Name = (&'static str, String);
 
 /// How an object is changed.
@@ -107,7 +107,7 @@ impl std::fmt::Display for Case {
     }
 }
 
-/// Another value of the same type that the API server accepts.
+/// Another value of the same type, which the API server accepts too.
 fn other(value: &Value) -> Value {
     match value {
         Value::String(text) => {
@@ -131,7 +131,7 @@ fn other(value: &Value) -> Value {
     }
 }
 
-/// A merge patch that sets one field.
+/// A merge patch that sets one field to `value`.
 fn at(path: &[&str], value: &Value) -> Value {
     path.iter()
         .rev()
@@ -175,7 +175,7 @@ pub(crate) fn fields(object: &Value, pointer: &str) -> Map<String, Value> {
         .unwrap_or_default()
 }
 
-/// All changes of one object.
+/// All changes that a test makes to one object.
 pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>> {
     let value = serde_json::to_value(found)?;
     let case = |what: &str, change: Change| Case {
@@ -234,7 +234,7 @@ pub(crate) fn cases_of(object: &Name, found: &DynamicObject) -> Result<Vec<Case>
         }
         _ => {}
     }
-    // If a volume is deleted, a member is lost. The tests in `member_loss` cover this.
+    // A deleted volume means a lost member, which the tests in `member_loss` cover. So PVCs are not deleted here.
     if object.0 != "PersistentVolumeClaim" {
         cases.push(case("deleted", Change::Delete));
     }

@@ -15,7 +15,7 @@ use crate::fixtures::{DURABLE, cluster_with};
 const REMOVED: &str = "etcd.database.coreos.com/removed";
 const KEYS: usize = 200;
 
-/// Creates a cluster of three members on volumes. `keep` is how long volumes of removed members are kept.
+/// Creates a cluster of three members on volumes. `keep` is the time for which volumes of removed members are kept.
 async fn durable(sandbox: &Sandbox, keep: &str) -> Result<DynamicObject> {
     let keep = format!("{DURABLE}  memberReplacement: {{keepVolumes: {keep}}}\n");
     let manifest = cluster_with(&sandbox.env, "c", 3, &keep)?;
@@ -67,8 +67,8 @@ async fn manually_removed_members_keep_their_volumes() {
         let writer = Writer::start(sandbox, "c").await?;
         let victim = follower(&before)?;
         let id = member_id(&before, &victim)?;
-        // The request does not use the client Service, because it may select the removed member, which ends before it
-        // responds.
+        // The test sends the request to the leader. The client Service could select the removed member, which may end
+        // before it responds.
         let leader = leader(&before)?;
         let words = ["exec", &leader, "--", "etcdctl", "member", "remove", &id];
         // etcd rejects a removal until all voters have been connected for 5 s.
@@ -78,7 +78,7 @@ async fn manually_removed_members_keep_their_volumes() {
                 Err(error) if error.to_string().contains("unhealthy cluster") => {
                     Poll::NotYet("unhealthy cluster".to_owned())
                 }
-                // An earlier request has removed the member, but its response was lost.
+                // An earlier request, whose response was lost, has already removed the member.
                 Err(error) if error.to_string().contains("member not found") => Poll::Done(()),
                 Err(error) => return Err(error),
             })
@@ -87,7 +87,8 @@ async fn manually_removed_members_keep_their_volumes() {
 
         await_report(sandbox, std::slice::from_ref(&victim)).await?;
         is_kept(sandbox, &victim).await?;
-        // A new member on a new volume replaces the removed member. The old volume is kept for the configured time.
+        // A new member on a new volume has replaced the removed member. The old volume must be kept for the configured
+        // time.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
             &clusters,
@@ -120,7 +121,7 @@ async fn manually_removed_members_keep_their_volumes() {
             |object| e2e::objects::has_condition(object, "Degraded", "False"),
         )
         .await?;
-        // If the operator removes a member because of the size, it deletes the volume.
+        // The volume of a member is deleted if the operator itself removes the member because of `spec.size`.
         sandbox.scale("c", 1).await?;
         let left = sandbox.await_members("c", 1).await?;
         crate::member_loss::await_one_volume_per_member(sandbox, &names(&left)).await?;
@@ -145,7 +146,7 @@ async fn pause(sandbox: &Sandbox, paused: bool) -> Result<()> {
     .map(drop)
 }
 
-/// Restarts a member with `--force-new-cluster`, as guides for etcd without an operator recommend.
+/// Restarts a member with the flag `--force-new-cluster`, which guides for etcd without an operator recommend.
 async fn force_new_cluster(sandbox: &Sandbox, member: &str) -> Result<()> {
     let pods = sandbox.api::<Pod>();
     let mut pod = pods.get(member).await?;
@@ -199,7 +200,7 @@ async fn manual_force_new_cluster_deletes_no_volume() {
         pause(sandbox, false).await?;
 
         await_report(sandbox, &vanished).await?;
-        // Two new members have joined, and the old volumes still exist. The user decides about these volumes.
+        // Two new members have joined. The old volumes must still exist, because only the user may decide about them.
         let clusters = sandbox.objects(Kind::EtcdCluster);
         await_object(
             &clusters,
@@ -212,7 +213,8 @@ async fn manual_force_new_cluster_deletes_no_volume() {
             },
         )
         .await?;
-        // The user's pod must be replaced, because it would force a new cluster again at its next start.
+        // The operator must replace the pod that the user has created: at its next start, it would force a new cluster
+        // again.
         sandbox.lose_pod("c", &survivor).await?;
         sandbox.await_members("c", 3).await?;
         await_report(sandbox, &vanished).await?;

@@ -9,7 +9,7 @@ use kube::api::{DynamicObject, ListParams};
 
 use crate::fixtures::{DURABLE, cluster, cluster_with};
 
-/// The members that each test loses, in this order.
+/// The members that each test loses, in this order: first a follower, then the leader.
 const VICTIMS: [(&str, SelectMember); 2] = [("a follower", follower), ("the leader", leader)];
 
 pub(crate) type SelectMember = fn(&DynamicObject) -> Result<String>;
@@ -38,7 +38,7 @@ async fn lost_member_without_volume_is_replaced() {
         }
         writer.await_more(10).await?;
         writer.finish("lost members without volumes").await?;
-        // Events report the changes of the members.
+        // The operator must report each change of the members in an Event.
         for reason in [" MemberRemoved: ", " MemberAdded: ", " MemberPromoted: "] {
             sandbox
                 .await_event(Kind::EtcdCluster, "c", &[reason])
@@ -83,7 +83,7 @@ async fn member_with_lost_volume_is_replaced() {
         let writer = Writer::start(sandbox, "c").await?;
         for (role, choose) in VICTIMS {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
-            // Kubernetes keeps the PVC as long as the pod runs.
+            // Kubernetes keeps a deleted PVC as long as the pod runs, so the pod is deleted too.
             sandbox
                 .kubectl(&["delete", "pvc", &victim, "--wait=false"])
                 .await?;

@@ -58,8 +58,7 @@ async fn network_policy_follows_the_spec() {
         ensure!(policy["spec"]["ingress"] == expected, "{}", policy["spec"]["ingress"]);
         ensure!(policy["spec"]["podSelector"] == member["podSelector"]);
 
-        // The operator restores a policy that a user has changed. If the spec disables the policy, the operator deletes
-        // it.
+        // The operator must restore the policy after a change by a user, and delete it when the spec disables it.
         let patch = "{\"spec\":{\"ingress\":[{}]}}";
         sandbox
             .kubectl(&["patch", "networkpolicy", "c-members", "--type=merge", "-p", patch])

@@ -26,8 +26,8 @@ pub(crate) async fn members_on(
         .collect())
 }
 
-/// A node that runs one member of each cluster, and these members. Prefers the node of the leader. Never returns the
-/// node of the operator.
+/// Chooses a node on which both clusters have a member. Prefers the node of a leader, and never chooses the node of the
+/// operator. Also returns these members.
 async fn node_with_both(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -65,7 +65,7 @@ async fn node_stays_down(
     }
     serve(writers, 10).await?;
 
-    // When the node starts again, the pods of its old members are deleted.
+    // The operator must delete the pods of the old members after the node has started again.
     testbed.start_node(&node).await?;
     for lost in &lost {
         await_pod_deleted(sandbox, lost).await?;
@@ -113,8 +113,8 @@ mod alone {
                 plain.finish("lost node, members without volumes").await?;
                 sandbox.delete_cluster("plain").await?;
 
-                // The cluster now has the default `memberReplacement`, because a member that moves to another node may
-                // be missing for longer than 5 s.
+                // The cluster has the default `memberReplacement` from here on. With the short time of this test, a
+                // member that moves to another node could be replaced.
                 let manifest = cluster_with(&sandbox.env, "durable", 3, DURABLE)?;
                 sandbox.apply(&manifest).await?;
                 step("drain a node", drain_keeps_quorum(sandbox, testbed)).await?;

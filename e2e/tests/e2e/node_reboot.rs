@@ -63,7 +63,7 @@ pub(crate) async fn operator(sandbox: &Sandbox) -> Result<Pod> {
 
 async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
-    // The test uses a node without the cluster operator, because the operator must report the loss.
+    // The operator must report the loss, so the test stops a node on which the operator does not run.
     let operator = operator(sandbox).await?;
     let pods = sandbox.member_pods("plain").await?;
     let mut elsewhere = pods.iter().filter(|pod| node_of(pod) != node_of(&operator));
@@ -71,7 +71,7 @@ async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer
         .next()
         .context("all members share a node with the operator")?;
     testbed.kill_node(node_of(lost)).await?;
-    // The operator queries etcd, not the kubelet. So it reports the loss long before Kubernetes does.
+    // The operator queries etcd directly, so it reports the loss long before Kubernetes does.
     sandbox.await_unhealthy("plain", &lost.name_any()).await?;
     testbed.start_node(node_of(lost)).await?;
     await_restarts(sandbox, &before.on(node_of(lost))).await?;
@@ -79,7 +79,7 @@ async fn one_reboots(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer
     serve(writers, 10).await
 }
 
-/// Invariant 8, with and without volumes: a pod is kept when its node restarts.
+/// Invariant 8, with and without volumes: a pod that exists before its node restarts is the same pod afterwards.
 async fn all_reboot(sandbox: &Sandbox, testbed: &Testbed<'_>, writers: &[Writer]) -> Result<()> {
     let before = TwoClusters::of(sandbox).await?;
     let operator = operator(sandbox).await?;

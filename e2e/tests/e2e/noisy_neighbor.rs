@@ -23,7 +23,7 @@ const MAX_START_DELAY: Duration = Duration::from_secs(5);
 /// Maximum memory of the operator with ten clusters, in bytes.
 const MAX_MEMORY: f64 = 64.0 * 1024.0 * 1024.0;
 
-/// Applies a cluster. Returns how long the operator took to record the bootstrap.
+/// Applies a cluster. Returns the time until the operator has recorded its bootstrap.
 async fn start_cluster(sandbox: &Sandbox, name: &str) -> Result<Duration> {
     sandbox.apply(&cluster(&sandbox.env, name, 1)?).await?;
     let applied = Instant::now();
@@ -75,7 +75,7 @@ async fn others_are_managed(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<
     for number in 0..9 {
         sandbox.await_members(&format!("good-{number}"), 1).await?;
     }
-    // While one cluster hangs, the operator also handles changes of other clusters.
+    // The operator must handle changes of other clusters while one cluster hangs.
     sandbox.scale("good-0", 3).await?;
     sandbox.await_members("good-0", 3).await?;
     await_object(
@@ -90,7 +90,7 @@ async fn others_are_managed(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<
     eprintln!("    started within {typical:?}, slowest {slowest:?}; {taken} bytes of memory");
     ensure!(
         typical < MAX_START_DELAY,
-        "three of nine clusters started after {typical:?} or later"
+        "three of nine clusters started only after {typical:?} or later"
     );
     ensure!(taken < MAX_MEMORY, "{taken} bytes of memory");
     let hanging = clusters.get("hanging").await?;
@@ -105,8 +105,8 @@ async fn hanging_cluster_does_not_delay_other_clusters() {
         sandbox.apply(&cluster(&sandbox.env, "hanging", 3)?).await?;
         sandbox.await_members("hanging", 3).await?;
         let outcome = others_are_managed(sandbox, &testbed).await;
-        // The test continues the stopped processes, because stopped processes would block the deletion of the
-        // namespace. Then the cluster must recover.
+        // The stopped processes would block the deletion of the namespace, so they are continued. The cluster must then
+        // recover.
         signal_members(sandbox, &testbed, "hanging", "SIGCONT").await?;
         outcome?;
         sandbox.await_members("hanging", 3).await.map(drop)
@@ -114,7 +114,7 @@ async fn hanging_cluster_does_not_delay_other_clusters() {
     .await;
 }
 
-/// `kubectl scale` and autoscalers use the scale subresource.
+/// Ensures that the scale subresource, which `kubectl scale` and autoscalers use, has the right values.
 async fn ensure_scale_subresource(sandbox: &Sandbox, size: usize) -> Result<()> {
     let words = ["get", "etcdcluster", "c", "--subresource=scale", "-o"];
     let get = async |path: &str| {
@@ -203,7 +203,7 @@ async fn idle_cluster_is_reconciled_without_writes() {
             versions.push(version);
             anyhow::Ok(versions)
         };
-        // The count starts when two consecutive polls have returned the same versions.
+        // The count starts after two consecutive polls with the same versions, because then the cluster is idle.
         let mut last = (version().await?, reconciles().await?);
         until("five reconciles without a write", DEADLINE, async || {
             let now = (version().await?, reconciles().await?);

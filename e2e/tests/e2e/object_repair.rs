@@ -28,12 +28,12 @@ const READ_TRIGGER_INTERVAL: Duration = Duration::from_secs(3);
 /// Lines under `spec` with which the operator creates an object of every kind.
 const EVERYTHING: &str = "  TLS: {generated: {}}\n  networkPolicy: {}\n";
 
-/// The keys of a Secret that contains a certificate, its private key and the CA certificates.
+/// The keys of a Secret with an issued certificate: the certificate, its private key, and the CA certificates.
 const ISSUED: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 /// The base64 encoding of `-----BEGIN`.
 const PEM: &str = "LS0tLS1CRUdJTi";
-/// Annotations that must exist, but may have any value: fingerprints, which change when a certificate is issued again,
-/// and the mark `started` of a Service.
+/// Annotations that must exist, but whose values may change: fingerprints, which change when a certificate is issued
+/// again, and the mark `started` of a Service.
 const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/started",
     "etcd.database.coreos.com/authorities",
@@ -41,7 +41,7 @@ const PRESENT: [&str; 4] = [
     "etcd.database.coreos.com/trust",
 ];
 
-/// Status fields that change even if nothing happens to the cluster.
+/// Status fields that change while the cluster is idle.
 const VOLATILE: [&str; 7] = [
     "certificates",
     "leader",
@@ -81,7 +81,7 @@ fn normalized(found: &DynamicObject) -> Result<Value> {
         .cloned()
         .unwrap_or_default();
     for owner in owners.as_array_mut().into_iter().flatten() {
-        // The API server adds other fields to an owner reference. The operator relies only on kind, name, UID and
+        // The API server adds more fields to an owner reference. The operator only needs kind, name, UID and
         // controller.
         let [kind, name, uid] = ["kind", "name", "uid"].map(|key| owner[key].clone());
         *owner = json!([kind, name, uid, owner["controller"]]);
@@ -89,7 +89,8 @@ fn normalized(found: &DynamicObject) -> Result<Value> {
     let mut spec = fields(&object, "/spec");
     spec.retain(|key, _| !key.starts_with("clusterIP"));
     let data = fields(&object, "/data").into_iter().map(|(key, value)| {
-        // A certificate that is issued again is different. All other values must be restored exactly.
+        // A certificate that is issued again has other values, so these keys are not compared. All other keys must have
+        // the same values.
         let is_issued = ISSUED.contains(&key.as_str());
         let is_pem = || value.as_str().is_some_and(|text| text.starts_with(PEM));
         let kept = if is_issued { json!(is_pem()) } else { value };
@@ -165,7 +166,7 @@ struct Table<'a> {
     sandbox: &'a Sandbox,
     cluster: &'static str,
     before: BTreeMap<Name, Value>,
-    /// The number of changes that the API server has accepted, and of those that it rejected.
+    /// The number of changes that the API server accepted. The next field is the number of changes that it rejected.
     applied: usize,
     rejected: usize,
 }
@@ -190,10 +191,10 @@ impl<'a> Table<'a> {
             .collect()
     }
 
-    /// Waits until all objects are as before.
+    /// Waits until all objects are the same as before the change.
     async fn await_as_before(&self) -> Result<()> {
         let mut triggered = Instant::now();
-        // The test triggers a reconcile, because the operator otherwise reads Secrets only once a minute.
+        // Without this trigger, the operator would read Secrets only once a minute.
         self.sandbox.trigger_reconcile(self.cluster).await?;
         until("everything is restored", DEADLINE, async || {
             if triggered.elapsed() > READ_TRIGGER_INTERVAL {
@@ -231,7 +232,7 @@ async fn table_is_complete(sandbox: &Sandbox, found: &BTreeMap<Name, DynamicObje
     let rules = role.rules.into_iter().flatten();
     let creating = rules.filter(|rule| rule.verbs.iter().any(|verb| verb == "create"));
     for resource in creating.flat_map(|rule| rule.resources.unwrap_or_default()) {
-        // The operator writes Events, but does not read them.
+        // Events are skipped: the operator writes them, but does not depend on them.
         if resource == "events" {
             continue;
         }
@@ -251,8 +252,8 @@ fn is_represented((_, name): &Name, others: &[String]) -> bool {
         .any(|member| name.starts_with(member.as_str()))
 }
 
-/// The changes that are repeated while a pod is lost. A new pod needs some records and marks; all changes of these are
-/// repeated. For every other object, only the last change is repeated, which deletes the object if possible.
+/// Selects the changes that the test repeats while a pod is lost. All changes of the records and marks that a new pod
+/// needs are repeated. Of every other object, only the last change is repeated, which deletes the object if possible.
 fn with_a_lost_pod(cases: &[Case]) -> Vec<&Case> {
     let matters = |case: &&Case| match case.object.0 {
         "EtcdCluster" => [

@@ -48,7 +48,7 @@ pub(crate) async fn one_learner_at_a_time(sandbox: &Sandbox) -> Result<()> {
 async fn grow_and_replace(sandbox: &Sandbox) -> Result<()> {
     sandbox.scale("c", 5).await?;
     let object = sandbox.await_members("c", 5).await.context("scale to 5")?;
-    // Two members are lost at the same time. The operator replaces one member at a time.
+    // Two members are lost at the same time. With etcd 3.4, the operator must replace them one after the other.
     let leader = leader(&object)?;
     let mut victims = ready_members(&object);
     victims.retain(|name| *name != leader);

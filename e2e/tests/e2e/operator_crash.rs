@@ -28,24 +28,25 @@ use crate::upgrade::{await_version, change, manifest};
 
 const OPERATOR: &str = "etcd-operator";
 
-/// The writes of a bootstrap. The crashes leave these states: recorded names of the first members; volumes and
-/// Services; serving members without a recorded cluster ID.
+/// Failpoints before the writes of a bootstrap. The crashes leave these states: recorded names of the first members;
+/// volumes and Services; serving members without a recorded cluster ID.
 const BOOTSTRAP: &[&str] = &[
     "before-apply-headless",
     "before-create-pod",
     "before-record-cluster-id",
 ];
-/// The writes that add a member. The crashes leave these states: a recorded member that etcd does not know; a learner.
+/// Failpoints before the writes that add a member. The crashes leave these states: a recorded member that etcd does not
+/// know; a learner.
 const GROW: &[&str] = &["before-add-member", "before-promote-member"];
-/// The writes that remove a member. The crashes leave these states: a member that etcd still lists; the pod of a
-/// removed member; the volume of a removed member.
+/// Failpoints before the writes that remove a member. The crashes leave these states: a member that etcd still lists;
+/// the pod of a removed member; the volume of a removed member.
 const SHRINK: &[&str] = &[
     "before-remove-member",
     "before-delete-pod",
     "before-delete-disk",
 ];
-/// The writes of a downgrade. The crashes leave these states: a downgrade that etcd does not know; a member with the
-/// target version, whose pod still records the change of its image.
+/// Failpoints before the writes of a downgrade. The crashes leave these states: a downgrade that etcd does not know; a
+/// member with the target version, whose pod still records the change of its image.
 const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 
 /// The crashes that the tests of this file cause in a default run.
@@ -110,7 +111,8 @@ impl CrashingOperator<'_> {
                     return Ok(Poll::NotYet("idle".to_owned()));
                 };
                 let (clusters, reconciles) = self.reconciles(&pod).await?;
-                // The status may be older than the trigger, so the test waits for another reconcile of every cluster.
+                // The status may describe the time before the trigger. So the test waits until every cluster has been
+                // reconciled again.
                 Ok(
                     if since.elapsed() > IDLE_TIME && reconciles >= before + clusters {
                         Poll::Done(false)
@@ -183,8 +185,8 @@ impl CrashingOperator<'_> {
         Ok(None)
     }
 
-    /// Starts a process with this failpoint, in a separate pod that is built from the template of the Deployment. A
-    /// rollout of the Deployment would take much longer, and its pod would restart and crash again.
+    /// Starts an operator with this failpoint, in a separate pod with the Deployment's pod template. A rollout of the
+    /// Deployment would take much longer, and its pod would restart and crash again.
     async fn starts_with(&self, point: &str) -> Result<()> {
         if self.crashes == 0 {
             let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
@@ -231,7 +233,7 @@ impl CrashingOperator<'_> {
         self.sandbox.kubectl(&delete).await.map(drop)
     }
 
-    /// The pod of the current process.
+    /// The pod of the operator process that the test has started last.
     async fn pod(&self) -> Result<Pod> {
         let pods = self.sandbox.api::<Pod>();
         Ok(pods.get(&process(self.crashes)).await?)
@@ -273,7 +275,7 @@ pub(crate) async fn await_desired_members(
     let selector = ListParams::default().labels(&format!("etcd_cluster={name}"));
     let clusters = sandbox.objects(Kind::EtcdCluster);
     until("one pod for each member", DEADLINE, async || {
-        // The status is read in each poll, because a restarted operator may not have updated it before.
+        // The status is read again in each poll, because the restarted operator may not have updated it yet.
         let mut members = ready_members(&clusters.get(name).await?);
         members.sort();
         let pods = sandbox.api::<Pod>().list(&selector).await?.into_iter();
@@ -318,7 +320,7 @@ async fn operator_crashes_between_writes_lose_no_data() {
             await_desired_members(sandbox, &name, 3).await?;
             members.extend(ready_members(&sandbox.await_members(&name, 3).await?));
         }
-        // The operator has created no second set of members, and has left no object of the removed member.
+        // The operator must not have created a second set of members, or left an object of the removed member.
         await_one_volume_per_member(sandbox, &members).await?;
         writer.await_more(10).await?;
         writer.finish("crashes of the operator").await.map(drop)

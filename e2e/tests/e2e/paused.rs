@@ -72,8 +72,8 @@ async fn operator_reports_but_does_not_change_paused_cluster() {
             .await?;
         sandbox.scale("c", 5).await?;
         let found = everything(sandbox).await?;
-        // The status already reports all three changes. So the operator has reconciled the cluster, and changed
-        // nothing.
+        // The status already reports all three changes, so the operator has reconciled the cluster. It must have
+        // changed nothing.
         let seen = await_object(
             &clusters,
             "c",
@@ -86,7 +86,8 @@ async fn operator_reports_but_does_not_change_paused_cluster() {
                         .iter()
                         .any(|member| member["name"] == lost.as_str() && member["healthy"] == false)
                 });
-                // The members have a quorum, but the client Service and its endpoints are deleted.
+                // The members have a quorum, but the client Service does not exist, so the cluster is not available to
+                // clients.
                 let available = condition(object, "Available");
                 down && available.is_some_and(|found| found["reason"] == "NoEndpoint")
                     && field(object, "/status/observedGeneration").as_i64()
@@ -107,7 +108,7 @@ async fn operator_reports_but_does_not_change_paused_cluster() {
         ensure!(field(&after, "/status/clusterID") == field(&before, "/status/clusterID"));
         let names: Vec<String> = members(&after).into_iter().map(|(name, _)| name).collect();
         ensure!(names.contains(&lost), "{lost} is not a member: {names:?}");
-        // The operator has created the client Service again, so the Service has a new address.
+        // The client Service was created again with a new address, so the client with the old address is stopped.
         drop(writer);
         let writer = Writer::start(sandbox, "c").await?;
         writer.finish("pause and resume").await.map(drop)

@@ -15,17 +15,20 @@ async fn status(sandbox: &Sandbox) -> Result<Value> {
     serde_json::from_str(&text).with_context(|| text.clone())
 }
 
-/// Checks that every member has answered itself.
+/// Checks that the numbers in the view come from the members themselves, and not from the status.
 fn ensure_live(view: &Value, members: usize) -> Result<()> {
     ensure!(
         view["source"] == "members",
-        "the members were asked: {view}"
+        "the view does not come from the members: {view}"
     );
     let answers = view["members"].as_array().context("members")?;
     let live = answers
         .iter()
         .filter(|one| one["healthy"] == true && one["term"].is_u64());
-    ensure!(live.count() == members, "{members} members answer: {view}");
+    ensure!(
+        live.count() == members,
+        "not all of the {members} members answer: {view}"
+    );
     Ok(())
 }
 
@@ -46,20 +49,23 @@ async fn plugin_shows_and_changes_cluster() {
         .await?;
         ensure!(value.trim() == "v", "{value}");
         let failed = plugin::run(sandbox, &["ctl", "c", "--", "get"]).await;
-        ensure!(failed.is_err(), "the exit code of etcdctl is passed on");
+        ensure!(failed.is_err(), "the plugin must fail if etcdctl fails");
 
         let next = follower(&before)?;
         plugin::run(sandbox, &["move-leader", "c", "--to", &next, "--yes"]).await?;
         ensure!(
             status(sandbox).await?["leader"] == next.as_str(),
-            "{next} leads"
+            "{next} is not the leader"
         );
         plugin::run(sandbox, &["compact", "c", "--keep", "0", "--yes"]).await?;
         let defragmented = plugin::run(sandbox, &["defrag", "c", "--yes"]).await?;
         ensure!(defragmented.matches('→').count() == 3, "{defragmented}");
 
         let logs = plugin::run(sandbox, &["logs", "c", "--tail", "20"]).await?;
-        ensure!(logs.contains(&next), "the log has lines of {next}: {logs}");
+        ensure!(
+            logs.contains(&next),
+            "the log has no lines of {next}: {logs}"
+        );
         let file = std::env::temp_dir().join(format!("{}.tar.gz", sandbox.namespace));
         let path = file.to_string_lossy().into_owned();
         plugin::run(sandbox, &["report", "c", "--file", &path]).await?;
@@ -75,7 +81,7 @@ async fn plugin_shows_and_changes_cluster() {
         ensure_live(&view, 3)?;
         ensure!(
             !view.to_string().contains(&old),
-            "{old} is replaced: {view}"
+            "{old} was not replaced: {view}"
         );
         Ok(())
     })
@@ -92,7 +98,8 @@ async fn plugin_works_with_tls_and_authentication() {
             .await?;
         sandbox.await_members("c", 3).await?;
         ensure_live(&status(sandbox).await?, 3)?;
-        // The plugin runs the local etcdctl through a port-forward. etcdctl gets the password from the Secret.
+        // With authentication, the plugin runs the etcdctl of this machine through a port-forward, with the password
+        // from the Secret.
         plugin::run(sandbox, &["ctl", "c", "--", "put", "k", "v"]).await?;
         let value = plugin::run(
             sandbox,

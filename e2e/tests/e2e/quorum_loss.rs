@@ -16,7 +16,7 @@ use crate::operator_crash::CrashingOperator;
 
 const KEYS: usize = 300;
 const APPROVE: &str = "etcd.database.coreos.com/recover";
-/// The crash in the middle of a recovery.
+/// The failpoint at which the operator crashes in the middle of a recovery.
 pub(crate) const CRASHES: &[&str] = &["before-record-recovery"];
 
 /// A cluster of three members with data, and a client that writes.
@@ -72,7 +72,7 @@ async fn approve(sandbox: &Sandbox, cluster_id: &str) -> Result<()> {
         .map(drop)
 }
 
-/// Waits until the loss is reported in a message that contains all these fragments. Returns the EtcdCluster.
+/// Waits until the status reports the loss in a message that contains all fragments in `says`. Returns the EtcdCluster.
 async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<DynamicObject> {
     let what = format!("Degraded because of QuorumLost, with {says:?}");
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -87,7 +87,8 @@ async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<DynamicObject> {
     .await
 }
 
-/// Waits for this phase of the recovery. The status may still contain the record of an earlier recovery.
+/// Waits until the recovery after this loss has the phase. The status may still describe an earlier recovery, which
+/// does not count.
 async fn await_phase(sandbox: &Sandbox, before: &Before, phase: &str) -> Result<DynamicObject> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("recovery {phase}");
@@ -209,7 +210,7 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let expected = [&how, &*before.survivor, "at revision", "EtcdRestore"];
     await_loss(sandbox, &expected).await?;
 
-    // An approval that names another cluster ID has no effect, and the status reports this.
+    // The operator must ignore an approval with another cluster ID, and report it in the status.
     approve(sandbox, "deadbeef").await?;
     await_loss(sandbox, &["deadbeef", "no recovery starts"]).await?;
     await_event(sandbox, "RecoveryRefused", "deadbeef").await?;
@@ -231,8 +232,7 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let (old, survivor) = (before.cluster_id.clone(), before.survivor.clone());
     is_recovered(sandbox, before, "Annotation").await?;
 
-    // The annotation with the old cluster ID remains on the EtcdCluster. The operator must not start a second recovery
-    // because of it.
+    // The EtcdCluster still has the annotation with the old cluster ID, which must not start a second recovery.
     let after = sandbox.await_members("c", 3).await?;
     let annotations = after.metadata.annotations.clone().unwrap_or_default();
     ensure!(annotations.get(APPROVE) == Some(&old));
@@ -276,7 +276,7 @@ async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject
 /// canceled when the quorum returns.
 async fn canceled(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
-    // The quotas prevent the creation of a pod and of a fourth volume.
+    // With these quotas, neither a second pod nor a fourth volume can be created.
     sandbox.apply(&quota("pods", "pods: \"1\"")).await?;
     let volumes = "persistentvolumeclaims: \"3\"";
     sandbox.apply(&quota("volumes", volumes)).await?;
@@ -297,7 +297,7 @@ async fn canceled(sandbox: &Sandbox) -> Result<()> {
     await_one_volume_per_member(sandbox, &ready_members(&before.object)).await?;
     await_event(sandbox, "RecoveryCancelled", "answers again").await?;
 
-    // The annotation approves an earlier loss, so the operator reports it as stale.
+    // The annotation approves an earlier loss. The operator must ignore it and report it as stale.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the approval is stale";
     await_object(&clusters, "c", what, DEADLINE, |object| {
@@ -359,8 +359,8 @@ async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
 
 async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
-    // PVCs and pods are deleted at the same time. If only volumes were lost, the operator would replace the members one
-    // by one.
+    // PVCs and pods are deleted at the same time, so that the quorum is lost. Otherwise the operator would replace the
+    // members one by one.
     let both = |kind: &str| -> Vec<String> {
         let named = before.victims.iter().map(|name| format!("{kind}/{name}"));
         named.collect()
@@ -373,7 +373,7 @@ async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
     approve(sandbox, &before.cluster_id).await?;
     is_recovered(sandbox, before, "Annotation").await?;
     let members = ready_members(&sandbox.await_members("c", 3).await?);
-    // The operator has deleted all volumes of the old cluster.
+    // The operator must have deleted all volumes of the old cluster.
     await_one_volume_per_member(sandbox, &members).await
 }
 

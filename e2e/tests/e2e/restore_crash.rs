@@ -18,7 +18,7 @@ use crate::restore_sources::await_equal_restore;
 
 const OPERATOR: &str = "etcd-restore-operator";
 
-/// The operator deletes a failed pod of the seed. Before this write, the test lets the pod fail permanently.
+/// The failpoint before the operator deletes a failed pod of the seed. The test makes the pod fail permanently first.
 const CLEAR: &str = "restore-before-clear-pod";
 
 /// The crashes in every test run, during an in-place restore. They leave, in this order: some objects of the seed, all
@@ -32,7 +32,7 @@ pub(crate) const CRASHES: &[&str] = &[
     "restore-before-join",
 ];
 
-/// Every write of an in-place restore, in its order.
+/// Failpoints before every write of an in-place restore, in its order.
 const IN_PLACE: &[&str] = &[
     "restore-before-record-intent",
     "restore-before-record-backup",
@@ -51,7 +51,7 @@ const IN_PLACE: &[&str] = &[
     "restore-before-status",
 ];
 
-/// Every write of a restore that fails permanently.
+/// Failpoints before every write of a restore that fails permanently.
 const ABANDONED: &[&str] = &[
     "restore-before-abandon",
     "restore-before-discard-seed",
@@ -59,7 +59,7 @@ const ABANDONED: &[&str] = &[
     "restore-before-let-go",
 ];
 
-/// The writes of a restore into a new cluster, except those that create the seed.
+/// Failpoints before the writes of a restore into a new cluster, except those that create the seed.
 const NEW: &[&str] = &[
     "restore-before-record-backup",
     "restore-before-create-cluster",
@@ -170,7 +170,7 @@ async fn scale_operator(sandbox: &Sandbox, replicas: &str) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Replaces the process of the operator. The environment stays the same.
+/// Stops the restore operator, and starts a new process with the same environment variables.
 pub(crate) async fn restart_operator(sandbox: &Sandbox) -> Result<()> {
     stop_operator(sandbox).await?;
     free_lease(sandbox).await?;
@@ -183,8 +183,8 @@ pub(crate) async fn restart_with_failpoint(sandbox: &Sandbox, point: &str) -> Re
     let deployment = format!("deployment/{OPERATOR}");
     let wait = ["rollout", "status", &deployment, "--timeout=300s"];
     sandbox.kubectl(&wait).await?;
-    // The test waits for the end of the previous process, which has no failpoint. This process could acquire the lease
-    // and pass the write without a crash.
+    // The previous process has no failpoint. It could acquire the lease and perform the write without a crash, so the
+    // test waits until it has ended.
     sandbox.await_operator_pods(OPERATOR, 1).await
 }
 
@@ -202,8 +202,8 @@ async fn crash_at_each(
             restart_with_failpoint(sandbox, point).await?;
             sandbox.apply(manifest).await?;
         } else if *point == CLEAR {
-            // The operator is stopped first. A process with the previous failpoint would otherwise execute the next
-            // write.
+            // The operator is stopped before the object is applied. Otherwise a process with the previous failpoint
+            // could perform the next write.
             stop_operator(sandbox).await?;
             seed_fails_for_good(sandbox, restore).await?;
             restart_with_env(sandbox, &variable).await?;

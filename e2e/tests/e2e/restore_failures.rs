@@ -102,8 +102,8 @@ async fn ensure_unchanged(
     is_managed(sandbox).await
 }
 
-/// Ensures that the cluster operator manages the cluster, by an object that it must repair. While a restore lock
-/// exists, it repairs nothing.
+/// Checks that the cluster operator manages the cluster: it must repair an object that the test has changed. While a
+/// restore lock exists, the operator would not repair it.
 async fn is_managed(sandbox: &Sandbox) -> Result<()> {
     let budgets = sandbox.api::<PodDisruptionBudget>();
     let before = budgets.get("c").await?.metadata.uid;

@@ -68,7 +68,7 @@ pub(crate) fn in_place_restore(sandbox: &Sandbox, bucket: &Bucket, more: &str) -
     in_place_restore_from(sandbox, "over", bucket, "etcd.backup", more)
 }
 
-/// Like [`in_place_restore`], with the name of the EtcdRestore and the key of the backup.
+/// Like [`in_place_restore`], but the caller chooses the name of the EtcdRestore and the key of the backup.
 pub(crate) fn in_place_restore_from(
     sandbox: &Sandbox,
     name: &str,
@@ -174,8 +174,8 @@ async fn running_cluster_is_restored_in_place() {
     .await;
 }
 
-/// Clients keep their address, and never reach both clusters. The old volumes are kept for the time that the
-/// EtcdRestore requests.
+/// Clients keep their address, and never reach the old and the new cluster at the same time. The old volumes are kept
+/// for the time in the EtcdRestore.
 async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let services = service_uids(sandbox).await?;
     let reader = Reader::start(sandbox, "c", "kept/").await?;
@@ -208,7 +208,7 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
         service_uids(sandbox).await? == services,
         "a Service was recreated"
     );
-    // Clients can reconnect at the same address.
+    // The address of the cluster is the same, so clients can reconnect.
     writer.await_more(10).await?;
     reader.await_more(10).await?;
     let tally = writer.finish_counting("in-place restore").await?;
@@ -235,7 +235,7 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
     keys.verify("later/", 0)
         .await
         .context("keys newer than the backup")?;
-    // The new cluster is complete, so the time until the old volumes are deleted has started.
+    // The old volumes are kept for a time that starts when the new cluster is complete. It has started now.
     old_volumes_expire(sandbox, &after, old).await?;
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
@@ -265,7 +265,8 @@ async fn old_volumes_expire(
         "{old:?} must be kept until {until}; at {observed_at} the PVCs are {:?}",
         there.iter().map(ResourceExt::name_any).collect::<Vec<_>>()
     );
-    // On a slow machine, the time may end before the new cluster is complete.
+    // On a slow machine, the time may already have ended before the new cluster is complete. Volumes that are already
+    // deleted are not checked.
     old.retain(stays);
     if old.is_empty() {
         return Ok(());
@@ -309,8 +310,8 @@ async fn ensure_every_member_has(
     Ok(())
 }
 
-/// A client continues a watch at a revision of the old history. etcd must report to the client that it has missed
-/// changes.
+/// A client continues a watch at a revision of the replaced history. etcd must cancel the watch, so that the client
+/// knows that it has missed changes.
 async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
     keys.fill("later/", 50, |_| ()).await?;
@@ -332,7 +333,7 @@ async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Re
     let compacted = keys.watch_from("kept/", seen).await?;
     ensure!(
         compacted > seen,
-        "compacted up to {compacted}, but the client had seen {seen}"
+        "etcd has compacted only up to {compacted}, but the client had seen revision {seen}"
     );
     // The requested time is one day, so the volumes of the replaced cluster must still exist.
     let kept = volumes(sandbox).await?;
@@ -347,14 +348,14 @@ async fn with_bumped_revision(sandbox: &Sandbox, running: &RunningCluster) -> Re
     let error = before.err().context("the old history still exists")?;
     ensure!(format!("{error:#}").contains("compacted"), "{error:#}");
     drop(keys);
-    // If volumes of new members are deleted, the old volumes still remain.
+    // The deletion of new members' volumes must not delete the old volumes.
     sandbox.scale("c", 1).await?;
     sandbox.await_members("c", 1).await?;
     await_volumes(sandbox, old.len() + 1).await?;
     let kept = volumes(sandbox).await?;
     ensure!(
         old.iter().all(|volume| kept.contains(volume)),
-        "{kept:?} remain, expected {old:?}"
+        "the PVCs {kept:?} remain, expected {old:?}"
     );
     Ok(())
 }

@@ -66,7 +66,7 @@ async fn new_cluster_is_deleted(
     );
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores.delete("new", &DeleteParams::default()).await?;
-    // The new process keeps the failpoint, so it would crash if it continued the restore.
+    // The new process has the same failpoint, and would crash if it continued the restore.
     restart_operator(sandbox).await?;
     await_restore_deleted(sandbox, "new").await?;
     until("all objects are deleted", DEADLINE, async || {
@@ -158,8 +158,8 @@ async fn restored_cluster_stays(sandbox: &Sandbox, running: &RunningCluster) -> 
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }
 
-/// The names of the pods, volumes and Services of the cluster's members. The two Services for the whole cluster are
-/// left out.
+/// The names of the pods, volumes and Services that belong to single members. The two Services of the whole cluster are
+/// not included.
 async fn all_of(sandbox: &Sandbox, cluster: &str) -> Result<Vec<String>> {
     let all = ListParams::default();
     let pods = sandbox.api::<Pod>().list(&all).await?;

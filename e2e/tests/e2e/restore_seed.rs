@@ -41,8 +41,8 @@ async fn lose_seed(sandbox: &Sandbox, restore: &str) -> Result<()> {
     seed_fails_for_good(sandbox, restore).await
 }
 
-/// A restore records at its start which backup of an EtcdBackup is the newest. When another process creates the seed
-/// again, a newer backup exists, but the restore does not use it.
+/// A restore records at its start which backup is the newest. While the seed is created again, a newer backup exists.
+/// The restore must not use it.
 async fn newer_backup_is_not_used(
     sandbox: &Sandbox,
     bucket: &Bucket,

@@ -163,7 +163,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
         )
     };
     let before = format!(", before: \"{}\"", sources.between);
-    // The EtcdRestore `c` restores the cluster `d`, because its name need not be the name of the cluster.
+    // The EtcdRestore `c` restores into the cluster `d`: the names of an EtcdRestore and its cluster may differ.
     let all = [
         restore_with(s3, "c", "{name: d}", &late.path, ""),
         by_name("newest", ""),
@@ -191,7 +191,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
         let own = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
         own.fill(&format!("{cluster}/"), 5, |_| ()).await?;
     }
-    // Each cluster contains its own keys, but no keys that the test wrote to the other clusters.
+    // Each cluster must contain its own keys, and none that the test wrote to another cluster.
     for (_, cluster, _) in made {
         let own = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
         for (_, other, _) in made {
@@ -202,7 +202,7 @@ async fn concurrent_sources(sandbox: &Sandbox, sources: &Sources) -> Result<()> 
     ids.sort();
     ids.dedup();
     ensure!(ids.len() == 5, "{ids:?}");
-    // If all restores start before the first restore ends, no restore has waited for another restore.
+    // All restores must have started before the first of them ended. Otherwise one restore has waited for another.
     let last = times.iter().map(|(start, _)| start).max();
     let first = times.iter().map(|(_, end)| end).min();
     ensure!(
@@ -247,14 +247,14 @@ async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
         let output = old_etcd_json(&format!("etcd-{old}.json"))?;
         let hashes = old_etcd_json(&format!("etcd-{old}.hash.json"))?;
         let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, cluster).await?;
-        // Compares the newest revision and an earlier revision.
+        // Two revisions are compared: the newest revision and an earlier one.
         for (answer, revision) in [("all", 72), ("revision40", 40)] {
             let before = StoreState::from_etcdctl(&output[answer], &output["leases"])?;
             let after = StoreState::at(&keys, revision).await?;
             before.ensure_same_keys(&after).with_context(|| {
                 format!("backup of etcd {old} in etcd {version}, revision {revision}")
             })?;
-            // The hash covers all changes since the compaction, so the restore must have kept this history.
+            // The hash covers all changes since the compaction. If it is the same, the restore has kept this history.
             let recorded = &hashes[answer][0]["HashKV"];
             let expected = (
                 recorded["hash"].as_u64(),

@@ -118,7 +118,7 @@ async fn in_place_restore_without_class(
     let seed = seed_objects(sandbox, "d").await?;
     ensure!(!seed.is_empty(), "no object of a seed exists");
 
-    // The restore would fail after three minutes. To save time, the test deletes it.
+    // The restore fails by itself after three minutes. The test deletes it earlier to save time.
     let restores = sandbox.objects(Kind::EtcdRestore);
     restores
         .delete("late-over", &DeleteParams::default())
@@ -185,7 +185,7 @@ pub(crate) async fn running_cluster_without_quota(
     let quotas = sandbox.api::<ResourceQuota>();
     let quota: ResourceQuota = serde_json::from_value(quota)?;
     quotas.create(&PostParams::default(), &quota).await?;
-    // The API server names the quota in its rejection only when the quota controller has counted the objects.
+    // The API server names the quota in the rejection only after the quota controller has counted the objects.
     until("the quota is used up", DEADLINE, async || {
         let used = quotas
             .get("few")

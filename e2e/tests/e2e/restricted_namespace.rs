@@ -16,7 +16,8 @@ use crate::fixtures::cluster;
 
 const KEYS: usize = 100;
 
-/// Ensures that every container of every pod is hardened further than the profile requires. Returns the number of pods.
+/// Checks that every container of every pod has stricter settings than the profile requires. Returns the number of
+/// pods.
 async fn every_pod_is_hardened(sandbox: &Sandbox) -> Result<usize> {
     let pods = sandbox.api::<Pod>().list(&ListParams::default()).await?;
     for pod in &pods {
@@ -95,8 +96,8 @@ async fn all_pods_meet_restricted_profile() {
         sandbox.await_members("d", 3).await?;
         let restored = Keyspace::of_cluster(env, own, "d").await?;
         restored.verify("kept/", KEYS).await?;
-        // These are the pods of three operators, and of two clusters with three members each. The seed of the restored
-        // cluster is a member.
+        // At least these pods are checked: three operators, and two clusters with three members each. The seed of the
+        // restored cluster is one of its members.
         ensure!(every_pod_is_hardened(sandbox).await? >= 9);
         ensure_no_leaks(sandbox).await
     })

@@ -59,7 +59,7 @@ fn has_flag(pod: &Value, flag: &str) -> bool {
     args.is_some_and(|args| args.iter().any(|arg| arg == flag))
 }
 
-/// Changes an option of etcd. At most one member is missing at the same time.
+/// Changes an option of etcd. The operator must not have more than one member missing at any time.
 async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: bool) -> Result<()> {
     sandbox.apply(&manifest).await?;
     let object = sandbox.await_members("c", 3).await?;
@@ -83,7 +83,7 @@ async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: b
         .collect();
     ensure!(
         same.len() == if keeps_names { 3 } else { 0 },
-        "only members with volumes keep their names: {same:?}"
+        "members must keep their names if they have volumes, and only then: {same:?}"
     );
     ensure!(
         before
@@ -98,8 +98,8 @@ async fn option_change_rolls(sandbox: &Sandbox, manifest: String, keeps_names: b
     );
     writer.await_more(10).await?;
     let tally = writer.finish("changed etcd option").await?;
-    // The client does not retry, so single writes may fail. A short freeze of the machine may also cause a gap, so the
-    // limit is long.
+    // The client does not retry, so single writes may fail. The limit for the gap is long, because a short freeze of
+    // the machine also causes a gap.
     ensure!(tally.gap < MAX_WRITE_GAP, "{tally}");
     Ok(())
 }

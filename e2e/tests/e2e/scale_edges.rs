@@ -9,8 +9,7 @@ use kube::api::ListParams;
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::operator_crash::await_desired_members;
 
-/// Waits until no object of a removed member exists. Otherwise, a later member could start on the volume of a removed
-/// member.
+/// Waits until no object of a removed member exists. Otherwise a later member could start on an old volume.
 async fn await_no_leftovers(
     sandbox: &Sandbox,
     cluster: &str,
@@ -97,8 +96,8 @@ mod full {
     #[tokio::test]
     async fn twenty_scaling_cycles_lose_no_data() {
         cluster_scenario("scale_cycles", async |sandbox| {
-            // The cycles are divided between two clusters that run concurrently, because most of a cycle is the wait
-            // for etcd's check of its connections.
+            // The cycles are divided between two clusters that run concurrently. In a cycle, most of the time is spent
+            // waiting for etcd, which accepts a change of the members only when they have been connected for some time.
             let cycles = CYCLES / 2;
             let (one, other) = tokio::join!(
                 grow_and_shrink(sandbox, "c", cycles),

@@ -13,7 +13,7 @@ use crate::fixtures::{cluster, may};
 
 const OPERATOR: &str = "etcd-operator";
 
-/// Upgrades the release. The restore operator is not needed and would use CPU time.
+/// Upgrades the release, and disables the restore operator, which is not needed and would use CPU time.
 async fn upgrade(operators: &Sandbox, values: &str) -> Result<()> {
     let values = format!("restoreOperator.enabled=false,{values}");
     let words = ["--set", values.as_str()];
@@ -61,7 +61,7 @@ async fn ensure_right(operators: &Sandbox, namespace: &str, expected: bool) -> R
     let allowed = may(operators, OPERATOR, "create", "pods", namespace).await?;
     ensure!(
         allowed == expected,
-        "create pods in {namespace}: allowed is {allowed}, expected {expected}"
+        "the right to create pods in {namespace} is {allowed}, expected {expected}"
     );
     Ok(())
 }
@@ -87,7 +87,7 @@ pub(crate) async fn scope_all(operators: &Sandbox, tenant: &Sandbox) -> Result<(
     ensure_right(operators, "default", true).await?;
     is_managed(tenant, "listed", "ClusterWide", operators).await?;
     has_no_access(tenant, operators, "of-all").await?;
-    // The operator also creates objects in the tenant's namespace. It does not only report problems there.
+    // The operator must also create objects in the tenant's namespace, and not only report problems there.
     let services = tenant.api::<Service>();
     services
         .delete("listed-client", &DeleteParams::default())

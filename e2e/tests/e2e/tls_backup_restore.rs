@@ -45,7 +45,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     sandbox.apply(&by_endpoint).await?;
     await_complete(&backups, "by-endpoint", DEADLINE).await?;
 
-    // etcd rejects a certificate of another CA, and the EtcdBackup reports this.
+    // etcd rejects a client certificate of another CA. The EtcdBackup must report this.
     let stranger = Authority::new("a stranger")?;
     let foreign = tls::secret("foreign", tls::CLIENT, &stranger.client()?, &authority.pem);
     sandbox.apply(&foreign).await?;
@@ -138,7 +138,7 @@ async fn cluster_with_tls_is_backed_up_and_restored() {
         drop(keys);
         let secrets_before = secrets(sandbox).await?;
 
-        // Restores the cluster in place from the backup `by-name`, with the spec in the manifest of the backup.
+        // The in-place restore reads the backup `by-name`. The spec comes from the manifest of the backup.
         let path = format!("{}/by-name", bucket.name);
         let more = "  overwrite: true\n";
         let over = manifests::restore_with(s3, "over", "{name: c}", &path, more);

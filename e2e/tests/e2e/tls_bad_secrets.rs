@@ -56,7 +56,7 @@ pub(crate) async fn invalid_secrets_start_no_member(
     )
     .await?;
 
-    // Until the end of this test, at least one Secret is invalid.
+    // From here to the end of this function, at least one Secret is invalid, so no member may start.
     let authority = Authority::new("the test's authority")?;
     let good = authority.sign(names)?;
     let without_key = json!({
@@ -106,7 +106,7 @@ pub(crate) async fn invalid_secrets_start_no_member(
         "a member was started"
     );
 
-    // The test triggers no reconcile, because the operator must notice the corrected Secret without a trigger.
+    // The test does not trigger a reconcile here: the operator must notice the corrected Secret on its own.
     serve_with(sandbox, &good, &authority.pem).await?;
     await_tls_ready(sandbox, "c", "").await?;
     Ok(authority)

@@ -61,7 +61,7 @@ pub(crate) async fn restarts_by_uid(sandbox: &Sandbox) -> Result<Vec<(String, i3
     Ok(all)
 }
 
-/// Whether every member accepts this identity and presents a certificate for this name.
+/// Whether every member accepts this TLS client, and presents a certificate that contains this name.
 pub(crate) async fn all_serve_as(
     sandbox: &Sandbox,
     identity: &Identity,
@@ -156,7 +156,8 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
         },
     )
     .await?;
-    // The operators' Secret is deleted. The next reconcile must issue the certificate again.
+    // The Secret with the operators' certificate is deleted. The operator must issue a new certificate in its next
+    // reconcile.
     let own = value(sandbox, "c-operator-tls", "tls.crt").await?;
     sandbox
         .kubectl(&["delete", "secret", "c-operator-tls"])
@@ -184,7 +185,7 @@ async fn renews(sandbox: &Sandbox, identity: &Identity) -> Result<()> {
 async fn members_are_added_and_removed(sandbox: &Sandbox) -> Result<()> {
     change_members(sandbox, "c").await?;
     let of_cluster = ListParams::default().labels("etcd_cluster=c");
-    // Expected: two authorities, a certificate for operators, a certificate for clients, and two certificates for each
+    // These Secrets must exist: two authorities, one certificate for operators, one for clients, and two for each
     // member.
     let secrets = until(
         "certificates of removed members are deleted",
@@ -302,7 +303,7 @@ async fn recovers_from_expiry(sandbox: &Sandbox) -> Result<()> {
 async fn stop_operator(sandbox: &Sandbox) -> Result<()> {
     let stop = ["scale", "deployment/etcd-operator", "--replicas=0"];
     sandbox.kubectl(&stop).await?;
-    // A terminating process could still renew a certificate.
+    // A terminating operator could still renew a certificate, so the test waits until none runs.
     sandbox.await_operator_pods("etcd-operator", 0).await
 }
 

@@ -185,7 +185,7 @@ async fn lose_all_secrets(sandbox: &Sandbox) -> Result<()> {
         .kubectl(&["delete", "secret", "-l", "etcd_cluster=c"])
         .await?;
     await_replaced(sandbox, &kinds, &before, &restarts).await?;
-    // The certificate of the writer belongs to a deleted authority. So the keys are read back with the new certificate.
+    // The deleted authority had signed the writer's certificate, so the keys are read with the new certificate.
     let identity = client(sandbox, "c").await?;
     writer.read_as(&identity);
     writer.finish("all Secrets are deleted").await?;

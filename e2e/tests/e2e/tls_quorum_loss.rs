@@ -39,7 +39,7 @@ async fn lose_majority(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> 
 /// the approval.
 async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    // The approval is set when the loss is final, because a terminating process may still respond once.
+    // A terminating member may still answer once. So the approval is set only after the operator has reported the loss.
     await_object(
         &clusters,
         "c",

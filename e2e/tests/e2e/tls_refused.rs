@@ -58,7 +58,7 @@ pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) 
         await_accepted(sandbox, &pod, port, &good).await?;
         rejects_plain_http(sandbox, &pod, port).await?;
     }
-    // A client must reject a server with a certificate of another authority.
+    // A client must also reject a server whose certificate another authority has signed.
     let suspicious = stranger.identity(good.own.as_ref(), &name);
     ensure!(put(sandbox, &pod, &suspicious).await.is_err());
     serves_no_data(sandbox, &pod).await
@@ -113,8 +113,8 @@ async fn accepts_only(
     await_accepted(sandbox, &pod, port, good).await?;
     let stranger = Authority::new("a stranger")?.client()?;
     let expired = authority.expired_client()?;
-    // The test also signs a valid certificate with the authority's key, which the port must accept. So the port rejects
-    // the expired certificate only because of its validity.
+    // The test also signs a valid certificate with the same key, and the port must accept it. This shows that the port
+    // rejects the expired certificate only because it has expired.
     let valid = authority.client()?;
     let with = |own: Option<&Signed>| Identity {
         own: own.cloned(),

@@ -106,7 +106,7 @@ pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
         })
         .await?;
 
-    // While the old authority signs, the Secret of the clients contains both authorities.
+    // While the old authority still signs certificates, clients must already trust both authorities.
     let both = client(sandbox, "c").await?;
     ensure!(both.ca.matches("BEGIN CERTIFICATE").count() == 2);
     writer.finish("the next authority is trusted").await?;
@@ -119,7 +119,7 @@ pub(crate) async fn rotate_authorities(sandbox: &Sandbox) -> Result<()> {
     await_authorities(sandbox, "the old authority is not trusted", 1).await?;
     await_rejected(sandbox, &old, &new.ca).await?;
     sandbox.await_members("c", 3).await?;
-    // From now on, the operator issues certificates that are valid for three minutes.
+    // The operator now issues certificates that are valid for only three minutes.
     writer.read_as(&client(sandbox, "c").await?);
     writer.finish("without the old authority").await.map(drop)
 }

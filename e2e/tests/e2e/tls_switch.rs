@@ -74,8 +74,8 @@ async fn await_tls_mode(sandbox: &Sandbox, peers: &str, accepts: bool) -> Result
 
 async fn finish_with_short_gap(writer: Writer, what: &str) -> Result<()> {
     let tally = writer.finish(what).await?;
-    // A client reconnects when its member stops, and a leader transfers its leadership before it stops. So gaps must be
-    // short.
+    // Clients reconnect when their member stops, and a leader first transfers its leadership. So the gaps between
+    // writes must be short.
     ensure!(tally.gap < MAX_WRITE_GAP, "{what}: {tally}");
     Ok(())
 }
@@ -221,8 +221,7 @@ async fn tls_is_switched_on_and_off_under_load() {
             generated_client(sandbox, "c").await
         });
         step("switch TLS on", switch_on).await?;
-        // The Secrets are checked for leaks now. At the end of the test, the cluster has no TLS, so it may have no
-        // Secret.
+        // The test searches for leaked secrets here, because at its end the cluster has no TLS, and possibly no Secret.
         ensure_no_leaks(sandbox).await?;
         let identity = generated_client(sandbox, "c").await?;
         step("switch TLS off", switch_off(sandbox, &identity)).await?;

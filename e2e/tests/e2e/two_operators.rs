@@ -64,8 +64,8 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
             return None;
         };
         if holder(&lease).as_deref() != Some(than) {
-            // Uses the time at which the API server wrote the change. A busy machine may deliver the change to this
-            // test much later.
+            // The test compares the time at which the API server stored the change, because a busy machine may deliver
+            // the change much later.
             let written = lease
                 .managed_fields()
                 .iter()
@@ -77,9 +77,12 @@ async fn next_holder(sandbox: &Sandbox, since: &Lease, than: &str) -> Result<Opt
         None
     });
     let (next, in_time) = next.await.context("the lease did not change")?;
-    // A process also clears an expired lease before it acquires the lease. So the previous holder released the lease
-    // only if it was cleared before its expiry.
-    ensure!(in_time, "the lease expired and was not released");
+    // A process also clears an expired lease before it acquires the lease. So the lease was released by its holder only
+    // if it was cleared before it expired.
+    ensure!(
+        in_time,
+        "the lease expired, because its holder did not release it"
+    );
     Ok(next)
 }
 
@@ -126,7 +129,8 @@ async fn crash(sandbox: &Sandbox, pod: &str) -> Result<()> {
     let pods = operator_pods(sandbox, OPERATOR).await?;
     let victim = pods.into_iter().find(|one| one.name_any() == pod);
     let victim = victim.with_context(|| format!("{pod} does not exist"))?;
-    // The pod is killed and deleted, so that no container restarts under the pod's name, which holds the lease.
+    // The pod is killed and deleted. Otherwise its container could restart with the same pod name, which still holds
+    // the lease.
     let words = [
         "delete",
         "pod",
@@ -182,7 +186,7 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     await_ready_operators(sandbox, 2).await?;
     let before = sandbox.await_members("c", 3).await?;
 
-    // The leader is killed while the cluster grows. Its lease expires, and the standby continues.
+    // The leader is killed while the cluster grows. Its lease expires, and the standby must continue the change.
     sandbox.scale("c", 5).await?;
     until("a member is being added", DEADLINE, async || {
         Ok(match sandbox.member_pods("c").await?.len() {
@@ -197,7 +201,7 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let grown = sandbox.await_members("c", 5).await?;
     ensure!(field(&grown, "/status/clusterID") == field(&before, "/status/clusterID"));
 
-    // The leader is deleted gracefully, so it must release the lease.
+    // The leader is deleted with a grace period, so it must release its lease.
     await_ready_operators(sandbox, 2).await?;
     let lease = sandbox.api::<Lease>().get(OPERATOR).await?;
     ensure!(holder(&lease).as_ref() == Some(&second), "{lease:?}");
@@ -207,7 +211,7 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let next = next_holder(sandbox, &lease, &second).await?;
     ensure!(
         next.is_none(),
-        "the lease was acquired before it was released: {next:?}"
+        "the standby acquired the lease before the leader released it: {next:?}"
     );
     await_another(sandbox, &second, "a graceful shutdown").await?;
     sandbox.scale("c", 3).await?;

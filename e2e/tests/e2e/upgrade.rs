@@ -196,7 +196,8 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
         step("upgrade to a missing image", stopped).await?;
         let upgraded = is_changed_in_place(sandbox, "c", &third);
         step("upgrade to 3.6", upgraded).await?;
-        // Invariant 29: no member restarts between the two upgrades, so its log still contains requests of the API v2.
+        // Invariant 29: no member has restarted between the two upgrades, so the log still contains requests of the API
+        // v2.
         let upgraded = is_changed_in_place(sandbox, "c", &last);
         step("upgrade to 3.7", upgraded).await?;
         let after = sandbox.await_members("c", 3).await?;
@@ -206,8 +207,8 @@ async fn cluster_upgrades_from_3_4_to_3_7_without_failed_writes() {
     .await;
 }
 
-/// A kubelet delays the restart of a container if a container with the same image has run before. Therefore only few
-/// steps return to an earlier version.
+/// If a container with the same image has run before, the kubelet delays the restart. Therefore only few steps return
+/// to an earlier version.
 #[tokio::test]
 async fn version_change_can_be_rolled_back_or_redirected() {
     cluster_scenario("versions", async |sandbox| {
@@ -221,7 +222,7 @@ async fn version_change_can_be_rolled_back_or_redirected() {
         await_version(sandbox, "c", 3, &old).await?;
         let writer = Writer::start_retrying(sandbox, "c", WRITE_INTERVAL).await?;
         step("roll back an upgrade", is_rolled_back(sandbox, &old, &new)).await?;
-        // The steps that downgrade need a cluster of the new version.
+        // The downgrade steps need a cluster that runs the new version.
         sandbox.apply(&manifest("plain", 3, &new, "")).await?;
         step("redirect an upgrade", is_redirected(sandbox, &new)).await?;
         await_version(sandbox, "plain", 3, &new).await?;
@@ -354,7 +355,7 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     let pods_before = pods(sandbox, "c").await?;
     change(sandbox, "c", json!({ "version": new })).await?;
     await_one_of_version(sandbox, "c", new).await?;
-    // How many members have changed at this time depends on the machine.
+    // The number of members that have changed by now depends on the machine, so the test counts them.
     let mut begun = changed_pods(sandbox, new).await?;
     change(sandbox, "c", json!({ "version": old })).await?;
     begun = begun.max(changed_pods(sandbox, new).await?);
@@ -370,12 +371,12 @@ async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
                 now.map(|now| now.restarts - before.restarts)
             };
             let restarts: Vec<Option<i32>> = pods_before.iter().map(restarts).collect();
-            // A member that was changed and rolled back has two restarts. If its change was interrupted, it has one
-            // restart. A member that was not changed has none. The leader is changed last.
+            // The number of restarts shows what happened to a member: 2 if it was changed and rolled back, 1 if its
+            // change was interrupted, 0 if it was not changed. The leader is changed last.
             let known = restarts.iter().all(|times| matches!(times, Some(0..=2)));
             let back = restarts.contains(&Some(2));
             let touched = restarts.iter().filter(|times| **times != Some(0)).count();
-            // One more change may have been in progress when the version was set back.
+            // When the version was set back, the change of one more member may have been in progress.
             let stopped = touched <= begun + 1;
             Ok(if known && back && stopped {
                 Poll::Done(())

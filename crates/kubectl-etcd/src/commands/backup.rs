@@ -41,12 +41,12 @@ pub(super) async fn run(access: &Access, args: &BackupArgs) -> Result<()> {
     say(&end)
 }
 
-/// The time as part of a name: `20261126-190503`.
+/// The time in the form that is part of object names: `20261126-190503`.
 pub(super) fn suffix(now: Timestamp) -> String {
     now.strftime("%Y%m%d-%H%M%S").to_string()
 }
 
-/// The EtcdBackup to create.
+/// Builds the EtcdBackup that `backup` creates.
 fn new_backup(args: &BackupArgs, existing: &[EtcdBackup], suffix: &str) -> Result<EtcdBackup> {
     let mut spec = if let Some(path) = &args.s3 {
         let s3 = S3Source {
@@ -90,7 +90,7 @@ fn new_backup(args: &BackupArgs, existing: &[EtcdBackup], suffix: &str) -> Resul
     Ok(EtcdBackup::new(&name, spec))
 }
 
-/// A spec of an EtcdBackup without a store.
+/// An EtcdBackupSpec with this storage type, in which all other fields are empty.
 fn empty(storage_type: StorageType) -> EtcdBackupSpec {
     EtcdBackupSpec {
         etcd_endpoints: Vec::new(),
@@ -111,8 +111,8 @@ fn empty(storage_type: StorageType) -> EtcdBackupSpec {
     }
 }
 
-/// The EtcdBackup whose store is used. This is the named EtcdBackup, or the EtcdBackup of this cluster with the newest
-/// backup.
+/// The EtcdBackup whose store the new backup uses: the EtcdBackup that the user named, or the EtcdBackup of this
+/// cluster with the newest backup.
 fn template<'a>(
     cluster: &str,
     existing: &'a [EtcdBackup],
@@ -142,16 +142,17 @@ fn template<'a>(
     })
 }
 
-/// The spec of one backup at its own path, in the store of a template.
+/// Builds the spec of one backup. It uses the store of the template, and a path of its own.
 fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     let mut spec = template.clone();
-    // The template may contain endpoints and Secrets instead of the EtcdCluster. The new EtcdBackup names the
-    // EtcdCluster.
+    // The template may name etcd endpoints and their Secrets instead of an EtcdCluster. The new EtcdBackup names the
+    // EtcdCluster instead.
     spec.etcd_endpoints = Vec::new();
     spec.client_tls_secret = None;
     spec.auth_secret = None;
     spec.ttl_seconds_after_finished = None;
-    // The new EtcdBackup is not periodic. Neither its deletion nor a retention rule deletes the stored backup.
+    // The new EtcdBackup makes one backup, and is not periodic. The stored backup is kept even if the EtcdBackup is
+    // deleted.
     spec.deletion_policy = Some(DeletionPolicy::Retain);
     let limit = template
         .backup_policy
@@ -176,7 +177,7 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     spec
 }
 
-/// Whether the backup has ended.
+/// `Done` if the backup is complete. `Failed` if it has failed or the spec is rejected. Otherwise `Waiting`.
 pub(super) fn look(backup: &EtcdBackup) -> Look {
     let status = backup.status.clone().unwrap_or_default();
     let complete = find(backup.conditions(), &ConditionType::Complete);

@@ -1,5 +1,5 @@
-//! `report`: writes a support bundle. The bundle contains no Secrets, because the command reads none and redacts all
-//! objects.
+//! `report`: writes a support bundle. The bundle contains no Secrets: the command does not read Secrets, and redacts
+//! all other objects.
 
 use std::fs::File;
 use std::path::PathBuf;
@@ -125,7 +125,7 @@ async fn add_logs(access: &Access, args: &ReportArgs, bundle: &mut Bundle) {
     }
 }
 
-/// The files of a bundle.
+/// The files of a support bundle.
 #[derive(Debug, Default)]
 struct Bundle {
     files: Vec<(String, Vec<u8>)>,
@@ -142,7 +142,7 @@ impl Bundle {
         self.text(name, lines.join("\n"));
     }
 
-    /// Records a part that could not be read. The bundle contains the other parts.
+    /// Adds a note to the bundle that the file `name` is missing, with the error. The other files are still written.
     fn missing(&mut self, name: &str, error: &Error) {
         let line = format!("{name}: {}", error.chain());
         note(&format!("not in the report: {line}"));
@@ -180,7 +180,7 @@ impl Bundle {
         Ok(())
     }
 
-    /// Writes the archive, and returns its size.
+    /// Writes the bundle as an archive to `path`, and returns the size of the archive in bytes.
     fn write(mut self, path: &PathBuf, now: Timestamp) -> Result<u64> {
         if !self.missing.is_empty() {
             let missing = self.missing.join("\n");
@@ -254,7 +254,7 @@ mod tests {
                 "etcd-report/missing.txt"
             ]
         );
-        // The command `report` never overwrites an existing file.
+        // A second `report` with the same path fails, because `report` never overwrites a file.
         assert!(
             Bundle::default()
                 .write(&file, Timestamp::UNIX_EPOCH)

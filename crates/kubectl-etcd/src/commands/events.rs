@@ -56,7 +56,8 @@ fn related(
         .collect()
 }
 
-/// Whether an Event is about the cluster, an object with the name of a member, or one of the other objects.
+/// Whether the Event is about the cluster, an object of one of its members, or one of the EtcdBackups and EtcdRestores
+/// in `others`.
 fn concerns(event: &Event, cluster: &str, others: &[(&'static str, String)]) -> bool {
     let Some(about) = &event.regarding else {
         return false;
@@ -88,7 +89,7 @@ fn kind_of(kind: &str) -> &'static str {
     }
 }
 
-/// The time of the last occurrence.
+/// The time at which the Event occurred last.
 fn time(event: &Event) -> Timestamp {
     let series = event
         .series
@@ -108,7 +109,7 @@ fn time(event: &Event) -> Timestamp {
         .unwrap_or(Timestamp::UNIX_EPOCH)
 }
 
-/// The Events as a table.
+/// Shows the Events as a table.
 pub(super) fn table(events: &[Event], now: Timestamp, paint: Paint) -> String {
     let mut table = Table::new(&["AGE", "TYPE", "REASON", "COUNT", "OBJECT", "MESSAGE"]);
     for event in events {

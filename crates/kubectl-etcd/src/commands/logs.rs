@@ -10,7 +10,7 @@ use crate::cli::LogsArgs;
 use crate::console::{note, say};
 use crate::error::{Error, Result};
 
-/// Selects the pods of the operators, as the chart labels them.
+/// The label selector for the pods of the operators. The chart sets this label.
 const OPERATORS: &str = "app.kubernetes.io/name=etcd-operator";
 
 pub(super) async fn run(access: &Access, args: &LogsArgs) -> Result<()> {
@@ -47,7 +47,7 @@ pub(super) async fn run(access: &Access, args: &LogsArgs) -> Result<()> {
                 read += 1;
                 say(&prefixed(&pod.name_any(), &log))?;
             }
-            // If the log of one pod is missing, the command continues with the logs of the other pods.
+            // If the log of one pod cannot be read, the command prints the error and continues with the next pod.
             Err(error) => note(&error.chain()),
         }
     }
@@ -60,7 +60,7 @@ pub(super) async fn run(access: &Access, args: &LogsArgs) -> Result<()> {
     Ok(())
 }
 
-/// The log of a pod.
+/// Reads the log of the pod.
 pub(super) async fn text(access: &Access, pod: &Pod, params: &LogParams) -> Result<String> {
     let namespace = pod.namespace().unwrap_or_else(|| access.namespace.clone());
     let of_pod = access.in_namespace(&namespace);
@@ -100,7 +100,7 @@ async fn follow(access: &Access, pods: &[Pod], params: &LogParams) -> Result<()>
     Ok(())
 }
 
-/// The pods of the operators.
+/// Lists the pods of the operators in this namespace, or in all namespaces if it is `None`.
 pub(super) async fn operator_pods(access: &Access, namespace: Option<&str>) -> Result<Vec<Pod>> {
     let api: Api<Pod> = match namespace {
         Some(namespace) => Api::namespaced(access.client.clone(), namespace),
@@ -146,7 +146,7 @@ async fn operators(access: &Access, args: &LogsArgs) -> Result<()> {
     Ok(())
 }
 
-/// Whether a line contains the name of the cluster as a whole word, or as the start of the name of a member.
+/// Whether the log line contains the name of the cluster as a whole word, or the name of one of its members.
 fn names(line: &str, cluster: &str) -> bool {
     let is_part = |letter: char| letter.is_ascii_alphanumeric() || letter == '-';
     line.split(|letter| !is_part(letter))

@@ -1,4 +1,5 @@
-//! `recover`: approves the recovery of a cluster that has lost its quorum, by the annotation of docs/recovery.md.
+//! `recover`: approves the recovery of a cluster that has lost its quorum. The command sets the annotation that
+//! docs/recovery.md describes.
 
 use std::time::Duration;
 
@@ -19,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::text::duration;
 use crate::view::{ClusterView, Source};
 
-/// Time limit of the wait until the operator has noticed that an old approval was removed.
+/// How long the command waits until the operator has noticed that an old approval was removed.
 const WITHDRAWAL_LIMIT: Duration = Duration::from_mins(2);
 
 pub(super) async fn run(access: &Access, args: &ChangeAndWaitArgs) -> Result<()> {
@@ -37,7 +38,8 @@ pub(super) async fn run(access: &Access, args: &ChangeAndWaitArgs) -> Result<()>
     let annotate =
         |value: Value| json!({ "metadata": { "annotations": { ANNOTATION_RECOVER: value } } });
     if cluster.annotations().contains_key(ANNOTATION_RECOVER) {
-        // An approval from before the loss of the quorum has no effect until it is removed and set again.
+        // An approval that was set before the quorum was lost has no effect. The command removes this approval and sets
+        // a new one.
         let _: EtcdCluster = access.merge(name, &annotate(Value::Null)).await?;
         let looked = async || Ok(withdrawal(&access.cluster(name).await?));
         let object = access.named::<EtcdCluster>(name);
@@ -62,7 +64,7 @@ pub(super) async fn run(access: &Access, args: &ChangeAndWaitArgs) -> Result<()>
     say(&end)
 }
 
-/// The ID of the cluster whose recovery can be approved.
+/// The cluster ID of the lost cluster, which the approval must contain. Fails if no recovery can be approved now.
 fn cluster_to_recover(cluster: &EtcdCluster) -> Result<String> {
     let name = cluster.name_any();
     let status = cluster.status.clone().unwrap_or_default();
@@ -93,7 +95,7 @@ fn cluster_to_recover(cluster: &EtcdCluster) -> Result<String> {
     Ok(id)
 }
 
-/// The members, volumes and writes that are lost. The user decides with this text.
+/// Describes which members, volumes and writes the recovery loses. The user reads this text before the confirmation.
 fn losses(cluster: &EtcdCluster, view: &ClusterView, claims: &[PersistentVolumeClaim]) -> String {
     let mut lines = vec![format!(
         "cluster {} ({}) has no quorum",
@@ -156,7 +158,8 @@ fn losses(cluster: &EtcdCluster, view: &ClusterView, claims: &[PersistentVolumeC
     lines.join("\n")
 }
 
-/// Compares the newest backup with the surviving data.
+/// Compares the revision of the newest backup with the revision of the surviving member, and says which of them has
+/// newer data.
 fn backup_advice(view: &ClusterView, newest: Option<u64>) -> String {
     let Some(backup) = &view.last_backup else {
         return "no backup of the cluster is known".to_owned();
@@ -194,7 +197,8 @@ fn withdrawal(cluster: &EtcdCluster) -> Look {
     }
 }
 
-/// Whether the recovery from the cluster `id` is complete.
+/// `Done` if the recovery from the cluster with the ID `id` is complete. `Failed` if the operator refused it. Otherwise
+/// `Waiting`.
 fn recovered(cluster: &EtcdCluster, id: &str) -> Look {
     let status = cluster.status.as_ref();
     let recovery = status.and_then(|status| status.recovery.as_ref());

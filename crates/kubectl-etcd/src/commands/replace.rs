@@ -1,5 +1,5 @@
-//! `replace`: deletes the volume of a member, so that the operator replaces the member. This is the documented way
-//! (docs/concepts.md).
+//! `replace`: deletes the volume of a member, so that the operator replaces the member. docs/concepts.md documents this
+//! procedure.
 
 use api::EtcdCluster;
 use api::conditions::{ConditionType, is_true};
@@ -15,8 +15,8 @@ use crate::console::{Look, confirm, say, wait};
 use crate::error::{Error, Result};
 use crate::view::ClusterView;
 
-/// Smallest size of a cluster in which a member without a volume can be replaced. In a smaller cluster, the other
-/// members form no quorum.
+/// Minimum number of members with which `replace` accepts a member without a volume. With fewer members, the other
+/// members do not form a quorum.
 const SMALLEST_WITHOUT_VOLUMES: usize = 3;
 
 pub(super) async fn run(access: &Access, args: &ReplaceArgs) -> Result<()> {
@@ -73,7 +73,7 @@ pub(super) async fn run(access: &Access, args: &ReplaceArgs) -> Result<()> {
     say(&format!("member {member} is replaced: {end}"))
 }
 
-/// Reads an object that may not exist.
+/// Reads the object `name`. `None` if the object does not exist.
 async fn optional<K>(access: &Access, name: &str) -> Result<Option<K>>
 where
     K: kube::Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
@@ -89,7 +89,7 @@ where
     })
 }
 
-/// Refuses a replacement if the cluster could lose its quorum.
+/// Refuses the replacement of the member if the cluster could lose its quorum.
 fn check(cluster: &EtcdCluster, view: &ClusterView, member: &str, has_volume: bool) -> Result<()> {
     if let Some(error) = blocked(cluster) {
         return Err(error);

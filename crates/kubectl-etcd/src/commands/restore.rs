@@ -52,7 +52,7 @@ pub(super) async fn run(access: &Access, args: &RestoreArgs) -> Result<()> {
     say(&end)
 }
 
-/// A stored backup that a restore would use.
+/// The stored backup that the restore will use.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Chosen {
     pub(super) location: String,
@@ -60,7 +60,8 @@ pub(super) struct Chosen {
     pub(super) time: Option<Timestamp>,
 }
 
-/// The backup that the restore operator would choose.
+/// Chooses the stored backup by the same rules as the restore operator: the newest backup, or the newest that was
+/// complete at the time `before`.
 pub(super) fn choose(backup: &EtcdBackup, before: Option<Timestamp>) -> Result<Chosen> {
     let name = backup.name_any();
     let status = backup.status.clone().unwrap_or_default();
@@ -98,7 +99,7 @@ pub(super) fn choose(backup: &EtcdBackup, before: Option<Timestamp>) -> Result<C
     }
 }
 
-/// Refuses a restore that the operator would reject.
+/// Refuses a restore that the restore operator would reject.
 fn check(args: &RestoreArgs, view: Option<&ClusterView>) -> Result<()> {
     if view.is_some() && !args.overwrite {
         return Err(Error::refused(
@@ -118,7 +119,7 @@ fn check(args: &RestoreArgs, view: Option<&ClusterView>) -> Result<()> {
     Ok(())
 }
 
-/// Describes the changes and losses of the restore, for the confirmation.
+/// Describes what the restore changes, and which data is lost. The user reads this text before the confirmation.
 fn effect(
     args: &RestoreArgs,
     view: Option<&ClusterView>,
@@ -168,7 +169,7 @@ fn effect(
     lines.join("\n")
 }
 
-/// The EtcdRestore to create.
+/// Builds the EtcdRestore that `restore` creates.
 fn new_restore(args: &RestoreArgs, suffix: &str) -> EtcdRestore {
     let name = args.name.clone();
     let name = name.unwrap_or_else(|| format!("{}-restore-{suffix}", args.cluster));
@@ -182,7 +183,7 @@ fn new_restore(args: &RestoreArgs, suffix: &str) -> EtcdRestore {
     EtcdRestore::new(&name, spec)
 }
 
-/// The spec of a restore from an EtcdBackup.
+/// Builds the spec of an EtcdRestore that reads from an EtcdBackup.
 pub(super) fn from_backup(
     cluster: &str,
     backup: &str,
@@ -212,7 +213,7 @@ pub(super) fn from_backup(
     }
 }
 
-/// Whether the restore has ended.
+/// `Done` if the restored cluster serves. `Failed` if the phase is `Failed`. Otherwise `Waiting`.
 pub(super) fn look(restore: &EtcdRestore) -> Look {
     let status = restore.status.clone().unwrap_or_default();
     let complete = find(restore.conditions(), &ConditionType::Complete);
@@ -373,8 +374,8 @@ mod tests {
             "lastTransitionTime": "2026-11-26T00:00:00Z" }]);
         let ended = with(json!({ "phase": "Failed", "conditions": failed.clone() }));
         assert_eq!(ended, Look::Failed("BackupMissing: M".into()));
-        // In every phase except `Failed`, the restore continues after a user has corrected the cause, so the command
-        // waits.
+        // Only the phase `Failed` is final. In every other phase, the restore can continue after a user has corrected
+        // the cause, so the command waits.
         assert!(matches!(
             with(json!({ "phase": "Preparing", "conditions": failed })),
             Look::Waiting(_)

@@ -47,14 +47,14 @@ pub(super) async fn run(access: &Access, args: &UpgradeArgs) -> Result<()> {
     say(&format!("cluster {name} runs {target}: {end}"))
 }
 
-/// The text about the version change, which the command shows before the confirmation.
+/// The text that describes the version change. The command shows it before the confirmation.
 #[derive(Debug, PartialEq, Eq)]
 struct Plan {
     text: String,
     is_change: bool,
 }
 
-/// Decides whether the version can be set now.
+/// Decides whether `spec.version` can be set to `target` now. Fails with the reason and the remedy if it cannot.
 fn plan(cluster: &EtcdCluster, target: &EtcdVersion, now: Timestamp) -> Result<Plan> {
     let name = cluster.metadata.name.as_deref().unwrap_or_default();
     if let Some(error) = blocked(cluster) {
@@ -91,7 +91,8 @@ fn plan(cluster: &EtcdCluster, target: &EtcdVersion, now: Timestamp) -> Result<P
     })
 }
 
-/// The error for a version that cannot be set directly, with the path to it.
+/// The error for a target version that etcd does not allow from the running version. The remedy names the version to
+/// set first.
 fn refusal(running: &EtcdVersion, target: &EtcdVersion, name: &str, refused: String) -> Error {
     match stops(running, target) {
         Ok(path) => {

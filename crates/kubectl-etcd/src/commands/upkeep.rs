@@ -1,5 +1,5 @@
-//! `defrag`, `compact` and `move-leader`: run etcdctl for one member after the other. The operator does the same work
-//! on a schedule (docs/upkeep.md). These commands are the documented way to do it manually.
+//! `defrag`, `compact` and `move-leader`: run etcdctl for the members, one member at a time. The operator does the same
+//! work on a schedule (docs/upkeep.md). These commands do it manually.
 
 use std::time::Duration;
 
@@ -16,14 +16,15 @@ use crate::members;
 use crate::text::bytes;
 use crate::view::{ClusterView, MemberView, Source};
 
-/// Time limit for the defragmentation of one member.
+/// How long the command waits for the defragmentation of one member. Longer than [`DEFRAG_TIMEOUT`], so that etcdctl
+/// reports the timeout.
 const DEFRAG_LIMIT: Duration = Duration::from_mins(30);
-/// Time limit for other requests.
+/// How long the command waits for any other request of etcdctl.
 const LIMIT: Duration = Duration::from_secs(30);
-/// Time limit of etcdctl for a defragmentation.
+/// The option of etcdctl that limits the duration of a defragmentation.
 const DEFRAG_TIMEOUT: &str = "--command-timeout=29m";
 
-/// A cluster whose members have all answered.
+/// The observed state of a cluster in which all members have answered.
 struct Seen {
     cluster: EtcdCluster,
     pods: Vec<Pod>,
@@ -42,7 +43,7 @@ async fn see(access: &Access, name: &str) -> Result<Seen> {
     })
 }
 
-/// Refuses the command if a member of the cluster does not answer.
+/// Refuses the command if any member did not answer.
 fn all_answer(view: &ClusterView) -> Result<()> {
     let name = &view.name;
     if view.source == Source::Status {
@@ -70,7 +71,7 @@ fn all_answer(view: &ClusterView) -> Result<()> {
     ))
 }
 
-/// Runs etcdctl for one member.
+/// Runs etcdctl with the arguments for one member.
 async fn at(
     access: &Access,
     seen: &Seen,
@@ -87,7 +88,8 @@ fn is_leader(view: &ClusterView, member: &MemberView) -> bool {
     view.leader.as_deref() == Some(member.name.as_str())
 }
 
-/// The members to defragment in order. The leader is the last.
+/// The names of the members to defragment, in order. The leader is the last. If `only` is set, the list contains only
+/// this member.
 fn defrag_order(view: &ClusterView, only: Option<&str>) -> Result<Vec<String>> {
     let mut order: Vec<&MemberView> = view
         .members
@@ -188,7 +190,7 @@ pub(super) async fn compact(access: &Access, args: &CompactArgs) -> Result<()> {
     ))
 }
 
-/// The newest revision, and the revision to compact to.
+/// The newest revision of the cluster, and the revision to compact to, so that `keep` revisions remain.
 fn compaction(view: &ClusterView, keep: u64) -> Result<(u64, u64)> {
     let newest = view
         .members
@@ -262,7 +264,7 @@ fn successor<'a>(view: &'a ClusterView, to: Option<&str>) -> Result<Option<&'a M
         .max_by_key(|member| member.raft_index))
 }
 
-/// Asks the leader to move leadership. etcd waits until the other member leads.
+/// Asks the leader to transfer leadership to the member `next`. The request ends after `next` has become the leader.
 async fn transfer(access: &Access, seen: &Seen, next: &MemberView) -> Result<()> {
     let leader = seen.view.leader.clone().unwrap_or_default();
     let id = next.id.clone().unwrap_or_default();

@@ -24,7 +24,7 @@ pub(super) async fn run(access: &Access, args: &VerifyArgs) -> Result<()> {
     choose(&backup, None).map(|_| ())
 }
 
-/// The list of backups, and the checks that the operator has made.
+/// Lists the stored backups of the EtcdBackup, with the checks that the backup operator has made.
 fn known(backup: &EtcdBackup, now: Timestamp, paint: Paint) -> String {
     let status = backup.status.clone().unwrap_or_default();
     let conditions = backup.conditions();
@@ -136,8 +136,8 @@ async fn rehearse(access: &Access, args: &VerifyArgs, backup: &EtcdBackup) -> Re
     say(&format!("{} in {took} s", outcome?))
 }
 
-/// The EtcdRestore of a rehearsal. The temporary cluster has one member. It has no settings that affect other systems:
-/// backups, Services, certificates, NetworkPolicies.
+/// Builds the EtcdRestore of a rehearsal. Its temporary cluster has one member. Settings that affect other systems are
+/// removed: backups, Services, certificates and NetworkPolicies.
 fn rehearsal(
     copy: &str,
     backup: &str,
@@ -160,8 +160,8 @@ fn rehearsal(
         version.clone_into(&mut spec.version);
     }
     if let Some(auth) = &mut spec.auth {
-        // The backup already contains the users and their passwords. The operator logs in, but does not enable
-        // authentication.
+        // The backup contains the users with their passwords, and whether authentication is enabled. The operator only
+        // logs in: it does not enable authentication itself.
         auth.enabled = None;
     }
     let mut restore = from_backup(copy, backup, None);
@@ -172,12 +172,13 @@ fn rehearsal(
     EtcdRestore::new(copy, restore)
 }
 
-/// Compares the revision of the restored cluster with the revision of the backup.
+/// Compares the revision of the restored cluster with the revision of the backup. Fails if the restored revision is
+/// lower.
 fn compare(restore: &EtcdRestore, chosen: &Chosen) -> Result<String> {
     let status = restore.status.clone().unwrap_or_default();
     let restored = status.restored_revision.unwrap_or_default();
-    // The EtcdRestore may have restored a newer backup than the chosen one. The status of the EtcdRestore has the
-    // revision of the restored backup.
+    // If a newer backup was completed after the choice, the EtcdRestore restored that backup. The expected revision is
+    // therefore the revision in the status of the EtcdRestore.
     let expected = status
         .backup
         .and_then(|backup| backup.etcd_revision)

@@ -9,9 +9,9 @@ use tokio::task::JoinHandle;
 use crate::access::Access;
 use crate::error::Result;
 
-/// A forwarded port. It is closed when the value is dropped.
+/// A forwarded local port. Dropping the value closes the port.
 pub(super) struct Forward {
-    /// The port on 127.0.0.1.
+    /// The local port, which listens on 127.0.0.1.
     pub(super) port: u16,
     task: JoinHandle<()>,
 }
@@ -22,7 +22,7 @@ impl Drop for Forward {
     }
 }
 
-/// Forwards a free port of this machine to a port of the pod.
+/// Listens on a free local port, and forwards its connections to the port `to` of the pod.
 pub(super) async fn forward(access: &Access, pod: &Pod, to: u16) -> Result<Forward> {
     let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
     let port = listener.local_addr()?.port();
@@ -38,8 +38,8 @@ pub(super) async fn forward(access: &Access, pod: &Pod, to: u16) -> Result<Forwa
                     return;
                 };
                 if let Some(mut stream) = forwarder.take_stream(to) {
-                    // The end of a connection is no failure, because etcdctl ends its connections without notice. An
-                    // error is therefore ignored.
+                    // etcdctl closes its connections without notice, which is reported as an error. Such an error is no
+                    // failure and is ignored.
                     let _ = copy_bidirectional(&mut connection, &mut stream).await;
                 }
             });

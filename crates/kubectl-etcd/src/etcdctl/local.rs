@@ -1,5 +1,5 @@
-//! Runs the local etcdctl through a port-forward. The environment of etcdctl contains user and password. The
-//! certificates are in a directory that only the user can read, which is deleted at the end.
+//! Runs the etcdctl of this machine through a port-forward. Its environment contains the user and the password. The
+//! certificates are in a temporary directory, which only the current user can read and which is deleted at the end.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -19,7 +19,8 @@ use crate::access::Access;
 use crate::error::{Error, Result};
 use crate::members;
 
-/// etcdctl with its environment. The certificate files and the forwarded port exist until the value is dropped.
+/// An etcdctl command that is ready to run. Dropping the value deletes the certificate files and closes the forwarded
+/// port.
 struct Prepared {
     command: Command,
     _files: TempDir,
@@ -53,7 +54,7 @@ pub(super) async fn attach(
     Ok(code(status.code()))
 }
 
-/// The exit code. If a signal ended the process, the process has no exit code, and the result is 1.
+/// The exit code of etcdctl. If a signal ended etcdctl, there is no exit code, and the result is 1.
 fn code(code: Option<i32>) -> u8 {
     code.and_then(|code| u8::try_from(code).ok()).unwrap_or(1)
 }
@@ -71,7 +72,7 @@ async fn prepare(
     let mut command = Command::new("etcdctl");
     command.kill_on_drop(true);
     for (variable, _) in std::env::vars_os() {
-        // etcdctl fails if a variable of the user contradicts an option.
+        // The variables of the user are removed, because etcdctl fails if a variable sets the same value as an option.
         if variable.to_string_lossy().starts_with("ETCDCTL_") {
             command.env_remove(variable);
         }
@@ -112,13 +113,14 @@ async fn prepare(
     })
 }
 
-/// The port of a client URL.
+/// The port number in a client URL.
 fn port(url: &str) -> u16 {
     let port = url.rsplit(':').next().and_then(|port| port.parse().ok());
     port.unwrap_or(names::CLIENT_PORT)
 }
 
-/// Writes the client certificate into files. Returns the variables of etcdctl with these files.
+/// Writes the client certificate of the cluster into files. Returns the environment variables that name these files for
+/// etcdctl.
 async fn certificates(
     access: &Access,
     cluster: &EtcdCluster,

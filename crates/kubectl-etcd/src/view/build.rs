@@ -12,31 +12,31 @@ use super::{BackupView, CertificateView, ClusterView, MemberView, Problem, Sched
 use crate::live::LiveMember;
 use crate::members;
 
-/// What the members have answered.
+/// The result of querying the members.
 #[derive(Clone, Debug)]
 pub enum LiveAnswer {
-    /// The members were not asked.
+    /// The plugin did not query the members.
     NotAsked,
-    /// The members could not be asked, and why.
+    /// The query failed. The text is the reason.
     Failed(String),
-    /// The answers. Members that did not answer are missing. The text names errors of etcdctl.
+    /// The members that answered. The text contains the errors of etcdctl about the other members, if any.
     Answers(Vec<LiveMember>, Option<String>),
 }
 
-/// The objects and answers from which the view is built.
+/// The objects and answers from which [`view`] builds a view.
 #[derive(Clone, Copy, Debug)]
 pub struct Inputs<'a> {
     /// The EtcdCluster.
     pub cluster: &'a EtcdCluster,
-    /// The pods of its members.
+    /// The pods of the cluster's members.
     pub pods: &'a [Pod],
-    /// The EtcdBackups of its namespace.
+    /// All EtcdBackups in the namespace of the cluster.
     pub backups: &'a [EtcdBackup],
-    /// The answers of the members.
+    /// The result of querying the members.
     pub live: &'a LiveAnswer,
 }
 
-/// The view of a cluster.
+/// Builds the view of one cluster.
 pub fn view(inputs: Inputs<'_>) -> ClusterView {
     let cluster = inputs.cluster;
     let status = cluster.status.clone().unwrap_or_default();
@@ -122,7 +122,7 @@ fn behind(newest: Option<u64>, backup: Option<i64>) -> Option<i64> {
     Some((newest - backup?).max(0))
 }
 
-/// The members in the status, and pods that the status does not name, sorted by name.
+/// The members that the status lists, and the pods that the status does not list, sorted by name.
 fn all_members(inputs: Inputs<'_>, live: &[LiveMember]) -> Vec<MemberView> {
     let mut members: Vec<MemberView> = Vec::new();
     let status = inputs.cluster.status.as_ref();
@@ -176,7 +176,7 @@ fn answers_for(answer: &LiveMember, member: &MemberView, pod: &Pod) -> bool {
         || names::member_of_url(&answer.endpoint) == Some(member.name.as_str())
 }
 
-/// Replaces the numbers of the status by the answer of the member.
+/// Replaces the member's numbers from the status by the numbers that the member has just reported.
 fn take(member: &mut MemberView, answer: &LiveMember, all: &[LiveMember]) {
     let newest = all.iter().map(|one| one.revision).max().unwrap_or_default();
     let role = if answer.is_learner {
@@ -188,7 +188,7 @@ fn take(member: &mut MemberView, answer: &LiveMember, all: &[LiveMember]) {
     };
     member.id = Some(answer.id.clone());
     member.role = Some(role.to_string());
-    // A member without a leader serves no linearizable reads.
+    // A member without a leader cannot serve linearizable reads, so it is shown as unhealthy.
     member.healthy = !answer.leader.is_empty();
     member.version = Some(answer.version.clone());
     member.term = Some(answer.term);
@@ -200,7 +200,7 @@ fn take(member: &mut MemberView, answer: &LiveMember, all: &[LiveMember]) {
     member.errors.clone_from(&answer.errors);
 }
 
-/// `Running`, `NotReady`, or why the etcd container does not run.
+/// `Running`, `NotReady`, or the reason why the etcd container does not run.
 fn pod_state(pod: &Pod) -> String {
     if pod.metadata.deletion_timestamp.is_some() {
         return "Terminating".to_owned();
@@ -221,7 +221,7 @@ fn pod_state(pod: &Pod) -> String {
         .unwrap_or_else(|| "Unknown".to_owned())
 }
 
-/// The EtcdBackups that name the cluster.
+/// One view for each EtcdBackup that names the cluster.
 fn schedules(cluster: &EtcdCluster, backups: &[EtcdBackup]) -> Vec<ScheduleView> {
     let name = cluster.name_any();
     let own = backups.iter().filter(|backup| {
@@ -251,7 +251,7 @@ fn schedules(cluster: &EtcdCluster, backups: &[EtcdBackup]) -> Vec<ScheduleView>
 
 /// The conditions that name a problem or an advice, problems first.
 pub(crate) fn problems(conditions: &[Condition]) -> Vec<Problem> {
-    /// The type, the status that names a problem, and whether the condition is only an advice.
+    /// For each condition type: the status that means a problem, and whether the condition is only an advice.
     const WATCHED: [(&str, &str, bool); 9] = [
         ("Stalled", "True", false),
         ("Degraded", "True", false),
@@ -263,7 +263,7 @@ pub(crate) fn problems(conditions: &[Condition]) -> Vec<Problem> {
         ("Advisable", "False", true),
         ("Upgrading", "False", false),
     ];
-    /// Reasons with which a version change is not refused.
+    /// A condition with one of these reasons is not a problem, whatever its status.
     const NOT_REFUSED: [&str; 2] = ["AsDesired", "Pending"];
     let mut found: Vec<Problem> = Vec::new();
     for (kind, bad, advice) in WATCHED {

@@ -1,4 +1,4 @@
-//! Shows views of clusters as text.
+//! Formats the views of clusters as text for the terminal.
 
 use std::fmt::Write as _;
 
@@ -7,7 +7,7 @@ use jiff::Timestamp;
 use super::{ClusterView, MemberView, Source};
 use crate::text::{Cell, Paint, Table, Tone, bytes, distance, time};
 
-/// Share of the quota in percent from which the database is shown as nearly full.
+/// From this percentage of the quota on, the database is shown as nearly full.
 const NEARLY_FULL: u64 = 80;
 
 fn tone_of_state(view: &ClusterView) -> Tone {
@@ -20,7 +20,7 @@ fn tone_of_state(view: &ClusterView) -> Tone {
     }
 }
 
-/// The list of several clusters.
+/// A table with one row for each cluster.
 pub fn list(views: &[ClusterView], wide: bool, now: Timestamp, paint: Paint) -> String {
     let mut header = vec![
         "NAMESPACE",
@@ -108,7 +108,7 @@ fn certificate_cell(view: &ClusterView, now: Timestamp) -> Cell {
         })
 }
 
-/// All about one cluster.
+/// All details of one cluster.
 pub fn details(view: &ClusterView, wide: bool, now: Timestamp, paint: Paint) -> String {
     let mut text = String::new();
     let mut line = |name: &str, content: &str| {

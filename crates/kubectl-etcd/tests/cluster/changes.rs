@@ -68,8 +68,7 @@ async fn upgrade_shows_path_and_waits_for_operator() {
         fixture.cluster().await.spec.version == "3.6.16"
     })
     .await;
-    // The status belongs to the new spec, but the cluster does not run the target version yet. The command continues to
-    // wait.
+    // The status describes the new spec, but no member runs the target version yet. The command must continue to wait.
     let busy = [condition("Ready", "False", "Upgrading")];
     fixture
         .set_status(json!({ "state": "Upgrading 3.5.35→3.6.16", "conditions": busy }))
@@ -136,8 +135,8 @@ async fn replace_deletes_volume_of_member_only_if_others_serve() {
     );
     fixture.set_status(json!({})).await;
     fixture.run(&line).ok();
-    // An admission plugin of kube-apiserver adds a finalizer to the PersistentVolumeClaim. So the object can exist
-    // until a controller removes the finalizer.
+    // kube-apiserver adds a finalizer to every PersistentVolumeClaim, so the deleted claim may still exist here. It
+    // must then have a deletion timestamp.
     let found = claims.get_opt(MEMBERS[1]).await.unwrap();
     assert!(found.is_none_or(|claim| claim.metadata.deletion_timestamp.is_some()));
     assert!(
@@ -185,8 +184,8 @@ async fn recovery_is_approved_by_documented_annotation() {
         CLUSTER_ID
     );
 
-    // The annotation was set before the cluster lost its quorum, so it is stale. The command removes it, waits until
-    // the operator has noticed the removal, and sets it again.
+    // The annotation was set before the cluster lost its quorum, so the operator ignores it. The command must remove
+    // it, wait until the operator has noticed the removal, and set it again.
     fixture
         .set_status(json!({ "conditions": lost, "staleApproval": CLUSTER_ID }))
         .await;

@@ -1,4 +1,4 @@
-//! A kube-apiserver with the CRDs, and the program with a kubeconfig for it.
+//! A kube-apiserver with the CRDs, and the plugin with a kubeconfig for this server.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
@@ -14,7 +14,7 @@ use tempfile::TempDir;
 
 use crate::server::ApiServer;
 
-/// The token of the server's only user, who may do everything and may impersonate others.
+/// The token of the server's only user, who has all rights and may impersonate other users.
 const TOKEN: &str = "test-token";
 pub(crate) const NAMESPACE: &str = "prod";
 pub(crate) const CLUSTER_ID: &str = "7f1c0d1f2a3b4c5d";
@@ -26,7 +26,7 @@ pub(crate) struct Fixture {
     pub(crate) folder: TempDir,
 }
 
-/// The result of a command that has ended.
+/// The result of a plugin command that has ended.
 #[derive(Debug)]
 pub(crate) struct Ended {
     pub(crate) code: i32,
@@ -41,7 +41,7 @@ impl Ended {
         self.out
     }
 
-    /// Checks the exit code and the texts that standard error contains.
+    /// Checks that the command failed with this exit code, and that standard error contains all `parts`.
     #[track_caller]
     pub(crate) fn fails(self, code: i32, parts: &[&str]) {
         assert_eq!(self.code, code, "{self:?}");
@@ -54,7 +54,10 @@ impl Ended {
 impl From<Output> for Ended {
     fn from(output: Output) -> Self {
         Self {
-            code: output.status.code().expect("an exit code"),
+            code: output
+                .status
+                .code()
+                .expect("the program ended with an exit code"),
             out: String::from_utf8(output.stdout).expect("text"),
             errors: String::from_utf8(output.stderr).expect("text"),
         }
@@ -62,7 +65,7 @@ impl From<Output> for Ended {
 }
 
 impl Fixture {
-    /// A server with the CRDs and the namespace.
+    /// Starts a kube-apiserver, and creates the CRDs and the namespace.
     pub(crate) async fn start() -> Self {
         let server = ApiServer::start().await;
         let client = server.client();
@@ -106,7 +109,7 @@ impl Fixture {
         Api::namespaced(self.client.clone(), NAMESPACE)
     }
 
-    /// Writes a kubeconfig with these credentials.
+    /// Writes a kubeconfig for this server with the credentials in `user`. Returns its path.
     pub(crate) fn kubeconfig(&self, name: &str, user: Value) -> PathBuf {
         let config = json!({
             "apiVersion": "v1", "kind": "Config", "current-context": "test",
@@ -120,7 +123,7 @@ impl Fixture {
         file
     }
 
-    /// The program, in the folder of the test.
+    /// The plugin with the arguments in `line`. Its working directory is the folder of the test.
     pub(crate) fn command(&self, line: &str) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_kubectl-etcd"));
         command
@@ -132,19 +135,19 @@ impl Fixture {
         command
     }
 
-    /// Runs the program until its end.
+    /// Runs the plugin with the arguments in `line`, and waits until it ends.
     pub(crate) fn run(&self, line: &str) -> Ended {
         self.command(line)
             .output()
-            .expect("the program runs")
+            .expect("the program can be started")
             .into()
     }
 
-    /// Starts the program.
+    /// Starts the plugin with the arguments in `line`, and does not wait.
     pub(crate) fn spawn(&self, line: &str) -> Child {
         let mut command = self.command(line);
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        command.spawn().expect("the program runs")
+        command.spawn().expect("the program can be started")
     }
 
     pub(crate) async fn cluster(&self) -> EtcdCluster {
@@ -208,7 +211,7 @@ impl Fixture {
             .unwrap()
     }
 
-    /// Writes the status of a healthy cluster as an operator would, with changes.
+    /// Writes the status of a healthy cluster, as the operator would, with these changes.
     pub(crate) async fn set_status(&self, changes: Value) {
         let cluster = self.cluster().await;
         let members: Vec<Value> = MEMBERS
@@ -278,7 +281,10 @@ pub(crate) fn condition(kind: &str, status: &str, reason: &str) -> Value {
 pub(crate) async fn eventually(what: &str, check: impl AsyncFn() -> bool) {
     let end = Instant::now() + Duration::from_mins(1);
     while !check().await {
-        assert!(Instant::now() < end, "{what}: not within a minute");
+        assert!(
+            Instant::now() < end,
+            "{what} was not observed within a minute"
+        );
         tokio::time::sleep(Duration::from_millis(100)).await;
     }
 }

@@ -1,4 +1,4 @@
-//! Tests of `status`, `plan` and `ctl`, and of errors of the connection.
+//! Tests of `status`, `plan` and `ctl`, and of the errors when the API server or the kubeconfig is not usable.
 
 use k8s_openapi::api::rbac::v1::{Role, RoleBinding};
 use serde_json::{Value, json};
@@ -10,7 +10,8 @@ async fn status_command_without_member_answers_shows_reported_status() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture.create_series().await;
-    // There is no kubelet, so the command in the container of a member fails.
+    // No kubelet runs, so etcdctl cannot run in the container of a member. `status` shows the values of the status
+    // instead.
     let text = fixture.run("status main").ok();
     for part in [
         "prod/main: Ready, available, 3 of 3 members healthy",
@@ -24,7 +25,10 @@ async fn status_command_without_member_answers_shows_reported_status() {
     ] {
         assert!(text.contains(part), "{part}: {text}");
     }
-    assert!(!text.contains('\u{1b}'), "a pipe gets no colors: {text:?}");
+    assert!(
+        !text.contains('\u{1b}'),
+        "output to a pipe must contain no colors: {text:?}"
+    );
     let offline = fixture.run("status main --offline").ok();
     assert!(!offline.contains("pods/exec"), "{offline}");
 

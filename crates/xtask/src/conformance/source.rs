@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::prose::test_names;
 
-/// A line of a source, with the text that the report shows for it.
+/// A place in a Rust file, with the text that the report prints for it.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Place {
     /// The line number, counted from 1.
@@ -13,10 +13,10 @@ pub(crate) struct Place {
     pub(crate) text: String,
 }
 
-/// A Rust source of the checkout.
+/// A Rust file of the checkout.
 #[derive(Debug)]
 pub(crate) struct Source {
-    /// The path relative to the checkout.
+    /// The path of the file, relative to the checkout.
     pub(crate) path: String,
     text: String,
 }
@@ -31,18 +31,18 @@ impl Source {
         &self.text
     }
 
-    /// True if the path ends with these components.
+    /// True if the last components of the path are `end`.
     pub(crate) fn is_named(&self, end: &str) -> bool {
         Path::new(&self.path).ends_with(end)
     }
 
-    /// True if the whole source contains only tests.
+    /// True if the file contains only tests.
     pub(crate) fn is_test(&self) -> bool {
         let mut parts = Path::new(&self.path).iter();
         self.path.starts_with("e2e/") || parts.any(|part| part == "tests" || part == "tests.rs")
     }
 
-    /// All tests of the source, each with its line and name.
+    /// All tests in the file, each with its line and name.
     pub(crate) fn tests(&self) -> Vec<Place> {
         self.spans().into_iter().map(|(test, _)| test).collect()
     }
@@ -74,8 +74,8 @@ impl Source {
             .collect()
     }
 
-    /// Each test with the range of its lines: comments, attributes, signature and body. rustfmt indents the closing
-    /// brace of a function like the function's first line.
+    /// Each test with its range of lines: comments, attributes, signature and body. The body ends at the closing brace
+    /// that has the same indentation as the function's first line, because rustfmt formats it so.
     fn spans(&self) -> Vec<(Place, Range<usize>)> {
         let lines: Vec<&str> = self.text.lines().collect();
         let is_before = |line: &&&str| line.trim_start().starts_with(['#', '/']);
@@ -107,7 +107,7 @@ pub(crate) fn names_invariant(text: &str, number: usize) -> bool {
     text.contains(&format!("invariant_{number}_")) || text.split("invariant").skip(1).any(is_named)
 }
 
-/// The numbers at the start of a text: 3 and 5 in "s 3 and 5.". The word "invariant" comes before the text.
+/// The numbers at the start of a text that follows the word "invariant". For example, "s 3 and 5." gives 3 and 5.
 fn numbers(text: &str) -> Vec<usize> {
     let words = text.trim_start_matches('s').split([' ', ',', '\n']);
     words

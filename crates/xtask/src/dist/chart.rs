@@ -1,5 +1,5 @@
-//! The chart of a release: the chart of the checkout with the released image as its default. Also the manifests that
-//! Helm renders from this chart.
+//! The chart of a release: a copy of the chart in the checkout, with the released image as its default image. Also
+//! renders the manifests of the release from this chart.
 
 use std::fs;
 use std::path::Path;
@@ -19,7 +19,7 @@ pub(super) const KUBERNETES: &str = "1.33.0";
 /// A text file of the chart: its path below the folder of the chart, and its content.
 pub(super) type Text = (String, String);
 
-/// The files of the chart in the checkout.
+/// The files of the chart, as they are in the checkout.
 pub(super) fn files() -> Result<Vec<Text>> {
     let folder = checkout::root().join(FOLDER);
     let read = |path: std::path::PathBuf| {
@@ -30,7 +30,7 @@ pub(super) fn files() -> Result<Vec<Text>> {
     checkout::files(&folder)?.into_iter().map(read).collect()
 }
 
-/// Replaces text that must occur exactly once.
+/// Replaces `from` by `to` in the text. Fails unless `from` occurs exactly once.
 fn replace(text: &mut String, from: &str, to: &str) -> Result<()> {
     match text.matches(from).count() {
         1 => *text = text.replacen(from, to, 1),
@@ -39,7 +39,8 @@ fn replace(text: &mut String, from: &str, to: &str) -> Result<()> {
     Ok(())
 }
 
-/// The replacements in the files of the chart: file, text in the checkout, text in the release.
+/// The replacements that turn the chart of the checkout into the chart of the release: file, text in the checkout, text
+/// in the release.
 fn replacements(release: &Release) -> Vec<(&'static str, String, String)> {
     let Release {
         version,
@@ -141,14 +142,15 @@ pub(super) fn released(mut files: Vec<Text>, release: &Release) -> Result<Vec<Te
     Ok(files)
 }
 
-/// The chart as a package, in the format of `helm package`. Helm is not used, because its packages contain the time.
+/// Packages the chart in the format of `helm package`. `helm package` itself is not used, because its packages contain
+/// the time of packaging.
 pub(super) fn package(files: &[Text]) -> Result<Vec<u8>> {
     let (first, others): (Vec<_>, Vec<_>) =
         files.iter().partition(|(path, _)| path == "Chart.yaml");
     tgz("etcd-operator/", first.into_iter().chain(others))
 }
 
-/// A compressed tar archive without times. `prefix` precedes each path.
+/// A gzip-compressed tar archive whose files have no times. Each path in the archive starts with `prefix`.
 pub(super) fn tgz<'a>(prefix: &str, files: impl IntoIterator<Item = &'a Text>) -> Result<Vec<u8>> {
     let mut tar = tar::Builder::new(Vec::new());
     for (path, text) in files {
@@ -159,43 +161,43 @@ pub(super) fn tgz<'a>(prefix: &str, files: impl IntoIterator<Item = &'a Text>) -
     oci::gzip(&tar.into_inner()?)
 }
 
-/// The files with the definitions of all kinds.
+/// The chart's files that contain a CRD.
 pub(super) fn definitions(files: &[Text]) -> impl Iterator<Item = &Text> {
     files.iter().filter(|(path, _)| path.starts_with(CRDS))
 }
 
-/// The definitions of all kinds, in one file.
+/// All CRDs in one file.
 pub(super) fn crds(files: &[Text]) -> String {
     let documents = definitions(files).map(|(_, text)| format!("---\n{}\n", text.trim_end()));
     documents.collect()
 }
 
-/// Checks the packaged chart with Helm.
+/// Runs `helm lint` on the packaged chart. Fails if Helm finds an error.
 pub(super) fn lint(helm: &Path, chart: &Path) -> Result<()> {
     shell::output(Command::new(helm).args(["lint", "--strict"]).arg(chart)).map(|_| ())
 }
 
-/// A rendering of the chart, for example for `kubectl apply`.
+/// A manifest that Helm renders from the chart, for users of `kubectl apply`.
 pub(super) struct Manifest {
-    /// The namespace of the operators, which the user creates.
+    /// The namespace of the operators. The user creates it before `kubectl apply`.
     pub(super) namespace: &'static str,
     pub(super) values: &'static [&'static str],
 }
 
-/// The operators watch their own namespace.
+/// The manifest for operators that watch only their own namespace.
 pub(super) const NAMESPACED: Manifest = Manifest {
     namespace: "etcd",
     values: &[],
 };
 
-/// The operators watch all namespaces.
+/// The manifest for operators that watch all namespaces.
 pub(super) const CLUSTER_WIDE: Manifest = Manifest {
     namespace: "etcd-operator",
     values: &["clusterWide=true"],
 };
 
-/// Renders the packaged chart without the CRDs. So `kubectl delete -f` with this manifest keeps the CRDs and all
-/// clusters.
+/// Renders the manifest from the packaged chart, without the CRDs. Therefore `kubectl delete -f` with this manifest
+/// keeps the CRDs and all clusters.
 pub(super) fn render(helm: &Path, chart: &Path, manifest: &Manifest) -> Result<String> {
     let mut command = Command::new(helm);
     command.args(["template", "etcd-operator"]).arg(chart);

@@ -1,4 +1,4 @@
-//! The files of a release: names, checksums, and the page that describes them.
+//! The list of a release's files: their names, their checksums, and the page that describes them.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -18,7 +18,7 @@ pub(super) const PROVENANCE: &str = "provenance.intoto.json";
 pub(super) const README: &str = "README.md";
 pub(super) const SUMS: &str = "SHA256SUMS";
 
-/// A file and its checksum.
+/// The checksum of a file, and the name of the file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Sum {
     pub(super) name: String,
@@ -26,7 +26,7 @@ pub(super) struct Sum {
     pub(super) sha256: String,
 }
 
-/// The checksum of a file. The list shows the file as `name`.
+/// Computes the checksum of `file`. The list of checksums shows the file as `name`.
 pub(super) fn sum(file: &Path, name: &str) -> Result<Sum> {
     let mut hash = Sha256::new();
     File::open(file)
@@ -52,13 +52,13 @@ pub(super) fn sums(folder: &Path) -> Result<Vec<Sum>> {
         .collect()
 }
 
-/// The checksums in the format of `sha256sum`.
+/// The list of checksums in the format of `sha256sum`.
 pub(super) fn text(sums: &[Sum]) -> String {
     let line = |sum: &Sum| format!("{}  {}\n", sum.sha256, sum.name);
     sums.iter().map(line).collect()
 }
 
-/// The names of the files that only one side has, or whose checksums differ.
+/// The names of the files that are only in one of the two lists, or whose checksums differ.
 pub(super) fn differences(first: &[Sum], second: &[Sum]) -> Vec<String> {
     let one_side = |these: &[Sum], those: &[Sum]| -> Vec<String> {
         let missing = these.iter().filter(|sum| !those.contains(sum));
@@ -70,7 +70,7 @@ pub(super) fn differences(first: &[Sum], second: &[Sum]) -> Vec<String> {
     all
 }
 
-/// The files of a release, with their descriptions.
+/// All files of a release, each with its name and description.
 pub(super) fn files(release: &Release) -> Vec<(String, String)> {
     let digest = release.digest.as_deref();
     let digest = digest.map_or(String::new(), |digest| {
@@ -121,7 +121,7 @@ pub(super) fn files(release: &Release) -> Vec<(String, String)> {
     .into()
 }
 
-/// The page that describes the files of the release.
+/// The page that describes the files of the release, in Markdown.
 pub(super) fn readme(release: &Release) -> String {
     let mut rows = String::new();
     for (name, text) in files(release) {

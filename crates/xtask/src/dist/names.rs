@@ -1,25 +1,25 @@
-//! The names of a release: image, files, pages.
+//! The names that the files of a release use: the image reference and the addresses of documentation pages.
 
 use crate::origin::Origin;
 
-/// The properties of a release that its files share.
+/// The properties of a release that several of its files contain.
 #[derive(Debug, Clone)]
 pub(super) struct Release {
     pub(super) version: String,
     /// The registry and the name of the image.
     pub(super) repository: String,
-    /// The digest of the image (`sha256:...`), if a registry will serve it.
+    /// The digest of the image (`sha256:...`). `None` if the image is not pushed to a registry.
     pub(super) digest: Option<String>,
     pub(super) origin: Origin,
 }
 
 impl Release {
-    /// The image with its tag.
+    /// The repository of the image with its tag.
     pub(super) fn image_name(&self) -> String {
         format!("{}:{}", self.repository, self.version)
     }
 
-    /// The image reference in the pods of the operators, with the digest if it is known.
+    /// The image reference for the pods of the operators. It contains the digest if the digest is known.
     pub(super) fn image(&self) -> String {
         let digest = self.digest.as_ref();
         let digest = digest.map_or(String::new(), |digest| format!("@{digest}"));
@@ -42,7 +42,7 @@ impl Release {
         format!("etcd-operator-{}.cdx.json", self.version)
     }
 
-    /// A reference to a page of the documentation. It is a link if the source has an address.
+    /// A reference to a page of the documentation: a link if the address of the source is known, otherwise the path.
     pub(super) fn page(&self, path: &str) -> String {
         match (&self.origin.source, &self.origin.revision) {
             (Some(source), Some(revision)) => {

@@ -46,14 +46,14 @@ pub(super) const RENDERING: Manifest = Manifest {
 const PACKAGE: &str = "etcd-operator";
 /// The annotation of a ClusterServiceVersion with the examples that a console shows.
 const EXAMPLES_ANNOTATION: &str = "alm-examples";
-/// One example for each kind, the EtcdCluster first.
+/// The examples in the ClusterServiceVersion: one for each kind, the EtcdCluster first.
 const EXAMPLES: [&str; 3] = [
     "example-etcd-cluster-durable.yaml",
     "example-etcd-backup-s3.yaml",
     "example-etcd-restore.yaml",
 ];
 const ICON: &str = include_str!("icon.svg");
-/// Labels of objects that Helm manages. OLM manages these objects.
+/// Labels that say that Helm manages an object. They are removed in the bundle, because OLM manages its objects.
 const HELM_LABELS: [&str; 2] = ["app.kubernetes.io/managed-by", "helm.sh/chart"];
 const MANIFESTS: &str = "bundle/manifests";
 const METADATA: &str = "bundle/metadata";
@@ -99,7 +99,7 @@ fn yaml(value: &Value) -> Result<String> {
     Ok(serde_yaml_ng::to_string(value)?)
 }
 
-/// The objects of a manifest.
+/// Parses a manifest into its objects.
 fn objects(manifest: &str) -> Result<Vec<Value>> {
     serde_yaml_ng::Deserializer::from_str(manifest)
         .map(|document| Ok(Value::deserialize(document)?))
@@ -110,7 +110,8 @@ fn of_kind<'a>(objects: &'a [Value], kind: &'a str) -> impl Iterator<Item = &'a 
     objects.iter().filter(move |object| object["kind"] == kind)
 }
 
-/// The channel of the release. OLM updates a pre-release only for users of its channel.
+/// The channel of the catalog to which the release belongs. OLM installs a pre-release only for users who have selected
+/// its channel.
 fn channel(release: &Release) -> &'static str {
     if release.version.contains('-') {
         "candidate"
@@ -119,7 +120,7 @@ fn channel(release: &Release) -> &'static str {
     }
 }
 
-/// The annotations of the bundle, which are also the labels of its image.
+/// The annotations of the bundle. The image of the bundle has the same values as labels.
 fn labels(release: &Release) -> BTreeMap<String, String> {
     let channel = channel(release);
     [
@@ -137,7 +138,7 @@ fn labels(release: &Release) -> BTreeMap<String, String> {
     .into()
 }
 
-/// Builds the image of the bundle from the folder that contains this file.
+/// The Dockerfile that builds the image of the bundle. The build context is the folder of this Dockerfile.
 fn dockerfile(labels: &BTreeMap<String, String>) -> String {
     let mut lines = String::new();
     for (name, value) in labels {
@@ -183,7 +184,7 @@ fn service_version(
         "containerImage": release.image(),
         "description": summary,
         "operatorframework.io/suggested-namespace": RENDERING.namespace,
-        // OLM can update from every older release directly to this release.
+        // With `skipRange`, OLM updates every older release directly to this release.
         "olm.skipRange": format!("<{}", release.version),
     });
     for (name, value) in [
@@ -217,7 +218,7 @@ fn service_version(
         "kind": "ClusterServiceVersion",
         "metadata": {
             "name": format!("{PACKAGE}.v{}", release.version),
-            // OLM replaces this placeholder by the namespace of the installation.
+            // OLM replaces this placeholder with the namespace of the installation.
             "namespace": "placeholder",
             "annotations": annotations,
         },
@@ -225,13 +226,14 @@ fn service_version(
     }))
 }
 
-/// The maintainers with an e-mail address. OLM requires the address.
+/// The maintainers in Chart.yaml that have an e-mail address, because OLM requires an address.
 fn maintainers(about: &Value) -> Vec<&Value> {
     let all = about["maintainers"].as_array().into_iter().flatten();
     all.filter(|it| it["email"].is_string()).collect()
 }
 
-/// The addresses in Chart.yaml. The name of a link is its address without the scheme.
+/// The web addresses in Chart.yaml, as links of the ClusterServiceVersion. The name of each link is its address without
+/// the scheme.
 fn links(about: &Value) -> Vec<Value> {
     let sources = about["sources"].as_array().into_iter().flatten();
     std::iter::once(&about["home"])
@@ -256,7 +258,7 @@ fn description(release: &Release, summary: &str, owned: &[Value]) -> String {
     )
 }
 
-/// The entry for a CRD that the operators own.
+/// The entry of the ClusterServiceVersion for one CRD of the operators.
 fn owned(definition: &Value) -> Value {
     let spec = &definition["spec"];
     let kind = spec["names"]["kind"].as_str().unwrap_or_default();
@@ -271,7 +273,7 @@ fn owned(definition: &Value) -> Value {
     })
 }
 
-/// The Deployments, without the labels of Helm.
+/// The Deployments of the operators, without the labels of Helm.
 fn deployments(rendered: &[Value]) -> Vec<Value> {
     let without_helm = |metadata: &Value| {
         let mut labels = metadata["labels"].clone();
@@ -320,8 +322,8 @@ fn examples() -> Result<String> {
         let text = fs::read_to_string(&file).with_context(|| file.display().to_string())?;
         all.extend(objects(&text).with_context(|| file.display().to_string())?);
     }
-    // The examples of EtcdBackup and EtcdRestore name another cluster than the example of EtcdCluster. This line makes
-    // the names equal.
+    // The example EtcdBackup names another cluster than the example EtcdCluster. This line gives the example
+    // EtcdCluster the name that the EtcdBackup uses.
     all[0]["metadata"]["name"] = all[1]["spec"]["etcdCluster"]["name"].clone();
     Ok(serde_json::to_string_pretty(&all)?)
 }

@@ -7,20 +7,20 @@ use serde_json::{Value, json};
 use super::listing::Sum;
 use super::names::Release;
 
-/// Identifies the type of the build and of its parameters. docs/contributing/releasing.md describes them.
+/// The type of the build in the statement. docs/contributing/releasing.md describes this type and its parameters.
 const BUILD_TYPE: &str = "urn:etcd-operator:xtask-dist:v1";
-/// The builder if the release was built on a machine of a developer.
+/// The builder in the statement if a developer built the release on their own machine.
 pub(super) const LOCAL_BUILDER: &str = "urn:etcd-operator:local-machine";
 
-/// The inputs of the build, without the commit.
+/// The inputs of the build except the commit.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Inputs {
     pub(super) tools: Vec<(&'static str, String)>,
-    /// Files of this machine that determine the release or are part of it.
+    /// Files of this machine that the build reads, such as the certificates in the image.
     pub(super) files: Vec<Sum>,
 }
 
-/// The statement about the files of the release.
+/// Builds the statement about the files of the release.
 pub(super) fn statement(
     release: &Release,
     builder: &str,

@@ -1,4 +1,4 @@
-//! The software bill of materials, by the tool of the CycloneDX project.
+//! The software bill of materials (SBOM), which cargo-cyclonedx of the CycloneDX project creates.
 
 use std::fs;
 use std::path::Path;
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use super::names::Release;
 use crate::shell;
 
-/// The variable with the time for the document. Without it, the document would contain the time of the build.
+/// The environment variable that sets the time in the SBOM. Without it, the SBOM would contain the time of the build.
 const TIME_VARIABLE: &str = "SOURCE_DATE_EPOCH";
 
 /// The bill of materials of the operators' program, for the platform of this machine. The tool writes into the folders
@@ -33,7 +33,7 @@ pub(super) fn create(tool: &Path, copy: &Path, release: &Release) -> Result<Stri
     normalized(&text, copy, &release.version)
 }
 
-/// The document with the version of the release, and without the path of `copy`.
+/// Edits the SBOM: sets the version of the release, and removes the path of `copy`.
 fn normalized(text: &str, copy: &Path, version: &str) -> Result<String> {
     let folder = format!("file://{}", copy.display());
     let text = text.replace(&folder, "file:///source");

@@ -1,4 +1,4 @@
-//! Tests of the files of a release that need no compiled program. They use the Helm of the testbed.
+//! Tests of those release files that need no compiled program. The tests run the Helm of the testbed.
 
 use std::collections::BTreeSet;
 
@@ -28,7 +28,7 @@ fn published() -> Release {
     release("registry.example.com/a/etcd-operator", Some(DIGEST))
 }
 
-/// Packages the released chart in this folder. Returns the path of the package.
+/// Packages the chart of the release in `folder`. Returns the path of the package.
 fn packaged(folder: &Path, release: &Release) -> PathBuf {
     let files = chart::released(chart::files().unwrap(), release).unwrap();
     let package = folder.join(release.chart());
@@ -172,7 +172,7 @@ fn bundle(release: &Release) -> Vec<Text> {
     olm::files(release, &chart, &rendered).unwrap()
 }
 
-/// The result of the validators of the operator framework.
+/// Runs the validators of the operator framework on the bundle. Returns their warnings.
 fn validated(files: &[Text]) -> Result<Vec<String>> {
     let dir = tempfile::tempdir()?;
     olm::validate(&programs::olm_validate()?, files, dir.path())
@@ -205,9 +205,9 @@ fn operator_framework_rejects_bundle_without_crd() {
 fn operator_framework_rejects_bundle_with_wrong_version() {
     let version = published().version;
     for (from, to, expected) in [
-        // This API version of the kinds is in no CRD.
+        // No CRD has this version of the API, so the validators must reject it.
         ("version: v1beta2", "version: v1beta9", "v1beta9"),
-        // This version of the release is not a semantic version.
+        // `version` must be a semantic version, so the validators must reject this one.
         (
             &*format!("\n  version: {version}"),
             "\n  version: first",
@@ -226,7 +226,8 @@ fn operator_framework_rejects_bundle_with_wrong_version() {
     }
 }
 
-/// The install modes of the bundle are those of a release for one namespace.
+/// The bundle installs the operators for one namespace, so it must have the same rights as the manifest for one
+/// namespace.
 #[test]
 fn bundle_has_rights_of_namespaced_manifest() {
     let files = bundle(&published());
@@ -284,7 +285,7 @@ fn bundle_has_every_kind_with_description_and_example() {
     let examples = text(&version["metadata"]["annotations"]["alm-examples"]);
     let examples: Json = serde_json::from_str(&examples).unwrap();
     let examples = examples.as_array().unwrap();
-    // The example EtcdBackup names the example EtcdCluster.
+    // The EtcdBackup must name the EtcdCluster of the same bundle.
     let of = |kind: &str| examples.iter().find(|it| it["kind"] == kind).unwrap();
     let name = &of("EtcdCluster")["metadata"]["name"];
     assert_eq!(of("EtcdBackup")["spec"]["etcdCluster"]["name"], *name);
@@ -311,7 +312,8 @@ fn pre_release_bundle_is_in_channel_candidate() {
     assert!(annotations(&release).contains("channels.v1: stable\n"));
 }
 
-/// Without shellcheck, which finds problems in the scripts of the steps: its package is not a Go module.
+/// actionlint runs without shellcheck, which checks the scripts of the steps: shellcheck is not available as a Go
+/// module.
 #[test]
 fn workflows_pass_actionlint() {
     let mut command = Command::new(programs::actionlint().unwrap());

@@ -1,5 +1,5 @@
-//! Azurite, the Azure Blob Storage server of the tests: a pinned npm package. Without Node.js, the testbed has no
-//! Azurite, and the tests that need Azurite fail with a message.
+//! Azurite, the server for Azure Blob Storage in the tests. It is a pinned npm package. If Node.js is missing, the
+//! testbed runs without Azurite, and the tests that need it fail with an explanation.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,10 +10,11 @@ use anyhow::{Context, Result};
 use super::{cached, digest};
 use crate::{checkout, shell};
 
-/// The source files in `e2e/testbed/azurite` that determine the content.
+/// Files in `e2e/testbed/azurite` whose content is part of the hash in the cache folder's name.
 const FILES: &[&str] = &["package.json", "package-lock.json", "serve.js"];
 
-/// The folder with the package and `serve.js`.
+/// Returns the cache folder that contains the npm package and `serve.js`. Installs the package if the folder does not
+/// exist.
 pub(super) fn ensure(cache: &Path) -> Result<PathBuf> {
     let node = shell::output(Command::new("node").arg("--version")).context(
         "Node.js is missing: install version 18 or later with npm (on Debian: `apt-get install nodejs npm`)",

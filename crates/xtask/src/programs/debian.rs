@@ -1,4 +1,4 @@
-//! etcd 3.4 from Debian packages. They are unpacked into the cache, and not installed.
+//! etcd 3.4 from Debian packages. The packages are unpacked into the cache, and not installed on the machine.
 
 use std::fs;
 use std::path::Path;
@@ -9,7 +9,7 @@ use sha2::{Digest, Sha256};
 
 use crate::shell;
 
-/// The etcd version of the Debian package. The other versions are Go modules.
+/// The etcd version of the Debian packages. All other etcd versions are built from Go modules.
 pub(super) const VERSION: &str = "3.4.23";
 
 /// Debian's package pool, for machines on which apt does not offer this version.
@@ -50,7 +50,8 @@ pub(super) fn unpack(folder: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Downloads a package. apt verifies its download. A download from the pool is verified by its SHA-256.
+/// Downloads a package with apt, which verifies it. If apt does not offer the version, downloads it from the pool, and
+/// verifies its SHA-256.
 fn download_package(package: &str, file: &str, sum: &str, folder: &Path) -> Result<()> {
     let wanted = format!("{package}={VERSION}*");
     let mut apt = Command::new("apt-get");

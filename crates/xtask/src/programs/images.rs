@@ -1,5 +1,5 @@
-//! The images that every node has: etcd of each minor release, and the pause image. Writes archives into the cache, and
-//! builds no program.
+//! The images that every node of the testbed has: etcd of each minor release, and the pause image. Writes the images as
+//! archives into the cache. Builds no program.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -44,7 +44,7 @@ pub(super) fn etcd(cache: &Path, version: &str, folder: &Path) -> Result<PathBuf
     archive(cache, &format!("etcd-{version}"), &image)
 }
 
-/// The shared libraries that `ldd` lists for a program.
+/// The shared libraries that the program needs, as `ldd` lists them.
 fn libraries(program: &Path) -> Result<Vec<Entry>> {
     let Ok(text) = shell::output(Command::new("ldd").arg(program)) else {
         // `ldd` fails with "not a dynamic executable" for a static program.

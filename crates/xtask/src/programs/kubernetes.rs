@@ -1,5 +1,5 @@
-//! The versions of Kubernetes that the testbed can run: one Go module for each minor version. The file `go.mod` of a
-//! module is the only place that defines the patch release.
+//! The versions of Kubernetes that the testbed can run. Each minor version has its own Go module, whose `go.mod` is the
+//! only place that defines the patch release.
 
 use std::fs;
 use std::path::PathBuf;
@@ -9,10 +9,10 @@ use anyhow::{Context, Result, bail};
 use super::required;
 use crate::checkout;
 
-/// The module of the default version.
+/// Name of the module with the default version.
 const DEFAULT: &str = "kube";
-/// The modules of other versions have this prefix and their minor version as names. Unit tests find the program of the
-/// default version by the prefix `kube-` of its cache folder, so the prefixes differ.
+/// Names of the modules with other versions: this prefix and the minor version. It must not begin with `kube-`, because
+/// unit tests find the program of the default version by the prefix `kube-` of its cache folder.
 const OTHERS: &str = "kubernetes-";
 
 /// The Go module of one minor version of Kubernetes.
@@ -25,7 +25,7 @@ pub(crate) struct Kubernetes {
 }
 
 impl Kubernetes {
-    /// The version that runs without the option `--kubernetes`.
+    /// The version that the testbed runs if the option `--kubernetes` is not set.
     pub(crate) fn default_version() -> Result<Self> {
         Self::of_module(DEFAULT)
     }
@@ -88,7 +88,8 @@ impl Kubernetes {
         checkout::testbed_sources().join(&self.module)
     }
 
-    /// Linker flags of the official Kubernetes build. Charts and clients read this version.
+    /// Linker flags that write the version into the program, as in the official build. Charts and clients read this
+    /// version from the API server.
     pub(super) fn linker_flags(&self) -> String {
         let (version, minor) = (&self.version, self.minor());
         let (major, minor) = minor.split_once('.').unwrap_or((minor, ""));
@@ -122,7 +123,8 @@ mod tests {
         assert!(error.contains("pin-kubernetes.sh"), "{error}");
     }
 
-    /// A program whose libraries have another version would be a mixture that nobody releases.
+    /// Kubernetes never releases a program together with libraries of another version, so the testbed must not build
+    /// such a program.
     #[test]
     fn kubernetes_modules_pin_libraries_of_same_version() {
         for one in Kubernetes::all().unwrap() {

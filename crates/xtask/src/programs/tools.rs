@@ -1,4 +1,4 @@
-//! Tools for a release and for the documentation site. Each is built once into the cache.
+//! Programs for releases and for the documentation site. Each program is built once into the cache.
 
 use std::fs;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ pub(crate) const CYCLONEDX: &str = "0.5.9";
 const MDBOOK: &str = "0.5.4";
 const HYPERLINK: &str = "0.3.2";
 
-/// The checker of bundles for the Operator Lifecycle Manager. The testbed does not need it.
+/// The program that validates bundles for the Operator Lifecycle Manager. Only `dist` and its tests need it.
 const OLM: Module = Module {
     name: "olm",
     builds: &[Build {
@@ -28,12 +28,12 @@ pub(crate) fn helm() -> Result<PathBuf> {
     tool(module.context("unknown module")?, "helm")
 }
 
-/// The validators of the operator framework: `olm-validate DIRECTORY`.
+/// The program with the validators of the operator framework. Usage: `olm-validate DIRECTORY`.
 pub(crate) fn olm_validate() -> Result<PathBuf> {
     tool(&OLM, "olm-validate")
 }
 
-/// actionlint, which checks GitHub workflows. The testbed does not need it.
+/// actionlint, which checks GitHub workflows. Only the unit tests of xtask need it.
 #[cfg(test)]
 pub(crate) fn actionlint() -> Result<PathBuf> {
     let module = Module {
@@ -71,7 +71,7 @@ pub(crate) fn promtool() -> Result<PathBuf> {
     Ok(folder.join("usr/bin/promtool"))
 }
 
-/// A program of a module. It is built if the cache does not contain it.
+/// Returns the path of a module's program. Builds the program if the cache does not contain it.
 fn tool(module: &Module, program: &str) -> Result<PathBuf> {
     let source = checkout::testbed_sources().join(module.name);
     let (cache, _lock) = super::lock()?;
@@ -84,7 +84,7 @@ fn tool(module: &Module, program: &str) -> Result<PathBuf> {
     Ok(folder.join(program))
 }
 
-/// cargo-cyclonedx, the tool of the CycloneDX project for the software bill of materials of Rust programs.
+/// cargo-cyclonedx of the CycloneDX project, which writes the software bill of materials of Rust programs.
 pub(crate) fn cyclonedx() -> Result<PathBuf> {
     installed("cargo-cyclonedx", CYCLONEDX)
 }
@@ -94,12 +94,13 @@ pub(crate) fn mdbook() -> Result<PathBuf> {
     installed("mdbook", MDBOOK)
 }
 
-/// hyperlink, which checks the links and anchors of a folder with HTML.
+/// hyperlink, which checks the links and anchors in a folder of HTML files.
 pub(crate) fn hyperlink() -> Result<PathBuf> {
     installed("hyperlink", HYPERLINK)
 }
 
-/// A program from crates.io, compiled with the versions in its own lock file.
+/// Returns the path of a program from crates.io. If the cache does not contain it, it is compiled with the dependency
+/// versions of its own lock file.
 fn installed(name: &str, version: &str) -> Result<PathBuf> {
     let (cache, _lock) = super::lock()?;
     let key = digest(&[version.as_bytes()]);
@@ -110,7 +111,7 @@ fn installed(name: &str, version: &str) -> Result<PathBuf> {
             .arg("--root")
             .arg(folder)
             .env_remove("CARGO_TARGET_DIR");
-        // Cargo runs outside of the checkout, because its configuration would change the build.
+        // Cargo runs outside of the checkout, because the checkout's `.cargo/config.toml` would change the build.
         shell::output(cargo.current_dir(&cache)).map(|_| ())
     })?;
     let program = folder.join("bin").join(name);

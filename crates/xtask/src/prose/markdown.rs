@@ -2,10 +2,10 @@
 
 use super::passage::{Kind, Passage};
 
-/// The minimum number of words of a passage. Shorter items and rows are names and numbers.
+/// The minimum number of words of a passage. Shorter list items and table rows contain only names and numbers.
 const WORDS: usize = 4;
 
-/// All passages of a document. Headings and code blocks are left out.
+/// All passages of a document. Headings and code blocks are not included.
 pub(crate) fn passages(document: &str) -> Vec<Passage> {
     let mut found: Vec<Passage> = Vec::new();
     let mut is_open = false;
@@ -41,7 +41,7 @@ fn starts_item(text: &str) -> bool {
     is_numbered || text.starts_with("- ") || text.starts_with("* ") || text.starts_with('|')
 }
 
-/// The texts in backticks. The given text must not contain code blocks.
+/// The texts in backticks. `text` must not contain code blocks.
 pub(crate) fn in_backticks(text: &str) -> impl Iterator<Item = &str> {
     text.split('`').skip(1).step_by(2)
 }

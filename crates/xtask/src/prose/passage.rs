@@ -1,4 +1,4 @@
-//! A passage of prose, and the number of words in its sentences and paragraphs. Reads no files.
+//! A passage of prose, with functions that count the words of its sentences and paragraphs. Reads no files.
 
 /// Sentences with more words than this are reported.
 pub(crate) const SENTENCE_WORDS: usize = 40;
@@ -35,13 +35,13 @@ impl Kind {
     }
 }
 
-/// A paragraph, list item, table row, message or test name.
+/// A passage that can be reviewed alone: a paragraph, list item, table row, message or test name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Passage {
     pub(crate) kind: Kind,
     /// The first line of the passage, counted from 1.
     pub(crate) line: usize,
-    /// How many lines of its file the passage covers.
+    /// The number of lines of the file that the passage covers.
     pub(crate) lines: usize,
     /// The text of the passage, without line breaks.
     pub(crate) text: String,
@@ -81,7 +81,7 @@ impl Passage {
             .collect()
     }
 
-    /// The text as one paragraph. For a table row, its cells.
+    /// The paragraphs of the passage. For a table row, each cell is a paragraph.
     fn paragraphs(&self) -> Vec<String> {
         let text = readable(&self.text);
         if !text.starts_with('|') {
@@ -91,14 +91,15 @@ impl Passage {
     }
 }
 
-/// The text as a reader sees it: the text of a link without its target, and each piece of code as one word.
+/// The text as a reader sees it: links without their targets, and each piece of inline code as one word.
 pub(crate) fn readable(text: &str) -> String {
     let mut shown = String::new();
     for (index, part) in text.split('`').enumerate() {
         if index % 2 == 0 {
             shown.push_str(part);
         } else {
-            // In code, a bar does not separate cells, and a period does not end a sentence. So they are replaced.
+            // In inline code, a bar does not separate cells, and a period does not end a sentence. Underscores replace
+            // these characters.
             let code = part.replace(['|', ' ', '.', '?', '!', '('], "_");
             shown.push_str(&code);
         }

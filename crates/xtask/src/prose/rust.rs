@@ -7,7 +7,7 @@ const MESSAGE_CHARACTERS: usize = 40;
 /// A message has at least this many words. Literals with fewer words are URLs, keys and flags.
 const MESSAGE_WORDS: usize = 5;
 
-/// A comment line or a string literal of a source.
+/// A piece of a Rust file that contains prose.
 enum Token {
     Comment {
         line: usize,
@@ -20,7 +20,7 @@ enum Token {
     },
 }
 
-/// All passages of a source, in the order of their lines.
+/// All passages of a Rust file, in the order of their lines.
 pub(crate) fn passages(source: &str) -> Vec<Passage> {
     let tokens = tokens(source);
     let mut found = comments(&tokens);
@@ -30,8 +30,8 @@ pub(crate) fn passages(source: &str) -> Vec<Passage> {
     found
 }
 
-/// Joins consecutive comment lines to paragraphs. A blank comment line or a code fence ends a paragraph. Code in a doc
-/// comment is left out.
+/// Joins consecutive comment lines into passages. A blank comment line or a code fence ends a passage. Code blocks in
+/// doc comments are not included.
 fn comments(tokens: &[Token]) -> Vec<Passage> {
     let mut found: Vec<Passage> = Vec::new();
     let mut previous = None;
@@ -59,7 +59,8 @@ fn comments(tokens: &[Token]) -> Vec<Passage> {
     found
 }
 
-/// True if a line continues the paragraph above. A list item, a heading or a table row starts a new paragraph.
+/// True if the comment line continues the paragraph above it. A list item, a heading or a table row starts a new
+/// paragraph.
 fn starts_no_item(text: &str) -> bool {
     !text.starts_with(['-', '*', '|', '#'])
 }
@@ -83,8 +84,8 @@ fn message(token: &Token) -> Option<Passage> {
     is_message.then(|| Passage::new(Kind::Message, *line, &text))
 }
 
-/// True if a text contains a YAML mapping on one line, such as `{name: main}`. The colon in a placeholder of `format!`
-/// is not followed by a space.
+/// True if the text contains a YAML mapping on one line, such as `{name: main}`. A placeholder of `format!` is not a
+/// mapping, because no space follows its colon.
 fn has_flow_mapping(text: &str) -> bool {
     let mut keys = text
         .split('{')
@@ -126,14 +127,14 @@ fn tokens(source: &str) -> Vec<Token> {
     .collect()
 }
 
-/// Finds comments and string literals, and skips all other code.
+/// Reads a Rust file, and returns its comments and string literals. All other code is skipped.
 struct Lexer<'a> {
     rest: &'a str,
     line: usize,
 }
 
 impl<'a> Lexer<'a> {
-    /// Removes the first `length` bytes of the rest, and counts the lines in them.
+    /// Removes the first `length` bytes of the unread text and returns them. Counts the lines in them.
     fn take(&mut self, length: usize) -> &'a str {
         let (taken, rest) = self.rest.split_at(length);
         self.line += taken.matches('\n').count();
@@ -153,7 +154,8 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The number of bytes of `r#"` or a similar opening, if the rest starts with a raw string. `None` if it does not.
+    /// The length in bytes of an opening such as `r#"`, if a raw string starts here. `None` if no raw string starts
+    /// here.
     fn raw_opening(&self) -> Option<usize> {
         let rest = self.rest.strip_prefix('r')?;
         let hashes = rest.len() - rest.trim_start_matches('#').len();
@@ -189,7 +191,8 @@ impl<'a> Lexer<'a> {
         }
     }
 
-    /// The number of bytes of the character literal at the start of the rest. If the quote belongs to a lifetime, 1.
+    /// The length in bytes of the character literal that starts here. If the quote belongs to a lifetime, the length is
+    /// 1.
     fn quoted(&self) -> usize {
         let mut characters = self.rest.char_indices().skip(1);
         let first = characters.next();

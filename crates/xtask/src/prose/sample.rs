@@ -1,6 +1,7 @@
-//! A random choice that is the same for the same seed.
+//! A random choice that depends only on the seed: the same seed gives the same choice.
 
-/// The random number generator splitmix64 (Steele, Lea, Flood 2014). A seed gives the same numbers on every machine.
+/// The random number generator SplitMix64 (Steele, Lea, Flood 2014). The same seed gives the same numbers on every
+/// machine.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -29,8 +30,8 @@ impl Random {
     }
 }
 
-/// The number of passages to take from each group. The shares of `count` are equal. If a group is smaller than its
-/// share, larger groups provide the rest.
+/// How many passages to take from each group so that the total is `count`. All groups have equal shares. If a group is
+/// smaller than its share, larger groups provide the rest.
 pub(crate) fn shares(sizes: &[usize], count: usize) -> Vec<usize> {
     let mut shares = vec![0; sizes.len()];
     let mut left = count.min(sizes.iter().sum());

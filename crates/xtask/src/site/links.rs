@@ -1,19 +1,19 @@
-//! Links in Markdown: finds them, resolves them to paths of the repository, and changes them to paths of the site. This
-//! module reads no files.
+//! Finds links in Markdown, resolves them to paths of the repository, and translates them to paths of the site. Reads
+//! no files.
 
 use std::fmt::Write as _;
 
 use anyhow::{Context, Result};
 
-/// Folder of the pages in the repository. In the site, they are at the top.
+/// Folder of the pages in the repository. In the site, the pages are at the top level.
 const DOCS: &str = "docs/";
-/// Folder of the site for files from other folders of the repository.
+/// Folder of the site that contains the files from all other folders of the repository.
 const OTHERS: &str = "repository/";
 
-/// The new form of a link.
+/// The replacement for a link.
 pub(super) struct Change {
     pub(super) target: String,
-    /// Replaces the text of the link if that is the name of a page, such as `tls.md`.
+    /// The new text of the link, if its current text is the file name of a page, such as `tls.md`.
     pub(super) title: String,
 }
 
@@ -30,12 +30,13 @@ pub(super) fn normalized(path: &str) -> Option<String> {
     Some(parts.join("/"))
 }
 
-/// The folder of a file, with a slash at the end, or nothing for a file at the top.
+/// The folder of a file, with a slash at the end. Empty for a file at the top level.
 pub(super) fn folder(path: &str) -> &str {
     path.rfind('/').map_or("", |end| &path[..=end])
 }
 
-/// The path of a repository's file in the sources of the site. A file that is no page gets a page that shows it.
+/// The path of a repository file in the sources of the site. If the file is no Markdown page, the path is that of a
+/// generated page that shows the file.
 pub(super) fn in_site(path: &str) -> String {
     let place = match path.strip_prefix(DOCS) {
         Some(page) => page.to_owned(),
@@ -52,7 +53,7 @@ pub(super) fn is_page(path: &str) -> bool {
     path.rsplit_once('.').is_some_and(|(_, end)| end == "md")
 }
 
-/// The path of the HTML that mdBook writes for a page. The page `README.md` becomes the index of its folder.
+/// The path of the HTML file that mdBook writes for a page. `README.md` becomes the index of its folder.
 fn html(page: &str) -> String {
     let (folder, name) = page.split_at(folder(page).len());
     let stem = name.trim_end_matches(".md");
@@ -60,7 +61,7 @@ fn html(page: &str) -> String {
     format!("{folder}{stem}.html")
 }
 
-/// The link from a page to a file, both as paths of the repository.
+/// The relative link from a page to a file. Both paths are paths of the repository.
 pub(super) fn link(page: &str, file: &str) -> String {
     let up = "../".repeat(in_site(page).matches('/').count());
     format!("{up}{}", html(&in_site(file)))
@@ -80,7 +81,7 @@ pub(super) fn listed(contents: &str) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// The text with every link to another file changed by `change`. Links in code blocks stay.
+/// The text in which `change` has replaced the links to other files. Links in code blocks are not replaced.
 pub(super) fn changed(
     text: &str,
     mut change: impl FnMut(&str) -> Result<Change>,

@@ -11,9 +11,9 @@ use anyhow::{Context, Result, bail};
 
 use super::links::{Change, changed, folder, in_site, is_page, link, listed, normalized};
 
-/// The table of contents. Linked pages and files that it does not list are below the README of their folder.
+/// The table of contents. Files that are linked but not listed there appear below the README of their folder.
 const CONTENTS: &str = "docs/SUMMARY.md";
-/// The introduction, which has no pages below it.
+/// The introduction. No other page appears below it, although it is a README.
 const INTRODUCTION: &str = "docs/README.md";
 /// Settings, styles and scripts, which are copied unchanged.
 const SETTINGS: [(&str, &str); 3] = [
@@ -22,8 +22,8 @@ const SETTINGS: [(&str, &str); 3] = [
     ("docs/site.js", "site.js"),
 ];
 
-/// Writes the settings and the pages of the repository `root` into `work`, and returns the paths of all pages in the
-/// repository. Unchanged files are not written again.
+/// Writes the settings and pages of the repository `root` into `work`. Returns the repository paths of all pages. A
+/// file is written only if its content has changed.
 pub(crate) fn write(root: &Path, work: &Path) -> Result<Vec<String>> {
     for (from, to) in SETTINGS {
         put(&work.join(to), &read(root, from)?)?;
@@ -31,7 +31,7 @@ pub(crate) fn write(root: &Path, work: &Path) -> Result<Vec<String>> {
     let source = work.join("src");
     let contents = read(root, CONTENTS)?;
     let listed = listed(&contents)?;
-    // `all` starts with the listed pages. The loop adds the pages and files to which these pages link.
+    // `all` begins with the pages in the table of contents. The loop adds the files that these pages link to.
     let mut all = listed.clone();
     let mut index = 0;
     while let Some(page) = all.get(index).cloned() {
@@ -67,7 +67,7 @@ pub(crate) fn write(root: &Path, work: &Path) -> Result<Vec<String>> {
     Ok(all)
 }
 
-/// The path of the file that a page links to. A folder stands for its README.
+/// The path of the file that a link leads to. If the link leads to a folder, the path is that of its README.
 fn resolved(root: &Path, page: &str, target: &str) -> Result<String> {
     let path = normalized(&format!("{}{target}", folder(page)));
     let path = path.with_context(|| format!("{page}: {target} is outside of the repository"))?;
@@ -78,7 +78,7 @@ fn resolved(root: &Path, page: &str, target: &str) -> Result<String> {
     }
 }
 
-/// The nearest README above a file that the table of contents lists.
+/// The README in the table of contents that is nearest above a file.
 fn parent(file: &str, listed: &[String]) -> Result<String> {
     let mut place = folder(file);
     loop {
@@ -93,7 +93,7 @@ fn parent(file: &str, listed: &[String]) -> Result<String> {
     }
 }
 
-/// The first heading of a page, or the name of a file.
+/// The title of a file in the table of contents: its first heading, or its name if it has no heading.
 fn title(root: &Path, file: &str) -> Result<String> {
     let name = &file[folder(file).len()..];
     if !is_page(file) {
@@ -104,7 +104,7 @@ fn title(root: &Path, file: &str) -> Result<String> {
     Ok(heading.unwrap_or(name).replace('`', ""))
 }
 
-/// The table of contents of the site. `below` has the entries below the listed pages.
+/// Writes the table of contents of the site. `below` contains the additional entries below each listed page.
 fn summary(contents: &str, below: &BTreeMap<String, Vec<String>>) -> Result<String> {
     let mut text = String::new();
     for line in contents.split_inclusive('\n') {
@@ -124,7 +124,7 @@ fn summary(contents: &str, below: &BTreeMap<String, Vec<String>>) -> Result<Stri
     Ok(text)
 }
 
-/// A page that shows a file.
+/// A page that shows the text of a file as a code block.
 fn shown(file: &str, text: &str) -> String {
     let name = &file[folder(file).len()..];
     let language = match name.rsplit_once('.') {
@@ -159,7 +159,7 @@ fn put(file: &Path, text: &str) -> Result<()> {
 mod tests {
     use super::*;
 
-    /// A repository with the files, and the outcome of writing its site.
+    /// Creates a repository with these files, and writes the sources of its site.
     fn written(files: &[(&str, &str)]) -> (tempfile::TempDir, Result<Vec<String>>) {
         let folder = tempfile::tempdir().unwrap();
         let root = folder.path().join("root");

@@ -1,4 +1,4 @@
-//! Tests of the suite.
+//! Unit tests of the command `test`.
 
 use super::*;
 

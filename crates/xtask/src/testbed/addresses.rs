@@ -1,12 +1,12 @@
-//! The addresses of a testbed: one network for pods, one for Services and one for the link to the machine, in the IP
-//! family of the testbed.
+//! The addresses of a testbed: a network for pods, a network for Services, and a network for the link between the
+//! testbed and the host. All are in the IP family of the testbed.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 use clap::ValueEnum;
 use serde::{Deserialize, Serialize};
 
-/// The number of a slot.
+/// The number of a testbed's slot. Each testbed on the machine has a different slot, and so different addresses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub(crate) struct Slot(pub(crate) u8);
 
@@ -21,7 +21,7 @@ impl Slot {
         Ipv4Addr::new(10, 104 + self.0, 0, fourth)
     }
 
-    /// Addresses of both ends of the link: machine, testbed.
+    /// The addresses at both ends of the link between the testbed and the host: first the host, then the testbed.
     fn uplink(self) -> (Ipv4Addr, Ipv4Addr) {
         (
             Ipv4Addr::new(10, 120, self.0, 1),
@@ -29,12 +29,12 @@ impl Slot {
         )
     }
 
-    /// Name of the network interface on the machine.
+    /// Name of the network interface at the host's end of the link.
     pub(crate) fn interface(self) -> String {
         format!("etb{}", self.0)
     }
 
-    /// The networks of this slot: pods, Services, link.
+    /// The networks of this slot, each with its prefix length: pods, Services, link to the host.
     pub(crate) fn networks(self) -> [(Ipv4Addr, u8); 3] {
         [
             (self.pods(0, 0), 16),
@@ -62,8 +62,8 @@ impl IpFamily {
         }
     }
 
-    /// The sysctl that passes packets between ports of a bridge to the packet filter. It exists only with the kernel
-    /// module `br_netfilter`.
+    /// The sysctl that makes the packet filter see the packets between ports of a bridge. It exists only if the kernel
+    /// module `br_netfilter` is loaded.
     pub(crate) fn bridge_filter(self) -> &'static str {
         match self {
             Self::Ipv4 => "/proc/sys/net/bridge/bridge-nf-call-iptables",
@@ -72,7 +72,8 @@ impl IpFamily {
     }
 }
 
-/// First groups of all IPv6 addresses, in the range of unique local addresses (RFC 4193). The third group is the slot.
+/// The first two groups of all IPv6 addresses of testbeds, in the range of unique local addresses (RFC 4193). The third
+/// group is the number of the slot.
 const PREFIX: [u16; 2] = [0xfd65, 0x7462];
 
 /// The addresses of one testbed.
@@ -82,14 +83,15 @@ pub(crate) struct Addresses {
     pub(crate) family: IpFamily,
 }
 
-/// The networks of a testbed. The value is the fourth group of their IPv6 addresses.
+/// A network of a testbed. The value is the fourth group of its IPv6 addresses.
 #[derive(Clone, Copy)]
 enum Network {
     Link = 0,
     Pods = 1,
     Services = 2,
-    /// With IPv4, nodes are in the pod network. The CNI plugin `bridge` rejects a bridge with a second IPv6 address of
-    /// the pod network.
+    /// Network of the nodes' addresses, used with IPv6 only. With IPv4, nodes have addresses in the pod network. With
+    /// IPv6 this is impossible, because the CNI plugin `bridge` rejects a second address of the pod network on the
+    /// bridge.
     Nodes = 3,
 }
 
@@ -117,12 +119,12 @@ impl Addresses {
         }
     }
 
-    /// Address of the bridge, on which API server, DNS and object stores listen.
+    /// Address of the bridge that connects the pods. API server, DNS and object stores listen on it.
     pub(crate) fn gateway(self) -> IpAddr {
         self.pods(0, 1)
     }
 
-    /// The address of the bridge as the host of a URL.
+    /// The address of the bridge in the form that URLs need.
     pub(crate) fn gateway_host(self) -> String {
         match self.gateway() {
             IpAddr::V4(address) => address.to_string(),
@@ -151,7 +153,7 @@ impl Addresses {
         }
     }
 
-    /// Addresses of both ends of the link: machine, testbed.
+    /// The addresses at both ends of the link between the testbed and the host: first the host, then the testbed.
     pub(crate) fn uplink(self) -> (IpAddr, IpAddr) {
         match self.family {
             IpFamily::Ipv4 => {
@@ -165,7 +167,7 @@ impl Addresses {
         }
     }
 
-    /// The length of the prefix of the link's network.
+    /// The prefix length of the network of the link.
     pub(crate) fn uplink_length(self) -> u8 {
         match self.family {
             IpFamily::Ipv4 => 30,
@@ -173,7 +175,7 @@ impl Addresses {
         }
     }
 
-    /// The length of the prefix of the pod network.
+    /// The prefix length of the pod network.
     pub(crate) fn pods_length(self) -> u8 {
         match self.family {
             IpFamily::Ipv4 => 16,
@@ -181,7 +183,7 @@ impl Addresses {
         }
     }
 
-    /// The length of the prefix that contains only one address.
+    /// The prefix length of a network with only one address: 32 or 128.
     pub(crate) fn full_length(self) -> u8 {
         match self.family {
             IpFamily::Ipv4 => 32,
@@ -203,7 +205,7 @@ impl Addresses {
         format!("{}/{length}", self.service(0))
     }
 
-    /// The networks that the machine reaches through the link.
+    /// The networks that the host reaches through the link.
     pub(crate) fn routed(self) -> Vec<String> {
         let mut all = vec![self.pods_network(), self.services_network()];
         if self.family == IpFamily::Ipv6 {
@@ -212,7 +214,7 @@ impl Addresses {
         all
     }
 
-    /// The network of all addresses.
+    /// The network that contains every address of the IP family.
     pub(crate) fn everything(self) -> &'static str {
         match self.family {
             IpFamily::Ipv4 => "0.0.0.0/0",
@@ -220,7 +222,7 @@ impl Addresses {
         }
     }
 
-    /// The address on which servers listen on all addresses of the family.
+    /// The address with which a server listens on all addresses of the IP family.
     pub(crate) fn unspecified(self) -> IpAddr {
         match self.family {
             IpFamily::Ipv4 => Ipv4Addr::UNSPECIFIED.into(),
@@ -228,7 +230,7 @@ impl Addresses {
         }
     }
 
-    /// The URL of a server on the bridge.
+    /// The URL of a server that listens on the bridge.
     pub(crate) fn url(self, scheme: &str, port: u16) -> String {
         format!("{scheme}://{}", SocketAddr::new(self.gateway(), port))
     }

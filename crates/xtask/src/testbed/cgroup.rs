@@ -1,6 +1,6 @@
-//! Control groups, versions 1 and 2. All processes of a testbed are in one control group with the name of the checkout.
-//! Each node and daemon has its own group below it. The group decides which processes are killed, and never the process
-//! name. A group is created before its first process.
+//! Control groups, versions 1 and 2. All processes of a testbed are in a control group that is named after the
+//! checkout. Each node and daemon has its own group below it. Commands kill all processes of a group, and never search
+//! for processes by name. A group is created before its first process starts.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use rustix::process::{Pid, PidfdFlags, Signal, pidfd_open, pidfd_send_signal};
 const MOUNT: &str = "/sys/fs/cgroup";
 const KILL_LIMIT: Duration = Duration::from_secs(30);
 
-/// The trees of control groups on this machine.
+/// The control group trees that the kernel of this machine provides.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Cgroups {
     /// Version 1: one tree for each controller. The processes of a group are read from the tree `tracking`.
@@ -39,8 +39,8 @@ impl Cgroups {
         let mut trees: Vec<PathBuf> = fs::read_dir(mount)
             .with_context(|| format!("{}: control groups are not mounted", mount.display()))?
             .filter_map(|entry| Some(entry.ok()?.path()))
-            // Symlinks (cpu -> cpu,cpuacct) are left out. The version 2 tree of a hybrid setup is included, because
-            // container runtimes create groups in it too.
+            // Symlinks such as cpu -> cpu,cpuacct are skipped. If the machine also mounts the version 2 tree, the tree
+            // is included, because container runtimes create groups in it too.
             .filter(|path| !path.is_symlink() && path.join("cgroup.procs").is_file())
             .collect();
         trees.sort();
@@ -64,7 +64,7 @@ impl Cgroups {
         }
     }
 
-    /// The folder of a group in the tree from which its processes are read.
+    /// The folder of the group in the tree from which the processes of a group are read.
     pub(crate) fn tracking_folder(&self, group: &str) -> PathBuf {
         match self {
             Self::V1 { tracking, .. } => tracking.join(group),
@@ -72,7 +72,7 @@ impl Cgroups {
         }
     }
 
-    /// Creates a group with all controllers, so that a kubelet can create its groups in it.
+    /// Creates a group with all controllers, which a kubelet needs to create its own groups below it.
     pub(crate) fn create(&self, group: &str) -> Result<()> {
         for tree in self.trees() {
             let mut path = tree.to_path_buf();
@@ -95,7 +95,7 @@ impl Cgroups {
         Ok(())
     }
 
-    /// Creates a group for the processes of a daemon, without controllers.
+    /// Creates a group without controllers, for the processes of one daemon.
     pub(crate) fn create_leaf(&self, group: &str) -> Result<PathBuf> {
         let path = self.tracking_folder(group);
         fs::create_dir_all(&path)
@@ -110,7 +110,7 @@ impl Cgroups {
         found
     }
 
-    /// Kills all processes in a group and in the groups below it, and waits until they have ended.
+    /// Kills all processes in a group and in the groups below it. Returns when they have ended.
     pub(crate) fn kill(&self, group: &str) -> Result<()> {
         let begun = Instant::now();
         loop {
@@ -151,8 +151,8 @@ impl Cgroups {
     }
 }
 
-/// Kills a process if it is in the group. The pidfd is opened before the check, so a new process with the same PID is
-/// not killed.
+/// Kills a process if it is in the group. The pidfd is opened before the group is checked. So if the PID belongs to a
+/// new process, that process is not killed.
 fn kill_member(group: &str, pid: i32) {
     let Some(id) = Pid::from_raw(pid) else { return };
     let Ok(held) = pidfd_open(id, PidfdFlags::empty()) else {
@@ -160,12 +160,13 @@ fn kill_member(group: &str, pid: i32) {
     };
     let groups = fs::read_to_string(format!("/proc/{pid}/cgroup")).unwrap_or_default();
     if is_member(&groups, group) {
-        // If the signal fails, the process has already ended.
+        // If the signal cannot be sent, the process has already ended.
         let _ = pidfd_send_signal(held, Signal::KILL);
     }
 }
 
-/// True if the content of `/proc/PID/cgroup` contains `group` or a group below it, in any tree.
+/// True if the process is in `group` or in a group below it, in any tree. `groups` is the content of
+/// `/proc/PID/cgroup`.
 fn is_member(groups: &str, group: &str) -> bool {
     let wanted = format!("/{group}");
     groups
@@ -194,19 +195,20 @@ fn collect(group: &Path, found: &mut Vec<i32>) {
     }
 }
 
-/// Removes the groups below a group, and then the group. Returns false if the group still exists.
+/// Removes a group and all groups below it. Returns false if the group still exists.
 fn remove_tree(group: &Path) -> bool {
     for entry in fs::read_dir(group).into_iter().flatten().flatten() {
         if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
             remove_tree(&entry.path());
         }
     }
-    // Only directories are removed, because the files in a group belong to the kernel.
+    // `remove_dir` fails for the files in a group, which belong to the kernel and disappear with the group.
     let _ = fs::remove_dir(group);
     !group.exists()
 }
 
-/// Version 1: copies the values of the parent, because a new group has no CPUs and no memory nodes.
+/// Version 1: copies the CPUs and memory nodes of the parent into a new group, which otherwise has none and accepts no
+/// process.
 fn copy_cpuset(group: &Path) {
     for file in ["cpuset.cpus", "cpuset.mems"] {
         let own = group.join(file);
@@ -219,8 +221,8 @@ fn copy_cpuset(group: &Path) {
     }
 }
 
-/// Version 2: enables the controllers for the groups below. Each controller is written separately, because the kernel
-/// rejects the whole line if one controller is not available.
+/// Version 2: enables the controllers for the groups below this group, one at a time. In one write, the kernel would
+/// reject all controllers if one of them is not available.
 fn enable_controllers(group: &Path) {
     let controllers = fs::read_to_string(group.join("cgroup.controllers")).unwrap_or_default();
     for controller in controllers.split_whitespace() {

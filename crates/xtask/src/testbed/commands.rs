@@ -1,4 +1,4 @@
-//! Commands for a running testbed: its DNS cache, its daemons, its namespaces and its state.
+//! The commands that change or show a running testbed: `dns`, `daemon`, `mend`, `exec` and `status`.
 
 use anyhow::{Result, bail};
 
@@ -58,7 +58,7 @@ fn known_daemon(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Starts all parts that are not running, and resets the DNS cache to its default.
+/// Starts all nodes and daemons that are not running, and resets the DNS cache to its default.
 pub(crate) fn mend() -> Result<()> {
     for name in control::DAEMONS {
         let runs = control::daemon_runs(&Testbed::running()?, name);
@@ -79,7 +79,7 @@ pub(crate) fn mend() -> Result<()> {
     Ok(())
 }
 
-/// Runs a command in the namespaces of the testbed.
+/// Runs a command in the process, mount and network namespaces of the testbed.
 pub(crate) fn exec(words: &[String]) -> Result<()> {
     let testbed = Testbed::running()?;
     let Some((program, args)) = words.split_first() else {
@@ -95,7 +95,7 @@ pub(crate) fn exec(words: &[String]) -> Result<()> {
     shell::inherit(&mut command)
 }
 
-/// A summary of the testbed's state.
+/// A text about the daemons, nodes and pods of the testbed.
 pub(crate) fn status() -> Result<String> {
     let testbed = Testbed::running()?;
     let mut lines = vec![

@@ -1,5 +1,5 @@
-//! The control plane and the services that all nodes share: etcd, API server, controller manager, scheduler,
-//! kube-proxy, DNS, object stores.
+//! The control plane and the daemons that all nodes share: etcd, API server, controller manager, scheduler, kube-proxy,
+//! DNS, object stores.
 
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpStream};
@@ -15,7 +15,7 @@ use crate::checkout;
 
 pub(crate) mod stores;
 
-/// The daemons of this module, in their start order.
+/// The names of the control plane's daemons, in the order in which they start.
 pub(crate) const DAEMONS: &[&str] = &[
     "etcd",
     "kube-apiserver",
@@ -30,11 +30,12 @@ pub(crate) const DAEMONS: &[&str] = &[
 
 const API_PORT: u16 = 6443;
 const DNS_READY_PORT: u16 = 8181;
-/// The last bytes of the Service addresses of the API server and of DNS.
+/// The last byte of the API server's address in the Service network. The constant below is the last byte of the DNS
+/// server's address.
 const API_SERVICE: u8 = 1;
 const DNS_SERVICE: u8 = 10;
 
-/// Creates keys, certificates and a kubeconfig for each client of the API server.
+/// Creates the keys and certificates of the control plane, and a kubeconfig for each client of the API server.
 pub(crate) fn certificates(testbed: &Testbed) -> Result<()> {
     let folder = testbed.run_folder.join("pki");
     let of = testbed.state.addresses();
@@ -75,7 +76,8 @@ pub(crate) fn certificates(testbed: &Testbed) -> Result<()> {
     Ok(())
 }
 
-/// Writes a kubeconfig that contains the client's certificate and key, so that the file can be copied.
+/// Writes a kubeconfig that contains the certificate and key themselves, not their paths. The file can be copied
+/// elsewhere.
 fn kubeconfig(testbed: &Testbed, name: &str, file: &str) -> Result<()> {
     let pki = testbed.run_folder.join("pki");
     let data = |file: String| -> Result<String> {
@@ -101,7 +103,7 @@ fn kubeconfig(testbed: &Testbed, name: &str, file: &str) -> Result<()> {
         .with_context(|| path.display().to_string())
 }
 
-/// Starts the API server and its etcd.
+/// Starts the API server, and etcd for its data.
 pub(crate) fn start_api(testbed: &Testbed) -> Result<()> {
     start_etcd(testbed)?;
     start_api_server(testbed)
@@ -109,7 +111,7 @@ pub(crate) fn start_api(testbed: &Testbed) -> Result<()> {
 
 fn start_etcd(testbed: &Testbed) -> Result<()> {
     let etcd = testbed.programs.etcd.display().to_string();
-    // etcd runs without fsync, because the data of the testbed need not survive a crash of the machine.
+    // The etcd of the control plane runs without fsync, because its data need not survive a crash of the machine.
     start(
         testbed,
         "etcd",
@@ -153,7 +155,7 @@ fn start_api_server(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// Starts the object stores, and the daemons that need the API server.
+/// Starts the object stores, and all daemons that are clients of the API server.
 pub(crate) fn start_rest(testbed: &Testbed) -> Result<()> {
     start_controller_manager(testbed)?;
     start_scheduler(testbed)?;
@@ -232,7 +234,7 @@ pub(crate) fn daemon_runs(testbed: &Testbed, name: &str) -> bool {
     !testbed.cgroups.processes(&group).is_empty()
 }
 
-/// Starts a stopped daemon with its configuration.
+/// Starts a daemon that was stopped, with its usual configuration.
 pub(crate) fn start_daemon(testbed: &Testbed, name: &str) -> Result<()> {
     match name {
         "etcd" => start_etcd(testbed),
@@ -264,7 +266,7 @@ pub(crate) fn restart_clients(testbed: &Testbed) -> Result<()> {
     Ok(())
 }
 
-/// After this time without a status update, a node counts as lost. The default of Kubernetes is 50 s.
+/// If a node does not update its status for this time, Kubernetes treats it as lost. The default of Kubernetes is 50 s.
 const NODE_GRACE: &str = "20s";
 
 fn start_dns(testbed: &Testbed) -> Result<()> {
@@ -277,18 +279,19 @@ fn start_dns(testbed: &Testbed) -> Result<()> {
     start(testbed, "coredns", "coredns", "-conf=${RUN}/Corefile")
 }
 
-/// Restarts DNS with the cache setting in the state. The cache is empty after the restart.
+/// Restarts DNS with the cache setting in the state file. The restart also empties the cache.
 pub(crate) fn restart_dns(testbed: &Testbed) -> Result<()> {
     testbed.cgroups.kill(&group_of("control/coredns"))?;
     start_dns(testbed)?;
     wait_services(testbed)
 }
 
-/// Applies the objects that kubeadm and a cloud provider would create.
+/// Applies the objects that kubeadm and a cloud provider create in other clusters.
 pub(crate) fn apply_addons(testbed: &Testbed) -> Result<()> {
     let file = testbed.run_folder.join("addons.yaml");
     fs::write(&file, filled(testbed, &template("addons.yaml")?)).context("addons.yaml")?;
-    // Directly after its start, the API server may not have created its address ranges and roles.
+    // Shortly after its start, the API server may reject the objects, because it has not created its address ranges and
+    // roles yet. The requests are therefore retried.
     let mut last = Ok(String::new());
     let path = file.display().to_string();
     let applied = testbed.wait_for("the addons", Duration::from_secs(30), || {
@@ -313,7 +316,7 @@ pub(crate) fn wait_services(testbed: &Testbed) -> Result<()> {
     })
 }
 
-/// True if CoreDNS reports that it has read the Services of the cluster.
+/// True if CoreDNS is ready, which means that it has read the Services of the cluster.
 fn is_ready(gateway: IpAddr) -> bool {
     use std::io::{Read as _, Write as _};
     let ask = || -> std::io::Result<bool> {
@@ -372,7 +375,7 @@ pub(crate) fn fill(text: &str, values: &[(&str, &str)]) -> String {
     })
 }
 
-/// The address of the DNS server for pods.
+/// The address that pods use as their DNS server.
 pub(crate) fn dns_address(testbed: &Testbed) -> String {
     testbed.state.addresses().service(DNS_SERVICE).to_string()
 }

@@ -1,4 +1,5 @@
-//! The environment of a running testbed for programs that use it: addresses, credentials and variables.
+//! The environment of a running testbed: the addresses and credentials that programs need to use it, as environment
+//! variables.
 
 use std::path::{Path, PathBuf};
 
@@ -61,7 +62,7 @@ impl Env {
         }
     }
 
-    /// Environment variables for programs that use the testbed.
+    /// The environment variables for programs that use the testbed.
     pub(crate) fn vars(&self) -> Vec<(String, String)> {
         let path = std::env::var("PATH").unwrap_or_default();
         let direct = [
@@ -97,7 +98,7 @@ impl Env {
     }
 }
 
-/// `path` with `dir` as its first entry. Other entries with `dir` are removed.
+/// The PATH `path` with `dir` as its first entry. If `path` already contains `dir`, that entry is removed.
 fn with_first(dir: &str, path: &str) -> String {
     let rest = path
         .split(':')
@@ -108,7 +109,7 @@ fn with_first(dir: &str, path: &str) -> String {
         .join(":")
 }
 
-/// Lines with `export` that set these variables in a shell.
+/// Shell lines that export these variables.
 pub(crate) fn exports(vars: &[(String, String)]) -> String {
     let line = |(name, value): &(String, String)| {
         format!("export {name}='{}'\n", value.replace('\'', r"'\''"))

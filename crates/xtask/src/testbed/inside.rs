@@ -1,5 +1,5 @@
 //! The process, mount and network namespaces of the testbed. When their init process ends, the kernel kills all other
-//! processes in them. Then it removes the mounts, the network links and the packet filter rules.
+//! processes in them. It then removes the mounts, the network links and the packet filter rules.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -17,7 +17,7 @@ use crate::{progress, shell};
 /// The process name of the init program.
 const INIT: &str = "testbed-init";
 
-/// The namespaces of a testbed. Their init process identifies them.
+/// The namespaces of a testbed, which are found through their init process.
 #[derive(Debug)]
 pub(crate) struct Inside {
     init: Identity,
@@ -28,22 +28,24 @@ pub(crate) struct Inside {
     started: Mutex<Vec<Started>>,
 }
 
-/// A daemon that this command has started, and that must not end.
+/// A daemon that this command has started and that should run until the testbed is taken down.
 #[derive(Debug)]
 struct Started {
     daemon: Daemon,
-    /// True if the daemon has ended once and was restarted.
+    /// True if the daemon has already been restarted once.
     restarted: bool,
 }
 
-/// If a daemon ends, this many lines of its log are shown.
+/// If a daemon ends, the error shows this many lines of its log.
 const LAST_LINES: usize = 8;
 
-/// Shell command that closes inherited file descriptors, so that a daemon does not keep a lock of the caller open.
+/// Closes inherited file descriptors in a shell. Otherwise a daemon could hold a lock of the caller after the caller
+/// has ended.
 const CLOSE_INHERITED: &str = "exec 3<&- 4<&- 5<&- 6<&- 7<&- 8<&- 9<&-";
 
 impl Inside {
-    /// Creates the namespaces. Their init process joins the control group before it does anything else.
+    /// Creates the namespaces. Their init process first joins the control group, so that all processes of the testbed
+    /// are in it.
     pub(crate) fn begin(
         cgroups: &Cgroups,
         group: &str,
@@ -90,7 +92,7 @@ impl Inside {
         Ok(Self::of(init, run_folder, bin))
     }
 
-    /// The namespaces of a running init process.
+    /// The namespaces that belong to a running init process.
     pub(crate) fn of(init: Identity, run_folder: &Path, bin: &Path) -> Self {
         Self {
             init,
@@ -104,7 +106,8 @@ impl Inside {
         self.init
     }
 
-    /// A command in the namespaces. Its environment contains only the variables that the programs need.
+    /// A command that runs in the namespaces. Its environment contains only the variables that the programs of the
+    /// testbed need.
     pub(crate) fn command(&self, program: impl AsRef<OsStr>) -> Command {
         let mut command = Command::new("nsenter");
         command
@@ -137,7 +140,7 @@ impl Inside {
         Ok(())
     }
 
-    /// Restarts each daemon of this command that has ended. Each daemon is restarted only once.
+    /// Restarts each daemon that has ended, if this command has started it. A daemon is restarted only once.
     ///
     /// # Errors Fails if a daemon has ended for the second time. The error contains the last lines of its log.
     pub(crate) fn restart_ended(&self, cgroups: &Cgroups) -> Result<()> {
@@ -159,7 +162,7 @@ impl Inside {
         Ok(())
     }
 
-    /// The end of a daemon's log, indented.
+    /// The last lines of a daemon's log, indented.
     pub(crate) fn last_lines(&self, daemon: &str) -> String {
         let text = fs::read(self.log(daemon)).unwrap_or_default();
         let last = shell::tail(&String::from_utf8_lossy(&text), LAST_LINES);
@@ -193,7 +196,7 @@ impl Inside {
             .arg(daemon.umask)
             .arg(self.log(&daemon.name))
             .args(&daemon.command);
-        // The shell ends at once, and then the init process is the parent of the daemon.
+        // The shell starts the daemon and ends at once, so the init process becomes the parent of the daemon.
         command.stdout(Stdio::null());
         shell::output(&mut command).with_context(|| format!("cannot start {}", daemon.name))?;
         Ok(())
@@ -223,8 +226,8 @@ pub(crate) struct Daemon {
     pub(crate) command: Vec<String>,
 }
 
-/// True if a process is PID 1 of its namespace and runs the init program. Before that, `/proc` is not mounted for
-/// the namespace.
+/// True if the process is PID 1 of its namespace and runs the init program. As long as another program runs, `/proc` is
+/// not mounted for the namespace.
 fn is_init(pid: i32) -> bool {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();

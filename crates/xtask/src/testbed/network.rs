@@ -1,6 +1,6 @@
-//! The network links, addresses and mounts of a testbed. The testbed has its own network namespace, which a link
-//! connects to the machine. Through routes, the machine reaches pods, Services, the API server and S3. The packet
-//! filter of the machine is not changed.
+//! The network links, addresses and mounts of a testbed. The testbed has its own network namespace, and a link connects
+//! this namespace to the host. The host has routes over this link to the pods, the Services, the API server and S3. The
+//! packet filter of the host is not changed.
 
 use std::fmt::Write as _;
 use std::fs;
@@ -14,15 +14,16 @@ use super::Testbed;
 use super::addresses::{Addresses, IpFamily, Slot};
 use crate::shell;
 
-/// The folder in which the controller manager creates volumes. The path is hard-coded there.
+/// The folder in which the controller manager creates volumes. Its code contains this path, so the path cannot be
+/// configured.
 const VOLUMES: &str = "/tmp/hostpath_pv";
 
-/// Mount points in the namespace that may be missing on the machine. They are created before the mount. Afterwards they
-/// are removed if they are empty.
+/// Mount points of the namespace that the host may lack. They are created before the mount, and removed later if they
+/// are empty.
 const COVERED: &[&str] = &[VOLUMES, "/var/lib/cni", "/var/lib/kubelet"];
 
-/// Sysctls that a kubelet would set for the whole machine, with their values. In the namespace, a file with the value
-/// is mounted over each sysctl, so that the machine's own values do not change.
+/// Sysctls that a kubelet sets, with their values. They apply to the whole host. So in the namespace, a file with the
+/// value is mounted over each sysctl, and the values of the host do not change.
 const SYSCTLS: &[(&str, &str)] = &[
     ("vm/overcommit_memory", "1"),
     ("vm/panic_on_oom", "0"),
@@ -32,7 +33,7 @@ const SYSCTLS: &[(&str, &str)] = &[
     ("kernel/keys/root_maxbytes", "25000000"),
 ];
 
-/// Creates links, addresses, routes and mounts.
+/// Creates the links, addresses, routes and mounts of the testbed.
 pub(crate) fn create(testbed: &Testbed) -> Result<()> {
     let addresses = testbed.state.addresses();
     let (near, far) = addresses.uplink();
@@ -58,8 +59,8 @@ pub(crate) fn create(testbed: &Testbed) -> Result<()> {
     host(&routes.collect::<String>())
 }
 
-/// Option of `ip address add` that makes an address usable at once. The kernel would first search for a duplicate of an
-/// IPv6 address, for about a second.
+/// The option of `ip address add` that makes an address usable at once. Without it, the kernel first searches about a
+/// second for a duplicate of an IPv6 address.
 fn no_dad(addresses: Addresses) -> &'static str {
     match addresses.family {
         IpFamily::Ipv4 => "",
@@ -94,7 +95,7 @@ fn inner_links(addresses: Addresses, nodes: u8) -> String {
         filter = addresses.family.bridge_filter()
     );
     for index in 0..nodes {
-        // Writing to a String cannot fail.
+        // Writing to a String cannot fail, so the result is ignored.
         let _ = writeln!(
             script,
             "ip address add {}/{} dev cni0{no_dad}",
@@ -119,7 +120,7 @@ fn mounts(run_folder: &Path) -> String {
     );
     for (name, value) in SYSCTLS {
         let file = name.replace('/', ".");
-        // Writing to a String cannot fail.
+        // Writing to a String cannot fail, so the result is ignored.
         let _ = writeln!(
             script,
             "if [ -e /proc/sys/{name} ]; then echo {value} >{run}/sysctl/{file}; mount --bind {run}/sysctl/{file} /proc/sys/{name}; fi"
@@ -128,21 +129,21 @@ fn mounts(run_folder: &Path) -> String {
     script
 }
 
-/// Removes the mount points that [`create`] has created. No other testbed may be up: the removal of a folder also
-/// removes the mounts on it in every namespace.
+/// Removes the mount points that [`create`] has created on the host. Call it only if no other testbed is up: the
+/// removal of a folder also removes the mounts on it in every namespace.
 pub(crate) fn remove_covered() {
     for folder in COVERED {
-        // Removes the folder only if it is empty, because it may belong to the machine.
+        // `remove_dir` removes the folder only if it is empty. A folder with files belongs to the host.
         let _ = fs::remove_dir(folder);
     }
 }
 
-/// Removes the link of a testbed whose last process has ended. Its routes are removed with it.
+/// Removes the link to the host after the last process of the testbed has ended. Its routes are removed with it.
 pub(crate) fn remove(slot: Slot) -> Result<()> {
     let interface = slot.interface();
     let exists = || Path::new("/sys/class/net").join(&interface).exists();
     if exists() {
-        // An error is ignored, because the kernel may be removing the link at this moment.
+        // The kernel may be removing the link already, so an error is ignored.
         let _ = shell::output(Command::new("ip").args(["link", "delete", &interface]));
     }
     shell::wait_for(
@@ -152,7 +153,8 @@ pub(crate) fn remove(slot: Slot) -> Result<()> {
     )
 }
 
-/// Fails if something is mounted below the run folder. The removal of the run folder would delete the mounted content.
+/// Fails if a file system is still mounted below the run folder, because deleting the run folder would delete the files
+/// of the mounted file system.
 pub(crate) fn refuse_mounts_below(run_folder: &Path) -> Result<()> {
     let mounts = fs::read_to_string("/proc/self/mounts")?;
     let below = mounts_below(&mounts, &run_folder.display().to_string());
@@ -174,7 +176,8 @@ fn mounts_below<'a>(mounts: &'a str, folder: &str) -> Vec<&'a str> {
         .collect()
 }
 
-/// Removes the proxy variables from the environment, because the client must reach addresses of this machine directly.
+/// Removes the proxy variables from the environment of the command, because the addresses of the testbed must be
+/// reached directly.
 pub(crate) fn without_proxy(command: &mut Command) {
     for name in [
         "HTTP_PROXY",

@@ -1,5 +1,5 @@
-//! The nodes. Each node has its own container runtime and kubelet, with separate folders, sockets and control groups. A
-//! node can be killed and started again.
+//! The nodes of the testbed. Each node has its own container runtime and kubelet, with separate folders, sockets and
+//! control groups. Commands can kill a node and start it again.
 
 use std::fs;
 use std::path::Path;
@@ -11,13 +11,13 @@ use super::inside::Daemon;
 use super::{Testbed, control, group_of, state};
 use crate::{checkout, image, progress};
 
-/// The daemons of each node.
+/// The daemons that run on each node.
 const DAEMONS: [&str; 2] = ["containerd", "kubelet"];
 /// The folder of a node that its kubelet sees as `/var/lib/kubelet`.
 const LIB: &str = "lib-kubelet";
 /// A script that runs a kubelet in its own mount namespace. The folder in the first argument is mounted over
-/// `/var/lib/kubelet`, because the path of a socket there is hard-coded, and the kubelet stores its certificate there
-/// by default. Without the mount, kubelets that start at the same time would use the same files.
+/// `/var/lib/kubelet`, where the kubelet creates a socket and stores its certificate. Without the mount, all kubelets
+/// would use the same files.
 ///
 /// `/var/lib/kubelet` is made private first, so that the other kubelets do not get this mount. All other mounts stay
 /// shared, because the container runtime needs the volumes that the kubelet mounts.
@@ -59,7 +59,7 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     )?;
     let present = ctr(testbed, index, "images ls -q")?;
     import_programs(testbed, index, &present)?;
-    // While this node was down, other nodes may have loaded more images.
+    // While this node was down, other nodes may have loaded more images, so it loads them now.
     for entry in fs::read_dir(testbed.run_folder.join("images"))
         .into_iter()
         .flatten()
@@ -70,7 +70,7 @@ pub(crate) fn start_runtime(testbed: &Testbed, index: u8) -> Result<()> {
     Ok(())
 }
 
-/// Loads the images that were built after the node was started. Does nothing while the node is down.
+/// Loads the images that xtask built after the node was started. Does nothing if the node is down.
 pub(super) fn complete_images(testbed: &Testbed, index: u8) -> Result<()> {
     if !daemon_runs(testbed, &format!("node-{index}"), "containerd") {
         return Ok(());
@@ -145,7 +145,8 @@ pub(crate) fn load_image(
     import(testbed, index, archive, &present)
 }
 
-/// Removes images of the operators for which no archive exists any more. Every change of the code creates a new image.
+/// Removes images of the operators whose archives no longer exist. Otherwise they would fill the disk, because every
+/// change of the code creates a new image.
 fn remove_old_images(testbed: &Testbed, index: u8, present: &str) -> Result<()> {
     let prefix = format!("{}:", image::NAME);
     for name in present.lines() {
@@ -221,7 +222,8 @@ pub(crate) fn start(name: &str) -> Result<()> {
     })
 }
 
-/// Waits until the node is ready and has sent a heartbeat after `begun`. The status from before can still be `True`.
+/// Waits until the node is ready and has sent a heartbeat after `begun`. An older heartbeat is not sufficient, because
+/// the API server keeps the last status of a stopped node for a while.
 fn wait_node_ready(testbed: &Testbed, name: &str, begun: &str) -> Result<()> {
     let path = "jsonpath={range .status.conditions[?(@.type=='Ready')]}{.status} {.lastHeartbeatTime}{end}";
     testbed.wait_for(
@@ -245,7 +247,7 @@ fn now(testbed: &Testbed) -> Result<String> {
         .to_owned())
 }
 
-/// Names and control groups of the daemons of all nodes.
+/// The name and control group of each daemon on each node.
 pub(crate) fn daemons(nodes: u8) -> impl Iterator<Item = (String, String)> {
     (0..nodes).flat_map(|index| {
         DAEMONS.map(|daemon| {
@@ -269,7 +271,7 @@ fn index(testbed: &Testbed, name: &str) -> Result<u8> {
 }
 
 fn socket(name: &str) -> String {
-    // This path is in the /run of the testbed, because the path of a socket must be short.
+    // The path of the socket is below the testbed's own /run, because the kernel limits the length of a socket path.
     format!("/run/{name}/containerd.sock")
 }
 
@@ -308,7 +310,7 @@ fn import(testbed: &Testbed, index: u8, archive: &Path, present: &str) -> Result
     Ok(())
 }
 
-/// The names of the images in an archive, from its manifest, which is the last file of the archive.
+/// The names of the images in an archive. They are in its manifest, which is the last file of the archive.
 fn names_in(archive: &Path) -> Result<Vec<String>> {
     let mut tar =
         tar::Archive::new(fs::File::open(archive).with_context(|| archive.display().to_string())?);
@@ -330,7 +332,8 @@ fn names_in(archive: &Path) -> Result<Vec<String>> {
     bail!("{}: no manifest.json", archive.display())
 }
 
-/// Writes the network configuration. All nodes share it and its store of addresses, so that each pod address is unique.
+/// Writes the CNI configuration. All nodes use the same configuration and the same store of addresses, so that no two
+/// pods get the same address.
 fn write_network(testbed: &Testbed) -> Result<()> {
     let addresses = testbed.state.addresses();
     let run = &testbed.run_folder;
@@ -417,11 +420,11 @@ fn kubelet_config(testbed: &Testbed, index: u8) -> serde_json::Value {
         "failCgroupV1": false,
         "failSwapOn": false,
         "cgroupDriver": "cgroupfs",
-        // Each kubelet has its own group, because it kills pods that it does not know in its group.
+        // Each kubelet has its own control group, because it kills all pods in its group that it does not know.
         "cgroupRoot": format!("/{}", group_of(&name)),
         "enforceNodeAllocatable": [],
         "containerRuntimeEndpoint": format!("unix://{}", socket(&name)),
-        // Each kubelet has its own folder, because it removes the logs of pods that it does not know.
+        // Each kubelet has its own folder for pod logs, because it removes logs of pods that it does not know.
         "podLogsDir": run.join(&name).join("pod-logs"),
         "volumePluginDir": run.join(&name).join("plugins"),
         "authentication": {

@@ -1,5 +1,5 @@
-//! Keys and certificates of the control plane: one CA, P-256 keys, and one identity for each program. Each `testbed up`
-//! creates new keys and certificates. They are not valid outside of the testbed.
+//! Keys and certificates of the control plane: one CA, P-256 keys, and a certificate for each program. Each `testbed
+//! up` creates new ones. No other cluster accepts them.
 
 use std::fs;
 use std::net::IpAddr;
@@ -59,14 +59,14 @@ impl rcgen::SigningKey for Key {
     }
 }
 
-/// A CA that writes signed certificates into one folder.
+/// A CA that writes its own certificate and all signed certificates into one folder.
 pub(crate) struct Authority<'a> {
     folder: &'a Path,
     issuer: Issuer<'static, Key>,
 }
 
 impl<'a> Authority<'a> {
-    /// Creates a CA, and writes `ca.crt` and `ca.key`.
+    /// Creates a CA, and writes its certificate `ca.crt` and key `ca.key` into the folder.
     pub(crate) fn new(folder: &'a Path) -> Result<Self> {
         let key = Key::new();
         let mut params = parameters("testbed", &[], &key);
@@ -88,7 +88,7 @@ impl<'a> Authority<'a> {
         })
     }
 
-    /// Writes `NAME.crt` and `NAME.key` for a client that the API server knows as this user in these groups.
+    /// Writes `NAME.crt` and `NAME.key` for a client. The API server takes `user` and `groups` from this certificate.
     pub(crate) fn client(&self, name: &str, user: &str, groups: &[&str]) -> Result<()> {
         let key = Key::new();
         let mut params = parameters(user, groups, &key);
@@ -96,7 +96,7 @@ impl<'a> Authority<'a> {
         self.sign(name, &params, &key)
     }
 
-    /// Writes `NAME.crt` and `NAME.key` for a server with these names and addresses.
+    /// Writes `NAME.crt` and `NAME.key` for a server with these DNS names and IP addresses.
     pub(crate) fn server(&self, name: &str, names: &[&str], addresses: &[IpAddr]) -> Result<()> {
         let key = Key::new();
         let mut params = parameters(name, &[], &key);
@@ -133,7 +133,7 @@ pub(crate) fn key_pair(folder: &Path, name: &str) -> Result<()> {
     write(folder, &format!("{name}.pub"), &public)
 }
 
-/// This many random bytes in hexadecimal, for passwords.
+/// A random password: `bytes` random bytes in hexadecimal.
 pub(crate) fn random_word(bytes: usize) -> String {
     let mut random = vec![0; bytes];
     OsRng.fill_bytes(&mut random);

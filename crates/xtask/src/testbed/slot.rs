@@ -1,5 +1,6 @@
-//! Slots: each running testbed on the machine has a different number, which determines its addresses. A testbed claims
-//! a slot with a file. The file contains the run folder, and the process that has claimed the slot.
+//! Slots: each running testbed on the machine has a slot with a different number, and the number determines the
+//! addresses of the testbed. A testbed claims a slot with a file, which contains the run folder and the process that
+//! has claimed the slot.
 
 use std::fs::{self, File};
 use std::net::Ipv4Addr;
@@ -24,7 +25,7 @@ struct Claim {
 }
 
 impl Claim {
-    /// True if the testbed of this claim is up or starting.
+    /// True if the testbed that made this claim is up or starting.
     fn is_held(&self) -> bool {
         self.by.is_alive()
             || State::read(&self.run_folder)
@@ -32,7 +33,7 @@ impl Claim {
     }
 }
 
-/// Claims the first free slot whose networks the machine does not use.
+/// Claims the first free slot. A slot is not free if the host has routes to its networks.
 pub(crate) fn claim(run_folder: &Path) -> Result<Slot> {
     let folder = checkout::slots_folder();
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
@@ -59,13 +60,13 @@ pub(crate) fn claim(run_folder: &Path) -> Result<Slot> {
 pub(crate) fn release(slot: Slot, run_folder: &Path) {
     let folder = checkout::slots_folder();
     if held_by(&folder, slot).is_some_and(|claim| claim.run_folder == run_folder) {
-        // If the removal fails, other testbeds ignore the claim when this process has ended.
+        // If the file cannot be removed, other testbeds ignore the claim as soon as this process has ended.
         let _ = fs::remove_file(claim_file(&folder, slot));
     }
 }
 
-/// Calls `act`, unless another testbed is up or starting. `act` changes resources that all testbeds share. Therefore no
-/// testbed can start until `act` returns.
+/// Calls `act`, unless another testbed is up or starting. No testbed can start until `act` has returned, because `act`
+/// changes resources that all testbeds share.
 pub(crate) fn if_alone(run_folder: &Path, act: impl FnOnce()) {
     if_alone_in(&checkout::slots_folder(), run_folder, act);
 }
@@ -113,7 +114,7 @@ fn choose(taken: impl Fn(Slot) -> bool, routes: &[(Ipv4Addr, u8)]) -> Result<Slo
     }
 }
 
-/// The networks to which the machine has routes. The default route is left out.
+/// The networks to which the host has routes, without the default route.
 fn routes() -> Result<Vec<(Ipv4Addr, u8)>> {
     Ok(parse_routes(&shell::output(
         Command::new("ip").args(["-4", "route", "show", "table", "all"]),

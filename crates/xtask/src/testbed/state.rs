@@ -1,5 +1,4 @@
-//! The state of a testbed that is kept between commands: one JSON file in the run folder. Each change replaces the file
-//! atomically.
+//! The state of a testbed between commands: a JSON file in the run folder. Each change replaces the file atomically.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -15,9 +14,9 @@ use super::process::Identity;
 pub(crate) struct State {
     pub(crate) slot: Slot,
     pub(crate) boot: String,
-    /// The init process. When it ends, the kernel kills all other processes of the testbed.
+    /// The init process of the testbed's namespaces. When it ends, the kernel kills all other processes of the testbed.
     pub(crate) init: Option<Identity>,
-    /// True if the testbed has started completely.
+    /// True if all nodes and daemons of the testbed have started.
     pub(crate) ready: bool,
     pub(crate) dns: super::Dns,
     /// The minor version of Kubernetes, such as `1.36`.
@@ -38,7 +37,7 @@ impl State {
         }
     }
 
-    /// Reads the file; `None` if it does not exist.
+    /// Reads the state file of the testbed. `None` if the file does not exist.
     pub(crate) fn read(run_folder: &Path) -> Result<Option<Self>> {
         let file = file(run_folder);
         match fs::read_to_string(&file) {
@@ -63,7 +62,7 @@ impl State {
     }
 }
 
-/// The boot ID of the machine. It is different after each boot.
+/// The boot ID, which the kernel creates anew at each boot of the machine.
 pub(crate) fn boot() -> String {
     fs::read_to_string("/proc/sys/kernel/random/boot_id")
         .unwrap_or_default()

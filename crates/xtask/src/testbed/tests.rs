@@ -1,4 +1,4 @@
-//! Tests of the testbed.
+//! Tests of the testbed's configuration.
 
 use super::*;
 

@@ -1,4 +1,5 @@
-//! Checks of the repository, which run as unit tests: the length of files and functions, and references in documents.
+//! Checks of the repository that run as unit tests: the length of files and functions, the names of tests, and
+//! references in documents.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -22,13 +23,13 @@ use crate::prose::in_backticks;
 const FUNCTION_BUDGET: usize = 100;
 /// The maximum number of lines in a file, with blank lines, comments and inline tests (CONTRIBUTING.md).
 const FILE_BUDGET: usize = 500;
-/// The same for a file that contains only tests.
+/// The maximum number of lines in a file that contains only tests, with blank lines and comments.
 const TEST_FILE_BUDGET: usize = 600;
 
-/// The maximum number of lines of `crates/cluster` without tests (ADR 25).
+/// The maximum number of lines of all files in `crates/cluster`, without tests (ADR 25).
 const CLUSTER_BUDGET: usize = 19_000;
 
-/// Adds the files with this extension below `directory`. Hidden directories and `target` are left out.
+/// Adds all files below `directory` with this extension to `found`. Hidden directories and `target` are skipped.
 fn files(directory: &Path, extension: &str, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).unwrap() {
         let path = entry.unwrap().path();
@@ -55,7 +56,7 @@ fn sources() -> Vec<(PathBuf, String)> {
         .collect()
 }
 
-/// The maximum number of lines in this file.
+/// The maximum number of lines that the file may have.
 fn budget(path: &Path) -> usize {
     if is_test_file(path) {
         TEST_FILE_BUDGET
@@ -71,7 +72,7 @@ fn is_test_file(path: &Path) -> bool {
     below_root.any(is_tests)
 }
 
-/// The names in backticks that look like test names: lower case with underscores.
+/// The texts in backticks that have the form of test names: lower case, with underscores.
 fn named_tests(line: &str) -> Vec<&str> {
     in_backticks(line)
         .filter(|name| {
@@ -101,7 +102,7 @@ fn tests(sources: &[(PathBuf, String)]) -> BTreeSet<&str> {
     names
 }
 
-/// The name of the function that begins on this line.
+/// The name of the function whose signature begins on this line. `None` if no function begins here.
 fn function(line: &str) -> Option<&str> {
     let words = ["pub(crate) ", "pub(super) ", "pub ", "const ", "async "];
     let mut line = line.trim_start();
@@ -111,8 +112,8 @@ fn function(line: &str) -> Option<&str> {
     line.strip_prefix("fn ")?.split(['(', '<']).next()
 }
 
-/// The functions of a source, each with its number of code lines. rustfmt indents the closing brace of a function like
-/// the function's first line.
+/// The functions in a source, each with its number of code lines. A function ends at the closing brace that has the
+/// same indentation as its first line, because rustfmt formats it so.
 fn lengths(text: &str) -> Vec<(&str, usize)> {
     let lines: Vec<&str> = text.lines().collect();
     let mut found = Vec::new();
@@ -123,7 +124,7 @@ fn lengths(text: &str) -> Vec<(&str, usize)> {
             .clone()
             .find(|line| line.ends_with(['{', ';', '}']));
         if last.is_none_or(|last| !last.ends_with('{')) {
-            // The function has no body, or its body is on this line.
+            // The function has no body, or its whole body is on this line, so it is not too long.
             continue;
         }
         let indent = &line[..line.len() - line.trim_start().len()];
@@ -176,7 +177,10 @@ fn cluster_operator_is_within_line_limit() {
         code.unwrap_or(text).lines().count()
     });
     let lines: usize = without_tests.sum();
-    assert!(lines > CLUSTER_BUDGET / 2, "only {lines} lines are found");
+    assert!(
+        lines > CLUSTER_BUDGET / 2,
+        "only {lines} lines of crates/cluster are found: does this check still read its files?"
+    );
     assert!(
         lines <= CLUSTER_BUDGET,
         "crates/cluster has {lines} lines without tests, and its limit is {CLUSTER_BUDGET} (ADR 25)"
@@ -214,12 +218,16 @@ fn test_only_modules_are_below_tests() {
         let other = named.filter(|name| !TEST_SUPPORT.contains(name));
         found.extend(other.map(|name| format!("{}: {name}", path.display())));
     }
-    assert!(found.is_empty(), "not below a module `tests`: {found:#?}");
+    assert!(
+        found.is_empty(),
+        "test modules that are not below a module `tests`: {found:#?}"
+    );
 }
 
 #[test]
 fn doc_comments_contain_no_rust_code() {
-    // Doc tests are turned off in every crate, so code in a doc comment is never compiled.
+    // rustdoc's tests are turned off in every crate. Code in a doc comment would therefore never be compiled, and is
+    // not allowed.
     let found: Vec<String> = sources()
         .iter()
         .filter(|(_, text)| has_rust_code(text))
@@ -237,7 +245,7 @@ fn has_rust_code(text: &str) -> bool {
             .or_else(|| line.strip_prefix("//!"))?;
         doc.trim().strip_prefix("```")
     });
-    // Every second fence ends a block. Only the fences that begin a block name a language.
+    // Fences alternate: one begins a block, the next ends it. Only a fence that begins a block names a language.
     marks
         .step_by(2)
         .any(|language| !["sh", "text", "console", "yaml", "json"].contains(&language))
@@ -256,7 +264,8 @@ fn every_file_has_module_documentation() {
     );
 }
 
-/// The minimum number of words in a test name. A shorter name in backticks can also be a field, a label or a function.
+/// The minimum number of words in a test name. Shorter names in backticks are skipped, because they can also be fields,
+/// labels or functions.
 const WORDS_OF_A_TEST_NAME: usize = 4;
 
 #[test]
@@ -287,7 +296,7 @@ fn tests_named_in_contributor_pages_exist() {
 
 #[test]
 fn banned_names_of_coreos_operator_are_not_used() {
-    // `docs/contributing/language.md` lists these names. Comments may quote them, so they are not checked.
+    // `docs/contributing/language.md` lists these names. Comments may quote them, so comments are skipped.
     let banned = [
         "fn get_",
         "struct ClusterManager",
@@ -302,7 +311,7 @@ fn banned_names_of_coreos_operator_are_not_used() {
             let lines = text
                 .lines()
                 .map(str::trim_start)
-                // A trait of the crate azure_core has a method with this name.
+                // The crate azure_core defines a method with this name in a trait, so the name cannot be changed.
                 .filter(|line| !line.starts_with("//") && !line.contains("fn get_token("));
             let hits = lines.filter(|line| banned.iter().any(|word| line.contains(word)));
             hits.map(|line| format!("{}: {line}", path.display()))

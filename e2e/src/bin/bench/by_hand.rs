@@ -1,4 +1,5 @@
-//! The manual restore with which `bench restore` compares the operator, and the backup that both restore.
+//! The manual restore with which `bench restore` compares the operator, and the creation of the backup that both
+//! restore.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -11,14 +12,14 @@ use e2e::env::S3;
 use etcd_client::Client;
 use serde::Serialize;
 
-/// The minor version of etcd in the measurement.
+/// The minor version of etcd that the benchmark measures.
 pub(crate) const MINOR: &str = "3.6";
 pub(crate) const KEY: &str = "bench/etcd.backup";
 const MIB: usize = 1 << 20;
 /// How long etcd may take to start on a large restored database.
 const START_TIMEOUT: Duration = Duration::from_mins(15);
 
-/// The steps of the manual restore and their durations in seconds.
+/// The steps of one manual restore, each with its duration in seconds.
 #[derive(Debug, Serialize)]
 pub(crate) struct ByHand {
     pub(crate) download: f64,
@@ -33,14 +34,14 @@ impl ByHand {
     }
 }
 
-/// Waits until pending disk writes are complete.
+/// Waits until the kernel has written all pending data to disk.
 pub(crate) async fn flush_disk() -> Result<()> {
     let synced = tokio::process::Command::new("sync").status().await?;
     ensure!(synced.success(), "sync");
     Ok(())
 }
 
-/// The path of an etcd program of the measured version in the testbed's cache.
+/// The path of a program of the measured etcd version, in the cache of the testbed.
 fn program(name: &str) -> Result<PathBuf> {
     let base = std::env::var_os("XDG_CACHE_HOME").map_or_else(
         || PathBuf::from(std::env::var_os("HOME").unwrap_or_default()).join(".cache"),
@@ -53,7 +54,7 @@ fn program(name: &str) -> Result<PathBuf> {
     Ok(found.path().join(name))
 }
 
-/// A local etcd process.
+/// A local etcd process. It is killed when the value is dropped.
 struct Running {
     child: Child,
     url: String,

@@ -1,4 +1,4 @@
-//! `bench cluster`: each round runs a cluster through its life cycle, and measures each change.
+//! `bench cluster`: each round creates a cluster, changes it in several ways, and measures how long each change takes.
 
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -42,8 +42,8 @@ pub(crate) enum Row {
     DeleteTwo,
     /// From the deletion of 3 pods to 3 healthy voters.
     DeleteAll,
-    /// From apply to 10 ready clusters of one member each. Afterwards the resource usage of the idle operator is
-    /// measured.
+    /// From apply to 10 ready clusters of one member each. The CPU time and the memory of the operator are measured
+    /// afterwards, while it is idle.
     TenClusters,
 }
 
@@ -59,7 +59,7 @@ impl Row {
         Self::TenClusters,
     ];
 
-    /// The name of the measurement on the command line.
+    /// The name that selects the measurement on the command line, and that the table shows.
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Create => "create",
@@ -86,7 +86,7 @@ impl Row {
         }
     }
 
-    /// Whether the subject supports the measurement. A StatefulSet neither changes etcd's member list nor replaces lost
+    /// Whether this kind of cluster can be measured. A StatefulSet neither changes etcd's member list nor replaces lost
     /// data. A cluster without volumes does not survive the loss of most of its pods.
     fn is_measured(self, subject: Subject) -> bool {
         match self {
@@ -130,7 +130,7 @@ async fn measure(
     samples: &mut Vec<Sample>,
 ) -> Result<Option<idle::Idle>> {
     sandbox.install_operators().await?;
-    // The first round fills caches and loads images, so its results are dropped.
+    // The first round fills caches and loads images, so its results are not used.
     for number in 0..=rounds {
         for subject in SUBJECTS {
             let life = Life {
@@ -189,7 +189,7 @@ fn print_round(number: usize, subject: Subject, samples: &[Sample]) {
     println!("{kind} {number} {subject:?}: {}", figures.join(", "));
 }
 
-/// The life cycle of one measured cluster.
+/// One cluster that a round creates, changes and measures.
 struct Life<'a> {
     sandbox: &'a Sandbox,
     subject: Subject,

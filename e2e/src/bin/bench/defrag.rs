@@ -13,15 +13,15 @@ use serde_json::json;
 
 const SIZE: usize = 3;
 const WRITE_INTERVAL: Duration = Duration::from_millis(100);
-/// The longest acceptable gap between two writes, in seconds.
+/// The goal in docs/benchmarks.md: the longest gap between two acknowledged writes, in seconds.
 const GOAL: f64 = 0.5;
 /// Time limit for one step. All three large databases run on one machine, so steps are slow.
 const STEP_TIMEOUT: Duration = Duration::from_mins(15);
 
-/// The results of one cluster.
+/// The results of one round, which defragments one cluster.
 #[derive(Debug, Serialize)]
 struct Round {
-    /// The size of the largest database of a member in bytes, before and after.
+    /// The size of the largest database file among the members in bytes, before and after the defragmentation.
     bytes_before: i64,
     bytes_after: i64,
     /// Seconds from the change of the spec until the last member is defragmented.
@@ -29,7 +29,7 @@ struct Round {
     failed_writes: usize,
     acknowledged_writes: usize,
     write_gap_seconds: f64,
-    /// Results of the client that connects to all members and watches their health.
+    /// Results of the second client, which connects to all members and watches their health.
     listening_failed_writes: usize,
     listening_acknowledged_writes: usize,
     listening_write_gap_seconds: f64,
@@ -126,7 +126,7 @@ async fn defragment(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<R
     })
 }
 
-/// Fills the database and deletes half of the keys.
+/// Fills the databases, and then deletes half of the keys.
 async fn fill(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, name).await?;
     for number in 0..mebibytes {
@@ -135,8 +135,8 @@ async fn fill(sandbox: &Sandbox, name: &str, mebibytes: usize) -> Result<()> {
         keys.write(&format!("{half}/{number}"), value).await?;
     }
     let revision = keys.delete("freed/").await?;
-    // The compaction may take longer than the client's deadline. The operator starts the defragmentation when enough
-    // space is free.
+    // The compaction can take longer than the client waits for it. The defragmentation only starts when enough space is
+    // free, so the test waits for the end of the compaction.
     until("the history is compacted", STEP_TIMEOUT, async || {
         let outcome = keys.compact(revision).await;
         let was = |error: &anyhow::Error| format!("{error:#}").contains("has been compacted");

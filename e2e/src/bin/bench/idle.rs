@@ -1,4 +1,4 @@
-//! Memory and CPU usage of the idle cluster operator. The kubelet measures both.
+//! Memory and CPU usage of the cluster operator while its clusters are idle. The kubelet measures both.
 
 use std::time::Duration;
 
@@ -27,13 +27,14 @@ struct Usage {
     at: String,
 }
 
-/// Measures the usage during [`WINDOW`].
+/// Measures the memory and the CPU usage of the operator during [`WINDOW`].
 pub(crate) async fn measure(sandbox: &Sandbox, clusters: usize) -> Result<Idle> {
     println!(
         "measuring the idle operator with {clusters} clusters for {} s",
         WINDOW.as_secs()
     );
-    // Waits until the operator has completed the work that the creation of the clusters caused.
+    // After the creation of the clusters, the operator has work to complete. This pause excludes that work from the
+    // measurement.
     tokio::time::sleep(Duration::from_secs(15)).await;
     let before = usage(sandbox).await?;
     tokio::time::sleep(WINDOW).await;

@@ -22,9 +22,11 @@ use crate::by_hand::{ByHand, KEY, MINOR, by_hand, flush_disk, store};
 
 /// Time limit for one step.
 const STEP_TIMEOUT: Duration = Duration::from_mins(15);
-/// In MiB. Larger databases are not restored in place, because such a restore would take too long.
+/// The largest database that is also restored in place, in MiB. In-place restores of larger databases would take too
+/// long.
 const IN_PLACE_LIMIT: usize = 1024;
-/// The goals in docs/benchmarks.md: a ratio of times, and two durations in seconds.
+/// The goals in docs/benchmarks.md. This goal is the ratio of the operator's time to the time of the manual restore.
+/// The other two are durations in seconds.
 const GOAL_RATIO: f64 = 1.1;
 const GOAL_VOTERS: f64 = 6.0;
 const GOAL_DOWNTIME: f64 = 5.0;
@@ -40,7 +42,7 @@ struct Round {
     by_hand_bare: ByHand,
     /// The restore by the operator: from the creation of the EtcdRestore to a verified seed that serves clients.
     ours: f64,
-    /// From the verified seed to three voters, which tolerate the loss of a member.
+    /// From the verified seed to three voters. From then on, the cluster tolerates the loss of a member.
     voters: f64,
     /// From the verified seed to three members that serve clients.
     serving: f64,
@@ -123,8 +125,8 @@ async fn measure(
             .await
             .with_context(|| format!("store a backup of {size} MiB"))?;
         for _ in 0..rounds {
-            // The restore methods alternate, so that other load on the machine affects all of them. `sync` completes
-            // the disk writes of the previous step.
+            // The kinds of restore alternate, so that other load on the machine affects all of them. `sync` waits until
+            // the disk writes of the previous restore are complete.
             let mut by_hand_with_tool = None;
             if let Some(aws) = aws {
                 flush_disk().await?;
@@ -150,8 +152,8 @@ async fn measure_restore(
     (by_hand, by_hand_bare): (Option<ByHand>, ByHand),
 ) -> Result<Round> {
     let version = sandbox.env.newest_of(MINOR)?;
-    // The CPU request protects the pods of the restored cluster from other load. The manual restore runs outside of
-    // pods, so it has no request.
+    // The CPU request protects the pods of the restored cluster from other load on the machine. The manual restore does
+    // not run in pods, so it cannot have such a request.
     let target = format!(
         "{{name: c, template: {{spec: {{size: 3, version: \"{version}\", etcd: {{quotaBackendBytes: 8589934592}}, pod: \
          {{resources: {{requests: {{cpu: 500m}}}}, persistentVolumeClaimSpec: {{accessModes: [ReadWriteOnce], \
@@ -259,7 +261,7 @@ async fn await_voters(
     Ok((elected.unwrap_or(served), served))
 }
 
-/// The second at which each stage was first observed, by the name of the stage.
+/// For each stage of a restore, the second at which it was first observed.
 type Stages = std::collections::BTreeMap<String, f64>;
 
 fn note(stages: &mut Stages, begun: Instant, what: String) {
@@ -276,7 +278,7 @@ const LOGGED: [(&str, &str); 2] = [
     ("ready to serve client requests", "seed: etcd serves"),
 ];
 
-/// Adds the stages that only the log of the seed shows.
+/// Adds the stages that only the log of the seed's etcd shows.
 async fn logged(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Result<()> {
     let applied = Timestamp::now() - SignedDuration::try_from(begun.elapsed())?;
     let members = ListParams::default().labels("app=etcd");
@@ -301,7 +303,7 @@ async fn logged(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Resul
     Ok(())
 }
 
-/// Adds the stages that the containers of the pods show.
+/// Adds the stages that the status of the pods' containers shows.
 async fn pods(sandbox: &Sandbox, begun: Instant, stages: &mut Stages) -> Result<()> {
     let members = ListParams::default().labels("app=etcd");
     let pods = sandbox.api::<Pod>().list(&members).await?;

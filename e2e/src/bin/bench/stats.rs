@@ -1,4 +1,4 @@
-//! The results as a table and as JSON.
+//! Prints the results as a table, and writes them as JSON.
 
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -12,7 +12,7 @@ pub(crate) struct Sample {
     pub(crate) row: Row,
     pub(crate) subject: Subject,
     pub(crate) seconds: f64,
-    /// The longest time between two acknowledged writes. `None` if no writer ran.
+    /// The longest time between two acknowledged writes. `None` if no client wrote during the measurement.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) write_gap_seconds: Option<f64>,
 }

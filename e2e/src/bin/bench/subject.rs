@@ -64,8 +64,8 @@ impl Subject {
         })
     }
 
-    /// Waits until etcd and the operator have no pending work, so that the next measurement starts with an idle
-    /// cluster.
+    /// Waits until neither etcd nor the operator has pending work, so that the next measurement is not affected by the
+    /// previous one.
     pub(crate) async fn await_idle(self, sandbox: &Sandbox, name: &str, size: usize) -> Result<()> {
         if self != Self::StatefulSet {
             sandbox.await_members(name, size).await?;

@@ -24,7 +24,7 @@ const BACKUP_TIMEOUT: Duration = Duration::from_mins(3);
 /// Time limit for the cluster to reach the desired state. A version change during which a fault happens has many steps.
 const SETTLE_TIMEOUT: Duration = Duration::from_mins(6);
 
-/// The manifest of the cluster at the start.
+/// The manifest of the cluster with which the soak starts.
 pub(crate) fn cluster(desired: &Desired) -> String {
     let (size, version) = (desired.size, &desired.version);
     format!(
@@ -42,7 +42,8 @@ pub(crate) async fn begin(change: &Change, number: usize, sandbox: &Sandbox) -> 
         Change::Version(version) => json!({ "version": version }),
         Change::SnapshotCount(count) => json!({ "etcd": { "snapshotCount": count } }),
         Change::Tls(true) => json!({ "TLS": { "generated": {}, "acceptPlaintext": true } }),
-        // The operator switches TLS of a running cluster only with `acceptPlaintext`, so this option is always set.
+        // The cluster runs, so the operator switches its TLS only with `acceptPlaintext`. This option is therefore
+        // always set.
         Change::Tls(false) => json!({ "TLS": Value::Null }),
         Change::Backup { .. } => return begin_backup(&backup_name(number), sandbox).await,
     };
@@ -57,7 +58,7 @@ fn backup_name(number: usize) -> String {
     format!("backup-{number}")
 }
 
-/// The location of a backup. The bucket has the name of the namespace.
+/// The location of the backup `name`. The bucket has the same name as the namespace.
 fn path(sandbox: &Sandbox, name: &str) -> String {
     format!("{}/{name}", sandbox.namespace)
 }
@@ -102,7 +103,7 @@ pub(crate) async fn settle(desired: &Desired, deleted: &[String], sandbox: &Sand
     .await
 }
 
-/// The names of the objects, sorted. An object that terminates or was deleted by a fault is listed as `-`.
+/// The names of the objects, sorted. An object is listed as `-` if it is terminating or if a fault has deleted it.
 fn names_without<K: ResourceExt>(deleted: &[String], objects: &[K]) -> Vec<String> {
     let mut names: Vec<String> = objects
         .iter()

@@ -1,4 +1,4 @@
-//! Carries out the planned faults.
+//! Injects the planned faults.
 
 use std::time::Duration;
 
@@ -101,7 +101,7 @@ pub(crate) async fn inject(
     Ok(deleted)
 }
 
-/// The pods of `count` members. `pick` selects the first of them.
+/// The pods of `count` members, for the fault to act on. `pick` selects the first of them.
 async fn victims(sandbox: &Sandbox, count: usize, pick: usize) -> Result<Vec<Pod>> {
     let mut pods = sandbox.member_pods(CLUSTER).await?;
     pods.sort_by_key(ResourceExt::name_any);
@@ -117,7 +117,7 @@ async fn kill(testbed: &Testbed<'_>, pods: &[Pod], fault: &Fault, story: &Story)
     let names: Vec<String> = running.iter().map(ResourceExt::name_any).collect();
     story.tell(&format!("  fault: {fault}: {}", names.join(" ")));
     if let Err(error) = testbed.kill_containers(&running).await {
-        // The container ended before the signal was sent.
+        // The container may have ended before the signal was sent. This is no failure of the soak.
         story.tell(&format!("  a container was not killed: {error:#}"));
     }
 }

@@ -4,7 +4,7 @@
 //! The faults depend only on the seed. Their timing depends on the machine, so the same seed can lead to different
 //! results.
 
-#![allow(clippy::large_futures)] // One future per soak.
+#![allow(clippy::large_futures)] // A soak is one large future.
 
 mod changes;
 mod faults;
@@ -54,7 +54,7 @@ async fn main() -> Result<()> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = arguments.seed.unwrap_or(clock.as_secs() % 1_000_000);
     let folder = arguments.output.join(seed.to_string());
-    // The pages of an earlier run with this seed must not be mistaken for results of this run.
+    // The pages of an earlier run with this seed are removed, because they could be mistaken for results of this run.
     let _ = std::fs::remove_dir_all(&folder);
     std::fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
     let soak = Soak {
@@ -91,7 +91,7 @@ impl Soak {
             self.observe(&sandbox, testbed, &mut observed).await
         })
         .await;
-        // The history is checked even after an error, because a violation may explain the error.
+        // The history is checked even if the soak ended with an error, because a violation may explain the error.
         let checked = self.check(&observed).await;
         sandbox.delete().await;
         let problems: Vec<String> = [outcome, checked]
@@ -147,12 +147,12 @@ impl Soak {
             }
             .with_context(|| format!("step {number}"));
         }
-        // The history contains everything up to the error, so it is checked too.
+        // After an error, the history contains everything up to the error, so it is collected too.
         let ended = clients_end(clients, watchers, &recorder, observed).await;
         broken.and(ended)
     }
 
-    /// One step of the plan.
+    /// Carries out one step of the plan, and waits until the cluster is healthy again.
     async fn take(
         &self,
         step: &Step,
@@ -183,7 +183,7 @@ impl Soak {
         }
     }
 
-    /// Waits until the cluster answers [`OPERATIONS_AFTER_STEP`] operations of the clients.
+    /// Waits until the clients have completed [`OPERATIONS_AFTER_STEP`] more operations.
     async fn serves(&self, recorder: &Recorder) -> Result<()> {
         let before = recorder.answered();
         until(
@@ -269,7 +269,7 @@ async fn clients_end(
     ended
 }
 
-/// The newest release of each minor release.
+/// For each minor release in [`MINORS`], its newest release on the nodes.
 fn versions(env: &Env) -> Result<Vec<String>> {
     MINORS.iter().map(|minor| env.newest_of(minor)).collect()
 }

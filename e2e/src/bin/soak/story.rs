@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
-/// Prints and records lines.
+/// Writes the lines of the log, on standard output and to the file.
 pub(crate) struct Story {
     start: Instant,
     file: Mutex<File>,
@@ -29,7 +29,7 @@ impl Story {
         self.start.elapsed()
     }
 
-    /// Adds a line.
+    /// Adds a line with the current time to the log.
     pub(crate) fn tell(&self, text: &str) {
         let clock = jiff::Timestamp::now().strftime("%H:%M:%S");
         let line = format!("{:7.1} s  {clock}  {text}", self.elapsed().as_secs_f64());

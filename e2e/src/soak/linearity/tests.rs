@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use super::*;
 
-/// The checker from `LINEARIZE_BIN`, or the newest build in the testbed's cache.
+/// The path of the checker: from `LINEARIZE_BIN`, or else the newest build in the cache of the testbed.
 fn program() -> PathBuf {
     if let Some(named) = std::env::var_os("LINEARIZE_BIN") {
         return named.into();
@@ -118,7 +118,7 @@ async fn linearity_check_accepts_unanswered_write_with_and_without_effect() {
     let writes = [put("a", (1, Some(2)), 10), put("b", (3, None), 0)];
     accepted(&[&writes[..], &[get("a", (9, 10), 10)]].concat()).await;
     accepted(&[&writes[..], &[get("b", (9, 10), 11)]].concat()).await;
-    // The write may take effect between two reads.
+    // The write has no response, so it may take effect between the two reads. The history is linearizable.
     let reads = [get("a", (9, 10), 10), get("b", (11, 12), 11)];
     accepted(&[&writes[..], &reads].concat()).await;
     // After a read of the new value, no later read may return the old value.
@@ -131,13 +131,13 @@ async fn linearity_check_accepts_unanswered_swap_with_and_without_effect() {
     let writes = [put("a", (1, Some(2)), 10), swap("a", "b", (3, None), 0)];
     accepted(&[&writes[..], &[get("a", (9, 10), 10)]].concat()).await;
     accepted(&[&writes[..], &[get("b", (9, 10), 11)]].concat()).await;
-    // The swap expects a value that the key does not have, so it has no effect.
+    // The swap expects a value that the key never has, so it can have no effect.
     let writes = [put("a", (1, Some(2)), 10), swap("x", "b", (3, None), 0)];
     violated(&[&writes[..], &[get("b", (9, 10), 11)]].concat()).await;
 }
 
-/// The checker limits how late an unanswered write can take effect. Without these limits, this check would exceed its
-/// time limit of a minute.
+/// A write without a response can take effect at any later time, which makes the search long. The checker limits this
+/// time. Without the limit, this check would take more than a minute.
 #[tokio::test]
 async fn many_unanswered_writes_are_checked_within_time_limit() {
     let mut all = vec![put("first", (1, Some(2)), 1)];
@@ -176,14 +176,14 @@ async fn linearity_check_finds_stale_read() {
 
 #[tokio::test]
 async fn linearity_check_finds_duplicated_swap() {
-    // Two swaps replaced the same value.
+    // Both swaps have replaced the same value, which is a violation.
     violated(&[
         put("a", (1, Some(2)), 10),
         swap("a", "b", (3, Some(6)), 11),
         swap("a", "c", (4, Some(7)), 12),
     ])
     .await;
-    // One swap took effect twice, before and after another write.
+    // The swap has taken effect twice: before and after another write. This is a violation.
     violated(&[
         put("a", (1, Some(2)), 10),
         swap("a", "b", (3, Some(4)), 11),
@@ -209,7 +209,8 @@ async fn linearity_check_finds_value_at_wrong_revision() {
 #[tokio::test]
 async fn linearity_check_finds_read_of_value_that_no_client_wrote() {
     violated(&[put("a", (1, Some(2)), 10), get("x", (3, 4), 11)]).await;
-    // A read of an unknown value is also a violation if its revision is the revision of a write.
+    // The read returned a value that no operation wrote. This is a violation even if its revision is the revision of a
+    // write.
     violated(&[put("a", (1, Some(2)), 10), get("x", (3, 4), 10)]).await;
 }
 

@@ -16,7 +16,7 @@ use crate::storage_class_change::{claims_with, with_class};
 use crate::upgrade::{await_version, change, manifest};
 use crate::volume_growth::{claims, request_size, requested};
 
-/// The writes for a new cluster of three members on volumes, in their order.
+/// Failpoints before the writes for a new cluster of three members on volumes, in their order.
 const BOOTSTRAP: &[&str] = &[
     "before-record-intent",
     "before-apply-headless",
@@ -30,15 +30,15 @@ const BOOTSTRAP: &[&str] = &[
     "before-label-pod",
     "before-apply-client",
 ];
-/// The writes that add a member.
+/// Failpoints before the writes that add a member.
 const GROW: &[&str] = &[
     "before-add-member",
     "before-mark-service",
     "before-promote-member",
 ];
-/// The write that transfers the leadership before the leader's volume is replaced.
+/// The failpoint before the write that transfers the leadership before the leader's volume is replaced.
 const HANDOVER: &[&str] = &["before-move-leader"];
-/// The writes that remove a member.
+/// Failpoints before the writes that remove a member.
 const SHRINK: &[&str] = &[
     "before-note-removal",
     "before-remove-member",
@@ -46,12 +46,12 @@ const SHRINK: &[&str] = &[
     "before-delete-disk",
     "before-delete-service",
 ];
-/// The write that repairs a Service after a user has changed it.
+/// The failpoint before the write that repairs a Service after a user has changed it.
 const REPAIR: &[&str] = &["before-repair-service"];
-/// The writes for changes of the pod spec that do not restart pods.
+/// Failpoints before the writes for changes of the pod spec that do not restart pods.
 const SETTINGS: &[&str] = &["before-patch-metadata", "before-resize-pod"];
 const NO_BUDGET: &[&str] = &["before-delete-budget"];
-/// The writes for a change to the next minor release and back.
+/// Failpoints before the writes for a change to the next minor release and back.
 const VERSIONS: &[&str] = &[
     "before-append-entries",
     "before-record-raft-log",
@@ -60,14 +60,14 @@ const VERSIONS: &[&str] = &[
     "before-patch-image",
     "before-settle-image",
 ];
-/// The writes after most keys of a full database were deleted.
+/// Failpoints before the writes after most keys of a full database were deleted.
 const NO_SPACE: &[&str] = &[
     "before-compact",
     "before-record-defragmentation",
     "before-defragment",
     "before-disarm",
 ];
-/// The write that enlarges a volume.
+/// The failpoint before the write that enlarges a volume.
 const LARGER_VOLUME: &[&str] = &["before-grow-disk"];
 
 /// The failpoints of the tests in this file.
@@ -160,8 +160,8 @@ async fn member_changes_resume_after_crash_before_every_write() {
 #[tokio::test]
 async fn repairs_resume_after_crash_before_every_write() {
     cluster_scenario("crash_repair", async |sandbox| {
-        // Kubernetes does not change the QoS class of a running pod. A later resize in place needs a request, so the
-        // pods have a request from the start.
+        // The pods have a resource request from the start, because Kubernetes does not change the QoS class of a
+        // running pod. A pod without a request could not be resized in place later.
         let more = format!("{DURABLE}    resources: {{requests: {{cpu: 10m}}}}\n");
         let durable = cluster_with(&sandbox.env, "d", 3, &more)?;
         sandbox.apply(&durable).await?;

@@ -1,4 +1,4 @@
-//! The object stores of the tests. They listen on the address of the bridge, which both pods and the machine can reach.
+//! The object stores of the tests. They listen on the address of the bridge, which the pods and the host can reach.
 
 use std::fs;
 use std::net::{SocketAddr, TcpStream};
@@ -21,7 +21,7 @@ pub(crate) const ABS_PORT: u16 = 7072;
 pub(crate) const ABS_ACCOUNT: &str = "testbed";
 pub(crate) const ABS_KEY: &str = "dGVzdGJlZA==";
 
-/// The bucket (Google) or container (Azure) that the tests use. In S3, the tests create their own buckets.
+/// The bucket (Google) or container (Azure) that all tests share. In S3, each test creates its own bucket.
 pub(crate) const BUCKET: &str = "backups";
 
 pub(super) fn start_s3(testbed: &Testbed) -> Result<()> {
@@ -53,7 +53,7 @@ pub(super) fn start_gcs(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// The script that runs Azurite. `None` if Node.js is missing.
+/// The script that starts Azurite. `None` if Node.js is not installed.
 fn azurite(testbed: &Testbed) -> Option<std::path::PathBuf> {
     let script = testbed.programs.bin.join("azurite.js");
     script.is_file().then_some(script)
@@ -86,7 +86,7 @@ pub(super) fn start_azurite(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// Waits until the running object stores answer.
+/// Waits until the object stores that were started answer.
 pub(super) fn wait(testbed: &Testbed) -> Result<()> {
     let gateway = testbed.state.addresses().gateway();
     let listens = |port: u16| {

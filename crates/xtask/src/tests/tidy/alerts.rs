@@ -12,7 +12,8 @@ use crate::{programs, shell};
 
 const CASES: &str = "crates/xtask/src/tests/tidy/alerts.yaml";
 
-/// The chart's alerts as a rule file of Prometheus, for the cluster operator in the namespace `operators`.
+/// The alerts of the chart as a rule file of Prometheus. They are rendered for the cluster operator in the namespace
+/// `operators`.
 fn rules() -> Value {
     let chart = root().join("charts/etcd-operator/alerts.yaml");
     let text = fs::read_to_string(chart).unwrap();
@@ -45,7 +46,7 @@ fn promtool(arguments: &[&str], folder: &Path) {
     shell::output(command.args(arguments).current_dir(folder)).unwrap();
 }
 
-/// Renders no template, but parses every expression and template.
+/// Alerts are not evaluated here: promtool only parses every expression and template.
 #[test]
 fn prometheus_accepts_all_alerts() {
     let folder = tempfile::tempdir().unwrap();
@@ -59,7 +60,7 @@ fn each_alert_fires_and_ends() {
     let mut names = BTreeSet::new();
     for (_, group) in alerts.as_mapping_mut().unwrap() {
         for rule in group.as_sequence_mut().unwrap() {
-            // promtool compares annotations word by word. Their wording is not the subject of this test.
+            // promtool compares annotations word by word. This test does not check their wording, so they are removed.
             rule.as_mapping_mut().unwrap().remove("annotations");
             names.insert(rule["alert"].as_str().unwrap().to_owned());
         }
@@ -76,5 +77,5 @@ fn each_alert_fires_and_ends() {
     let tested: BTreeSet<String> = firing
         .map(|evaluation| evaluation["alertname"].as_str().unwrap().to_owned())
         .collect();
-    assert_eq!(tested, names, "{CASES} has a test of each alert");
+    assert_eq!(tested, names, "{CASES} must test each alert of the chart");
 }

@@ -1,4 +1,4 @@
-//! Checks of the chart that need no Helm: its values, schema, README, alerts and documentation must agree. The
+//! Checks that the values, schema, README, alerts and documentation of the chart agree. They need no Helm. The
 //! end-to-end tests render the chart.
 
 use std::collections::BTreeSet;
@@ -12,10 +12,11 @@ use serde_yaml_ng::Value;
 use super::documents::anchors;
 use super::root;
 
-/// The keys of the operators in the chart values. All operators have the same settings, so the README lists only the
-/// settings of the first operator.
+/// The sections of the chart values for the three operators. All sections have the same settings, so the README lists
+/// the settings of the first section only.
 const OPERATORS: [&str; 3] = ["clusterOperator", "backupOperator", "restoreOperator"];
-/// The longest default that the table of the README shows. For a longer default, the table shows a reference.
+/// Maximum number of characters of a default in the README's table. Instead of a longer default, the table refers to
+/// values.yaml.
 const LONGEST_DEFAULT: usize = 60;
 const TABLE: &str = "<!-- The table is generated: UPDATE=1 cargo test -p xtask chart -->\n";
 
@@ -36,20 +37,20 @@ fn schema() -> Json {
     serde_json::from_str(&read(chart("values.schema.json"))).unwrap()
 }
 
-/// Follows the reference in a node of the schema. Without a reference, returns the node itself.
+/// The node of the schema to which `node` refers. If `node` contains no reference, `node` itself.
 fn resolved<'a>(schema: &'a Json, node: &'a Json) -> &'a Json {
     let pointer = node["$ref"].as_str().and_then(|it| it.strip_prefix('#'));
     pointer.map_or(node, |pointer| schema.pointer(pointer).unwrap())
 }
 
-/// A chart value with its default and description.
+/// A value that the user can set, with its default and description.
 struct Leaf<'a> {
     path: String,
     default: &'a Value,
     description: &'a str,
 }
 
-/// The values that a user can set: the properties of the schema. A mapping counts only if the schema does not list its
+/// The values that a user can set, as the schema defines them. A mapping is one value if the schema does not list its
 /// properties.
 fn leaves<'a>(schema: &'a Json, values: &'a Value) -> Vec<Leaf<'a>> {
     fn collect<'a>(
@@ -82,7 +83,7 @@ fn leaves<'a>(schema: &'a Json, values: &'a Value) -> Vec<Leaf<'a>> {
     found
 }
 
-/// Every property of the schema: its path, and its node with references replaced by their definitions.
+/// Every property in the schema: its path, and its definition with all references resolved.
 fn properties(schema: &Json) -> Vec<(String, &Json)> {
     fn collect<'a>(
         (schema, node): (&'a Json, &'a Json),
@@ -114,14 +115,17 @@ fn schema_describes_every_chart_value() {
         .filter(|(_, node)| node["description"].as_str().is_none_or(str::is_empty))
         .map(|(path, _)| path)
         .collect();
-    assert!(silent.is_empty(), "without a description: {silent:#?}");
-    // `leaves` panics if a value is not in the schema.
+    assert!(
+        silent.is_empty(),
+        "chart values without a description: {silent:#?}"
+    );
+    // `leaves` panics for a value that the schema does not define, so this call also checks the schema.
     assert!(leaves(&schema, &values).len() > 100);
 }
 
 #[test]
 fn values_file_contains_every_property_of_chart_schema() {
-    /// Properties that have no default: fields of Kubernetes objects, and the alerts.
+    /// Properties for which values.yaml has no default: fields of Kubernetes objects, and the alerts.
     const WITHOUT_DEFAULT: [&str; 4] = [
         "livenessProbe.",
         "readinessProbe.",
@@ -141,10 +145,13 @@ fn values_file_contains_every_property_of_chart_schema() {
                 .is_none()
         })
         .collect();
-    assert!(missing.is_empty(), "not in values.yaml: {missing:#?}");
+    assert!(
+        missing.is_empty(),
+        "properties of the schema that values.yaml does not set: {missing:#?}"
+    );
 }
 
-/// The table of the values in the chart's README.
+/// The table of values in the chart's README, in Markdown.
 fn table(schema: &Json, values: &Value) -> String {
     let mut rows = String::from("| value | default | description |\n|---|---|---|\n");
     let leaves = leaves(schema, values);
@@ -189,7 +196,7 @@ fn chart_readme_has_every_value() {
     let found = read(&path);
     let (head, _) = found.split_once(TABLE).expect("the README has no table");
     let rows = table(&schema(), &yaml(chart("values.yaml")));
-    // The table is at the end of the page.
+    // The table is the last part of the README.
     let expected = format!("{head}{TABLE}\n{rows}");
     if std::env::var_os("UPDATE").is_some() {
         fs::write(&path, &expected).unwrap();
@@ -201,7 +208,7 @@ fn chart_readme_has_every_value() {
     );
 }
 
-/// The end-to-end tests render the chart with each case. Every value must be set in at least one case.
+/// The cases are those that the end-to-end tests render. The test fails if a chart value is not set in any case.
 #[test]
 fn rendered_test_cases_set_every_chart_value() {
     let cases = yaml(root().join("e2e/fixtures/chart/values.yaml"));
@@ -222,7 +229,10 @@ fn rendered_test_cases_set_every_chart_value() {
     let leaves = leaves(&schema, &values);
     let paths = leaves.iter().map(|leaf| leaf.path.as_str());
     let untested: Vec<&str> = paths.filter(|path| !of_any(path)).collect();
-    assert!(untested.is_empty(), "no case sets: {untested:#?}");
+    assert!(
+        untested.is_empty(),
+        "chart values that no rendered case sets: {untested:#?}"
+    );
 }
 
 #[test]

@@ -14,8 +14,8 @@ use super::root;
 use super::schemas::{KINDS, Schema, nested};
 use crate::Cli;
 
-/// Flags of other programs that the prose names, in the order of their programs: kubectl, Helm, Docker, skopeo, cargo,
-/// etcd, etcdctl and etcdutl, and the benchmarks.
+/// Flags of other programs that the documents name: first kubectl, then Helm, Docker, skopeo, cargo, etcd, etcdctl and
+/// etcdutl, and the benchmarks.
 const OTHER_FLAGS: &[&str] = &[
     "delete-all",
     "snapshot-count",
@@ -53,14 +53,14 @@ const OTHER_FLAGS: &[&str] = &[
     "rounds",
 ];
 
-/// Texts in the form of a chart value that are no chart values: filters of the log.
+/// Inline code that looks like a chart value, but is a filter for the log.
 const NO_VALUES: [&str; 1] = ["kube=warn"];
 
 fn words(command: &str) -> Vec<String> {
     shlex::split(command).unwrap_or_default()
 }
 
-/// The faults of one command.
+/// The mistakes in one command: flags, chart values, fields, conditions and files that do not exist.
 fn faults(command: &str) -> Vec<String> {
     let words = words(command);
     let mut found = Vec::new();
@@ -83,7 +83,8 @@ fn faults(command: &str) -> Vec<String> {
     found
 }
 
-/// The arguments of a command that begins with `cargo xtask`, also inside of `$(...)`.
+/// The arguments of a `cargo xtask` command. The command can also be inside of `$(...)`. `None` if the line contains no
+/// such command.
 fn command_of_xtask(line: &str) -> Option<Vec<String>> {
     let (_, rest) = line.split_once("cargo xtask ")?;
     let ends = [" #", " |", " &&", ";", ")"];
@@ -102,7 +103,7 @@ fn fault_of_xtask(arguments: &[String]) -> Option<String> {
     }
 }
 
-/// The faults of `--set` and `--set-string`.
+/// The mistakes in the arguments of `--set` and `--set-string`: chart values that do not exist.
 fn faults_of_values(words: &[String]) -> Vec<String> {
     let schema = Schema::of_values();
     let mut found = Vec::new();
@@ -118,7 +119,7 @@ fn faults_of_values(words: &[String]) -> Vec<String> {
     found
 }
 
-/// The settings in the argument of `--set`. A comma in braces belongs to a list.
+/// The single settings in the argument of `--set`. A comma in braces separates list items, not settings.
 fn settings(argument: &str) -> Vec<&str> {
     let mut depth = 0;
     let separates = |c: char| {
@@ -132,7 +133,7 @@ fn fault_of_value(schema: &Schema, setting: &str, is_text: bool) -> Vec<String> 
     let Some((path, value)) = setting.split_once('=') else {
         return vec![format!("{setting} has no value")];
     };
-    // Helm writes a list in braces, and YAML writes a list in brackets.
+    // A list is in braces in an argument of Helm, and in brackets in YAML.
     let list = value.strip_prefix('{').and_then(|it| it.strip_suffix('}'));
     let yaml = list.map_or_else(|| value.to_owned(), |list| format!("[{list}]"));
     let parsed = serde_yaml_ng::from_str(&yaml).ok().filter(|_| !is_text);
@@ -140,7 +141,8 @@ fn fault_of_value(schema: &Schema, setting: &str, is_text: bool) -> Vec<String> 
     schema.faults(&nested(path, value))
 }
 
-/// The kind of this project that a kubectl command reads or changes.
+/// The custom resource kind, such as `EtcdCluster`, that a kubectl command reads or changes. `None` for all other
+/// resources.
 fn kind(words: &[String]) -> Option<&'static str> {
     if words.first().is_none_or(|it| it != "kubectl") {
         return None;
@@ -155,7 +157,7 @@ fn kind(words: &[String]) -> Option<&'static str> {
     })
 }
 
-/// The faults of the JSON in `kubectl patch`.
+/// The mistakes in the JSON of a `kubectl patch`: fields and values that the schema of the kind does not allow.
 fn faults_of_patch(kind: &str, words: &[String]) -> Vec<String> {
     let after = |flag: &str| {
         let at = words.iter().position(|word| word == flag)?;
@@ -170,7 +172,7 @@ fn faults_of_patch(kind: &str, words: &[String]) -> Vec<String> {
     }
 }
 
-/// The fields in a JSONPath that do not exist.
+/// The fields in the JSONPath of a command that the schema of the kind does not have.
 fn faults_of_paths(kind: &str, command: &str) -> Vec<String> {
     let schema = Schema::of_kind(kind);
     let paths = command.split("jsonpath=").skip(1).flat_map(fields);
@@ -181,7 +183,7 @@ fn faults_of_paths(kind: &str, command: &str) -> Vec<String> {
         .collect()
 }
 
-/// The fields of a JSONPath template, without their first dot. Lists are written as `[]`.
+/// The fields that a JSONPath template reads, without their first dot. An item of a list is written as `[]`.
 fn fields(template: &str) -> Vec<String> {
     let mut found = Vec::new();
     let mut range = String::new();
@@ -201,7 +203,7 @@ fn fields(template: &str) -> Vec<String> {
     found
 }
 
-/// A path without its first dot, and without indexes and filters.
+/// The path of a field without its first dot, without indexes and without filters.
 fn plain(path: &str) -> String {
     let mut parts = path.trim_start_matches('.').split('[');
     let mut plain = parts.next().unwrap_or_default().to_owned();
@@ -215,7 +217,7 @@ fn plain(path: &str) -> String {
 static CONDITIONS: LazyLock<String> =
     LazyLock::new(|| fs::read_to_string(root().join("crates/api/src/conditions.rs")).unwrap());
 
-/// The conditions in `kubectl wait` that do not exist.
+/// The conditions that a `kubectl wait` names and no kind of this project has.
 fn faults_of_conditions(words: &[String]) -> Vec<String> {
     let named = words
         .iter()
@@ -243,7 +245,11 @@ fn commands_in_documents_use_existing_flags_and_fields() {
         ("jsonpath=", 40),
         ("patch", 15),
     ] {
-        assert!(count(word) > least, "only {} with {word}", count(word));
+        assert!(
+            count(word) > least,
+            "the documents contain only {} commands with {word}",
+            count(word)
+        );
     }
 }
 
@@ -300,7 +306,7 @@ fn wrong_commands_in_documents_are_detected() {
     assert_eq!(faults(good), Vec::<String>::new());
 }
 
-/// The flags of all commands of xtask.
+/// The flags of all `cargo xtask` commands.
 fn xtask_flags() -> BTreeSet<String> {
     fn collect(command: &clap::Command, found: &mut BTreeSet<String>) {
         let flags = command.get_arguments().filter_map(clap::Arg::get_long);
@@ -314,8 +320,8 @@ fn xtask_flags() -> BTreeSet<String> {
     found
 }
 
-/// The flags of `kubectl etcd`, from its generated reference. The tests of the crate `kubectl-etcd` check this page, and
-/// the commands in the documents.
+/// The flags of `kubectl etcd`, from docs/kubectl-reference.md. The tests of the crate `kubectl-etcd` generate this
+/// page, and check the commands of the plugin in the documents.
 fn plugin_flags() -> BTreeSet<String> {
     let page = fs::read_to_string(root().join("docs/kubectl-reference.md")).unwrap();
     let rows = page.lines().filter_map(|line| line.strip_prefix("| `"));
@@ -326,7 +332,7 @@ fn plugin_flags() -> BTreeSet<String> {
     flags.map(str::to_owned).collect()
 }
 
-/// The flags in the prose of a document that no program has.
+/// The flags in the prose of a document that no known program has.
 fn unknown_flags(text: &str) -> Vec<&str> {
     let mut known = operator_flags();
     known.extend(xtask_flags());
@@ -345,13 +351,17 @@ fn unknown_flags(text: &str) -> Vec<&str> {
 fn flags_named_in_documents_exist() {
     for page in pages() {
         let unknown = unknown_flags(&page.text);
-        assert!(unknown.is_empty(), "{}: no flag {unknown:?}", page.path);
+        assert!(
+            unknown.is_empty(),
+            "{}: no program has the flags {unknown:?}",
+            page.path
+        );
     }
     let text = "`--cluster-wide`, `--verify-reproducible`, `--keep-old-data`, `--cluster-wode=true` and `--`";
     assert_eq!(unknown_flags(text), ["cluster-wode"]);
 }
 
-/// True if a piece of inline code sets a chart value, such as `crds.install=false`.
+/// True if the inline code sets a chart value, such as `crds.install=false`.
 fn sets_value(code: &str) -> bool {
     code.split_once('=').is_some_and(|(path, value)| {
         let is_path = path.starts_with(|c: char| c.is_ascii_lowercase())
@@ -377,11 +387,15 @@ fn chart_values_named_in_documents_exist() {
         }
     }
     assert!(found.is_empty(), "{found:#?}");
-    assert!(checked > 20, "only {checked} values: are they still found?");
+    assert!(
+        checked > 20,
+        "the documents set only {checked} chart values: does this check still parse their format?"
+    );
     assert!(sets_value("crds.install=false") && !sets_value("serves: app"));
 }
 
-/// The annotations, labels and finalizers in a text that the API does not have.
+/// The annotations, labels and finalizers in a text that the API does not have. `names` is the source file that defines
+/// the names of the API.
 fn unknown_names<'a>(text: &'a str, names: &str) -> Vec<&'a str> {
     const PREFIX: &str = "etcd.database.coreos.com/";
     let found = text.split(PREFIX).skip(1).map(|rest| {
@@ -392,13 +406,17 @@ fn unknown_names<'a>(text: &'a str, names: &str) -> Vec<&'a str> {
     found.filter(|name| !exists(name)).collect()
 }
 
-/// Kubernetes accepts every annotation, so a misspelled name has no effect and no error.
+/// A misspelled annotation in a command has no effect and causes no error, because Kubernetes accepts every annotation.
 #[test]
 fn annotations_named_in_documents_exist() {
     let names = fs::read_to_string(root().join("crates/api/src/names.rs")).unwrap();
     for page in pages() {
         let unknown = unknown_names(&page.text, &names);
-        assert!(unknown.is_empty(), "{}: no name {unknown:?}", page.path);
+        assert!(
+            unknown.is_empty(),
+            "{}: the API does not have the names {unknown:?}",
+            page.path
+        );
     }
     let text = "etcd.database.coreos.com/join- etcd.database.coreos.com/joins=a";
     assert_eq!(unknown_names(text, &names), ["joins"]);

@@ -1,4 +1,4 @@
-//! Checks of docs/conformance.md and of the invariants in docs/architecture.md.
+//! Checks of docs/conformance.md and of the invariants that docs/architecture.md lists.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -7,9 +7,10 @@ use super::{documents, named_tests, root};
 use crate::conformance::{Line, PAGE, Source, lines, names_invariant, sources};
 use crate::prose::in_backticks;
 
-/// The number of known defects of coreos/etcd-operator v0.9.4.
+/// The number of known defects of coreos/etcd-operator v0.9.4 that docs/conformance.md lists.
 const DEFECTS: usize = 34;
-/// The minimum number of words in a test name. A shorter name in backticks can also be a field or a function.
+/// The minimum number of words in a test name. Shorter names in backticks are skipped, because they can also be fields
+/// or functions.
 const WORDS_OF_A_TEST_NAME: usize = 4;
 
 fn page() -> String {
@@ -26,7 +27,7 @@ fn listed() -> Vec<Line> {
     found
 }
 
-/// All sources except those of xtask, which neither enforces nor tests invariants.
+/// All Rust files except those of xtask, which neither enforces nor tests an invariant.
 fn product() -> Vec<Source> {
     let mut found = sources(&root()).unwrap();
     found.retain(|source| !source.path.starts_with("crates/xtask"));
@@ -54,8 +55,8 @@ fn conformance_page_names_existing_files_with_tests() {
     assert!(wrong.is_empty(), "{PAGE}: {wrong:#?}");
 }
 
-/// The page names files, because a test can be renamed, and its name in the page would then be wrong. `UPDATE=1`
-/// replaces test names by their files.
+/// The page must name files and not tests, because a renamed test would make the page wrong. `UPDATE=1` replaces each
+/// test name in the page with the file of the test.
 #[test]
 fn conformance_page_names_files_instead_of_tests() {
     let page = page();
@@ -74,7 +75,8 @@ fn conformance_page_names_files_instead_of_tests() {
     );
 }
 
-/// Replaces the test names in the page by files. If a test names the invariant of its line, the name is removed.
+/// The page with each test name replaced by its file. If a test already names the invariant of the row, its name is
+/// only removed.
 fn with_files(page: &str, sources: &[Source]) -> String {
     let lines = page.lines().map(|line| match lines(line).pop() {
         Some(entry) => row_with_files(line, &entry, sources),
@@ -114,7 +116,7 @@ fn row_with_files(row: &str, line: &Line, sources: &[Source]) -> String {
     cells.join("|")
 }
 
-/// The end of a path, long enough to identify the source.
+/// A shorter form of the path: without `crates/`, and with `e2e/` instead of `e2e/tests/e2e/`.
 fn short_path(path: &str) -> String {
     let short = path.strip_prefix("crates/").unwrap_or(path);
     short.replace("e2e/tests/e2e/", "e2e/")
@@ -138,7 +140,10 @@ fn done_lines_in_conformance_have_tests() {
         |line: &&Line| line.state == "done" && line.invariant().is_none() && line.files.is_empty();
     let lines = listed();
     let unproven: Vec<&Line> = lines.iter().filter(is_unproven).collect();
-    assert!(unproven.is_empty(), "done without a test: {unproven:#?}");
+    assert!(
+        unproven.is_empty(),
+        "lines with the state `done` that name no test: {unproven:#?}"
+    );
 }
 
 #[test]
@@ -163,7 +168,7 @@ fn each_invariant_is_named_by_code_and_test() {
     assert!(missing.is_empty(), "{missing:#?}");
 }
 
-/// For each invariant, docs/architecture.md names a file that enforces it and a file that tests it.
+/// docs/architecture.md names for each invariant a file that enforces the invariant, and a file that tests it.
 #[test]
 fn architecture_page_names_code_and_test_of_each_invariant() {
     let architecture = fs::read_to_string(root().join("docs/architecture.md")).unwrap();

@@ -1,4 +1,4 @@
-//! Checks that everything to which documents and the chart refer exists: files, headings, metrics, flags, reasons.
+//! Checks that the files, headings, metrics, flags and reasons that documents and chart name exist.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -78,10 +78,13 @@ fn links_in_documents_have_targets() {
             }
         }
     }
-    assert!(dead.is_empty(), "links without a target: {dead:#?}");
+    assert!(
+        dead.is_empty(),
+        "links to files or headings that do not exist: {dead:#?}"
+    );
 }
 
-/// The source files whose names a text contains in backticks.
+/// The names of source files that a text contains in backticks.
 fn named_sources(text: &str) -> Vec<&str> {
     let is_source = |name: &&str| {
         Path::new(name)
@@ -92,7 +95,7 @@ fn named_sources(text: &str) -> Vec<&str> {
     in_backticks(text).filter(is_path).collect()
 }
 
-/// Decision records (ADRs) are not checked, because they describe the sources at the time of the decision.
+/// ADRs are not checked: they describe the source files at the time of the decision.
 #[test]
 fn source_files_named_in_documents_exist() {
     let mut sources = Vec::new();
@@ -103,8 +106,8 @@ fn source_files_named_in_documents_exist() {
         if path.components().any(|part| part.as_os_str() == "adr") {
             continue;
         }
-        // Code blocks are left out. They contain no names in backticks, and their fences would shift the pairs of
-        // backticks.
+        // Code blocks are removed first: they contain no names in backticks, and the backticks of their fences would be
+        // taken for inline code.
         let prose: String = text.split("```").step_by(2).collect();
         for name in named_sources(&prose) {
             named += 1;
@@ -123,7 +126,7 @@ fn source_files_named_in_documents_exist() {
     );
 }
 
-/// An alert that uses a metric that does not exist never fires.
+/// If an alert names a metric that does not exist, the alert never fires.
 #[test]
 fn alerts_use_documented_metrics() {
     let document = fs::read_to_string(root().join("docs/metrics.md")).unwrap();
@@ -131,7 +134,7 @@ fn alerts_use_documented_metrics() {
     let documented: String = rows.collect();
     let (_, alerts) = document.split_once("\n## Alerts").unwrap();
     let chart = root().join("charts/etcd-operator/alerts.yaml");
-    // In the rendered chart, `WORD` is the word of an operator: `cluster`, `backup` or `restore`.
+    // In the chart's templates, `WORD` stands for an operator: `cluster`, `backup` or `restore`.
     let chart = fs::read_to_string(chart)
         .unwrap()
         .replace("WORD", "cluster");
@@ -151,7 +154,7 @@ fn alerts_use_documented_metrics() {
     }
 }
 
-/// The sources that define the operators' flags.
+/// The source files that define the flags of the operators.
 const FLAG_SOURCES: [&str; 4] = [
     "runtime/src/cli.rs",
     "cluster/src/command.rs",
@@ -188,7 +191,7 @@ fn section<'a>(document: &'a str, heading: &str) -> &'a str {
 
 #[test]
 fn operator_flags_are_documented() {
-    /// Flags of coreos/etcd-operator that have no effect. Only the section about the migration documents them.
+    /// Flags of coreos/etcd-operator that no longer have an effect. Only the section about the migration may name them.
     const OF_OLD: [&str; 2] = ["gc-interval", "chaos-level"];
     let document = fs::read_to_string(root().join("docs/install.md")).unwrap();
     let documented = section(&document, "Flags");
@@ -211,7 +214,7 @@ fn operator_flags_are_documented() {
     }
 }
 
-/// All sources below this folder of `crates`, and the file next to it that has the name of the folder.
+/// All source files below the folder of `crates`, and the file next to the folder that has its name.
 fn sources_of(folder: &str) -> String {
     let folder = root().join("crates").join(folder);
     let mut found = vec![folder.with_extension("rs")];
@@ -222,7 +225,7 @@ fn sources_of(folder: &str) -> String {
     texts.collect()
 }
 
-/// The words in upper camel case that follow `before` in a text.
+/// The words in upper camel case that directly follow the text `before`.
 fn words_after<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
     let rests = text.split(before).skip(1);
     let words = rests.filter_map(|rest| {
@@ -234,7 +237,7 @@ fn words_after<'a>(text: &'a str, before: &str) -> BTreeSet<&'a str> {
         .collect()
 }
 
-/// A user who sees the reason of a condition must find it in the documentation.
+/// A user who sees the reason of a condition must be able to find it in the documents.
 #[test]
 fn reasons_of_problems_are_documented() {
     const NO_PROBLEM: [&str; 19] = [
@@ -271,15 +274,18 @@ fn reasons_of_problems_are_documented() {
         reasons.retain(|reason| !NO_PROBLEM.contains(reason));
         assert!(
             reasons.len() > 10,
-            "{document}: is their form still read? {reasons:?}"
+            "only these reasons for {document} are found: does this check still parse the format? {reasons:?}"
         );
         let is_missing = |reason: &&str| !documentation.contains(&format!("`{reason}`"));
         let missing: Vec<&str> = reasons.into_iter().filter(is_missing).collect();
-        assert!(missing.is_empty(), "not in docs/{document}: {missing:?}");
+        assert!(
+            missing.is_empty(),
+            "docs/{document} does not explain the reasons {missing:?}"
+        );
     }
 }
 
-/// The reasons in one list of the cluster operator's enum.
+/// The reasons in one of the lists of the cluster operator's enum.
 fn listed<'a>(text: &'a str, list: &str) -> BTreeSet<&'a str> {
     let rest = text.split_once(&format!("\n    {list} {{\n"));
     let list = rest.and_then(|(_, rest)| rest.split_once('}'));

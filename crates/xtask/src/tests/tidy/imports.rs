@@ -10,12 +10,12 @@ use syn::{Attribute, ItemMod, ItemUse, UseTree};
 
 use super::{files, root};
 
-/// The path of a module below its crate, as segments.
+/// The path of a module in its crate, as a list of names.
 type Module = Vec<String>;
-/// The modules that each module imports.
+/// For each module, the modules of the same crate that it imports.
 type Imports = BTreeMap<Module, BTreeSet<Module>>;
 
-/// Modules in known cycles. Do not add modules to this list: new cycles are not allowed.
+/// Modules that were in cycles when this check was written. Do not add modules: a new cycle is not allowed.
 const KNOWN: [&str; 8] = [
     "xtask::image",
     "xtask::testbed",
@@ -27,7 +27,7 @@ const KNOWN: [&str; 8] = [
     "xtask::testbed::state",
 ];
 
-/// Collects the modules of the same crate that a module uses outside of its tests.
+/// Collects the modules of the same crate that a module uses. Tests are skipped.
 struct Paths<'a> {
     module: Module,
     modules: &'a BTreeSet<Module>,
@@ -35,8 +35,8 @@ struct Paths<'a> {
 }
 
 impl Paths<'_> {
-    /// Adds the module that a path starts with: the longest prefix of the path that is a module. Only paths that start
-    /// with `crate`, `self` or `super` are considered.
+    /// Adds the module in which the item of this path is: the longest prefix of the path that is a module. Paths that
+    /// do not start with `crate`, `self` or `super` are skipped.
     fn add(&mut self, path: &[String]) {
         let mut at = self.module.clone();
         let mut rest = path;
@@ -89,7 +89,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
         }
     }
 
-    /// `pub(super)` contains a path, but imports nothing.
+    /// The path in `pub(super)` is no import, so it is skipped.
     fn visit_visibility(&mut self, _: &'ast syn::Visibility) {}
 
     fn visit_item_use(&mut self, item: &'ast ItemUse) {
@@ -106,7 +106,7 @@ impl<'ast> Visit<'ast> for Paths<'_> {
     }
 }
 
-/// The path of the module that a file contains. `None` for the root of a crate and for tests.
+/// The path of the module in this file. `None` for the root module of a crate and for tests.
 fn module(source: &Path, folder: &Path) -> Option<Module> {
     let path = source.strip_prefix(folder).ok()?.with_extension("");
     let segments = path.iter().map(|one| one.to_string_lossy().into_owned());
@@ -139,7 +139,7 @@ fn imports(folder: &Path) -> Imports {
     sources.iter().map(read).collect()
 }
 
-/// Every module that a module imports, directly or indirectly.
+/// Every module that `from` imports, directly or through other modules.
 fn reached(from: &Module, imports: &Imports) -> BTreeSet<Module> {
     let mut reached = BTreeSet::new();
     let mut next = vec![from];
@@ -153,7 +153,7 @@ fn reached(from: &Module, imports: &Imports) -> BTreeSet<Module> {
     reached
 }
 
-/// The modules in a cycle. Each has the list of imports that lead back to it.
+/// The modules that are part of a cycle, each with the imports that lead back to it.
 fn cycles(imports: &Imports) -> BTreeMap<String, Vec<String>> {
     let all: BTreeMap<&Module, BTreeSet<Module>> = imports
         .keys()

@@ -1,4 +1,4 @@
-//! The manifests in the documents fit the schemas of the CRDs and of the chart.
+//! Checks that the manifests in the documents match the schemas of the CRDs and of the chart.
 
 use serde::Deserialize;
 use serde_json::Value;
@@ -6,11 +6,11 @@ use serde_json::Value;
 use super::blocks::{Page, blocks, inline_code, pages};
 use super::schemas::{KINDS, Schema, nested};
 
-/// Kinds of other projects, whose schemas are not in this repository.
+/// Kinds of other projects. Their manifests are not checked, because their schemas are not in this repository.
 const OTHER_KINDS: [&str; 4] = ["GitRepository", "Kustomization", "Pod", "Service"];
-/// Fields of other kinds that the prose names.
+/// Fields of other kinds that the prose names. They are not checked.
 const OTHER_FIELDS: [&str; 2] = ["spec.config", "spec.template.metadata.labels"];
-/// Source files with names in the form of a field.
+/// Names of source files that have the form of a field. They are not checked.
 const FILES: [&str; 1] = ["status.rs"];
 
 fn documents(text: &str) -> Vec<Value> {
@@ -20,8 +20,8 @@ fn documents(text: &str) -> Vec<Value> {
         .collect()
 }
 
-/// The differences between a manifest and the schema that it is for. A manifest without a kind is a part of an object
-/// of this project, or values of the chart.
+/// The differences between a manifest and its schema. A manifest without `kind` is either a part of one of this
+/// project's objects, or values of the chart.
 fn faults(document: &Value) -> Vec<String> {
     let values = Schema::of_values();
     match document["kind"].as_str() {
@@ -58,7 +58,7 @@ fn manifests_in_documents_fit_schemas() {
     assert!(found.is_empty(), "{found:#?}");
     assert!(
         checked > 30,
-        "only {checked} manifests: are they still found?"
+        "the documents contain only {checked} manifests: does this check still parse their format?"
     );
 }
 
@@ -87,7 +87,7 @@ fn wrong_manifests_in_documents_are_detected() {
     }
 }
 
-/// The field and the value in a piece of inline code such as `spec.paused: true`.
+/// The field and its value in inline code such as `spec.paused: true`. `None` if the code has another form.
 fn field(code: &str) -> Option<(&str, Option<&str>)> {
     let (path, value) = match code.split_once(": ") {
         Some((path, value)) => (path, Some(value)),
@@ -99,7 +99,7 @@ fn field(code: &str) -> Option<(&str, Option<&str>)> {
     is_named.then_some((path, value))
 }
 
-/// True if a field of a kind of this project has the path, and accepts the value.
+/// True if a kind of this project has a field with this path, and the field accepts the value.
 fn exists(path: &str, value: Option<&str>) -> bool {
     KINDS.iter().any(|kind| {
         let schema = Schema::of_kind(kind);
@@ -124,10 +124,13 @@ fn fields_named_in_documents_exist() {
             }
         }
     }
-    assert!(found.is_empty(), "no such field: {found:#?}");
+    assert!(
+        found.is_empty(),
+        "documents name fields that do not exist: {found:#?}"
+    );
     assert!(
         checked > 100,
-        "only {checked} fields: are they still found?"
+        "the documents name only {checked} fields: does this check still parse their format?"
     );
 }
 

@@ -1,5 +1,5 @@
-//! Compares values with the schemas of the CRDs and of the chart: unknown fields, types and permitted values. The tests
-//! of the crate `api` check the examples also against the rules of the CRDs.
+//! Compares values with the schemas of the CRDs and of the chart: unknown fields, types and permitted values. The rules
+//! of the CRDs are not evaluated here: the tests of the crate `api` do so for the examples.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -9,10 +9,10 @@ use serde_json::{Map, Value};
 
 use super::root;
 
-/// The kinds of this project.
+/// The kinds that the CRDs of this project define.
 pub(super) const KINDS: [&str; 3] = ["EtcdCluster", "EtcdBackup", "EtcdRestore"];
 
-/// Key of the schema of the chart's values.
+/// The key in [`SCHEMAS`] of the schema for the chart's values.
 const VALUES: &str = "values";
 
 /// Parsing takes most of the time, so each schema is parsed once.
@@ -31,11 +31,11 @@ static SCHEMAS: LazyLock<BTreeMap<&str, Schema>> = LazyLock::new(|| {
     kinds.chain([(VALUES, values)]).collect()
 });
 
-/// A schema, with the definitions that it refers to.
+/// A JSON schema, together with the definitions that it refers to.
 pub(super) struct Schema(Value);
 
 impl Schema {
-    /// The schema of a kind of this project.
+    /// The schema of a kind that the CRDs of this project define.
     pub(super) fn of_kind(kind: &str) -> &'static Self {
         &SCHEMAS[kind]
     }
@@ -45,7 +45,7 @@ impl Schema {
         &SCHEMAS[VALUES]
     }
 
-    /// The differences between an object and its schema. Metadata is not checked.
+    /// The differences between an object and this schema. The field `metadata` is not checked.
     pub(super) fn faults(&self, value: &Value) -> Vec<String> {
         let mut value = value.clone();
         if let Some(fields) = value.as_object_mut() {
@@ -58,7 +58,7 @@ impl Schema {
         found
     }
 
-    /// True if a value can have the field `path`. Items of lists are written as `[]`.
+    /// True if the schema has a field `path`. An item of a list is written as `[]`.
     pub(super) fn has(&self, path: &str) -> bool {
         let mut node = &self.0;
         for part in path.replace("[]", ".[]").split('.') {
@@ -84,7 +84,7 @@ impl Schema {
 
     fn compare(&self, node: &Value, value: &Value, path: &str, found: &mut Vec<String>) {
         let node = self.resolved(node);
-        // In a manifest, null removes a default, so null is valid for every field.
+        // `null` is valid for every field: in a manifest, it removes the default of the field.
         if value.is_null() || is_open(node) {
             return;
         }
@@ -109,7 +109,7 @@ impl Schema {
     }
 }
 
-/// The schema of the values in a map.
+/// The schema for the values of a map. `None` if the node is no map.
 fn inner(node: &Value) -> Option<&Value> {
     node.get("additionalProperties").filter(|it| it.is_object())
 }
@@ -139,7 +139,7 @@ fn has_type(node: &Value, value: &Value) -> bool {
     }
 }
 
-/// The object in which the field `path` has the value. An index such as `[0]` stands for a list with one item.
+/// An object in which only the field `path` is set, to this value. An index such as `[0]` becomes a list with one item.
 pub(super) fn nested(path: &str, value: Value) -> Value {
     path.replace('[', ".[")
         .rsplit('.')

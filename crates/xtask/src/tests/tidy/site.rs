@@ -1,4 +1,4 @@
-//! The site contains every page, and shows the same programs as the files in examples. `cargo xtask site` checks the
+//! Checks that the site contains every page and shows the files in examples unchanged. `cargo xtask site` checks the
 //! links of the built site.
 
 use std::fs;
@@ -24,7 +24,7 @@ fn site_contains_every_page_of_docs() {
     missing.retain(|page| page != "docs/SUMMARY.md" && !pages.contains(page));
     assert!(
         missing.is_empty(),
-        "add them to docs/SUMMARY.md: {missing:#?}"
+        "pages that are missing in docs/SUMMARY.md: {missing:#?}"
     );
     assert!(pages.contains(&"examples/clients/go/main.go".to_owned()));
 }
