@@ -218,13 +218,13 @@ mod tests {
                 Some("InvalidAccessKeyId"),
                 Some(403),
                 "",
-                "check the credentials",
+                "correct the access key",
             ),
             (
                 Some("SignatureDoesNotMatch"),
                 Some(403),
                 "",
-                "check the credentials",
+                "correct the secret key",
             ),
             (None, Some(403), "", "bucket's policy"),
             (

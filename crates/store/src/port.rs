@@ -58,6 +58,20 @@ pub struct Committed {
     pub tag: Option<String>,
 }
 
+/// The remedy for a denied access. `text` contains the error code of the store, if it has one.
+fn denial_remedy(text: &str) -> &'static str {
+    let holds = |codes: &[&str]| codes.iter().any(|code| text.contains(code));
+    if holds(&["SignatureDoesNotMatch"]) {
+        "the secret key does not match the access key: correct the secret key"
+    } else if holds(&["InvalidAccessKeyId", "XAdminUserNotFound"]) {
+        "the store does not know the access key: correct the access key"
+    } else if holds(&["ExpiredToken", "InvalidToken"]) {
+        "the store does not accept the token: renew the token"
+    } else {
+        "check the credentials and the bucket's policy"
+    }
+}
+
 /// Why a store request failed. The text contains the remedy, and never credentials.
 #[derive(Clone, Debug, thiserror::Error)]
 pub enum Error {
@@ -74,7 +88,7 @@ pub enum Error {
         key: String,
     },
     /// The identity lacks a permission, or the credentials are wrong.
-    #[error("access denied: {0}; check the credentials and the bucket's policy")]
+    #[error("access denied: {0}; {remedy}", remedy = denial_remedy(.0))]
     AccessDenied(String),
     /// The spec names no Secret, and the pod of this process has no usable cloud identity. The text is the cause.
     #[error(

@@ -235,7 +235,7 @@ async fn s3_errors_contain_cause_and_remedy() {
     for (config, expected) in [
         (no_bucket, "bucket \"other\" does not exist: create it"),
         (unknown_key, "access denied"),
-        (wrong_secret, "check the credentials"),
+        (wrong_secret, "correct the secret key"),
         (
             unreachable,
             "the store at http://127.0.0.1:1 cannot be reached",

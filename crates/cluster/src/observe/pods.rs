@@ -256,7 +256,23 @@ fn trouble(pod: &KubePod) -> Option<Trouble> {
         .iter()
         .flatten()
         .chain(status.container_statuses.iter().flatten());
-    containers.find_map(container_trouble)
+    let images = pod.spec.iter().flat_map(|spec| {
+        let all = spec.init_containers.iter().flatten();
+        all.chain(&spec.containers)
+    });
+    let images: Vec<&Container> = images.collect();
+    containers.find_map(|status| {
+        let container = images.iter().find(|one| one.name == status.name);
+        container_trouble(status, container.and_then(|one| one.image.as_deref()))
+    })
+}
+
+/// True if the kubelet's message is about another image than `image`. After an image was changed in a running pod, the
+/// status contains the error of the previous image until the kubelet has tried the new one.
+fn is_of_another_image(message: &str, image: &str) -> bool {
+    let named = message.split("image \"").skip(1);
+    let mut named = named.filter_map(|rest| rest.split_once('"').map(|(name, _)| name));
+    named.next().is_some_and(|name| name != image)
 }
 
 /// The kubelet's message without the back-off and the ports of the connection. These parts differ in each attempt, and
@@ -272,10 +288,14 @@ fn stable(message: &str) -> String {
     words.join(" ")
 }
 
-fn container_trouble(container: &ContainerStatus) -> Option<Trouble> {
+fn container_trouble(container: &ContainerStatus, image: Option<&str>) -> Option<Trouble> {
     let waiting = container.state.as_ref()?.waiting.as_ref()?;
     let reason = waiting.reason.as_deref().unwrap_or_default();
-    let message = stable(waiting.message.as_deref().unwrap_or_default());
+    let message = waiting.message.as_deref().unwrap_or_default();
+    if is_image_failure(reason) && image.is_some_and(|image| is_of_another_image(message, image)) {
+        return None;
+    }
+    let message = stable(message);
     let text = if message.is_empty() {
         reason.to_owned()
     } else {
@@ -367,6 +387,28 @@ mod tests {
         let backing_off = "Back-off pulling image \"a\": ErrImagePull: failed: read udp 10.0.0.2:6001->10.0.0.1:53: \
             i/o timeout";
         assert_eq!(waiting("ImagePullBackOff", backing_off), first);
+    }
+
+    #[test]
+    fn pull_error_of_previous_image_is_ignored() {
+        let pulled = |image: &str| {
+            let message =
+                "Back-off pulling image \"quay.io/coreos/etcd:v3.6.99\": ErrImagePull: not found";
+            let status = json!({ "phase": "Pending", "containerStatuses": [{ "name": "etcd", "image": "", "imageID": "",
+                "ready": false, "restartCount": 0,
+                "state": { "waiting": { "reason": "ImagePullBackOff", "message": message } } }] });
+            let object: KubePod = serde_json::from_value(json!({
+                "metadata": { "name": "m", "namespace": "prod" },
+                "spec": { "containers": [{ "name": "etcd", "image": image }] }, "status": status,
+            }))
+            .unwrap();
+            trouble(&object)
+        };
+        assert_eq!(
+            pulled("quay.io/coreos/etcd:v3.6.99"),
+            Some(Trouble::Image("not found".to_owned()))
+        );
+        assert_eq!(pulled("quay.io/coreos/etcd:v3.5.35"), None);
     }
 
     #[test]
