@@ -19,4 +19,5 @@ pub mod retention;
 pub mod snapshot;
 pub mod status;
 pub mod transfer;
+pub mod verification;
 mod workers;
