@@ -155,3 +155,94 @@ pub(super) fn notice(
         | VerificationVerdict::Waiting(_) => None,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use jiff::{SignedDuration, Timestamp};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+    use super::*;
+    use crate::verification::{Failure, Proof};
+
+    fn after(seconds: i64) -> Time {
+        Time(Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds))
+    }
+
+    /// The status after these verdicts, one each minute.
+    fn after_verdicts(verdicts: &[VerificationVerdict]) -> EtcdBackupStatus {
+        let mut status = EtcdBackupStatus::default();
+        for (minute, verdict) in (0..).zip(verdicts) {
+            record(&mut status, verdict, Some(1), &after(60 * minute));
+        }
+        status
+    }
+
+    fn starting(location: &str) -> VerificationVerdict {
+        VerificationVerdict::Starting(location.to_owned())
+    }
+
+    fn verified() -> VerificationVerdict {
+        VerificationVerdict::Verified(Proof {
+            revision: 7,
+            keys: Some(2),
+            hash_compared: true,
+        })
+    }
+
+    fn failed(damaged: bool) -> VerificationVerdict {
+        VerificationVerdict::Failed(Failure {
+            damaged,
+            message: "why".to_owned(),
+        })
+    }
+
+    fn condition(status: &EtcdBackupStatus) -> Option<(&str, &str)> {
+        let found: Option<&Condition> =
+            api::conditions::find(&status.conditions, &ConditionType::Verified);
+        found.map(|found| (found.status.as_str(), found.reason.as_str()))
+    }
+
+    #[test]
+    fn verified_backup_is_recorded_with_duration() {
+        let status = after_verdicts(&[starting("s3://b/1"), verified()]);
+        assert_eq!(condition(&status), Some(("True", "BackupVerified")));
+        let last = status.last_verified.unwrap();
+        assert_eq!(
+            (last.location.as_str(), last.duration_seconds),
+            ("s3://b/1", Some(60))
+        );
+        assert_eq!(status.verification, None);
+    }
+
+    #[test]
+    fn damaged_backup_stays_reported_until_a_verification_succeeds() {
+        let mut verdicts = vec![starting("s3://b/1"), failed(true)];
+        let reported = Some(("False", "VerificationFailed"));
+        assert_eq!(condition(&after_verdicts(&verdicts)), reported);
+        // An attempt without a result proves nothing.
+        verdicts.extend([starting("s3://b/2"), failed(false)]);
+        let status = after_verdicts(&verdicts);
+        assert_eq!(condition(&status), reported);
+        assert_eq!(status.verification.unwrap().failures, Some(2));
+        verdicts.extend([starting("s3://b/3"), verified()]);
+        let status = after_verdicts(&verdicts);
+        assert_eq!(condition(&status), Some(("True", "BackupVerified")));
+        assert_eq!(status.verification, None);
+    }
+
+    #[test]
+    fn attempt_without_result_is_reported_as_unknown() {
+        let status = after_verdicts(&[starting("s3://b/1"), failed(false)]);
+        assert_eq!(
+            condition(&status),
+            Some(("Unknown", "VerificationInconclusive"))
+        );
+        assert_eq!(status.last_verified, None);
+    }
+
+    #[test]
+    fn removed_settings_remove_every_record() {
+        let status = after_verdicts(&[starting("s3://b/1"), verified(), VerificationVerdict::Off]);
+        assert_eq!(status, EtcdBackupStatus::default());
+    }
+}
