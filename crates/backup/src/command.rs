@@ -11,7 +11,7 @@ use runtime::cli::{self, Common};
 use runtime::process::{self, Definition};
 
 use crate::app::{self, Settings};
-use crate::{pvc, verification};
+use crate::{pvc, request, verification};
 
 /// Backs up etcd clusters to object stores.
 #[derive(Parser)]
@@ -27,6 +27,8 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Create an EtcdBackup from a file, in the pod of a CronJob
+    Request(request::Request),
     /// Write or remove backups on a mounted PersistentVolumeClaim. The operator runs this command in a pod
     Volume(pvc::Volume),
     /// Compare a restored etcd with its backup. The operator runs this command in a pod
@@ -41,6 +43,9 @@ pub fn run() -> Result<ExitCode, process::Error> {
     let options: Options = cli::parse();
     if let Some(Task::Volume(arguments)) = &options.command {
         return process::run_once(options.common.log_json, pvc::run(arguments));
+    }
+    if let Some(Task::Request(arguments)) = &options.command {
+        return process::run_once(options.common.log_json, request::run(arguments));
     }
     if let Some(Task::Verify(arguments)) = &options.command {
         return process::run_once(options.common.log_json, verification::run(arguments));

@@ -15,6 +15,7 @@ mod reads;
 pub mod reason;
 mod reconcile;
 pub mod removal;
+mod request;
 pub mod retention;
 pub mod snapshot;
 pub mod status;
