@@ -11,7 +11,7 @@ use kube::{Api, Client, ResourceExt};
 
 /// Arguments of the command `request`.
 #[derive(Args, Clone, Debug)]
-pub struct Request {
+pub(crate) struct Request {
     /// Name of the EtcdBackup. If an EtcdBackup of this name exists, nothing is created: use the name of the Job, so that
     /// a Job that is retried makes one backup
     #[arg(value_name = "NAME")]
@@ -22,7 +22,7 @@ pub struct Request {
 }
 
 /// Creates the EtcdBackup in the namespace of the pod. Returns true if it exists afterwards.
-pub async fn run(arguments: &Request) -> bool {
+pub(crate) async fn run(arguments: &Request) -> bool {
     match create(arguments).await {
         Ok(message) => {
             tracing::info!("{message}");

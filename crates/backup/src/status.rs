@@ -40,7 +40,6 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
         Verdict::Unchanged if plan.verification.verdict == VerificationVerdict::Unchanged => {
             return status;
         }
-        Verdict::Unchanged => {}
         Verdict::Refused(trouble) => {
             status.succeeded = false;
             status.reason = Some(trouble.message.clone());
@@ -48,7 +47,7 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
             discard_start(&mut status);
         }
         Verdict::Starting | Verdict::Queued => status.reason = None,
-        Verdict::Scheduled(_) | Verdict::RetentionFailed(_) => {}
+        Verdict::Unchanged | Verdict::Scheduled(_) | Verdict::RetentionFailed(_) => {}
         Verdict::Suspended => discard_start(&mut status),
         Verdict::RetentionApplied(result) => status.backups = listed(&status, result),
         Verdict::Running(moved) => {

@@ -96,7 +96,7 @@ impl VerificationPlan {
 
 /// The data that the plan needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum VerificationNeed {
+pub(crate) enum VerificationNeed {
     /// No data.
     Nothing,
     /// Whether the EtcdBackup may verify now.
@@ -106,7 +106,7 @@ pub enum VerificationNeed {
 }
 
 /// The data that [`plan`] needs at this time.
-pub fn need(backup: &EtcdBackup, now: Timestamp) -> VerificationNeed {
+pub(crate) fn need(backup: &EtcdBackup, now: Timestamp) -> VerificationNeed {
     if settings(backup).is_none() {
         return VerificationNeed::Nothing;
     }
@@ -120,7 +120,11 @@ pub fn need(backup: &EtcdBackup, now: Timestamp) -> VerificationNeed {
 }
 
 /// Plans the next step of the verification of an EtcdBackup.
-pub fn plan(backup: &EtcdBackup, inputs: &VerificationInputs, now: Timestamp) -> VerificationPlan {
+pub(crate) fn plan(
+    backup: &EtcdBackup,
+    inputs: &VerificationInputs,
+    now: Timestamp,
+) -> VerificationPlan {
     if backup.spec.verification.is_none() {
         return plan_off(backup);
     }

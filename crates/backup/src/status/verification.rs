@@ -17,7 +17,6 @@ pub(super) fn record(
     now: &Time,
 ) {
     let finding = match verdict {
-        VerificationVerdict::Unchanged => return,
         VerificationVerdict::Off => {
             status.verification = None;
             status.last_verified = None;
@@ -38,12 +37,13 @@ pub(super) fn record(
             // Until the verification has ended, the condition reports the previous one.
             return;
         }
-        // A backup that does not restore is reported until another verification succeeds.
-        VerificationVerdict::Waiting(_) if is_failed(status) => return,
-        VerificationVerdict::Waiting(why) if status.last_verified.is_none() => {
+        VerificationVerdict::Waiting(why)
+            if status.last_verified.is_none() && !is_failed(status) =>
+        {
             finding(ConditionStatus::Unknown, Reason::Verifying, why)
         }
-        VerificationVerdict::Waiting(_) => return,
+        // While a later verification waits, the condition reports the result of the previous one.
+        VerificationVerdict::Unchanged | VerificationVerdict::Waiting(_) => return,
         VerificationVerdict::Verified(proof) => {
             let begun = status.verification.take().unwrap_or_default();
             let seconds = begun
