@@ -2,6 +2,7 @@
 
 mod check;
 pub mod name;
+mod verification;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use kube::{CustomResource, KubeSchema};
@@ -10,6 +11,9 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use check::unreadable_store;
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
+pub use verification::{
+    DEFAULT_TIMEOUT_SECONDS, Scratch, Verification, VerificationStatus, VerifiedBackup,
+};
 
 use crate::duration::DurationText;
 use crate::schema::{
@@ -119,6 +123,10 @@ text_enum! {
     "has(self.local) == (self.storageType == 'Local')",
     "the block local must be set if and only if storageType is Local: make spec.local and spec.storageType agree"
 ))]
+#[x_kube(validation = (
+    "!has(self.verification) || self.storageType != 'Local'",
+    "spec.verification is not possible for storageType Local, because no pod can mount the operator's directory: remove spec.verification, or use a bucket or a PVC"
+))]
 pub struct EtcdBackupSpec {
     /// Client URLs of the cluster to back up. One reachable endpoint is enough. Outside of the operator's namespace,
     /// an administrator must grant endpoints that do not belong to an EtcdCluster of this namespace.
@@ -176,6 +184,10 @@ pub struct EtcdBackupSpec {
     /// Compression of the stored backup. Default `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
+    /// Proof that the newest backup restores: the operator restores it in a pod of its own. If not set, backups are not
+    /// verified in this way.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verification: Option<Verification>,
     /// Seconds after which a finished EtcdBackup is deleted. If not set, the object is kept. An EtcdBackup
     /// with a schedule or an interval never finishes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -320,6 +332,12 @@ pub struct EtcdBackupStatus {
     /// attempts that were interrupted because the operator process ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub unfinished_attempts: Option<i32>,
+    /// The last successful verification.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_verified: Option<VerifiedBackup>,
+    /// The current verification, or the last one that failed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verification: Option<VerificationStatus>,
     /// The newest stored backups, newest first; at most ten.
     #[serde(
         default,

@@ -82,6 +82,8 @@ text_enum! {
         TlsReady = "TLSReady",
         /// The stored backups of a periodic backup match its retention policy.
         RetentionApplied = "RetentionApplied",
+        /// The newest verification of an EtcdBackup has restored its backup.
+        Verified = "Verified",
     }
 }
 

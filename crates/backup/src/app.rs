@@ -27,6 +27,7 @@ use crate::metrics::BackupMetrics;
 use crate::observe::ObserveContext;
 use crate::reads::Reads;
 use crate::reconcile::ReconcileContext;
+use crate::verification::Turns;
 use crate::workers::{Limits, Workers};
 
 /// Time limit for recording an attempt in the status. The API server may be slow. Hundreds of reconciles may be queued,
@@ -88,7 +89,7 @@ pub struct Settings {
     /// several namespaces
     #[arg(long, value_name = "NUMBER")]
     pub max_transfers_per_namespace: Option<NonZeroUsize>,
-    /// Image of the pods that mount a PersistentVolumeClaim. The default is the operator's own image
+    /// Image of the pods that mount a PersistentVolumeClaim or verify a backup. The default is the operator's own image
     #[arg(long, env = "OPERATOR_IMAGE", value_name = "IMAGE")]
     pub operator_image: Option<String>,
 }
@@ -137,7 +138,9 @@ pub async fn work(operator: Operator, settings: Settings) {
     // When a worker ends, the controller reconciles all EtcdBackups, so that the worker's result is reported at once.
     // The reconcile of a finished EtcdBackup sends no request.
     let backups = Controllers::<EtcdBackup>::new(&operator).reconcile_all_on(ended);
+    let turns = Arc::new(Turns::default());
     let execute = ExecuteContext {
+        turns: turns.clone(),
         client: operator.client.clone(),
         transfers: Workers::new(
             settings.transfers(&operator.scope),
@@ -173,6 +176,7 @@ pub async fn work(operator: Operator, settings: Settings) {
             local_quota: settings.local_quota,
             objects: backups.cache(),
             image: OwnImage::new(&operator, settings.operator_image),
+            turns,
         },
         execute,
     });

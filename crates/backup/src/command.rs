@@ -1,4 +1,5 @@
-//! The command line of `etcd-backup-operator`. The subcommand `volume` is for a pod that mounts a PVC.
+//! The command line of `etcd-backup-operator`. The subcommands are for pods that mount a PVC, and for
+//! pods that verify a backup.
 
 use std::process::ExitCode;
 
@@ -10,7 +11,7 @@ use runtime::cli::{self, Common};
 use runtime::process::{self, Definition};
 
 use crate::app::{self, Settings};
-use crate::pvc;
+use crate::{pvc, request, verification};
 
 /// Backs up etcd clusters to object stores.
 #[derive(Parser)]
@@ -26,8 +27,12 @@ struct Options {
 
 #[derive(Subcommand)]
 enum Task {
+    /// Create an EtcdBackup from a file, in the pod of a CronJob
+    Request(request::Request),
     /// Write or remove backups on a mounted PersistentVolumeClaim. The operator runs this command in a pod
     Volume(pvc::Volume),
+    /// Compare a restored etcd with its backup. The operator runs this command in a pod
+    Verify(verification::Verify),
 }
 
 /// Parses the arguments of the process and runs their command.
@@ -38,6 +43,12 @@ pub fn run() -> Result<ExitCode, process::Error> {
     let options: Options = cli::parse();
     if let Some(Task::Volume(arguments)) = &options.command {
         return process::run_once(options.common.log_json, pvc::run(arguments));
+    }
+    if let Some(Task::Request(arguments)) = &options.command {
+        return process::run_once(options.common.log_json, request::run(arguments));
+    }
+    if let Some(Task::Verify(arguments)) = &options.command {
+        return process::run_once(options.common.log_json, verification::run(arguments));
     }
     let definition = Definition {
         name: api::names::MANAGER_BACKUP,

@@ -7,6 +7,7 @@ use api::names::{FINALIZER_STORED, MANAGER_BACKUP};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
+use kube::api::PostParams;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::apply::{self, is_owned};
@@ -14,12 +15,13 @@ use runtime::controller::{Cache, Guarded};
 use tokio_util::sync::CancellationToken;
 
 use crate::observe::Connections;
-use crate::plan::{Action, Job, Plan};
+use crate::plan::{Action, Job, Plan, Step, VerificationVerdict};
 use crate::pvc::{Order, PodWorker, Report, StartTimes};
 use crate::reason::Trouble;
 use crate::removal::Removal;
 use crate::snapshot::{RemovalResult, Snapshot, Stored};
 use crate::transfer::Transfer;
+use crate::verification::Turns;
 use crate::workers::Workers;
 
 /// The inputs of the executor.
@@ -27,6 +29,8 @@ pub(crate) struct ExecuteContext {
     pub(crate) client: Client,
     pub(crate) transfers: Arc<Workers<Stored>>,
     pub(crate) removals: Arc<Workers<RemovalResult>>,
+    /// The EtcdBackups that verify their backups now.
+    pub(crate) turns: Arc<Turns>,
     /// All EtcdBackups, from the watch.
     pub(crate) objects: Cache<EtcdBackup>,
     /// The time at which this process started.
@@ -172,6 +176,7 @@ pub(crate) async fn execute(
     if let Some(Job::LeftPod { name }) = &plan.job {
         delete_left_pod(&context.client, backup, name).await?;
     }
+    step_verification(context, backup, plan).await?;
     match (plan.action, plan.job.clone()) {
         (Action::StartTransfer, Some(job)) => context.start_transfer(backup, job, connections),
         (Action::RemoveSurplus | Action::RemoveAll, Some(job)) => {
@@ -198,6 +203,47 @@ pub(crate) async fn execute(
             | Action::Nothing,
             _,
         ) => {}
+    }
+    Ok(())
+}
+
+/// Creates or deletes the pod of the verification. Another operator process may have created the pod.
+async fn step_verification(
+    context: &ExecuteContext,
+    backup: &EtcdBackup,
+    plan: &Plan,
+) -> Result<(), apply::Error> {
+    let namespace = backup.namespace().unwrap_or_default();
+    match &plan.verification.step {
+        Step::Nothing => {}
+        Step::Create(pod) => {
+            fail::fail_point!("backup-before-verification-pod");
+            let pods = Api::<Pod>::namespaced(context.client.clone(), &namespace);
+            match pods.create(&PostParams::default(), pod).await {
+                Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {}
+                created => {
+                    created.map_err(|source| apply::Error::Api {
+                        verb: "create",
+                        kind: "Pod".to_owned(),
+                        name: pod.name_any(),
+                        source: Box::new(source),
+                    })?;
+                }
+            }
+        }
+        Step::Delete(name) => {
+            delete_left_pod(&context.client, backup, name).await?;
+            fail::fail_point!("backup-after-verification-pod");
+        }
+    }
+    if matches!(
+        plan.verification.verdict,
+        VerificationVerdict::Verified(_)
+            | VerificationVerdict::Failed(_)
+            | VerificationVerdict::Off
+    ) {
+        let uid = backup.uid().unwrap_or_default();
+        context.turns.end(&namespace, &uid);
     }
     Ok(())
 }

@@ -146,6 +146,28 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
             Some(failed(backup).into()),
         ),
         (
+            "verified_timestamp_seconds",
+            "Time of the last successful verification",
+            status
+                .and_then(|status| status.last_verified.as_ref()?.time.as_ref())
+                .map(|time| time.0.as_second()),
+        ),
+        (
+            "verification_duration_seconds",
+            "Duration of the last successful verification in seconds",
+            status.and_then(|status| status.last_verified.as_ref()?.duration_seconds),
+        ),
+        (
+            "verification_failures",
+            "Number of failed verifications since the last success",
+            Some(verification_failures(backup)),
+        ),
+        (
+            "unrestorable",
+            "1 if a verification has found that the newest verified backup does not restore",
+            Some(unrestorable(backup).into()),
+        ),
+        (
             "created_timestamp_seconds",
             "Creation time of the EtcdBackup",
             backup
@@ -161,6 +183,22 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
 fn is_scheduled(backup: &EtcdBackup) -> bool {
     let policy = backup.spec.backup_policy.as_ref();
     backup.spec.is_periodic() && !policy.is_some_and(|policy| policy.suspend)
+}
+
+fn verification_failures(backup: &EtcdBackup) -> i64 {
+    let status = backup.status.as_ref();
+    let record = status.and_then(|status| status.verification.as_ref());
+    record
+        .and_then(|record| record.failures)
+        .unwrap_or_default()
+        .into()
+}
+
+/// True if the condition `Verified` is false.
+fn unrestorable(backup: &EtcdBackup) -> bool {
+    let mut conditions = backup.conditions().iter();
+    let verified = ConditionType::Verified;
+    conditions.any(|found| found.type_ == verified.as_str() && found.status == "False")
 }
 
 /// True if the condition `Failed` is true. The metric `failed_attempts` does not show a backup that has failed for
@@ -193,7 +231,7 @@ mod tests {
             values(&backup, attempts)
                 .iter()
                 .filter_map(|(.., value)| *value)
-                .eq([2, 7, 0, 0])
+                .eq([2, 7, 0, 0, 0, 0])
         );
         let status = serde_json::json!({
             "succeeded": true, "size": 10, "etcdRevision": 7, "startTime": "2026-01-01T00:00:00Z",
@@ -206,7 +244,7 @@ mod tests {
             .into_iter()
             .filter_map(|(.., value)| value)
             .collect();
-        assert_eq!(measured, [1_767_225_604, 10, 5, 7, 10, 0, 0, 0, 0]);
+        assert_eq!(measured, [1_767_225_604, 10, 5, 7, 10, 0, 0, 0, 0, 0, 0]);
     }
 
     #[test]

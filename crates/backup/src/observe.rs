@@ -21,12 +21,14 @@ use crate::reads::Reads;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Destination, Inputs, Site, Snapshot};
 use crate::transfer::{EarlierAttempt, ObjectName, Owner, earlier_attempt};
+use crate::verification::Turns;
 
 mod clock;
 mod cluster;
 mod denied;
 mod same_path;
 mod site;
+pub(crate) mod verification;
 
 /// Time limit for all reads of one reconcile together.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
@@ -50,8 +52,10 @@ pub(crate) struct ObserveContext {
     pub(crate) max_snapshot: u64,
     /// All EtcdBackups, from the watch.
     pub(crate) objects: Cache<EtcdBackup>,
-    /// The operator's image, which also runs in the pods that mount a PersistentVolumeClaim.
+    /// The image of pods that mount a PersistentVolumeClaim, and of pods that verify a backup.
     pub(crate) image: OwnImage,
+    /// The EtcdBackups that verify their backups now.
+    pub(crate) turns: Arc<Turns>,
 }
 
 /// The store and the etcd client for a job that runs in this process.

@@ -27,6 +27,7 @@ mod recorded;
 mod refusal;
 mod requeue;
 pub mod schedule;
+pub(crate) mod verification;
 
 use deadline::{cancel_overdue, deadline, deadline_exceeded, overdue};
 use deletion::{expiry, plan_deletion, plan_expiry};
@@ -39,6 +40,7 @@ pub use recorded::intent;
 use recorded::{has_finalizer, has_stored, is_finished, wants_finalizer};
 pub use refusal::refusal;
 use requeue::{PROGRESS_INTERVAL, until};
+pub use verification::{Step, VerificationPlan, VerificationVerdict};
 
 /// What a reconcile does in addition to writing the status: one action for each plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -122,6 +124,8 @@ pub struct Plan {
     pub job: Option<Job>,
     /// The state to report in the status.
     pub verdict: Verdict,
+    /// The next step of the proof that the newest backup restores. It is independent of the other fields.
+    pub verification: VerificationPlan,
     /// Time until the next reconcile; `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
 }
@@ -132,6 +136,7 @@ impl Plan {
             action,
             job: None,
             verdict,
+            verification: VerificationPlan::default(),
             requeue,
         }
     }
@@ -141,8 +146,23 @@ impl Plan {
     }
 }
 
-/// Plans the next step of an EtcdBackup.
+/// Plans the next step of an EtcdBackup, and of the verification of its newest backup.
 pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    let next = plan_backup(backup, snapshot, now);
+    if next.action.changes_object() || backup.metadata.deletion_timestamp.is_some() {
+        return next;
+    }
+    let verification = verification::plan(backup, &snapshot.verification, now);
+    let requeue = next.requeue.into_iter().chain(verification.requeue).min();
+    Plan {
+        verification,
+        requeue,
+        ..next
+    }
+}
+
+/// Plans the next step of an EtcdBackup, without the verification.
+fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let active = snapshot.transfer.work.is_active();
     if backup.metadata.deletion_timestamp.is_some() {
         return if active {

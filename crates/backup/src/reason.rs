@@ -20,6 +20,8 @@ api::reasons! {
         BackupMissing,
         /// A backup is complete.
         BackupSucceeded,
+        /// The newest backup restores.
+        BackupVerified,
         /// The retention rules have removed backups.
         BackupsRemoved,
         /// The bucket, the container or the PersistentVolumeClaim does not exist.
@@ -76,6 +78,12 @@ api::reasons! {
         Suspended,
         /// The transfer makes too little progress.
         TooSlow,
+        /// The newest backup does not restore.
+        VerificationFailed,
+        /// A verification ended without a result.
+        VerificationInconclusive,
+        /// The newest backup is being verified.
+        Verifying,
     }
 }
 

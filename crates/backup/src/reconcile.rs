@@ -8,8 +8,10 @@ use jiff::Timestamp;
 use runtime::{Done, Reconcile, apply};
 
 use crate::execute::{ExecuteContext, execute, report};
+use crate::observe::verification::inputs;
 use crate::observe::{ObserveContext, observe};
 use crate::plan::{Plan, need, plan};
+use crate::snapshot::Snapshot;
 use crate::status::{notices, status};
 
 /// Minimum time until the next reconcile.
@@ -30,6 +32,10 @@ impl Reconcile for ReconcileContext {
         let running = self.execute.running(&backup);
         let need = need(&backup, &running, now);
         let (snapshot, connections) = observe(&self.observe, &backup, running, need).await;
+        let snapshot = Snapshot {
+            verification: inputs(&self.observe, &backup, now).await,
+            ..snapshot
+        };
         let plan = plan(&backup, &snapshot, now);
         let mut done = execute(&self.execute, &backup, &plan, connections).await;
         if done.is_ok() && !plan.action.changes_object() {

@@ -24,6 +24,9 @@ pub struct Rules {
     weekly: usize,
     monthly: usize,
     age: Option<SignedDuration>,
+    /// The newest backup that is proven to restore. It is always kept.
+    #[serde(default)]
+    verified: Option<Numbered>,
 }
 
 impl Rules {
@@ -44,7 +47,14 @@ impl Rules {
             weekly: count(retention.keep_weekly),
             monthly: count(retention.keep_monthly),
             age: age.and_then(|age| SignedDuration::try_from(age).ok()),
+            verified: None,
         }
+    }
+
+    /// Invariant 31: adds the newest backup that is proven to restore, which the rules then always keep.
+    #[must_use]
+    pub fn keeping(self, verified: Option<Numbered>) -> Self {
+        Self { verified, ..self }
     }
 
     /// True if the rules can delete a backup.
@@ -149,6 +159,8 @@ pub fn surplus<'a>(
         // The verified backup itself is always kept.
         .filter(|found| found.parts < verified)
         .filter(|found| !kept.contains(&found.parts) || too_old(found))
+        // Invariant 31: the newest backup that is proven to restore is always kept.
+        .filter(|found| rules.verified != Some(found.parts))
         .collect();
     surplus.reverse();
     surplus
@@ -244,6 +256,21 @@ mod tests {
         assert_eq!(kept(r#"{"maxBackups":2}"#, &ages), [0, HOUR]);
         assert_eq!(kept(r#"{"maxBackups":9}"#, &ages), ages);
         assert_eq!(kept(r#"{"maxBackups":1}"#, &ages), [0]);
+    }
+
+    /// Invariant 31: a newer backup may not restore, so the backup that is proven to restore is kept.
+    #[test]
+    fn invariant_31_no_rule_deletes_newest_verified_backup() {
+        let backups: Vec<Found> = [0, HOUR, DAY, 90 * DAY]
+            .iter()
+            .map(|age| found(7, *age))
+            .collect();
+        for json in [r#"{"maxBackups":1}"#, r#"{"maxAge":"1h","maxBackups":1}"#] {
+            let rules = rules(json).keeping(Some(backups[3].parts));
+            let removed = surplus(&backups, &rules, backups[0].parts, now());
+            assert!(!removed.contains(&&backups[3]), "{json}");
+            assert!(removed.contains(&&backups[2]), "{json}");
+        }
     }
 
     #[test]

@@ -13,6 +13,7 @@ use serde::{Deserialize, Serialize};
 pub use store::progress::Moved;
 
 use crate::reason::Trouble;
+use crate::verification::PodState;
 
 /// A backup. The store has acknowledged its object and its manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -242,6 +243,19 @@ pub enum Inputs {
     },
 }
 
+/// The inputs of a verification.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct VerificationInputs {
+    /// The state of the pod.
+    pub pod: PodState,
+    /// True if no other EtcdBackup of the namespace verifies its backup now.
+    pub has_turn: bool,
+    /// The image of the operators; `None` if it is not needed or not known.
+    pub image: Option<OperatorImage>,
+    /// The repository of etcd images in the EtcdCluster that the spec names.
+    pub repository: Option<String>,
+}
+
 /// The input of a plan, in addition to the EtcdBackup.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Snapshot {
@@ -257,6 +271,8 @@ pub struct Snapshot {
     pub obstacle: Option<Trouble>,
     /// The API server's time minus the operator's time; `None` if no removal depends on the time.
     pub clock_difference: Option<SignedDuration>,
+    /// The inputs of the verification.
+    pub verification: VerificationInputs,
     /// The time at which this process started, if known.
     pub since: Option<Timestamp>,
 }

@@ -8,9 +8,11 @@ use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
 use runtime::Notice;
 
-use crate::plan::{Action, Plan, Verdict, rules};
+use crate::plan::{Action, Plan, Verdict, VerificationVerdict, rules};
 use crate::reason::Reason;
 use crate::snapshot::{Moved, RemovalResult, Stored};
+
+mod verification;
 
 /// Maximum number of entries in `status.backups`.
 const LISTED: usize = 10;
@@ -32,8 +34,12 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
         }
         _ => {}
     }
+    let generation = backup.metadata.generation;
+    verification::record(&mut status, &plan.verification.verdict, generation, &now);
     match &plan.verdict {
-        Verdict::Unchanged => return status,
+        Verdict::Unchanged if plan.verification.verdict == VerificationVerdict::Unchanged => {
+            return status;
+        }
         Verdict::Refused(trouble) => {
             status.succeeded = false;
             status.reason = Some(trouble.message.clone());
@@ -41,7 +47,7 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
             discard_start(&mut status);
         }
         Verdict::Starting | Verdict::Queued => status.reason = None,
-        Verdict::Scheduled(_) | Verdict::RetentionFailed(_) => {}
+        Verdict::Unchanged | Verdict::Scheduled(_) | Verdict::RetentionFailed(_) => {}
         Verdict::Suspended => discard_start(&mut status),
         Verdict::RetentionApplied(result) => status.backups = listed(&status, result),
         Verdict::Running(moved) => {
@@ -69,17 +75,13 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
             status.unfinished_attempts = None;
         }
     }
-    status.observed_generation = backup.metadata.generation;
+    if plan.verdict != Verdict::Unchanged {
+        status.observed_generation = generation;
+    }
     for finding in findings(backup, &status, &plan.verdict) {
-        set(
-            &mut status.conditions,
-            &finding,
-            backup.metadata.generation,
-            &now,
-        );
+        set(&mut status.conditions, &finding, generation, &now);
     }
     let (readiness, reason, message) = readiness(backup, &status.conditions, &plan.verdict);
-    let generation = backup.metadata.generation;
     let text = (reason, message.as_str());
     set_readiness(&mut status.conditions, readiness, text, generation, &now);
     status
@@ -118,6 +120,9 @@ fn readiness(
             trouble.reason.into(),
             trouble.message.clone(),
         );
+    }
+    if let Some((reason, message)) = holds(ConditionType::Verified, "False") {
+        return (Readiness::Stalled, reason, message);
     }
     if let Some((reason, message)) = holds(ConditionType::RetentionApplied, "False") {
         return (Readiness::Reconciling, reason, message);
@@ -355,6 +360,10 @@ const UNVERIFIED: &str = "spec.s3.insecureSkipVerify: the certificate of the sto
 pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
     const ACTION: &str = "Backup";
     let mut notices = Vec::new();
+    notices.extend(verification::notice(
+        backup.status.as_ref(),
+        &plan.verification.verdict,
+    ));
     if plan.action == Action::RecordIntent {
         let effect = in_effect(backup);
         if effect.status == ConditionStatus::False {

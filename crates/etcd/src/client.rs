@@ -9,7 +9,9 @@ mod auth;
 mod calls;
 mod convert;
 mod deadlines;
+mod plain;
 mod pulse;
+mod restored;
 mod send;
 mod snapshot;
 
@@ -20,6 +22,7 @@ use etcd_client::{Certificate, Client, ConnectOptions, Identity, TlsOptions};
 use tokio::time::Instant;
 
 pub use deadlines::Deadlines;
+pub use restored::{Served, served};
 
 use crate::access::{Access, split};
 use crate::answer::classify;

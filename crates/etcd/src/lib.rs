@@ -17,7 +17,7 @@ mod port;
 pub mod testing;
 
 pub use access::{Access, Credentials, TlsAccess};
-pub use client::{Deadlines, EtcdClient};
+pub use client::{Deadlines, EtcdClient, Served, served};
 pub use inspect::{InspectError, Inspected, Inspector, Revisions, WalkError};
 pub use port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,

@@ -22,13 +22,17 @@ use sha2::{Digest, Sha256};
 
 use super::{Member, Members, Role, Start, data_mount, pod};
 
+mod store;
+
+pub use store::{SHA256, SOURCE, StoreSecrets};
+
 /// Name of the init container that fetches the snapshot.
 pub const FETCH: &str = "fetch";
 
 /// Where the shared volume is mounted. Validation rejects user mounts below this path.
 const TOOLS: &str = "/var/etcd-tools";
 const CLIENT_TLS: &str = "/run/seed/client-tls";
-const PROGRAM: &str = "/var/etcd-tools/etcd-restore-operator";
+pub(crate) const PROGRAM: &str = "/var/etcd-tools/etcd-restore-operator";
 
 /// The image of the operators. Its program prepares the data of a seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -209,20 +213,32 @@ pub fn seed_pod(members: &Members<'_>, seed: Seed<'_>, operator: &OperatorImage)
 }
 
 fn fetch_container(pod: &PodSpec, seed: &Seed<'_>, operator: &OperatorImage) -> Container {
-    let source = &seed.source;
+    let bump = seed
+        .bump_revision
+        .map(|bump| format!("--bump-revision={bump}"));
+    let etcd = pod.containers.first().cloned().unwrap_or_default();
+    Container {
+        resources: etcd.resources,
+        security_context: etcd.security_context,
+        ..fetching(&seed.source, bump, operator)
+    }
+}
+
+/// The container that fetches the snapshot, without resources and security context.
+pub(crate) fn fetching(
+    source: &Source,
+    bump: Option<String>,
+    operator: &OperatorImage,
+) -> Container {
     let mut args = vec![
         "seed".to_owned(),
         "fetch".to_owned(),
         format!("--copy-to={PROGRAM}"),
     ];
     args.extend(source.arguments.iter().cloned());
-    args.extend(
-        seed.bump_revision
-            .map(|bump| format!("--bump-revision={bump}")),
-    );
+    args.extend(bump);
     let mut mounts = vec![data_mount(), tools(false)];
     mounts.extend(source.mounts.iter().cloned());
-    let etcd = pod.containers.first().cloned().unwrap_or_default();
     Container {
         name: FETCH.to_owned(),
         image: Some(operator.image.clone()),
@@ -230,8 +246,6 @@ fn fetch_container(pod: &PodSpec, seed: &Seed<'_>, operator: &OperatorImage) -> 
         command: Some(vec!["/usr/local/bin/etcd-restore-operator".to_owned()]),
         args: Some(args),
         volume_mounts: Some(mounts),
-        resources: etcd.resources,
-        security_context: etcd.security_context,
         termination_message_policy: Some("File".to_owned()),
         ..Container::default()
     }
@@ -240,13 +254,8 @@ fn fetch_container(pod: &PodSpec, seed: &Seed<'_>, operator: &OperatorImage) -> 
 /// Puts the program before etcd's command. The program runs in the etcd image, so the tool that creates the data
 /// directory has the same version as etcd.
 fn start_with_program(etcd: &mut Container, members: &Members<'_>, seed: &Seed<'_>) {
-    let tool = if seed.version.has_etcdutl() {
-        "/usr/local/bin/etcdutl"
-    } else {
-        "/usr/local/bin/etcdctl"
-    };
     let settings = DataDirectorySettings {
-        tool: tool.into(),
+        tool: tool(seed.version),
         name: seed.member.to_owned(),
         peer_url: members.addresses().peer_url(seed.member),
         token: members.token.to_owned(),
@@ -264,7 +273,18 @@ fn start_with_program(etcd: &mut Container, members: &Members<'_>, seed: &Seed<'
     etcd.volume_mounts.get_or_insert_default().push(tools(true));
 }
 
-fn tools(read_only: bool) -> VolumeMount {
+/// The path of the program in the etcd image that creates a data directory.
+pub(crate) fn tool(version: &EtcdVersion) -> PathBuf {
+    let path = if version.has_etcdutl() {
+        "/usr/local/bin/etcdutl"
+    } else {
+        "/usr/local/bin/etcdctl"
+    };
+    path.into()
+}
+
+/// The mount of the shared volume with the program.
+pub(crate) fn tools(read_only: bool) -> VolumeMount {
     VolumeMount {
         name: names::VOLUME_TOOLS.to_owned(),
         mount_path: TOOLS.to_owned(),

@@ -9,7 +9,7 @@ use e2e::manifests::{aws_secret, backup_with, restore};
 use e2e::objects::{
     Kind, await_complete, await_object, condition, conditions_line, field, has_condition,
 };
-use e2e::wait::{Poll, until, until_allowed};
+use e2e::wait::{Poll, until};
 use e2e::{DEADLINE, Keyspace, Sandbox, scenario, step};
 use kube::api::DynamicObject;
 
@@ -132,7 +132,11 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
         drop(keys);
         step("apply retention", keeps_newest(sandbox)).await?;
         step("apply ttlSecondsAfterFinished", expires(sandbox)).await?;
-        step("use the CronJob of the example", cron_job(sandbox)).await?;
+        step(
+            "cronjob_runs: use the CronJob of the example",
+            cron_job(sandbox),
+        )
+        .await?;
         let returned = returns_from_own_backup(sandbox, written);
         step("use the schedule of an EtcdCluster", returned).await
     })
@@ -271,8 +275,7 @@ async fn expires(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The ServiceAccount in the example has only the right to create EtcdBackups. It can create the EtcdBackup in the
-/// example's ConfigMap, and the backup completes.
+/// Each run of the example's CronJob creates one EtcdBackup, whose backup completes. Its ServiceAccount may do nothing else.
 async fn cron_job(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "cronjob").await?;
     let s3 = sandbox.env.s3()?;
@@ -290,55 +293,45 @@ async fn cron_job(sandbox: &Sandbox) -> Result<()> {
                 "awsSecret: aws\n        endpoint: \"{}\"\n        forcePathStyle: true\n",
                 s3.endpoint
             ),
-        );
+        )
+        .replace("localhost/etcd-operator:0.1.0", &sandbox.env.image);
+    ensure!(ours.contains(&sandbox.env.image), "{ours}");
     sandbox.apply(&ours).await?;
     let account = format!(
         "--as=system:serviceaccount:{}:example-etcd-backup-cronjob",
         sandbox.namespace
     );
-    let manifest = sandbox
-        .kubectl(&[
-            "get",
-            "configmap",
-            "example-etcd-backup-cronjob",
-            "-o",
-            "jsonpath={.data.backup\\.yaml}",
-        ])
+    let names = ["run-1", "run-2"];
+    for name in names {
+        let from = "--from=cronjob/example-etcd-backup-cronjob";
+        sandbox.kubectl(&["create", "job", name, from]).await?;
+        // The Job creates an EtcdBackup of its own name.
+        let backups = sandbox.objects(Kind::EtcdBackup);
+        until(
+            &format!("the EtcdBackup {name} exists"),
+            DEADLINE,
+            async || {
+                Ok(match backups.get_opt(name).await? {
+                    Some(_) => Poll::Done(()),
+                    None => Poll::NotYet(sandbox.kubectl(&["get", "jobs"]).await?),
+                })
+            },
+        )
         .await?;
-    let mut names = Vec::new();
-    for _ in 0..2 {
-        // The command that the container of the job runs, with the rights of the job's ServiceAccount.
-        let create = [
-            "-n",
-            &sandbox.namespace,
-            &account,
-            "create",
-            "-f",
-            "-",
-            "-o",
-            "name",
+        await_complete(&backups, name, DEADLINE).await?;
+        let complete = [
+            "wait",
+            &format!("job/{name}"),
+            "--for=condition=Complete",
+            "--timeout=60s",
         ];
-        // A new RoleBinding takes effect after a short delay, so the test waits.
-        let created = until_allowed("the account may create a backup", DEADLINE, async || {
-            let created = kubectl::run_with_input(&sandbox.env, &create, Some(&manifest));
-            Ok(Poll::Done(created.await?))
-        })
-        .await?;
-        let name = created
-            .trim()
-            .rsplit_once('/')
-            .context("a name")?
-            .1
-            .to_owned();
-        await_complete(&sandbox.objects(Kind::EtcdBackup), &name, DEADLINE).await?;
-        names.push(name);
+        sandbox.kubectl(&complete).await?;
     }
-    ensure!(names[0] != names[1]);
     let keys = bucket.keys().await?;
     ensure!(keys == ["nightly", "nightly.manifest.json"], "{keys:?}");
     for refused in [
         vec!["get", "etcdbackups"],
-        vec!["delete", "etcdbackup", names[0].as_str()],
+        vec!["delete", "etcdbackup", names[0]],
         vec!["get", "secrets"],
         vec!["get", "etcdclusters"],
     ] {

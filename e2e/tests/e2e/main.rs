@@ -17,6 +17,7 @@ mod backup_pvc_tls;
 mod backup_restore_s3;
 mod backup_schedule;
 mod backup_stores;
+mod backup_verified;
 mod bad_input;
 mod bootstrap;
 mod certificates;

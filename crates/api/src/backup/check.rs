@@ -51,6 +51,11 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
             .iter()
             .flat_map(|policy| policy.problems("spec.backupPolicy")),
     );
+    problems.extend(
+        spec.verification
+            .iter()
+            .flat_map(|block| block.problems("spec.verification", &spec.storage_type)),
+    );
     problems
 }
 

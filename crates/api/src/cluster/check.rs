@@ -254,6 +254,12 @@ fn backup_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
         .blocks()
         .problems(&backup.storage_type, "spec.backup", "storageType");
     problems.extend(backup.backup_policy.problems("spec.backup.backupPolicy"));
+    problems.extend(
+        backup
+            .verification
+            .iter()
+            .flat_map(|block| block.problems("spec.backup.verification", &backup.storage_type)),
+    );
     problems
 }
 

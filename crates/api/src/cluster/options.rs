@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::TYPED_FLAGS;
-use crate::backup::{BackupPolicy, Compression};
+use crate::backup::{BackupPolicy, Compression, Verification};
 use crate::duration::DurationText;
 use crate::schema::{TextMap, is_false, text_map};
 use crate::storage::{
@@ -295,6 +295,10 @@ fn milliseconds(text: &DurationText) -> Option<String> {
     "the block local must be set if and only if storageType is Local: make spec.backup.local and spec.backup.storageType agree"
 ))]
 #[x_kube(validation = (
+    "!has(self.verification) || self.storageType != 'Local'",
+    "spec.backup.verification is not possible for storageType Local, because no pod can mount the operator's directory: remove spec.backup.verification, or use a bucket or a PVC"
+))]
+#[x_kube(validation = (
     "has(self.backupPolicy.schedule) || (has(self.backupPolicy.backupIntervalInSecond) && self.backupPolicy.backupIntervalInSecond > 0)",
     "spec.backup.backupPolicy has no schedule or interval: set schedule or backupIntervalInSecond"
 ))]
@@ -324,6 +328,9 @@ pub struct ClusterBackup {
     /// Compression of stored backups. Default `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
+    /// Proof that the newest backup restores: the backup operator restores it in a pod of its own.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub verification: Option<Verification>,
     /// Make no backups while this is true.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,

@@ -72,6 +72,7 @@ fn desired(cluster: &EtcdCluster, settings: &ClusterBackup) -> EtcdBackup {
         pvc: settings.pvc.clone(),
         local: settings.local.clone(),
         compression: settings.compression.clone(),
+        verification: settings.verification.clone(),
         ttl_seconds_after_finished: None,
         deletion_policy: None,
     };

@@ -15,7 +15,7 @@ use member::OperatorImage;
 
 use super::due::rules;
 use super::recorded::is_open;
-use super::{Action, Plan, Verdict, clock, pod};
+use super::{Action, Plan, Verdict, clock, pod, verification};
 use crate::pvc::{Order, Reach, SnapshotTask, Task};
 use crate::reason::{Reason, Trouble};
 use crate::removal::RemovalScope;
@@ -235,7 +235,10 @@ pub(super) fn surplus(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) 
     // Invariant 9: a backup pod computes the ages of backups from this time, because the clock of its node may differ.
     let now = clock::agreed_time(snapshot, now)?;
     let scope = |others: &BTreeSet<String>| RemovalScope::Surplus {
-        rules: rules(backup).unwrap_or_default(),
+        // Invariant 31: the newest verified backup is kept.
+        rules: rules(backup)
+            .unwrap_or_default()
+            .keeping(verification::verified(backup)),
         newest: newest.clone().unwrap_or_default(),
         others: others.clone(),
         now,

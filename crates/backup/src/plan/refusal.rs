@@ -11,7 +11,14 @@ use crate::reason::{Reason, Trouble};
 pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     let mut problems = api::backup::validate(backup);
     if let Some(Err(problem)) = backup.spec.backup_policy.as_ref().map(Schedule::of) {
-        problems.push(in_policy(&problem));
+        problems.push(in_block("spec.backupPolicy", &problem));
+    }
+    let verification = backup.spec.verification.as_ref();
+    if let Some((text, zone)) =
+        verification.and_then(|block| Some((block.schedule.as_ref()?, block.time_zone.as_deref())))
+        && let Err(problem) = runtime::schedule::Schedule::parse(text, zone)
+    {
+        problems.push(in_block("spec.verification", &problem));
     }
     let endpoints = &backup.spec.etcd_endpoints;
     let mut urls = endpoints.iter();
@@ -71,15 +78,16 @@ fn is_in_namespace(url: &str, namespace: &str) -> bool {
     }
 }
 
-fn in_policy(problem: &runtime::schedule::Problem) -> Problem {
+/// The problem of a schedule. `block` is the JSON path of the block with the fields `schedule` and `timeZone`.
+fn in_block(block: &str, problem: &runtime::schedule::Problem) -> Problem {
     match problem {
         runtime::schedule::Problem::Schedule { text, why } => Problem::new(
-            "spec.backupPolicy.schedule",
+            format!("{block}.schedule"),
             format!("is {text:?}, which is not a valid schedule ({why})"),
             "write five cron fields such as 0 3 * * *, or @daily",
         ),
         runtime::schedule::Problem::TimeZone { name } => Problem::new(
-            "spec.backupPolicy.timeZone",
+            format!("{block}.timeZone"),
             format!("is {name:?}, which is not known"),
             "use a name such as Europe/Berlin",
         ),

@@ -2,63 +2,35 @@
 //! without credentials.
 //!
 //! etcd opens this listener when it starts. It opens the client listener only after the member has joined the cluster.
-//! The request uses HTTP/1.0, so that this module needs no HTTP client: there is no chunked encoding, and the end of
-//! the connection ends the response.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::TcpStream;
-use tokio::time::timeout;
-
+use super::plain;
 use crate::limits::MAX_MEMBERS;
 use crate::port::{Error, MemberId, Pulse};
 
-/// Maximum size of a response in bytes. etcd's metrics have about 100 KiB.
-const MAX_RESPONSE: u64 = 1 << 20;
-
 /// Requests the metrics of a member. `deadline` includes the time for the connection.
 pub(super) async fn ask(address: &str, deadline: Duration) -> Result<Pulse, Error> {
-    let read = async {
-        let mut stream = TcpStream::connect(address).await?;
-        let request = format!("GET /metrics HTTP/1.0\r\nHost: {address}\r\n\r\n");
-        stream.write_all(request.as_bytes()).await?;
-        let mut answer = Vec::new();
-        let mut limited = stream.take(MAX_RESPONSE + 1);
-        limited.read_to_end(&mut answer).await?;
-        Ok::<_, std::io::Error>(answer)
-    };
-    match timeout(deadline, read).await {
-        Err(_) => Err(Error::Timeout(address.to_owned())),
-        Ok(Err(error)) => Err(Error::Unreachable(format!("{address}: {error}"))),
-        Ok(Ok(answer)) if answer.len() as u64 > MAX_RESPONSE => Err(Error::Other(format!(
-            "{address}: the response is longer than that of an etcd member: check the address"
-        ))),
-        Ok(Ok(answer)) => pulse(&String::from_utf8_lossy(&answer)).ok_or_else(|| {
-            Error::Other(format!(
-                "{address}: the response does not contain the metrics of an etcd member: check the address"
-            ))
-        }),
-    }
+    let answer = plain::get(address, "/metrics", "", deadline).await?;
+    pulse(&answer).ok_or_else(|| {
+        Error::Other(format!(
+            "{address}: the response does not contain the metrics of an etcd member: check the address"
+        ))
+    })
 }
 
 /// Parses a response. `None` if any of the values is missing.
 fn pulse(answer: &str) -> Option<Pulse> {
-    let (head, body) = answer.split_once("\r\n\r\n")?;
-    let status = head.split(' ').nth(1);
-    if !head.starts_with("HTTP/1.") || status != Some("200") {
+    let (200, body) = plain::parts(answer)? else {
         return None;
-    }
+    };
     // The last line of the answer may be incomplete, so a line counts only if it ends with a line break.
     let lines = || {
         body.split_inclusive('\n')
             .filter_map(|line| line.strip_suffix('\n'))
     };
-    let value = |name: &str| {
-        let mut found = lines().filter_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
-        found.next()?.trim().parse::<f64>().ok()
-    };
+    let value = |name: &str| plain::metric(body, name);
     // The value of this metric is a number of connections and can be greater than 1. For example, etcd 3.7.3 reports 2
     // for a member that received the leader's snapshot.
     let named = |rest: &str| {

@@ -106,6 +106,7 @@ fn empty(storage_type: StorageType) -> EtcdBackupSpec {
         pvc: None,
         local: None,
         compression: None,
+        verification: None,
         ttl_seconds_after_finished: None,
         deletion_policy: Some(DeletionPolicy::Retain),
     }

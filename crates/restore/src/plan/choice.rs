@@ -7,16 +7,12 @@ use api::EtcdRestore;
 use api::manifest::BackupManifest;
 use api::restore::ChosenBackup;
 use api::storage::{StorageBlock, StorageSource};
+pub use member::{SHA256, SOURCE};
 use sha2::{Digest, Sha256};
 
 use crate::plan::action::{Action, Plan};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{PodFacts, Snapshot};
-
-/// The argument of a seed's pod with the storage block of the backup.
-pub const SOURCE: &str = "--source=";
-/// The argument of a seed's pod with the required SHA-256 of the snapshot.
-pub const SHA256: &str = "--sha256=";
 
 /// The backup in `status.backup`. `None` before the operator has selected one.
 pub fn recorded(restore: &EtcdRestore) -> Option<&ChosenBackup> {

@@ -2,22 +2,10 @@
 
 use api::names::{ANNOTATION_RESTORE, LABEL_APP, LABEL_CLUSTER};
 use api::restore::SeedStatus;
-use api::storage::{StorageBlock, StorageSource};
+use api::storage::StorageBlock;
 use api::version::EtcdVersion;
-use k8s_openapi::api::core::v1::{
-    PersistentVolumeClaimVolumeSource, Pod, PodAffinityTerm, SecretVolumeSource, Volume,
-    VolumeMount,
-};
-use member::{self, Members, OperatorImage, Seed, Source};
-
-use super::choice::{SHA256, SOURCE};
-
-const SECRET: &str = "/run/restore/secret";
-const CA: &str = "/run/restore/ca";
-const CLAIM: &str = "/run/restore/claim";
-const CLAIM_VOLUME: &str = "restore-claim";
-/// File mode of mounted Secrets: readable for the user and the group of the pod.
-const SECRET_MODE: i32 = 0o440;
+use k8s_openapi::api::core::v1::{Pod, PodAffinityTerm};
+use member::{self, Members, OperatorImage, Seed, Source, StoreSecrets};
 
 /// The properties of a seed's pod that do not follow from its EtcdCluster.
 pub struct From<'a> {
@@ -82,67 +70,12 @@ fn remove_member_anti_affinity(pod: &mut Pod) {
 
 /// The container that fetches the backup. Only this container mounts the Secrets (invariant 14).
 fn from_store(from: &From<'_>) -> Source {
-    let (block, version) = (from.source, from.version);
-    let sha256 = from.sha256.map(|sha256| format!("{SHA256}{sha256}"));
-    let mut from = Source {
-        // The arguments contain names of Secrets, not their content (invariant 14).
-        arguments: vec![
-            format!(
-                "{SOURCE}{}",
-                serde_json::to_string(block).unwrap_or_default()
-            ),
-            format!("--etcd-version={version}"),
-        ],
-        ..Source::default()
+    let named = store::secrets_of(&from.source.source());
+    let secrets = StoreSecrets {
+        credentials: named.credentials.map(|secret| secret.name),
+        ca: named.ca.map(|secret| secret.name),
     };
-    from.arguments.extend(sha256);
-    let source = block.source();
-    if let StorageSource::Pvc(pvc) = &source {
-        from.arguments.push(format!("--claim={CLAIM}"));
-        from.mounts.push(VolumeMount {
-            name: CLAIM_VOLUME.to_owned(),
-            mount_path: CLAIM.to_owned(),
-            read_only: Some(true),
-            ..VolumeMount::default()
-        });
-        from.volumes.push(Volume {
-            name: CLAIM_VOLUME.to_owned(),
-            persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
-                claim_name: pvc.claim_name.clone(),
-                ..PersistentVolumeClaimVolumeSource::default()
-            }),
-            ..Volume::default()
-        });
-    }
-    let named = store::secrets_of(&source);
-    let secrets = [
-        ("restore-secret", "secret", SECRET, named.credentials),
-        ("restore-ca", "ca", CA, named.ca),
-    ];
-    for (volume, argument, path, secret) in secrets {
-        let Some(store::SecretName { name: secret, .. }) = secret else {
-            continue;
-        };
-        from.arguments.push(format!("--{argument}={path}"));
-        from.mounts.push(VolumeMount {
-            name: volume.to_owned(),
-            mount_path: path.to_owned(),
-            read_only: Some(true),
-            ..VolumeMount::default()
-        });
-        from.volumes.push(Volume {
-            name: volume.to_owned(),
-            secret: Some(SecretVolumeSource {
-                secret_name: Some(secret.to_owned()),
-                default_mode: Some(SECRET_MODE),
-                // A pod that is created again must start even if the Secret was deleted meanwhile.
-                optional: Some(true),
-                ..SecretVolumeSource::default()
-            }),
-            ..Volume::default()
-        });
-    }
-    from
+    Source::store(from.source, from.version, from.sha256, secrets)
 }
 
 #[cfg(test)]

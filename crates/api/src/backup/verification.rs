@@ -1,0 +1,161 @@
+//! The proof that a backup restores: when the operator makes it, and what it has found.
+
+use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, ResourceRequirements};
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::KubeSchema;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use crate::problem::Problem;
+use crate::schema::{embedded, object_name};
+use crate::storage::StorageType;
+
+/// Default of `verification.timeoutSeconds`.
+pub const DEFAULT_TIMEOUT_SECONDS: i32 = 1800;
+
+/// When and how the operator restores the newest backup in a pod of its own, to prove that the backup restores.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = (
+    "!has(self.timeZone) || has(self.schedule)",
+    "verification.timeZone requires a schedule: add verification.schedule or remove timeZone"
+))]
+pub struct Verification {
+    /// Schedule of the verifications: five cron fields, or one of `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`.
+    /// If not set, each new backup is verified after it is complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 128))]
+    #[x_kube(validation = (
+        "self.matches('^(@(hourly|daily|weekly|monthly|yearly)|[^ =]+( [^ =]+){4})$')",
+        "verification.schedule must have five cron fields such as 0 * * * *, or be @hourly, @daily, @weekly, @monthly or @yearly: name a time zone in verification.timeZone"
+    ))]
+    pub schedule: Option<String>,
+    /// Time zone of the schedule, such as `Europe/Berlin`. Default `Etc/UTC`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub time_zone: Option<String>,
+    /// Time limit of one verification, in seconds. Default 1800.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 60, max = 172_800))]
+    pub timeout_seconds: Option<i32>,
+    /// Resources of the containers that restore the backup and run etcd.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<ResourceRequirements>")]
+    pub resources: Option<ResourceRequirements>,
+    /// Volume for the restored data. If not set, an `emptyDir` without a size limit.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub scratch: Option<Scratch>,
+    /// Repository of the etcd image, without a tag. Default: the repository of the EtcdCluster, else
+    /// `quay.io/coreos/etcd`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 512))]
+    pub repository: Option<String>,
+    /// Service account of the pod. Needed for a store without a Secret, because the pod then reads the store with its
+    /// own identity.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "object_name")]
+    pub service_account_name: Option<String>,
+}
+
+/// The volume for the restored data. It needs about twice the size of the database, and is deleted with the pod.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+#[x_kube(validation = (
+    "!(has(self.sizeLimit) && has(self.volumeClaim))",
+    "verification.scratch may have sizeLimit or volumeClaim, not both: remove one"
+))]
+pub struct Scratch {
+    /// Size limit of the `emptyDir`, such as `8Gi`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<Quantity>")]
+    pub size_limit: Option<Quantity>,
+    /// Spec of a generic ephemeral volume, instead of an `emptyDir`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "embedded::<PersistentVolumeClaimSpec>")]
+    #[x_kube(validation = (
+        "has(self.resources) && has(self.resources.requests) && 'storage' in self.resources.requests",
+        "verification.scratch.volumeClaim has no volume size: set resources.requests.storage"
+    ))]
+    pub volume_claim: Option<PersistentVolumeClaimSpec>,
+}
+
+/// The last successful verification.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VerifiedBackup {
+    /// Location of the backup, such as `s3://bucket/key`.
+    pub location: String,
+    /// Revision that the restored etcd served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd_revision: Option<i64>,
+    /// Number of keys that the restored etcd served.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<i64>,
+    /// True if etcd's hash of all keys (`HashKV`) equals the hash in the manifest. False if the manifest has no hash: then
+    /// only the checksum of the snapshot and the revision were compared.
+    #[serde(default)]
+    pub hash_compared: bool,
+    /// Time at which the verification ended.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+    /// Duration of the verification, in seconds.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration_seconds: Option<i64>,
+}
+
+/// The current verification, or the last one that failed.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VerificationStatus {
+    /// Location of the backup that is verified.
+    pub location: String,
+    /// Start of the current verification. Absent between two attempts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub start_time: Option<Time>,
+    /// Number of failed attempts since the last success.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failures: Option<i32>,
+    /// End of the last failed attempt.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub last_failure_time: Option<Time>,
+}
+
+impl Verification {
+    /// The time limit of one verification, in seconds.
+    pub fn timeout_seconds(&self) -> i32 {
+        self.timeout_seconds
+            .unwrap_or(DEFAULT_TIMEOUT_SECONDS)
+            .clamp(60, 172_800)
+    }
+
+    /// The problems of the block. `prefix` is the JSON path of the block in the object.
+    pub(crate) fn problems(&self, prefix: &str, storage_type: &StorageType) -> Vec<Problem> {
+        let mut problems = Vec::new();
+        if *storage_type == StorageType::Local {
+            problems.push(Problem::new(
+                prefix,
+                "is set, but the storage type is Local, a directory of the backup operator, which no pod can mount",
+                format!("remove {prefix}, or store the backups in a bucket or on a PVC"),
+            ));
+        }
+        if self.time_zone.is_some() && self.schedule.is_none() {
+            problems.push(Problem::new(
+                format!("{prefix}.timeZone"),
+                "is set without a schedule",
+                format!("add {prefix}.schedule or remove timeZone"),
+            ));
+        }
+        let scratch = self.scratch.as_ref();
+        if scratch
+            .is_some_and(|scratch| scratch.size_limit.is_some() && scratch.volume_claim.is_some())
+        {
+            problems.push(Problem::new(
+                format!("{prefix}.scratch.volumeClaim"),
+                "is set together with sizeLimit",
+                "remove one of the two fields",
+            ));
+        }
+        problems
+    }
+}

@@ -1,0 +1,82 @@
+//! Reads the inputs of a verification: its pod, its turn, and the images of the pod.
+
+use api::{EtcdBackup, EtcdCluster};
+use jiff::Timestamp;
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Api, ResourceExt};
+
+use super::ObserveContext;
+use crate::plan::verification::{VerificationNeed, need, running};
+use crate::snapshot::VerificationInputs;
+use crate::verification::{PodState, state_of};
+
+/// Reads the inputs that the plan of the verification needs.
+pub(crate) async fn inputs(
+    context: &ObserveContext,
+    backup: &EtcdBackup,
+    now: Timestamp,
+) -> VerificationInputs {
+    match need(backup, now) {
+        VerificationNeed::Nothing => VerificationInputs::default(),
+        VerificationNeed::Turn => VerificationInputs {
+            has_turn: has_turn(context, backup),
+            ..VerificationInputs::default()
+        },
+        VerificationNeed::Pod(name) => {
+            let pod = pod(context, backup, &name).await;
+            if pod != PodState::Missing {
+                return VerificationInputs {
+                    pod,
+                    ..VerificationInputs::default()
+                };
+            }
+            VerificationInputs {
+                pod,
+                has_turn: has_turn(context, backup),
+                image: context.image.get().await.ok().cloned(),
+                repository: repository(context, backup).await,
+            }
+        }
+    }
+}
+
+async fn pod(context: &ObserveContext, backup: &EtcdBackup, name: &str) -> PodState {
+    let namespace = backup.namespace().unwrap_or_default();
+    let pods = Api::<Pod>::namespaced(context.client.clone(), &namespace);
+    match pods.get_opt(name).await {
+        Ok(Some(pod)) => state_of(&pod, &backup.uid().unwrap_or_default()),
+        Ok(None) => PodState::Missing,
+        Err(error) => PodState::Unknown(format!("pod {name} cannot be read: {error}")),
+    }
+}
+
+/// The repository of etcd images in the EtcdCluster. `None` if it cannot be read: the pod then uses the default.
+async fn repository(context: &ObserveContext, backup: &EtcdBackup) -> Option<String> {
+    let name = &backup.spec.etcd_cluster.as_ref()?.name;
+    let namespace = backup.namespace().unwrap_or_default();
+    let clusters = Api::<EtcdCluster>::namespaced(context.client.clone(), &namespace);
+    let found = clusters.get_opt(name).await.ok().flatten();
+    found.map(|cluster| cluster.spec.repository)
+}
+
+/// True if the EtcdBackup may verify its backup now.
+fn has_turn(context: &ObserveContext, backup: &EtcdBackup) -> bool {
+    let namespace = backup.namespace();
+    let uid = backup.uid().unwrap_or_default();
+    let mut all = context.objects.state();
+    all.retain(|object| object.namespace() == namespace);
+    let readable: Vec<&EtcdBackup> = all.iter().filter_map(|one| one.0.as_ref().ok()).collect();
+    let mut started: Vec<(Timestamp, String)> = readable
+        .iter()
+        .filter_map(|backup| Some((running(backup)?.1, backup.uid()?)))
+        .collect();
+    started.sort();
+    let started: Vec<String> = started.into_iter().map(|(_, uid)| uid).collect();
+    let exists = |uid: &str| {
+        readable
+            .iter()
+            .any(|backup| backup.uid().as_deref() == Some(uid))
+    };
+    let namespace = namespace.unwrap_or_default();
+    context.turns.take(&namespace, &uid, &started, exists)
+}

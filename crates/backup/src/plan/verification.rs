@@ -1,0 +1,372 @@
+//! Plans the proof that the newest backup restores. Performs no I/O.
+//!
+//! The operator records the start of a verification before it creates the pod (invariant 10). The name of the pod follows
+//! from the record, so a new operator process finds the pod. The pod is deleted before its result is recorded: if the
+//! operator ends between the two steps, the verification is repeated.
+
+use std::time::Duration;
+
+use api::EtcdBackup;
+use api::backup::name::{self, Numbered};
+use api::backup::{Verification, VerificationStatus};
+use api::storage::StorageBlock;
+use api::version::{DEFAULT_REPOSITORY, EtcdVersion};
+use jiff::{SignedDuration, Timestamp};
+use k8s_openapi::api::core::v1::Pod;
+use kube::{Resource, ResourceExt};
+use member::verification::{VerificationPod, verification_pod};
+use member::{OperatorImage, Source, StoreSecrets};
+use runtime::schedule::Schedule;
+use sha2::{Digest, Sha256};
+
+use super::refusal::refusal;
+use super::requeue::{INPUT_RETRY, until};
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::VerificationInputs;
+use crate::verification::{Failure, PodState, Proof};
+
+/// Interval between two reads of the pod.
+const POLL: Duration = Duration::from_secs(3);
+/// A verification that waits for another one of its namespace asks again after this time.
+const TURN_RETRY: Duration = Duration::from_secs(15);
+/// Pause after the first failure. Each further failure doubles the pause.
+const RETRY: SignedDuration = SignedDuration::from_mins(1);
+const MAX_RETRY: SignedDuration = SignedDuration::from_hours(6);
+/// The kubelet stops the pod at its time limit. If the kubelet does not, for example because the node is lost, the operator
+/// ends the verification after this additional time.
+const GRACE: SignedDuration = SignedDuration::from_mins(2);
+/// Number of digits of the digest in the name of a pod.
+const NAME_DIGITS: usize = 20;
+
+/// What the operator does for the verification.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum Step {
+    /// Nothing.
+    #[default]
+    Nothing,
+    /// Create the pod.
+    Create(Box<Pod>),
+    /// Delete the pod with this name, if the EtcdBackup owns it.
+    Delete(String),
+}
+
+/// What the status reports about the verification.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub enum VerificationVerdict {
+    /// No change.
+    #[default]
+    Unchanged,
+    /// `spec.verification` is not set: the status reports nothing about verifications.
+    Off,
+    /// The verification of this backup starts.
+    Starting(String),
+    /// The verification waits, for this reason.
+    Waiting(String),
+    /// The backup restores.
+    Verified(Proof),
+    /// The backup does not restore, or the operator could not find out.
+    Failed(Failure),
+}
+
+/// The next step of the verification.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct VerificationPlan {
+    /// What the operator does now.
+    pub step: Step,
+    /// What the status reports.
+    pub verdict: VerificationVerdict,
+    /// Time until the next step; `None` waits for a change of the EtcdBackup.
+    pub requeue: Option<Duration>,
+}
+
+impl VerificationPlan {
+    fn new(step: Step, verdict: VerificationVerdict, requeue: Option<Duration>) -> Self {
+        Self {
+            step,
+            verdict,
+            requeue,
+        }
+    }
+
+    fn wait(why: impl Into<String>, requeue: Duration) -> Self {
+        let verdict = VerificationVerdict::Waiting(why.into());
+        Self::new(Step::Nothing, verdict, Some(requeue))
+    }
+}
+
+/// The data that the plan needs.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum VerificationNeed {
+    /// No data.
+    Nothing,
+    /// Whether the EtcdBackup may verify now.
+    Turn,
+    /// The state of this pod, whether the EtcdBackup may verify now, and the images.
+    Pod(String),
+}
+
+/// The data that [`plan`] needs at this time.
+pub(crate) fn need(backup: &EtcdBackup, now: Timestamp) -> VerificationNeed {
+    if settings(backup).is_none() {
+        return VerificationNeed::Nothing;
+    }
+    if let Some((record, started)) = running(backup) {
+        return VerificationNeed::Pod(pod_name(backup, &record.location, started));
+    }
+    match due(backup, now) {
+        Some(time) if time <= now => VerificationNeed::Turn,
+        _ => VerificationNeed::Nothing,
+    }
+}
+
+/// Plans the next step of the verification of an EtcdBackup.
+pub(crate) fn plan(
+    backup: &EtcdBackup,
+    inputs: &VerificationInputs,
+    now: Timestamp,
+) -> VerificationPlan {
+    if backup.spec.verification.is_none() {
+        return plan_off(backup);
+    }
+    let Some(settings) = settings(backup) else {
+        return VerificationPlan::default();
+    };
+    let Some((record, started)) = running(backup) else {
+        let Some(time) = due(backup, now) else {
+            return VerificationPlan::default();
+        };
+        if time > now {
+            return VerificationPlan {
+                requeue: Some(until(time, now)),
+                ..VerificationPlan::default()
+            };
+        }
+        if !inputs.has_turn {
+            return VerificationPlan::wait(QUEUED, TURN_RETRY);
+        }
+        let location = location(backup).unwrap_or_default().to_owned();
+        let verdict = VerificationVerdict::Starting(location);
+        return VerificationPlan::new(Step::Nothing, verdict, Some(Duration::ZERO));
+    };
+    let name = pod_name(backup, &record.location, started);
+    let ended = |result: &Result<Proof, Failure>| {
+        let verdict = match result {
+            Ok(proof) => VerificationVerdict::Verified(proof.clone()),
+            Err(failure) => VerificationVerdict::Failed(failure.clone()),
+        };
+        VerificationPlan::new(Step::Delete(name.clone()), verdict, Some(Duration::ZERO))
+    };
+    let limit = SignedDuration::from_secs(settings.timeout_seconds().into()) + GRACE;
+    let overdue = now.duration_since(started) > limit;
+    let too_long = |why: &str| {
+        let because = if why.is_empty() {
+            String::new()
+        } else {
+            format!(": {why}")
+        };
+        Err(Failure {
+            damaged: false,
+            message: format!(
+                "the verification has not ended within {} s{because}; raise spec.verification.timeoutSeconds, or resolve \
+                 what the pod waits for",
+                settings.timeout_seconds()
+            ),
+        })
+    };
+    match &inputs.pod {
+        PodState::Ended(result) => ended(result),
+        PodState::Starting(why) if overdue => ended(&too_long(why)),
+        PodState::Running | PodState::Missing if overdue => ended(&too_long("")),
+        PodState::Starting(why) if why.is_empty() => VerificationPlan::wait(RUNNING, POLL),
+        PodState::Starting(why) => VerificationPlan::wait(why, POLL),
+        PodState::Running => VerificationPlan::wait(RUNNING, POLL),
+        PodState::Foreign => VerificationPlan::wait(
+            format!(
+                "pod {name} has the name of the verification's pod, but another owner: delete the pod"
+            ),
+            TURN_RETRY,
+        ),
+        PodState::Unknown(why) => VerificationPlan::wait(why, INPUT_RETRY),
+        PodState::NotRead => VerificationPlan::wait(RUNNING, INPUT_RETRY),
+        // The pod was lost, and a newer backup exists: that one is verified instead.
+        PodState::Missing if location(backup) != Some(record.location.as_str()) => {
+            let location = location(backup).unwrap_or_default().to_owned();
+            let verdict = VerificationVerdict::Starting(location);
+            VerificationPlan::new(Step::Nothing, verdict, Some(Duration::ZERO))
+        }
+        PodState::Missing if !inputs.has_turn => VerificationPlan::wait(QUEUED, TURN_RETRY),
+        PodState::Missing => match built(backup, settings, inputs, name) {
+            Ok(pod) => VerificationPlan::new(
+                Step::Create(Box::new(pod)),
+                VerificationVerdict::Waiting(RUNNING.to_owned()),
+                Some(POLL),
+            ),
+            Err(trouble) => VerificationPlan::wait(trouble.message, INPUT_RETRY),
+        },
+    }
+}
+
+const QUEUED: &str =
+    "another backup of this namespace is verified now: this verification starts afterwards";
+const RUNNING: &str = "the backup is being restored in a pod of its own";
+
+/// Ends the verification of an EtcdBackup without `spec.verification`.
+fn plan_off(backup: &EtcdBackup) -> VerificationPlan {
+    let Some(status) = &backup.status else {
+        return VerificationPlan::default();
+    };
+    if status.verification.is_none() && status.last_verified.is_none() {
+        return VerificationPlan::default();
+    }
+    let step = running(backup).map_or(Step::Nothing, |(record, started)| {
+        Step::Delete(pod_name(backup, &record.location, started))
+    });
+    VerificationPlan::new(step, VerificationVerdict::Off, None)
+}
+
+/// The settings of an EtcdBackup that is verified; `None` if it is not.
+fn settings(backup: &EtcdBackup) -> Option<&Verification> {
+    let settings = backup.spec.verification.as_ref()?;
+    let live = backup.metadata.deletion_timestamp.is_none();
+    (live && refusal(backup).is_none()).then_some(settings)
+}
+
+fn record(backup: &EtcdBackup) -> Option<&VerificationStatus> {
+    backup.status.as_ref()?.verification.as_ref()
+}
+
+/// The running verification, with its start.
+pub(crate) fn running(backup: &EtcdBackup) -> Option<(&VerificationStatus, Timestamp)> {
+    let record = record(backup)?;
+    Some((record, record.start_time.as_ref()?.0))
+}
+
+/// The location of the newest complete backup.
+fn location(backup: &EtcdBackup) -> Option<&str> {
+    backup.status.as_ref()?.location.as_deref()
+}
+
+/// The time from which the newest backup must be verified. `None` if nothing must be verified, because there is no backup
+/// or because it is verified.
+fn due(backup: &EtcdBackup, now: Timestamp) -> Option<Timestamp> {
+    let settings = backup.spec.verification.as_ref()?;
+    let status = backup.status.as_ref()?;
+    let newest = location(backup)?;
+    let last = status.last_verified.as_ref();
+    let begins = match &settings.schedule {
+        None => {
+            let verified = last.is_some_and(|last| last.location == newest);
+            (!verified).then_some(now)?
+        }
+        Some(text) => {
+            let schedule = Schedule::parse(text, settings.time_zone.as_deref()).ok()?;
+            let created = backup.metadata.creation_timestamp.as_ref();
+            let last = last.and_then(|last| last.time.as_ref()).or(created)?;
+            schedule.next_after(last.0)?
+        }
+    };
+    let failed = record(backup).filter(|record| record.location == newest);
+    let retry = failed.and_then(|record| {
+        let pause = retry_pause(record.failures?);
+        record.last_failure_time.as_ref()?.0.checked_add(pause).ok()
+    });
+    Some(retry.map_or(begins, |retry| retry.max(begins)))
+}
+
+/// The pause after this number of failures.
+fn retry_pause(failures: i32) -> SignedDuration {
+    let doubled = u32::try_from(failures - 1).unwrap_or_default().min(10);
+    (RETRY * 2_i32.pow(doubled)).min(MAX_RETRY)
+}
+
+/// The name of the pod. It follows from the record in the status, so a second operator process finds the pod of the first
+/// process (invariant 11).
+fn pod_name(backup: &EtcdBackup, location: &str, started: Timestamp) -> String {
+    let uid = backup.uid().unwrap_or_default();
+    let digest = hex::encode(Sha256::digest(format!("{uid}\n{location}\n{started}")));
+    format!("etcd-verify-{}", &digest[..NAME_DIGITS])
+}
+
+fn built(
+    backup: &EtcdBackup,
+    settings: &Verification,
+    inputs: &VerificationInputs,
+    name: String,
+) -> Result<Pod, Trouble> {
+    let unusable = |why: &str| Trouble::new(Reason::StepFailed, why.to_owned());
+    let status = backup
+        .status
+        .as_ref()
+        .ok_or_else(|| unusable("there is no backup"))?;
+    let version = status.etcd_version.as_deref().unwrap_or_default();
+    let version = EtcdVersion::parse(version).map_err(|_| {
+        unusable("the status does not contain the etcd version of the backup: the next backup is verified")
+    })?;
+    let image: &OperatorImage = inputs
+        .image
+        .as_ref()
+        .ok_or_else(|| unusable("the image of the operators is not known yet"))?;
+    let block = block_at(backup, location(backup).unwrap_or_default())?;
+    let named = store::secrets_of(&block.source());
+    let secrets = StoreSecrets {
+        credentials: named.credentials.map(|secret| secret.name),
+        ca: named.ca.map(|secret| secret.name),
+    };
+    let repository = settings
+        .repository
+        .as_deref()
+        .or(inputs.repository.as_deref());
+    Ok(verification_pod(VerificationPod {
+        name,
+        namespace: backup.namespace().unwrap_or_default(),
+        owner: backup.owner_ref(&()).unwrap_or_default(),
+        version: &version,
+        repository: repository.unwrap_or(DEFAULT_REPOSITORY),
+        source: Source::store(&block, &version, status.sha256.as_deref(), secrets),
+        settings,
+        operator: image,
+    }))
+}
+
+/// The storage block of the spec, with the path of the backup at this location.
+fn block_at(backup: &EtcdBackup, location: &str) -> Result<StorageBlock, Trouble> {
+    let spec = &backup.spec;
+    let source = spec
+        .blocks()
+        .select(&spec.storage_type, "spec", "storageType")
+        .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))?;
+    let block = StorageBlock::from(source);
+    let path = path_in(&block, location).to_owned();
+    Ok(block.at(path))
+}
+
+/// The path of a location, in the form of the paths in storage blocks.
+fn path_in<'a>(block: &StorageBlock, location: &'a str) -> &'a str {
+    let path = location
+        .split_once("://")
+        .map_or(location, |(_, path)| path);
+    // The path in a PVC's storage block does not contain the name of the PVC, but the location does.
+    match block {
+        StorageBlock::Pvc(pvc) => path
+            .strip_prefix(&pvc.claim_name)
+            .and_then(|path| path.strip_prefix('/'))
+            .unwrap_or(path),
+        _ => path,
+    }
+}
+
+/// The name of the newest verified backup, for the retention rules. `None` without verifications, and if the verified
+/// backup has another path than the spec.
+pub(super) fn verified(backup: &EtcdBackup) -> Option<Numbered> {
+    settings(backup)?;
+    let last = backup.status.as_ref()?.last_verified.as_ref()?;
+    let spec = &backup.spec;
+    let source = spec
+        .blocks()
+        .select(&spec.storage_type, "spec", "storageType");
+    let block = StorageBlock::from(source.ok()?);
+    name::parse(block.source().path(), path_in(&block, &last.location))
+}
+
+#[cfg(test)]
+mod tests;

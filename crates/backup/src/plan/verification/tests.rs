@@ -1,0 +1,251 @@
+//! Tests of the plan for verifications.
+#![allow(
+    clippy::needless_pass_by_value,
+    reason = "JSON literals read best where they are passed"
+)]
+
+use serde_json::{Value, json};
+
+use super::*;
+
+const NEWEST: &str = "s3://bucket/etcd/main_v9_2026-01-02-00:00:00";
+const OLDER: &str = "s3://bucket/etcd/main_v7_2026-01-01-00:00:00";
+
+fn now() -> Timestamp {
+    "2026-01-02T12:00:00Z".parse().unwrap()
+}
+
+fn backup(settings: Value, status: Value) -> EtcdBackup {
+    let mut complete = json!({
+        "succeeded": true, "location": NEWEST, "etcdVersion": "3.6.16", "etcdRevision": 9, "sha256": "ab",
+        "startTime": "2026-01-02T00:00:00Z", "completionTime": "2026-01-02T00:01:00Z",
+    });
+    let fields = status.as_object().unwrap().clone();
+    complete.as_object_mut().unwrap().extend(fields);
+    serde_json::from_value(json!({
+        "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
+        "metadata": { "name": "nightly", "namespace": "prod", "uid": "uid", "creationTimestamp": "2026-01-01T00:00:00Z" },
+        "spec": {
+            "etcdCluster": { "name": "main" }, "storageType": "S3",
+            "s3": { "path": "bucket/etcd/main", "awsSecret": "aws" },
+            "backupPolicy": { "schedule": "@daily", "maxBackups": 2 }, "verification": settings,
+        },
+        "status": complete,
+    }))
+    .unwrap()
+}
+
+fn running_since(start: &str) -> Value {
+    json!({ "verification": { "location": NEWEST, "startTime": start } })
+}
+
+fn inputs(pod: PodState) -> VerificationInputs {
+    VerificationInputs {
+        pod,
+        has_turn: true,
+        image: Some(OperatorImage {
+            image: "operator:1".to_owned(),
+            pull_policy: None,
+        }),
+        repository: Some("registry.example/etcd".to_owned()),
+    }
+}
+
+fn planned(backup: &EtcdBackup, pod: PodState) -> VerificationPlan {
+    plan(backup, &inputs(pod), now())
+}
+
+#[test]
+fn new_backup_is_verified_after_it_is_complete() {
+    for (status, starts) in [
+        (json!({}), true),
+        (json!({ "lastVerified": { "location": OLDER } }), true),
+        (json!({ "lastVerified": { "location": NEWEST } }), false),
+        (json!({ "location": null }), false),
+    ] {
+        let planned = planned(&backup(json!({}), status.clone()), PodState::NotRead);
+        let begins = VerificationVerdict::Starting(NEWEST.to_owned());
+        assert_eq!(planned.verdict == begins, starts, "{status}: {planned:?}");
+        assert_eq!(planned.step, Step::Nothing, "invariant 10: {status}");
+    }
+}
+
+#[test]
+fn schedule_determines_time_of_verification() {
+    let verified = json!({ "lastVerified": { "location": OLDER, "time": "2026-01-02T00:10:00Z" } });
+    let weekly = backup(json!({ "schedule": "@weekly" }), verified.clone());
+    let waits = planned(&weekly, PodState::NotRead);
+    assert_eq!(waits.verdict, VerificationVerdict::Unchanged);
+    assert!(waits.requeue.is_some());
+    let hourly = backup(json!({ "schedule": "@hourly" }), verified);
+    let begins = VerificationVerdict::Starting(NEWEST.to_owned());
+    assert_eq!(planned(&hourly, PodState::NotRead).verdict, begins);
+    // A scheduled verification reads the same backup again, because the stored bytes may be damaged later.
+    let same = json!({ "lastVerified": { "location": NEWEST, "time": "2026-01-02T00:10:00Z" } });
+    let hourly = backup(json!({ "schedule": "@hourly" }), same);
+    assert_eq!(planned(&hourly, PodState::NotRead).verdict, begins);
+}
+
+#[test]
+fn second_verification_of_namespace_waits() {
+    let alone = VerificationInputs {
+        has_turn: false,
+        ..inputs(PodState::NotRead)
+    };
+    let waits = plan(&backup(json!({}), json!({})), &alone, now());
+    assert!(
+        matches!(waits.verdict, VerificationVerdict::Waiting(_)),
+        "{waits:?}"
+    );
+    let missing = VerificationInputs {
+        has_turn: false,
+        ..inputs(PodState::Missing)
+    };
+    let recorded = backup(json!({}), running_since("2026-01-02T11:59:00Z"));
+    assert_eq!(plan(&recorded, &missing, now()).step, Step::Nothing);
+}
+
+#[test]
+fn pod_restores_the_newest_backup_with_its_version() {
+    let recorded = backup(json!({}), running_since("2026-01-02T11:59:00Z"));
+    let Step::Create(pod) = planned(&recorded, PodState::Missing).step else {
+        panic!("no pod");
+    };
+    assert_eq!(pod.owner_references()[0].uid, "uid");
+    let spec = pod.spec.unwrap();
+    let image = spec.containers[0].image.as_deref();
+    assert_eq!(image, Some("registry.example/etcd:v3.6.16"));
+    let args = spec.init_containers.unwrap()[0].args.clone().unwrap();
+    let source = args
+        .iter()
+        .find(|argument| argument.starts_with("--source="))
+        .unwrap();
+    assert!(
+        source.contains("bucket/etcd/main_v9_2026-01-02-00:00:00"),
+        "{source}"
+    );
+    assert!(args.contains(&"--sha256=ab".to_owned()), "{args:?}");
+    let VerificationNeed::Pod(name) = need(&recorded, now()) else {
+        panic!("no need");
+    };
+    assert_eq!(pod.metadata.name, Some(name));
+}
+
+#[test]
+fn result_is_recorded_after_pod_is_deleted() {
+    let recorded = backup(json!({}), running_since("2026-01-02T11:59:00Z"));
+    let proof = Proof {
+        revision: 9,
+        keys: Some(3),
+        hash_compared: true,
+    };
+    let ended = planned(&recorded, PodState::Ended(Ok(proof.clone())));
+    assert!(matches!(ended.step, Step::Delete(_)), "{ended:?}");
+    assert_eq!(ended.verdict, VerificationVerdict::Verified(proof));
+}
+
+#[test]
+fn verification_ends_after_time_limit() {
+    let settings = json!({ "timeoutSeconds": 60 });
+    let recorded = backup(settings, running_since("2026-01-02T11:50:00Z"));
+    for pod in [
+        PodState::Running,
+        PodState::Missing,
+        PodState::Starting("0/3 nodes are available".to_owned()),
+    ] {
+        let ended = planned(&recorded, pod.clone());
+        let VerificationVerdict::Failed(failure) = ended.verdict else {
+            panic!("{pod:?}");
+        };
+        assert!(!failure.damaged, "{failure:?}");
+        assert!(failure.message.contains("timeoutSeconds"), "{failure:?}");
+    }
+    // A result counts even if it is late.
+    let failure = Failure {
+        damaged: true,
+        message: "different".to_owned(),
+    };
+    let ended = planned(&recorded, PodState::Ended(Err(failure.clone())));
+    assert_eq!(ended.verdict, VerificationVerdict::Failed(failure));
+}
+
+#[test]
+fn failed_verification_is_repeated_with_growing_pauses() {
+    let failed = |failures: i32, at: &str| json!({ "verification": { "location": NEWEST, "failures": failures, "lastFailureTime": at } });
+    for (failures, at, starts) in [
+        (1, "2026-01-02T11:59:30Z", false),
+        (1, "2026-01-02T11:58:59Z", true),
+        (4, "2026-01-02T11:55:00Z", false),
+        (4, "2026-01-02T11:51:00Z", true),
+        (1000, "2026-01-02T06:30:00Z", false),
+        (1000, "2026-01-02T05:59:00Z", true),
+    ] {
+        let planned = planned(&backup(json!({}), failed(failures, at)), PodState::NotRead);
+        let begins = VerificationVerdict::Starting(NEWEST.to_owned());
+        assert_eq!(planned.verdict == begins, starts, "{failures} {at}");
+    }
+    // A newer backup is verified at once.
+    let older = json!({ "verification": {
+        "location": OLDER, "failures": 9, "lastFailureTime": "2026-01-02T11:59:59Z" } });
+    let planned = planned(&backup(json!({}), older), PodState::NotRead);
+    assert_eq!(
+        planned.verdict,
+        VerificationVerdict::Starting(NEWEST.to_owned())
+    );
+}
+
+#[test]
+fn lost_pod_of_older_backup_gives_way_to_newest_backup() {
+    let older =
+        json!({ "verification": { "location": OLDER, "startTime": "2026-01-02T11:59:00Z" } });
+    let begins = VerificationVerdict::Starting(NEWEST.to_owned());
+    assert_eq!(
+        planned(&backup(json!({}), older.clone()), PodState::Missing).verdict,
+        begins
+    );
+    let goes_on = planned(&backup(json!({}), older), PodState::Running);
+    assert!(
+        matches!(goes_on.verdict, VerificationVerdict::Waiting(_)),
+        "{goes_on:?}"
+    );
+}
+
+#[test]
+fn removed_settings_delete_the_pod_and_the_record() {
+    let mut recorded = backup(json!({}), running_since("2026-01-02T11:59:00Z"));
+    recorded.spec.verification = None;
+    let ended = planned(&recorded, PodState::NotRead);
+    assert!(matches!(ended.step, Step::Delete(_)), "{ended:?}");
+    assert_eq!(ended.verdict, VerificationVerdict::Off);
+    recorded.status.as_mut().unwrap().verification = None;
+    assert_eq!(
+        planned(&recorded, PodState::NotRead),
+        VerificationPlan::default()
+    );
+}
+
+/// Invariant 31: the rule that keeps the newest verified backup gets its name.
+#[test]
+fn invariant_31_verified_backup_is_passed_to_retention() {
+    let verified = json!({ "lastVerified": { "location": OLDER } });
+    let parts = super::verified(&backup(json!({}), verified.clone())).unwrap();
+    assert_eq!(
+        name::name("etcd/main", parts),
+        "etcd/main_v7_2026-01-01-00:00:00"
+    );
+    // Without verifications, or with another path, no backup is kept for this reason.
+    let mut off = backup(json!({}), verified);
+    off.spec.verification = None;
+    assert_eq!(super::verified(&off), None);
+    let elsewhere =
+        json!({ "lastVerified": { "location": "s3://bucket/other_v7_2026-01-01-00:00:00" } });
+    assert_eq!(super::verified(&backup(json!({}), elsewhere)), None);
+}
+
+#[test]
+fn location_on_pvc_becomes_path_below_its_root() {
+    let block = json!({ "pvc": { "claimName": "backups", "path": "etcd/main" } });
+    let block: StorageBlock = serde_json::from_value(block).unwrap();
+    let path = path_in(&block, "pvc://backups/etcd/main_v7_2026-01-01-00:00:00");
+    assert_eq!(path, "etcd/main_v7_2026-01-01-00:00:00");
+}

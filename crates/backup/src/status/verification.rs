@@ -1,0 +1,248 @@
+//! The part of the status that reports the verification of the newest backup. Performs no I/O.
+
+use api::EtcdBackupStatus;
+use api::backup::{VerificationStatus, VerifiedBackup};
+use api::conditions::{ConditionStatus, ConditionType, Finding, set};
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use runtime::Notice;
+
+use crate::plan::VerificationVerdict;
+use crate::reason::Reason;
+
+/// Changes the status as the verdict says.
+pub(super) fn record(
+    status: &mut EtcdBackupStatus,
+    verdict: &VerificationVerdict,
+    generation: Option<i64>,
+    now: &Time,
+) {
+    let finding = match verdict {
+        VerificationVerdict::Off => {
+            status.verification = None;
+            status.last_verified = None;
+            let verified = ConditionType::Verified;
+            status
+                .conditions
+                .retain(|condition| condition.type_ != verified.as_str());
+            return;
+        }
+        VerificationVerdict::Starting(location) => {
+            let failures = status.verification.as_ref().and_then(|last| last.failures);
+            status.verification = Some(VerificationStatus {
+                location: location.clone(),
+                start_time: Some(now.clone()),
+                failures,
+                last_failure_time: None,
+            });
+            // Until the verification has ended, the condition reports the previous one.
+            return;
+        }
+        VerificationVerdict::Waiting(why)
+            if status.last_verified.is_none() && !is_failed(status) =>
+        {
+            finding(ConditionStatus::Unknown, Reason::Verifying, why)
+        }
+        // While a later verification waits, the condition reports the result of the previous one.
+        VerificationVerdict::Unchanged | VerificationVerdict::Waiting(_) => return,
+        VerificationVerdict::Verified(proof) => {
+            let begun = status.verification.take().unwrap_or_default();
+            let seconds = begun
+                .start_time
+                .as_ref()
+                .map(|start| now.0.duration_since(start.0).as_secs());
+            let message = format!(
+                "the backup {} restores: etcd served revision {}{}",
+                begun.location,
+                proof.revision,
+                if proof.hash_compared {
+                    " with the recorded hash of the keys"
+                } else {
+                    ""
+                }
+            );
+            status.last_verified = Some(VerifiedBackup {
+                location: begun.location,
+                etcd_revision: Some(proof.revision),
+                keys: proof.keys,
+                hash_compared: proof.hash_compared,
+                time: Some(now.clone()),
+                duration_seconds: seconds,
+            });
+            finding(ConditionStatus::True, Reason::BackupVerified, &message)
+        }
+        VerificationVerdict::Failed(failure) => {
+            let begun = status.verification.take().unwrap_or_default();
+            let message = failed(&begun.location, failure);
+            let failures = begun.failures.unwrap_or_default().saturating_add(1);
+            status.verification = Some(VerificationStatus {
+                location: begun.location,
+                start_time: None,
+                failures: Some(failures),
+                last_failure_time: Some(now.clone()),
+            });
+            match (failure.damaged, is_failed(status)) {
+                (true, _) => finding(ConditionStatus::False, Reason::VerificationFailed, &message),
+                // An attempt without a result does not replace the report of a backup that does not restore.
+                (false, true) => return,
+                (false, false) => finding(
+                    ConditionStatus::Unknown,
+                    Reason::VerificationInconclusive,
+                    &message,
+                ),
+            }
+        }
+    };
+    set(&mut status.conditions, &finding, generation, now);
+}
+
+fn finding(status: ConditionStatus, reason: Reason, message: &str) -> Finding {
+    Finding::new(ConditionType::Verified, status, reason.into(), message)
+}
+
+/// True if the status reports a backup that does not restore.
+fn is_failed(status: &EtcdBackupStatus) -> bool {
+    let found = api::conditions::find(&status.conditions, &ConditionType::Verified);
+    found.is_some_and(|condition| condition.status == "False")
+}
+
+fn failed(location: &str, failure: &crate::verification::Failure) -> String {
+    if failure.damaged {
+        format!(
+            "the backup {location} does not restore: {}. Make a new backup, and check the store",
+            failure.message
+        )
+    } else {
+        format!(
+            "the verification of the backup {location} has no result: {}",
+            failure.message
+        )
+    }
+}
+
+/// The Event of a verification that has ended.
+pub(super) fn notice(
+    status: Option<&EtcdBackupStatus>,
+    verdict: &VerificationVerdict,
+) -> Option<Notice> {
+    const ACTION: &str = "Verify";
+    let location = status
+        .and_then(|status| status.verification.as_ref())
+        .map_or("", |record| record.location.as_str());
+    match verdict {
+        VerificationVerdict::Verified(proof) => Some(Notice::normal(
+            Reason::BackupVerified.as_str(),
+            ACTION,
+            format!(
+                "the backup {location} restores: etcd served revision {}",
+                proof.revision
+            ),
+        )),
+        VerificationVerdict::Failed(failure) => {
+            let reason = if failure.damaged {
+                Reason::VerificationFailed
+            } else {
+                Reason::VerificationInconclusive
+            };
+            Some(Notice::warning(
+                reason.as_str(),
+                ACTION,
+                failed(location, failure),
+            ))
+        }
+        VerificationVerdict::Unchanged
+        | VerificationVerdict::Off
+        | VerificationVerdict::Starting(_)
+        | VerificationVerdict::Waiting(_) => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use jiff::{SignedDuration, Timestamp};
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+
+    use super::*;
+    use crate::verification::{Failure, Proof};
+
+    fn after(seconds: i64) -> Time {
+        Time(Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds))
+    }
+
+    /// The status after these verdicts, one each minute.
+    fn after_verdicts(verdicts: &[VerificationVerdict]) -> EtcdBackupStatus {
+        let mut status = EtcdBackupStatus::default();
+        for (minute, verdict) in (0..).zip(verdicts) {
+            record(&mut status, verdict, Some(1), &after(60 * minute));
+        }
+        status
+    }
+
+    fn starting(location: &str) -> VerificationVerdict {
+        VerificationVerdict::Starting(location.to_owned())
+    }
+
+    fn verified() -> VerificationVerdict {
+        VerificationVerdict::Verified(Proof {
+            revision: 7,
+            keys: Some(2),
+            hash_compared: true,
+        })
+    }
+
+    fn failed(damaged: bool) -> VerificationVerdict {
+        VerificationVerdict::Failed(Failure {
+            damaged,
+            message: "why".to_owned(),
+        })
+    }
+
+    fn condition(status: &EtcdBackupStatus) -> Option<(&str, &str)> {
+        let found: Option<&Condition> =
+            api::conditions::find(&status.conditions, &ConditionType::Verified);
+        found.map(|found| (found.status.as_str(), found.reason.as_str()))
+    }
+
+    #[test]
+    fn verified_backup_is_recorded_with_duration() {
+        let status = after_verdicts(&[starting("s3://b/1"), verified()]);
+        assert_eq!(condition(&status), Some(("True", "BackupVerified")));
+        let last = status.last_verified.unwrap();
+        assert_eq!(
+            (last.location.as_str(), last.duration_seconds),
+            ("s3://b/1", Some(60))
+        );
+        assert_eq!(status.verification, None);
+    }
+
+    #[test]
+    fn damaged_backup_stays_reported_until_a_verification_succeeds() {
+        let mut verdicts = vec![starting("s3://b/1"), failed(true)];
+        let reported = Some(("False", "VerificationFailed"));
+        assert_eq!(condition(&after_verdicts(&verdicts)), reported);
+        // An attempt without a result proves nothing.
+        verdicts.extend([starting("s3://b/2"), failed(false)]);
+        let status = after_verdicts(&verdicts);
+        assert_eq!(condition(&status), reported);
+        assert_eq!(status.verification.unwrap().failures, Some(2));
+        verdicts.extend([starting("s3://b/3"), verified()]);
+        let status = after_verdicts(&verdicts);
+        assert_eq!(condition(&status), Some(("True", "BackupVerified")));
+        assert_eq!(status.verification, None);
+    }
+
+    #[test]
+    fn attempt_without_result_is_reported_as_unknown() {
+        let status = after_verdicts(&[starting("s3://b/1"), failed(false)]);
+        assert_eq!(
+            condition(&status),
+            Some(("Unknown", "VerificationInconclusive"))
+        );
+        assert_eq!(status.last_verified, None);
+    }
+
+    #[test]
+    fn removed_settings_remove_every_record() {
+        let status = after_verdicts(&[starting("s3://b/1"), verified(), VerificationVerdict::Off]);
+        assert_eq!(status, EtcdBackupStatus::default());
+    }
+}

@@ -1,0 +1,146 @@
+//! The program of the container `verify`: waits until etcd serves the restored data, and compares the data with the
+//! manifest of the backup. Connects only to localhost.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::Args;
+use etcd::served;
+use member::Contents;
+use member::verification::{METRICS, PEER};
+
+use super::pod_state::{Proof, Report};
+
+/// Interval between two attempts to read etcd, which may still be starting.
+const POLL: Duration = Duration::from_millis(500);
+
+/// Time limit of one request. etcd reads its whole database for the hash of the keys.
+const REQUEST: Duration = Duration::from_mins(10);
+
+/// Arguments of the command `verify`, which runs in the pod of a verification.
+#[derive(Args, Clone, Debug)]
+pub struct Verify {
+    /// Directory where the volume with the restored data is mounted
+    #[arg(long, default_value = api::names::DATA_MOUNT)]
+    volume: PathBuf,
+    /// Address of etcd's peer listener
+    #[arg(long, default_value = PEER)]
+    peer: String,
+    /// Address of etcd's listener for health and metrics
+    #[arg(long, default_value = METRICS)]
+    metrics: String,
+    /// File for the report
+    #[arg(long, default_value = "/dev/termination-log")]
+    report: PathBuf,
+}
+
+/// Compares the restored data with the manifest, and writes the report. Returns true if they are equal. Waits for etcd
+/// without a limit: the pod has a deadline.
+pub async fn run(arguments: &Verify) -> bool {
+    let report = compare(arguments).await;
+    let text = serde_json::to_string(&report).unwrap_or_default();
+    if let Err(error) = fs::write(&arguments.report, &text) {
+        tracing::warn!(%error, "cannot write the report for the kubelet");
+    }
+    tracing::info!(report = text, "verification ended");
+    matches!(report, Report::Verified(_))
+}
+
+async fn compare(arguments: &Verify) -> Report {
+    let expected = loop {
+        match expected(&arguments.volume.join("restored.json")) {
+            Some(expected) => break expected,
+            None => tokio::time::sleep(POLL).await,
+        }
+    };
+    loop {
+        let (peer, metrics) = (&arguments.peer, &arguments.metrics);
+        match served(peer, metrics, expected.revision, REQUEST).await {
+            Ok(found) => return judge(&expected, &found),
+            Err(error) => tracing::debug!(%error, "etcd does not serve the restored data yet"),
+        }
+        tokio::time::sleep(POLL).await;
+    }
+}
+
+/// The description of the data, which the container `etcd` writes after it has restored them. `None` before that.
+fn expected(path: &Path) -> Option<Contents> {
+    serde_json::from_slice(&fs::read(path).ok()?).ok()
+}
+
+/// Compares what etcd serves with the manifest. Leases that expire raise the revision of the restored etcd, so a higher
+/// revision is no difference. The hash covers only the revisions of the backup.
+fn judge(expected: &Contents, found: &etcd::Served) -> Report {
+    if found.revision < expected.revision {
+        return Report::Failed {
+            message: format!(
+                "the restored etcd serves revision {} instead of {}",
+                found.revision, expected.revision
+            ),
+        };
+    }
+    let compared = expected.hash.zip(found.hash);
+    if let Some((expected, found)) = compared.filter(|(expected, found)| expected != found) {
+        return Report::Failed {
+            message: format!(
+                "the keys of the restored etcd have the hash {:08x} (compacted at {}), and the manifest has {:08x} \
+                 (compacted at {})",
+                found.hash, found.compacted, expected.hash, expected.compacted
+            ),
+        };
+    }
+    Report::Verified(Proof {
+        revision: expected.revision,
+        keys: found.keys,
+        hash_compared: compared.is_some(),
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use etcd::{KeyHash, Served};
+
+    use super::*;
+
+    fn contents(hash: Option<u32>) -> Contents {
+        Contents {
+            revision: 7,
+            size: 100,
+            sha256: String::new(),
+            hash: hash.map(|hash| KeyHash { hash, compacted: 3 }),
+            origin: None,
+        }
+    }
+
+    fn found(revision: i64, hash: u32) -> Served {
+        Served {
+            revision,
+            hash: Some(KeyHash { hash, compacted: 3 }),
+            keys: Some(2),
+        }
+    }
+
+    #[test]
+    fn different_hash_or_lower_revision_fails_verification() {
+        let verified = |hash_compared| {
+            Report::Verified(Proof {
+                revision: 7,
+                keys: Some(2),
+                hash_compared,
+            })
+        };
+        assert_eq!(judge(&contents(Some(9)), &found(7, 9)), verified(true));
+        // An expired lease has raised the revision.
+        assert_eq!(judge(&contents(Some(9)), &found(8, 9)), verified(true));
+        assert_eq!(judge(&contents(None), &found(7, 9)), verified(false));
+        for (expected, found) in [
+            (contents(Some(9)), found(7, 8)),
+            (contents(Some(9)), found(6, 9)),
+            (contents(None), found(6, 9)),
+        ] {
+            let report = judge(&expected, &found);
+            assert!(matches!(report, Report::Failed { .. }), "{report:?}");
+        }
+    }
+}

@@ -1,0 +1,75 @@
+//! At most one verification runs in a namespace. Performs no I/O.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+
+/// The EtcdBackup that may verify, for each namespace.
+#[derive(Debug, Default)]
+pub(crate) struct Turns(Mutex<HashMap<String, String>>);
+
+impl Turns {
+    /// True if the EtcdBackup with this UID may verify now. `running` contains the UIDs of the EtcdBackups of the namespace
+    /// whose status reports a running verification, oldest first. `exists` tells whether an EtcdBackup with a UID exists.
+    ///
+    /// The watch may deliver a status late, so this process also remembers to which EtcdBackup it gave the turn.
+    pub(crate) fn take(
+        &self,
+        namespace: &str,
+        uid: &str,
+        running: &[String],
+        exists: impl Fn(&str) -> bool,
+    ) -> bool {
+        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let oldest = running.first().map(String::as_str);
+        let holder = turns.get(namespace).map(String::as_str);
+        let other = oldest.or_else(|| holder.filter(|holder| exists(holder)));
+        let granted = other.is_none_or(|other| other == uid);
+        if granted {
+            turns.insert(namespace.to_owned(), uid.to_owned());
+        }
+        granted
+    }
+
+    /// Ends the turn of the EtcdBackup with this UID.
+    pub(crate) fn end(&self, namespace: &str, uid: &str) {
+        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        if turns.get(namespace).is_some_and(|holder| holder == uid) {
+            turns.remove(namespace);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn namespace_has_one_verification_at_a_time() {
+        let turns = Turns::default();
+        let all = |_: &str| true;
+        assert!(turns.take("prod", "a", &[], all));
+        assert!(turns.take("prod", "a", &[], all));
+        assert!(!turns.take("prod", "b", &[], all));
+        assert!(turns.take("test", "b", &[], all));
+        turns.end("prod", "b");
+        assert!(!turns.take("prod", "b", &[], all));
+        turns.end("prod", "a");
+        assert!(turns.take("prod", "b", &[], all));
+    }
+
+    #[test]
+    fn turn_of_deleted_backup_ends() {
+        let turns = Turns::default();
+        assert!(turns.take("prod", "a", &[], |_| true));
+        assert!(turns.take("prod", "b", &[], |uid| uid != "a"));
+    }
+
+    #[test]
+    fn recorded_verification_continues_in_new_process() {
+        let turns = Turns::default();
+        let running = ["a".to_owned(), "b".to_owned()];
+        assert!(!turns.take("prod", "b", &running, |_| true));
+        assert!(!turns.take("prod", "c", &running, |_| true));
+        assert!(turns.take("prod", "a", &running, |_| true));
+    }
+}

@@ -1,0 +1,101 @@
+//! Reads what a restored etcd serves, over plain HTTP and without credentials. The restored data may require a login, but
+//! its passwords are those at the time of the backup.
+//!
+//! etcd answers `GET /members/hashkv` on its peer listener, since members compare their data over it. The request reads
+//! every key of the database. etcd 3.4 and earlier do not have it.
+
+use std::time::Duration;
+
+use serde::Deserialize;
+
+use super::plain;
+use crate::port::{Error, KeyHash};
+
+/// What a restored etcd serves.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Served {
+    /// The current revision of the store.
+    pub revision: i64,
+    /// The hash of all keys at the requested revision. `None` if etcd does not have this request.
+    pub hash: Option<KeyHash>,
+    /// Number of keys.
+    pub keys: Option<i64>,
+}
+
+#[derive(Deserialize)]
+struct Answer {
+    #[serde(default)]
+    header: Header,
+    #[serde(default)]
+    hash: u32,
+    #[serde(default)]
+    compact_revision: i64,
+}
+
+#[derive(Default, Deserialize)]
+struct Header {
+    #[serde(default)]
+    revision: i64,
+}
+
+/// Reads the revision, the number of keys, and the hash of the keys at `at`. `peer` and `metrics` are addresses with a
+/// port. `deadline` limits each request.
+///
+/// # Errors
+/// Fails if etcd does not answer, or if an answer does not come from etcd.
+pub async fn served(
+    peer: &str,
+    metrics: &str,
+    at: i64,
+    deadline: Duration,
+) -> Result<Served, Error> {
+    let other = |what: &str| Error::Other(format!("{peer}: {what}"));
+    let text = plain::get(metrics, "/metrics", "", deadline).await?;
+    let (200, body) = plain::parts(&text).ok_or_else(|| other("the answer is not HTTP"))? else {
+        return Err(other("etcd does not report its metrics"));
+    };
+    let keys = plain::metric(body, "etcd_debugging_mvcc_keys_total").and_then(whole);
+    let current = plain::metric(body, "etcd_debugging_mvcc_current_revision").and_then(whole);
+    let answer = plain::get(
+        peer,
+        "/members/hashkv",
+        &format!("{{\"revision\":{at}}}"),
+        deadline,
+    )
+    .await?;
+    match plain::parts(&answer) {
+        Some((200, body)) => {
+            let found: Answer = serde_json::from_str(body).map_err(|error| {
+                other(&format!("the hash of the keys cannot be parsed: {error}"))
+            })?;
+            Ok(Served {
+                revision: found.header.revision,
+                hash: Some(KeyHash {
+                    hash: found.hash,
+                    // etcd reports -1 if the store was never compacted.
+                    compacted: found.compact_revision.max(0),
+                }),
+                keys,
+            })
+        }
+        Some((404, _)) => {
+            let revision = current.ok_or_else(|| other("etcd does not report its revision"))?;
+            Ok(Served {
+                revision,
+                hash: None,
+                keys,
+            })
+        }
+        Some((code, body)) => Err(other(&format!(
+            "etcd answers {code} to the request for the hash of the keys: {}",
+            body.trim()
+        ))),
+        None => Err(other("the answer is not HTTP")),
+    }
+}
+
+/// Converts a metric to a whole number. Metrics are floats, which are exact up to 2^53.
+#[allow(clippy::cast_possible_truncation)] // `contains` checks the range.
+fn whole(value: f64) -> Option<i64> {
+    (0.0..9.0e15).contains(&value).then_some(value as i64)
+}

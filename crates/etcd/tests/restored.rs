@@ -1,0 +1,50 @@
+//! What a restored etcd serves, read from real etcd processes whose data requires a login.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+use std::time::Duration;
+
+use etcd::testing::{EtcdProcess, Programs, Start};
+use etcd::{Access, Credentials, Etcd, EtcdClient, served};
+
+const LIMIT: Duration = Duration::from_secs(30);
+
+#[tokio::test]
+async fn restored_data_is_read_without_login() {
+    for minor in ["3.5", "3.6", "3.7"] {
+        let start = Start {
+            flags: vec!["--bcrypt-cost=4".to_owned()],
+            ..Start::default()
+        };
+        let process = EtcdProcess::start(&Programs::find(minor), &start).await;
+        let url = process.client_url.clone();
+        let mut writer = etcd_client::Client::connect([url.as_str()], None)
+            .await
+            .unwrap();
+        for key in ["a", "b", "a"] {
+            writer.put(key, "value", None).await.unwrap();
+        }
+        let root = EtcdClient::new(Access {
+            tls: None,
+            credentials: Some(Credentials {
+                user: "root".into(),
+                password: "secret".into(),
+                former: Vec::new(),
+            }),
+        });
+        root.enable_auth(std::slice::from_ref(&url)).await.unwrap();
+        assert!(
+            writer.get("a", None).await.is_err(),
+            "{minor}: no login is required"
+        );
+        let host = |url: &str| url.strip_prefix("http://").unwrap().to_owned();
+        let (peer, metrics) = (host(&process.peer_url), host(&url));
+        let found = served(&peer, &metrics, 3, LIMIT).await.unwrap();
+        assert_eq!((found.revision, found.keys), (4, Some(2)), "{minor}");
+        // The hash is that of the requested revision, as the manifest of a backup has it.
+        assert_eq!(found.hash, root.hash(&url, 3).await.unwrap(), "{minor}");
+        assert_ne!(found.hash, root.hash(&url, 4).await.unwrap(), "{minor}");
+        // A revision that etcd does not have is an error, and never an equal hash.
+        let error = served(&peer, &metrics, 9, LIMIT).await.unwrap_err();
+        assert!(error.to_string().contains("400"), "{minor}: {error}");
+    }
+}

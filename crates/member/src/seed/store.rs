@@ -1,0 +1,103 @@
+//! The source of a seed that fetches a backup from an object store or from a PersistentVolumeClaim. Performs no I/O.
+
+use api::storage::{StorageBlock, StorageSource};
+use api::version::EtcdVersion;
+use k8s_openapi::api::core::v1::{
+    PersistentVolumeClaimVolumeSource, SecretVolumeSource, Volume, VolumeMount,
+};
+
+use super::Source;
+
+/// The argument of `seed fetch` with the storage block of the backup.
+pub const SOURCE: &str = "--source=";
+/// The argument of `seed fetch` with the required SHA-256 of the snapshot.
+pub const SHA256: &str = "--sha256=";
+
+const SECRET: &str = "/run/restore/secret";
+const CA: &str = "/run/restore/ca";
+const CLAIM: &str = "/run/restore/claim";
+const CLAIM_VOLUME: &str = "restore-claim";
+/// File mode of mounted Secrets: readable for the user and the group of the pod.
+const SECRET_MODE: i32 = 0o440;
+
+/// The Secrets that a storage block names.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct StoreSecrets<'a> {
+    /// The Secret with the credentials.
+    pub credentials: Option<&'a str>,
+    /// The Secret with the CA certificate of the endpoint.
+    pub ca: Option<&'a str>,
+}
+
+impl Source {
+    /// Fetches the backup in a storage block. Only the container that fetches it mounts the Secrets (invariant 14). A
+    /// backup from a newer minor release than `version` is rejected, and so is a snapshot with another SHA-256.
+    pub fn store(
+        block: &StorageBlock,
+        version: &EtcdVersion,
+        sha256: Option<&str>,
+        secrets: StoreSecrets<'_>,
+    ) -> Self {
+        let mut source = Self {
+            // The arguments contain names of Secrets, not their content (invariant 14).
+            arguments: vec![
+                format!(
+                    "{SOURCE}{}",
+                    serde_json::to_string(block).unwrap_or_default()
+                ),
+                format!("--etcd-version={version}"),
+            ],
+            ..Self::default()
+        };
+        source
+            .arguments
+            .extend(sha256.map(|sha256| format!("{SHA256}{sha256}")));
+        if let StorageSource::Pvc(pvc) = block.source() {
+            source.arguments.push(format!("--claim={CLAIM}"));
+            source.mount(
+                CLAIM,
+                Volume {
+                    name: CLAIM_VOLUME.to_owned(),
+                    persistent_volume_claim: Some(PersistentVolumeClaimVolumeSource {
+                        claim_name: pvc.claim_name.clone(),
+                        ..PersistentVolumeClaimVolumeSource::default()
+                    }),
+                    ..Volume::default()
+                },
+            );
+        }
+        let mounted = [
+            ("restore-secret", "secret", SECRET, secrets.credentials),
+            ("restore-ca", "ca", CA, secrets.ca),
+        ];
+        for (volume, argument, path, secret) in mounted {
+            let Some(secret) = secret else { continue };
+            source.arguments.push(format!("--{argument}={path}"));
+            source.mount(
+                path,
+                Volume {
+                    name: volume.to_owned(),
+                    secret: Some(SecretVolumeSource {
+                        secret_name: Some(secret.to_owned()),
+                        default_mode: Some(SECRET_MODE),
+                        // A pod that is created again must start even if the Secret was deleted meanwhile.
+                        optional: Some(true),
+                        ..SecretVolumeSource::default()
+                    }),
+                    ..Volume::default()
+                },
+            );
+        }
+        source
+    }
+
+    fn mount(&mut self, path: &str, volume: Volume) {
+        self.mounts.push(VolumeMount {
+            name: volume.name.clone(),
+            mount_path: path.to_owned(),
+            read_only: Some(true),
+            ..VolumeMount::default()
+        });
+        self.volumes.push(volume);
+    }
+}
