@@ -187,7 +187,7 @@ pub struct EtcdBackupSpec {
     /// Proof that the newest backup restores: the operator restores it in a pod of its own. If not set, backups are not
     /// verified in this way.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub verification: Option<Verification>,
+    pub verification: Option<Box<Verification>>,
     /// Seconds after which a finished EtcdBackup is deleted. If not set, the object is kept. An EtcdBackup
     /// with a schedule or an interval never finishes.
     #[serde(default, skip_serializing_if = "Option::is_none")]

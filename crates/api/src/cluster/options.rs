@@ -330,7 +330,7 @@ pub struct ClusterBackup {
     pub compression: Option<Compression>,
     /// Proof that the newest backup restores: the backup operator restores it in a pod of its own.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub verification: Option<Verification>,
+    pub verification: Option<Box<Verification>>,
     /// Make no backups while this is true.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,

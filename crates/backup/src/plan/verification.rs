@@ -226,7 +226,7 @@ fn plan_off(backup: &EtcdBackup) -> VerificationPlan {
 
 /// The settings of an EtcdBackup that is verified; `None` if it is not.
 fn settings(backup: &EtcdBackup) -> Option<&Verification> {
-    let settings = backup.spec.verification.as_ref()?;
+    let settings = backup.spec.verification.as_deref()?;
     let live = backup.metadata.deletion_timestamp.is_none();
     (live && refusal(backup).is_none()).then_some(settings)
 }
