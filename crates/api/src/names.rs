@@ -91,6 +91,9 @@ pub const ANNOTATION_JOIN: &str = "etcd.database.coreos.com/join";
 /// Finalizer of an `EtcdBackup` with the deletion policy `Delete`. The operator deletes the stored backups before it
 /// removes the finalizer.
 pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
+/// Finalizer of a periodic `EtcdBackup` of coreos/etcd-operator. It guards nothing, and no process of this project sets
+/// it.
+pub const FINALIZER_COREOS_PERIODIC: &str = "backup-operator-periodic";
 /// Finalizer of an `EtcdRestore` that may hold the restore lock of an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";
 /// Annotation that assigns an object to the cluster-wide operators.

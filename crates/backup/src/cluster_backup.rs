@@ -30,8 +30,7 @@ impl Reconcile for ClusterBackups {
 
     async fn reconcile(&self, cluster: Arc<EtcdCluster>) -> Result<Done, apply::Error> {
         let namespace = cluster.namespace().unwrap_or_default();
-        let mut cached = self.backups.state();
-        cached.retain(|backup| backup.namespace().as_ref() == Some(&namespace));
+        let cached = self.backups.in_namespace(&namespace);
         let readable = cached.iter().filter_map(|backup| backup.0.as_ref().ok());
         let in_namespace: Vec<&EtcdBackup> = readable.collect();
         let backups = Api::<EtcdBackup>::namespaced(self.client.clone(), &namespace);

@@ -15,7 +15,7 @@ use runtime::controller::{Cache, Guarded};
 use tokio_util::sync::CancellationToken;
 
 use crate::observe::Connections;
-use crate::plan::{Action, Job, Plan, Step, VerificationVerdict};
+use crate::plan::{Action, Job, Plan, Step, VerificationVerdict, removable_finalizers};
 use crate::pvc::{Order, PodWorker, Report, StartTimes};
 use crate::reason::Trouble;
 use crate::removal::Removal;
@@ -187,7 +187,12 @@ pub(crate) async fn execute(
         (Action::RecordIntent, _) => context.forget(&uid),
         (Action::SetFinalizer(set), _) => {
             let api = context.api(backup);
-            apply::set_finalizer(&api, MANAGER_BACKUP, backup, FINALIZER_STORED, set).await?;
+            let names: &[&str] = if set {
+                &[FINALIZER_STORED]
+            } else {
+                removable_finalizers(backup)
+            };
+            apply::set_finalizers(&api, MANAGER_BACKUP, backup, names, set).await?;
             if !set {
                 context.forget(&uid);
             }

@@ -228,8 +228,8 @@ fn others(all: &Cache<EtcdBackup>, backup: &EtcdBackup) -> Result<BTreeSet<Strin
              list (--watch-namespace, watchNamespaces of the chart)",
         ));
     }
-    let all = all.state();
-    Ok(same_path::others(backup, all.iter().map(AsRef::as_ref)))
+    let others = all.select(|other| same_path::shares_path(backup, other));
+    Ok(others.iter().filter_map(|other| other.uid()).collect())
 }
 
 #[cfg(test)]

@@ -36,8 +36,8 @@ use idle::plan_idle;
 pub use job::Job;
 pub use need::{Need, need};
 use next_attempt::plan_attempt;
-pub use recorded::intent;
 use recorded::{has_finalizer, has_stored, is_finished, wants_finalizer};
+pub use recorded::{intent, removable_finalizers};
 pub use refusal::refusal;
 use requeue::{PROGRESS_INTERVAL, until};
 pub use verification::{Step, VerificationPlan, VerificationVerdict};
@@ -58,7 +58,7 @@ pub enum Action {
     AbandonTransfer,
     /// Remove the backups that the retention rules do not keep. [`Plan::job`] contains the removal.
     RemoveSurplus,
-    /// Set the finalizer (true), or remove it (false).
+    /// Set the finalizer (true), or remove [`removable_finalizers`] (false).
     SetFinalizer(bool),
     /// Remove all stored backups of this EtcdBackup. [`Plan::job`] contains the removal.
     RemoveAll,

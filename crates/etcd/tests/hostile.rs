@@ -222,6 +222,7 @@ async fn endless_snapshot_of_hostile_etcd_fails() {
             Ok(chunk) => read += chunk.len() as u64,
             Err(error) => break error,
         }
+        assert!(read <= MIB, "the snapshot continues after the limit");
     };
     assert_eq!(read, MIB);
     assert!(

@@ -15,10 +15,17 @@ mod upgrade;
 mod upkeep;
 mod verify;
 
+use std::fmt::Debug;
+
 use clap::CommandFactory;
+use k8s_openapi::NamespaceResourceScope;
+use kube::{Resource, ResourceExt};
+use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use crate::access::Access;
-use crate::cli::{Cli, Command};
+use crate::cli::{Cli, Command, Waiting};
+use crate::console::{Look, say, wait};
 use crate::error::Result;
 
 /// Runs the subcommand, and returns the exit code of the program.
@@ -62,4 +69,39 @@ pub async fn run(cli: Cli) -> Result<u8> {
         Command::Completion(_) => {}
     }
     Ok(0)
+}
+
+/// Creates an object. With `--wait`, waits until `look` finds its end.
+async fn create<K>(
+    access: &Access,
+    object: &K,
+    waiting: &Waiting,
+    look: fn(&K) -> Look,
+) -> Result<()>
+where
+    K: Resource<Scope = NamespaceResourceScope, DynamicType = ()>
+        + Clone
+        + Debug
+        + DeserializeOwned
+        + Serialize,
+{
+    let (kind, name) = (K::kind(&()).to_lowercase(), object.name_any());
+    access.create(object).await?;
+    say(&format!("{kind}/{name} is created"))?;
+    if !waiting.wait {
+        return say(&format!(
+            "follow the {} with `kubectl -n {} get {kind} {name} -o wide --watch`",
+            kind.trim_start_matches("etcd"),
+            access.namespace
+        ));
+    }
+    let looked = async || Ok(look(&access.get::<K>(&name).await?));
+    let end = wait(
+        &access.named::<K>(&name),
+        "complete",
+        waiting.timeout,
+        looked,
+    )
+    .await?;
+    say(&end)
 }

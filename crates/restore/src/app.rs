@@ -73,10 +73,9 @@ fn matching(
     cache: &Cache<EtcdRestore>,
     matches: impl Fn(&EtcdRestore) -> bool,
 ) -> Vec<ObjectRef<Guarded<EtcdRestore>>> {
-    let restores = cache.state();
+    let restores = cache.select(|restore| restore.0.as_ref().is_ok_and(&matches));
     restores
         .iter()
-        .filter(|restore| restore.0.as_ref().is_ok_and(&matches))
         .map(|restore| ObjectRef::from_obj(restore.as_ref()))
         .collect()
 }

@@ -104,7 +104,8 @@ impl ExecuteContext {
         match request {
             Request::SetFinalizer(set) => {
                 let api = self.api(&namespace);
-                apply::set_finalizer(&api, MANAGER_RESTORE, restore, FINALIZER_CLAIM, *set).await?;
+                apply::set_finalizers(&api, MANAGER_RESTORE, restore, &[FINALIZER_CLAIM], *set)
+                    .await?;
             }
             Request::Create(object) => {
                 in_time(since)?;

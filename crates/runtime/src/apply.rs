@@ -397,25 +397,25 @@ where
         .map_err(|e| failed::<K>("patch", &name, e))
 }
 
-/// Adds or removes a finalizer. UID and resourceVersion are preconditions (invariant 11). Other finalizers are not
-/// changed. If the object does not exist, the function succeeds.
+/// Adds (`set`) or removes finalizers. UID and resourceVersion are preconditions (invariant 11). Other finalizers are
+/// not changed. If the object does not exist, the function succeeds.
 ///
 /// # Errors
 /// Fails if the object was changed after it was read, or if the API server rejects the patch.
-pub async fn set_finalizer<K>(
+pub async fn set_finalizers<K>(
     api: &Api<K>,
     manager: &str,
     seen: &K,
-    finalizer: &str,
+    names: &[&str],
     set: bool,
 ) -> Result<(), Error>
 where
     K: Resource<DynamicType = ()> + DeserializeOwned + Clone + Debug,
 {
     let mut finalizers = seen.finalizers().to_vec();
-    finalizers.retain(|one| one != finalizer);
+    finalizers.retain(|one| !names.contains(&one.as_str()));
     if set {
-        finalizers.push(finalizer.to_owned());
+        finalizers.extend(names.iter().map(|one| (*one).to_owned()));
     }
     match merge_metadata(api, manager, seen, json!({ "finalizers": finalizers })).await {
         Err(Error::Api { source, .. }) if is_not_found(&source) => Ok(()),

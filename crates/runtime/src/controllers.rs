@@ -152,12 +152,25 @@ impl<K> Cache<K>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    /// All cached objects.
+    /// All objects. A reconcile uses [`Self::select`] instead.
     pub fn state(&self) -> Vec<Arc<Guarded<K>>> {
         self.0.iter().flat_map(Store::state).collect()
     }
 
-    /// The cached object; `None` if the object does not exist.
+    /// The objects for which `matches` is true. The predicate sees each object in the cache, before anything of it is
+    /// copied. The predicate therefore compares the namespace first, and copies nothing: the objects of one namespace
+    /// must not slow down the reconciles of another namespace.
+    pub fn select(&self, matches: impl Fn(&Guarded<K>) -> bool) -> Vec<Arc<Guarded<K>>> {
+        let selected = self.0.iter().map(|store| store.state_filter(&matches));
+        selected.flatten().collect()
+    }
+
+    /// The objects of a namespace.
+    pub fn in_namespace(&self, namespace: &str) -> Vec<Arc<Guarded<K>>> {
+        self.select(|object| object.meta().namespace.as_deref() == Some(namespace))
+    }
+
+    /// The object, if it exists.
     pub fn get(&self, object: &ObjectRef<Guarded<K>>) -> Option<Arc<Guarded<K>>> {
         self.0.iter().find_map(|store| store.get(object))
     }
@@ -172,6 +185,8 @@ where
 
 #[cfg(test)]
 mod tests {
+    use std::cell::Cell;
+
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::ResourceExt;
     use kube::runtime::reflector::store::Writer;
@@ -210,5 +225,34 @@ mod tests {
         let found = cache.get(&of("b")).and_then(|found| found.namespace());
         assert_eq!(found.as_deref(), Some("b"));
         assert!(cache.get(&of("c")).is_none());
+        let own = cache.in_namespace("b");
+        let own: Vec<_> = own.iter().map(|object| object.namespace()).collect();
+        assert_eq!(own, [Some("b".to_owned())]);
+    }
+
+    /// While the predicate runs, only the cache and this test have references to the objects.
+    #[test]
+    fn tenant_objects_are_not_copied_before_selection() {
+        let mut writer = Writer::<Guarded<ConfigMap>>::new(());
+        let cache = Cache(vec![writer.as_reader()]);
+        let namespaces = ["a", "b", "c"];
+        writer.apply_watcher_event(&Event::Init);
+        for namespace in namespaces {
+            writer.apply_watcher_event(&Event::InitApply(object(namespace)));
+        }
+        writer.apply_watcher_event(&Event::InitDone);
+        let foreign = ["a", "c"].map(|namespace| {
+            let reference = ObjectRef::new("same").within(namespace);
+            cache.get(&reference).unwrap()
+        });
+        let visited = Cell::new(0);
+        let selected = cache.select(|object| {
+            visited.set(visited.get() + 1);
+            for one in &foreign {
+                assert_eq!(Arc::strong_count(one), 2, "{:?}", one.namespace());
+            }
+            object.namespace().as_deref() == Some("b")
+        });
+        assert_eq!((selected.len(), visited.get()), (1, 3));
     }
 }

@@ -258,7 +258,8 @@ async fn await_deleted(sandbox: &Sandbox, names: &[&str]) -> Result<()> {
     .await
 }
 
-/// The deletion of an EtcdBackup deletes its stored backup only if `deletionPolicy` is `Delete`.
+/// A stored backup is deleted with its EtcdBackup only if the deletionPolicy is Delete. The finalizer of
+/// coreos/etcd-operator does not delay the deletion.
 async fn expires(sandbox: &Sandbox) -> Result<()> {
     let bucket = bucket(sandbox, "ttl").await?;
     let s3 = sandbox.env.s3()?;
@@ -266,7 +267,9 @@ async fn expires(sandbox: &Sandbox) -> Result<()> {
     let delete = format!("{ttl}  deletionPolicy: Delete\n");
     let manifests = [("kept", ttl), ("expired", delete.as_str())].map(|(name, more)| {
         let path = format!("{}/{name}", bucket.name);
-        backup_with(s3, name, "c", &path, more)
+        let manifest = backup_with(s3, name, "c", &path, more);
+        let metadata = "metadata: {finalizers: [backup-operator-periodic], ";
+        manifest.replacen("metadata: {", metadata, 1)
     });
     sandbox.apply(&manifests.join("---\n")).await?;
     await_deleted(sandbox, &["kept", "expired"]).await?;

@@ -214,6 +214,9 @@ pub struct RaftLogStatus {
     pub cluster_id: String,
     /// Index of the last entry that an earlier release than etcd 3.6 may have written.
     pub index: i64,
+    /// Checksum of the other two fields. The operator ignores an edited record, and records the newest entry again.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub checksum: Option<String>,
 }
 
 /// The TLS that members are started with, recorded before the first member starts with it.

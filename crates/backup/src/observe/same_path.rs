@@ -4,55 +4,49 @@
 //! other EtcdBackups. A backup has no owner if it has no manifest, or if its EtcdBackup was deleted or moved to another
 //! path. Every EtcdBackup with that path applies its rules to a backup without an owner.
 
-use std::collections::BTreeSet;
-
 use api::EtcdBackup;
 use api::storage::StorageSource;
-use kube::ResourceExt;
+use kube::Resource;
 use runtime::controller::Guarded;
 
-/// The type of the store, the path, and the PersistentVolumeClaim if there is one. Endpoints are not compared, because
-/// one store may have several endpoints.
-fn path_of(backup: &EtcdBackup) -> Option<(&'static str, String, String)> {
-    let spec = &backup.spec;
-    let blocks = spec.blocks();
-    let source = blocks
-        .select(&spec.storage_type, "spec", "storageType")
-        .ok()?;
-    let volume = match &source {
-        StorageSource::Pvc(pvc) => {
-            format!(
-                "{}/{}",
-                backup.namespace().unwrap_or_default(),
-                pvc.claim_name
-            )
-        }
-        _ => String::new(),
-    };
-    Some((source.block(), volume, source.path().to_owned()))
+fn source_of(backup: &EtcdBackup) -> Option<StorageSource<'_>> {
+    let blocks = backup.spec.blocks();
+    let source = blocks.select(&backup.spec.storage_type, "spec", "storageType");
+    source.ok()
 }
 
-/// The UIDs of the other periodic EtcdBackups with the same path. EtcdBackups that this release cannot parse are
-/// included, because they may have that path.
-pub(super) fn others<'a>(
-    backup: &EtcdBackup,
-    all: impl Iterator<Item = &'a Guarded<EtcdBackup>>,
-) -> BTreeSet<String> {
-    let Some(own_path) = path_of(backup) else {
-        return BTreeSet::new();
+/// Whether the other object is a periodic EtcdBackup with the same path. An EtcdBackup that this release cannot parse
+/// may have that path, so it counts.
+///
+/// A bucket may be used by several namespaces, so this function sees the EtcdBackups of all namespaces. It copies
+/// nothing. Endpoints are not compared, because one store may have several endpoints.
+pub(super) fn shares_path(backup: &EtcdBackup, other: &Guarded<EtcdBackup>) -> bool {
+    if other.meta().uid == backup.metadata.uid {
+        return false;
+    }
+    let Some(own) = source_of(backup) else {
+        return false;
     };
-    all.filter(|other| other.uid() != backup.uid())
-        .filter(|other| {
-            other.0.as_ref().map_or(true, |other| {
-                other.spec.is_periodic() && path_of(other).as_ref() == Some(&own_path)
-            })
-        })
-        .filter_map(ResourceExt::uid)
-        .collect()
+    let Ok(other) = &other.0 else { return true };
+    if !other.spec.is_periodic() || other.spec.storage_type != backup.spec.storage_type {
+        return false;
+    }
+    let Some(source) = source_of(other) else {
+        return false;
+    };
+    let same_volume = match (&own, &source) {
+        (StorageSource::Pvc(own), StorageSource::Pvc(claim)) => {
+            other.metadata.namespace == backup.metadata.namespace
+                && claim.claim_name == own.claim_name
+        }
+        _ => true,
+    };
+    same_volume && source.path() == own.path()
 }
 
 #[cfg(test)]
 mod tests {
+    use kube::ResourceExt;
     use serde_json::{Value, json};
 
     use super::*;
@@ -66,6 +60,12 @@ mod tests {
         });
         change(&mut object);
         serde_json::from_value(object).unwrap()
+    }
+
+    /// The UIDs of the EtcdBackups with the path of `backup`.
+    fn others(backup: &EtcdBackup, all: &[Guarded<EtcdBackup>]) -> Vec<String> {
+        let others = all.iter().filter(|other| shares_path(backup, other));
+        others.filter_map(ResourceExt::uid).collect()
     }
 
     #[test]
@@ -96,12 +96,10 @@ mod tests {
             backup("others-claim", claim("a", "m")),
         ];
         let all = all.map(|one| Guarded(Ok(one)));
-        let found = |uid: &str, change: &dyn Fn(&mut Value)| -> Vec<String> {
-            others(&backup(uid, |object| change(object)), all.iter())
-                .into_iter()
-                .collect()
+        let found = |uid: &str, change: &dyn Fn(&mut Value)| {
+            others(&backup(uid, |object| change(object)), &all)
         };
-        assert_eq!(found("new", &|_| ()), ["elsewhere", "same"]);
+        assert_eq!(found("new", &|_| ()), ["same", "elsewhere"]);
         assert_eq!(found("same", &|_| ()), ["elsewhere"]);
         assert_eq!(found("new", &claim("a", "n")), ["claim"]);
         assert_eq!(found("new", &claim("c", "n")), Vec::<String>::new());
@@ -119,8 +117,7 @@ mod tests {
             }),
         ];
         let all = all.map(|one| Guarded(Ok(one)));
-        let found = others(&backup("new", |_| ()), all.iter());
-        assert_eq!(found.into_iter().collect::<Vec<_>>(), ["suspended"]);
+        assert_eq!(others(&backup("new", |_| ()), &all), ["suspended"]);
     }
 
     #[test]
@@ -132,7 +129,6 @@ mod tests {
         });
         let later: Guarded<EtcdBackup> = serde_json::from_value(later).unwrap();
         assert!(later.0.is_err());
-        let found = others(&backup("new", |_| ()), std::iter::once(&later));
-        assert_eq!(found.into_iter().collect::<Vec<_>>(), ["later"]);
+        assert_eq!(others(&backup("new", |_| ()), &[later]), ["later"]);
     }
 }

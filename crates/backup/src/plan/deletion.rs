@@ -4,7 +4,7 @@
 use api::EtcdBackup;
 use jiff::{SignedDuration, Timestamp};
 
-use super::recorded::{has_finalizer, is_finished, wants_finalizer};
+use super::recorded::{has_finalizer, has_removable_finalizer, is_finished, wants_finalizer};
 use super::requeue::{INPUT_RETRY, input_retry};
 use super::{Action, Plan, Verdict, clock, job};
 use crate::reason::Reason;
@@ -52,10 +52,10 @@ pub(super) fn all_removed(snapshot: &Snapshot) -> bool {
 
 /// Plans the removal of all stored backups. The EtcdBackup is being deleted, and no transfer is active.
 pub(super) fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
-    if !has_finalizer(backup) {
+    if !has_removable_finalizer(backup) {
         return Plan::new(Action::Nothing, Verdict::Unchanged, None);
     }
-    if !wants_finalizer(backup) || all_removed(snapshot) {
+    if !has_finalizer(backup) || !wants_finalizer(backup) || all_removed(snapshot) {
         return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
     }
     let obstacle = snapshot.obstacle.as_ref();

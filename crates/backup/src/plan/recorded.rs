@@ -3,10 +3,11 @@
 
 use api::backup::DeletionPolicy;
 use api::conditions::{ConditionType, find};
-use api::names::FINALIZER_STORED;
+use api::names::{FINALIZER_COREOS_PERIODIC, FINALIZER_STORED};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
+use kube::ResourceExt;
 
 use crate::reason::Reason;
 
@@ -58,10 +59,27 @@ pub(super) fn wants_finalizer(backup: &EtcdBackup) -> bool {
 }
 
 pub(super) fn has_finalizer(backup: &EtcdBackup) -> bool {
-    let finalizers = backup.metadata.finalizers.as_deref().unwrap_or_default();
-    finalizers
+    backup
+        .finalizers()
         .iter()
-        .any(|finalizer| finalizer == FINALIZER_STORED)
+        .any(|one| one == FINALIZER_STORED)
+}
+
+/// True if a plan may remove a finalizer of this EtcdBackup.
+pub(super) fn has_removable_finalizer(backup: &EtcdBackup) -> bool {
+    let removable = removable_finalizers(backup);
+    let mut finalizers = backup.finalizers().iter();
+    finalizers.any(|one| removable.contains(&one.as_str()))
+}
+
+/// The finalizers that [`super::Action::SetFinalizer`] with `false` removes. coreos/etcd-operator no longer runs, so
+/// nothing else removes its finalizer from an EtcdBackup that is being deleted. Before the deletion, this operator does
+/// not touch that finalizer, so that it never competes with an operator that sets it again.
+pub fn removable_finalizers(backup: &EtcdBackup) -> &'static [&'static str] {
+    match backup.metadata.deletion_timestamp {
+        Some(_) => &[FINALIZER_STORED, FINALIZER_COREOS_PERIODIC],
+        None => &[FINALIZER_STORED],
+    }
 }
 
 /// True if the status reports a stored backup, or an attempt that may have stored one.

@@ -131,6 +131,14 @@ impl Certificates {
         started.is_some_and(|started| of_circle(&started, scope).contains(&short(fingerprint)))
     }
 
+    /// True if the etcd in this pod was started with a CA that is valid at this time. False if no Secret contains that
+    /// CA any more.
+    pub fn trusts_valid(&self, member: &str, scope: CaScope, now: Timestamp) -> bool {
+        let anchors = self.secrets.values().flat_map(|held| &held.trusts);
+        let mut valid = anchors.filter(|(_, anchor)| anchor.not_after > now);
+        valid.any(|(print, _)| self.trusts(member, scope, print))
+    }
+
     /// True if the etcd in this pod was started with exactly the trust bundle in the Secret of this CA.
     pub fn started_with_bundle(&self, member: &str, scope: CaScope, authority: &Held) -> bool {
         let bundle: BTreeSet<String> = authority.trusts.keys().map(|print| short(print)).collect();

@@ -17,6 +17,7 @@ use crate::plan::view::{MemberState, View};
 use crate::plan::{Draft, SHORTLY};
 use crate::reason::Reason;
 use crate::snapshot::Observed;
+use crate::upkeep::raft_log_record;
 
 /// The first minor release that cannot read requests of the API v2 in the log.
 const WITHOUT_V2: (u64, u64) = (3, 7);
@@ -30,10 +31,11 @@ fn target(member: &MemberState, recorded: u64) -> u64 {
     recorded + count.unwrap_or(DEFAULT_SNAPSHOT_COUNT) + 1
 }
 
-/// The recorded index, if it belongs to the log of this cluster.
+/// The recorded index, if it belongs to the log of this cluster and its checksum is correct.
 fn recorded(observed: &Observed) -> Option<u64> {
     let record = observed.upkeep.raft_log.as_ref()?;
-    let is_own = record.cluster_id == observed.cluster_id?.to_string();
+    let cluster_id = observed.cluster_id?.to_string();
+    let is_own = *record == raft_log_record(cluster_id, record.index);
     is_own.then(|| record.index.try_into().ok())?
 }
 

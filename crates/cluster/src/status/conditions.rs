@@ -21,7 +21,7 @@ pub(super) fn conditions(
     now: &Time,
 ) -> (Vec<Condition>, State, Vec<LastError>) {
     let degraded = degraded(report, view);
-    let last_errors = history::last_errors(report, &degraded, now);
+    let last_errors = history::last_errors(before, &degraded, now);
     let findings = [
         available(report, view),
         progressing(report),

@@ -1,11 +1,10 @@
 //! `status.lastErrors`: a short history of problems, for a person who looks at the cluster afterwards.
 
-use api::cluster::LastError;
+use api::cluster::{EtcdClusterStatus, LastError};
 use api::conditions::{ConditionStatus, ConditionType, Finding, find};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
 use crate::reason::Reason;
-use crate::status::Report;
 
 /// Maximum number of problems in `status.lastErrors`.
 const KEPT: usize = 10;
@@ -13,9 +12,12 @@ const KEPT: usize = 10;
 /// The history with the problem of this report, newest first. A problem is added when it begins, so a problem that
 /// persists causes no further writes. A member that is down is not added, because each planned restart causes this
 /// state for some seconds.
-pub(super) fn last_errors(report: &Report, degraded: &Finding, now: &Time) -> Vec<LastError> {
-    let before = report.cluster.status.clone().unwrap_or_default();
-    let mut errors = before.last_errors;
+pub(super) fn last_errors(
+    before: &EtcdClusterStatus,
+    degraded: &Finding,
+    now: &Time,
+) -> Vec<LastError> {
+    let mut errors = before.last_errors.clone();
     let reason = degraded.reason.as_str();
     let old = find(&before.conditions, &ConditionType::Degraded);
     let persists = old.is_some_and(|old| old.status == "True" && old.reason == reason);
@@ -32,7 +34,7 @@ pub(super) fn last_errors(report: &Report, degraded: &Finding, now: &Time) -> Ve
             time: now.clone(),
             reason: reason.to_owned(),
             message: degraded.message.clone(),
-            step: before.next_step,
+            step: before.next_step.clone(),
             count: count.saturating_add(1),
         },
     );

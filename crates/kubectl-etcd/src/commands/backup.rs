@@ -9,7 +9,7 @@ use kube::ResourceExt;
 
 use crate::access::Access;
 use crate::cli::BackupArgs;
-use crate::console::{Look, confirm, say, wait};
+use crate::console::{Look, confirm, say};
 use crate::error::{Error, Result};
 use crate::text::bytes;
 
@@ -18,27 +18,16 @@ pub(super) async fn run(access: &Access, args: &BackupArgs) -> Result<()> {
     let existing = access.backups().await?;
     let suffix = suffix(Timestamp::now());
     let backup = new_backup(args, &existing, &suffix)?;
-    let name = backup.name_any();
     let yaml = serde_yaml_ng::to_string(&backup.spec).map_err(|_| Error::Format("YAML"))?;
     say(&format!(
-        "EtcdBackup {name} for cluster {}:\n{yaml}",
+        "EtcdBackup {} for cluster {}:\n{yaml}",
+        backup.name_any(),
         cluster.name_any()
     ))?;
     if !confirm("Make this backup?", args.consent)? {
         return Ok(());
     }
-    access.create(&backup).await?;
-    say(&format!("etcdbackup/{name} is created"))?;
-    if !args.waiting.wait {
-        return say(&format!(
-            "follow the backup with `kubectl -n {} get etcdbackup {name} -o wide --watch`",
-            access.namespace
-        ));
-    }
-    let object = access.named::<EtcdBackup>(&name);
-    let looked = async || Ok(look(&access.get::<EtcdBackup>(&name).await?));
-    let end = wait(&object, "complete", args.waiting.timeout, looked).await?;
-    say(&end)
+    super::create(access, &backup, &args.waiting, look).await
 }
 
 /// The time in the form that is part of object names: `20261126-190503`.

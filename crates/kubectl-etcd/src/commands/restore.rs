@@ -11,7 +11,7 @@ use kube::{Api, ResourceExt};
 use super::{backup::suffix, status};
 use crate::access::Access;
 use crate::cli::RestoreArgs;
-use crate::console::{Look, confirm, say, wait};
+use crate::console::{Look, confirm, say};
 use crate::error::{Error, Result};
 use crate::text::{bytes, distance, time};
 use crate::view::ClusterView;
@@ -37,19 +37,7 @@ pub(super) async fn run(access: &Access, args: &RestoreArgs) -> Result<()> {
         return Ok(());
     }
     let restore = new_restore(args, &suffix(now));
-    let name = restore.name_any();
-    access.create(&restore).await?;
-    say(&format!("etcdrestore/{name} is created"))?;
-    if !args.waiting.wait {
-        return say(&format!(
-            "follow the restore with `kubectl -n {} get etcdrestore {name} -o wide --watch`",
-            access.namespace
-        ));
-    }
-    let object = access.named::<EtcdRestore>(&name);
-    let looked = async || Ok(look(&access.get::<EtcdRestore>(&name).await?));
-    let end = wait(&object, "complete", args.waiting.timeout, looked).await?;
-    say(&end)
+    super::create(access, &restore, &args.waiting, look).await
 }
 
 /// The stored backup that the restore will use.

@@ -2,6 +2,7 @@
 
 use super::periodic::first_complete;
 use super::*;
+use crate::plan::removable_finalizers;
 use crate::snapshot::RemovalResult;
 
 #[test]
@@ -83,6 +84,35 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
         plan(&finalized, &secret_missing, at(400)).action,
         Action::SetFinalizer(false)
     );
+}
+
+/// coreos/etcd-operator sets a finalizer on periodic EtcdBackups, and only that operator removed it.
+#[test]
+fn finalizer_of_coreos_operator_does_not_block_deletion() {
+    use api::names::{FINALIZER_COREOS_PERIODIC, FINALIZER_STORED};
+    let idle = Snapshot::default();
+    let mut backup = first_complete(|_| ());
+    let old = FINALIZER_COREOS_PERIODIC.to_owned();
+    backup.metadata.finalizers = Some(vec![old.clone()]);
+    let before = plan(&backup, &idle, at(8));
+    assert!(!before.action.changes_object(), "{before:?}");
+    assert_eq!(removable_finalizers(&backup), [FINALIZER_STORED]);
+
+    backup.metadata.deletion_timestamp = Some(at(10).into());
+    let all = [FINALIZER_STORED, FINALIZER_COREOS_PERIODIC];
+    assert_eq!(
+        plan(&backup, &idle, at(10)).action,
+        Action::SetFinalizer(false)
+    );
+    assert_eq!(removable_finalizers(&backup), all);
+
+    // The stored backups are removed before both finalizers.
+    backup.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
+    backup.metadata.finalizers = Some(vec![old, FINALIZER_STORED.to_owned()]);
+    assert_eq!(plan(&backup, &idle, at(10)).action, Action::RemoveAll);
+
+    backup.metadata.finalizers = Some(vec!["example.com/other".to_owned()]);
+    assert_eq!(plan(&backup, &idle, at(10)).action, Action::Nothing);
 }
 
 /// If the operator is uninstalled, no process removes the finalizers of its EtcdBackups.

@@ -5,7 +5,7 @@
 //! manager. Even an outdated report therefore never removes a record.
 
 use api::cluster::{
-    BootstrapStatus, DefragmentationStatus, RaftLogStatus, RecoveryPhase, RecoveryStatus, TlsStatus,
+    BootstrapStatus, DefragmentationStatus, RecoveryPhase, RecoveryStatus, TlsStatus,
 };
 use etcd::ClusterId;
 use serde_json::{Value, json};
@@ -16,6 +16,7 @@ use crate::plan::view::is_known;
 use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed};
 use crate::switch::TlsMode;
+use crate::upkeep::raft_log_record;
 
 /// Field manager of the token, the first members, the cluster ID and the recovery.
 const MANAGER_IDENTITY: &str = "etcd-operator-identity";
@@ -171,8 +172,7 @@ impl Builder<'_> {
     pub(crate) fn record_raft_log(&self, newest: Option<u64>) -> Action {
         let record = newest.zip(self.observed.cluster_id).map(|(index, id)| {
             let index = i64::try_from(index).unwrap_or(i64::MAX);
-            let cluster_id = id.to_string();
-            RaftLogStatus { cluster_id, index }
+            raft_log_record(id.to_string(), index)
         });
         let (event, text) = match &record {
             Some(record) => (

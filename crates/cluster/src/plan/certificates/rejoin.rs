@@ -22,9 +22,13 @@ use crate::snapshot::{Disk, Pod};
 const RESTART: Duration = Duration::from_mins(1);
 
 impl Keeper<'_> {
-    /// Restarts members whose CAs for peers, or whose CAs for clients, have all expired. These members accept no new
-    /// connection from peers or from clients, so they are restarted concurrently. Members without a volume are only
-    /// reported. Returns true if the plan restarts a member.
+    /// Restarts members whose CAs for peers, or whose CAs for clients, have all expired. Members without a volume are
+    /// only reported. Returns true if the plan restarts a member.
+    ///
+    /// If the CAs for peers have expired, the members accept no new connection from each other. The cluster then has no
+    /// quorum that a restart could interrupt, or loses it with the next interrupted connection, so all members are
+    /// restarted concurrently. If only the CAs for clients have expired, a quorum may serve clients with open
+    /// connections, and [`Self::rejoin`] or a rolling update restarts the members one at a time.
     pub(super) fn start_again(&self, settled: &Settled, draft: &mut Draft) -> bool {
         let mut restarts = false;
         for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
@@ -44,6 +48,9 @@ impl Keeper<'_> {
                 draft.problem(Reason::AuthorityExpired, text);
                 continue;
             }
+            if self.restarts_one_by_one(member, pod) {
+                continue;
+            }
             if settled.holds(pod) {
                 wait_for_certificates(draft);
                 continue;
@@ -53,6 +60,24 @@ impl Keeper<'_> {
             restarts = true;
         }
         restarts
+    }
+
+    /// Invariant 18: true if members accept connections from this member's peers, and another phase restarts the member
+    /// with new CAs for clients: [`Self::rejoin`] if a member rejects the operator, a rolling update if the member
+    /// answers.
+    fn restarts_one_by_one(&self, member: &str, pod: &Pod) -> bool {
+        let trusts_peers = || {
+            let certificates = self.certificates;
+            certificates.trusts_valid(member, CaScope::Peers, self.now)
+        };
+        let answers = || self.observed.answer(member).is_some();
+        let rejoins = || self.is_ready() && self.cuts_off() && self.would_help(member, pod);
+        !self.is_replaced() && (!self.rule.peers || trusts_peers()) && (answers() || rejoins())
+    }
+
+    /// True if a restore or a recovery is in progress. It starts all members with the current CAs.
+    fn is_replaced(&self) -> bool {
+        self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some()
     }
 
     /// True if a TLS switch is in progress. During a switch, members also have listeners that do not depend on these
@@ -74,8 +99,7 @@ impl Keeper<'_> {
             return;
         }
         self.without_volumes(draft);
-        // During a restore or a recovery, all members start with the current CAs, so no member needs a restart.
-        if self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some() {
+        if self.is_replaced() {
             return;
         }
         let needed = settled.adds || self.cuts_off();

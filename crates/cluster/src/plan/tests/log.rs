@@ -1,11 +1,10 @@
 //! The snapshot of the Raft log before an upgrade to etcd 3.7.
 
-use api::cluster::RaftLogStatus;
-
 use super::rolling::towards;
 use super::scene::{CLUSTER, Scene};
 use crate::plan::tests::writes::Write;
 use crate::snapshot::Seen;
+use crate::upkeep::raft_log_record;
 
 /// The newest entry of the log in these scenes.
 const NEWEST: u64 = 10_000;
@@ -26,8 +25,8 @@ fn change(scene: &Scene) -> Vec<Write> {
 }
 
 fn recorded(mut scene: Scene, cluster_id: &str, index: i64) -> Scene {
-    let cluster_id = cluster_id.to_owned();
-    scene.observed.upkeep.raft_log = Some(RaftLogStatus { cluster_id, index });
+    let record = raft_log_record(cluster_id.to_owned(), index);
+    scene.observed.upkeep.raft_log = Some(record);
     scene
 }
 
@@ -68,19 +67,46 @@ fn invariant_29_raft_log_is_recorded_before_entries_are_appended() {
     let missing = towards("3.6.16", "3.7.3");
     let of_other_cluster = recorded(towards("3.6.16", "3.7.3"), "1", 10_000_000);
     for scene in [missing, of_other_cluster] {
-        let writes = change(&applied(scene, NEWEST).compared());
-        let [
-            Write::RecordRaftLog {
-                record: Some(record),
-                ..
-            },
-        ] = &*writes
-        else {
-            panic!("{writes:?}");
-        };
-        assert_eq!(record.cluster_id, CLUSTER.to_string());
-        assert_eq!(u64::try_from(record.index), Ok(NEWEST));
+        assert_records_newest(&applied(scene, NEWEST).compared(), NEWEST);
     }
+}
+
+/// The only write is a record of this entry.
+fn assert_records_newest(scene: &Scene, newest: u64) {
+    let writes = change(scene);
+    let [
+        Write::RecordRaftLog {
+            record: Some(record),
+            ..
+        },
+    ] = &*writes
+    else {
+        panic!("{writes:?}");
+    };
+    let index = i64::try_from(newest).unwrap();
+    assert_eq!(*record, raft_log_record(CLUSTER.to_string(), index));
+}
+
+/// Invariant 29: all members have applied enough entries after the edited index, but not after the
+/// recorded one.
+#[test]
+fn invariant_29_edited_record_of_log_is_replaced() {
+    let applied_index = NEWEST + 5_000;
+    for index in [1, 4_000, -1, 20_000, i64::MAX] {
+        let mut scene = applied(upgrade(), applied_index);
+        let record = scene.observed.upkeep.raft_log.as_mut().unwrap();
+        record.index = index;
+        assert_records_newest(&scene.compared(), applied_index);
+    }
+    // A record without a checksum, and a record of this index with the ID of another cluster.
+    let mut without = applied(upgrade(), applied_index);
+    let record = without.observed.upkeep.raft_log.as_mut().unwrap();
+    record.checksum = None;
+    assert_records_newest(&without.compared(), applied_index);
+    let mut other = applied(recorded(towards("3.6.16", "3.7.3"), "1", 1), applied_index);
+    let record = other.observed.upkeep.raft_log.as_mut().unwrap();
+    record.cluster_id = CLUSTER.to_string();
+    assert_records_newest(&other.compared(), applied_index);
 }
 
 /// Invariant 29: every member saves a snapshot of its Raft log before the first member is upgraded to etcd 3.7.

@@ -1,5 +1,7 @@
 //! Scenarios of lost authorities: their Secret is deleted, emptied or replaced, alone or together with other Secrets.
 
+use std::time::Duration;
+
 use api::names::{CertificateUse, certificate_secret};
 
 use super::story::{MEMBERS, Story, anchor, held, is_of_certificates, issues, notifies, trusts};
@@ -47,6 +49,28 @@ impl Story {
     fn silent(&mut self) {
         self.scene.observed.statuses.clear();
         self.scene.observed.members = Seen::Unknown("bad certificate".into());
+    }
+
+    /// Lets the CA of this scope expire while the operator is not running. The operator then replaces the certificates.
+    fn expires(&mut self, scope: CaScope) {
+        let end = self.now().checked_add(Duration::from_mins(1)).unwrap();
+        self.expire(scope, end);
+        self.restart_all();
+        self.later(120);
+        self.settle();
+    }
+
+    /// Checks that members are restarted one at a time.
+    fn restarts_one_by_one(&mut self) {
+        for member in MEMBERS {
+            assert_eq!(self.deletes().as_deref(), Some(member));
+            self.comes_back(member);
+            self.ready(member, false);
+            assert_eq!(self.deletes(), None, "{member} is not ready");
+            self.ready(member, true);
+            self.settle();
+        }
+        assert_eq!(self.deletes(), None);
     }
 
     fn ready(&mut self, member: &str, ready: bool) {
@@ -296,19 +320,36 @@ fn lost_client_authority_restarts_members_one_by_one() {
         "the members answer the operator, so no pod is deleted"
     );
     story.silent();
-    for member in MEMBERS {
-        assert_eq!(story.deletes().as_deref(), Some(member));
-        story.comes_back(member);
-        story.ready(member, false);
-        assert_eq!(
-            story.deletes(),
-            None,
-            "no other pod is deleted before {member} is ready"
-        );
-        story.ready(member, true);
-        story.settle();
-    }
-    assert_eq!(story.deletes(), None);
+    story.restarts_one_by_one();
+}
+
+/// Invariant 18 (rolling updates): members accept their peers, so a quorum may serve clients with open connections.
+#[test]
+fn invariant_18_expired_client_authority_restarts_members_one_by_one() {
+    let mut story = Story::formed(true);
+    story.expires(CaScope::Clients);
+    assert_eq!(story.deletes(), None, "members answer the operator");
+    story.silent();
+    story.restarts_one_by_one();
+}
+
+/// Members do not accept their peers. The same applies to the unknown CAs for peers of a lost Secret.
+#[test]
+fn expired_peer_authority_restarts_members_together() {
+    let mut story = Story::formed(true);
+    story.expires(CaScope::Peers);
+    story.silent();
+    assert_eq!(story.deleted(), 3);
+    let mut story = Story::formed(true);
+    story.expires(CaScope::Clients);
+    let of_peers = |name: &String| name.contains("-peer");
+    story
+        .certificates()
+        .secrets
+        .retain(|name, _| !of_peers(name));
+    story.silent();
+    story.settle();
+    assert_eq!(story.deleted(), 3);
 }
 
 #[test]

@@ -9,6 +9,8 @@ pub(super) struct Story {
     pub(super) scene: Scene,
     pub(super) now: Timestamp,
     drawn: u32,
+    /// When each drawn certificate expires, by its fingerprint.
+    ends: BTreeMap<String, Timestamp>,
     pub(super) told: Vec<Write>,
 }
 
@@ -44,12 +46,12 @@ impl Story {
             rule: Some(rule()),
             ..Certificates::default()
         };
-        let (drawn, told) = (0, Vec::new());
         Self {
             scene,
             now: at(1000),
-            drawn,
-            told,
+            drawn: 0,
+            ends: BTreeMap::new(),
+            told: Vec::new(),
         }
     }
 
@@ -139,14 +141,45 @@ impl Story {
     pub(super) fn draw(&mut self, validity: Duration, issuer: Option<Vec<u8>>) -> Leaf {
         self.drawn += 1;
         let name = format!("drawn {}", self.drawn);
+        let not_after = self.now.checked_add(validity).unwrap();
+        self.ends.insert(name.clone(), not_after);
         Leaf {
             not_before: self.now,
-            not_after: self.now.checked_add(validity).unwrap(),
+            not_after,
             issuer: issuer.unwrap_or_else(|| name.clone().into_bytes()),
             subject: name.clone().into_bytes(),
             names: [].into(),
             fingerprint: name,
             can_sign: true,
+        }
+    }
+
+    /// The entry of a trust bundle for a drawn CA.
+    fn drawn_anchor(&self, pem: &[u8]) -> (String, Anchor) {
+        let (print, mut entry) = anchor(pem);
+        entry.not_after = self.ends.get(&print).copied().unwrap_or(entry.not_after);
+        (print, entry)
+    }
+
+    /// Lets the CAs of this scope, and their certificates, expire at this time.
+    pub(super) fn expire(&mut self, scope: CaScope, end: Timestamp) {
+        let prints: Vec<String> = self.authority(scope).trusts.keys().cloned().collect();
+        for print in &prints {
+            self.ends.insert(print.clone(), end);
+        }
+        for held in self.certificates().secrets.values_mut() {
+            let mut found = false;
+            for (print, entry) in &mut held.trusts {
+                if prints.contains(print) {
+                    (entry.not_after, found) = (end, true);
+                }
+            }
+            if !found {
+                continue;
+            }
+            let leaf = held.certificate.as_mut().unwrap();
+            leaf.not_after = leaf.not_after.min(end);
+            held.trusts_until = held.trusts_until.map(|_| end);
         }
     }
 
@@ -178,8 +211,9 @@ impl Story {
             CertificateWrite::Authority { scope, beside, .. } => {
                 let signs = self.draw(long, None);
                 let mut one = held(None);
-                one.trusts = beside.iter().map(|pem| anchor(pem)).collect();
-                one.trusts.extend([anchor(signs.fingerprint.as_bytes())]);
+                let own = signs.fingerprint.as_bytes();
+                let bundle = beside.iter().map(Vec::as_slice).chain([own]);
+                one.trusts = bundle.map(|pem| self.drawn_anchor(pem)).collect();
                 one.trusts_until = Some(signs.not_after);
                 (one.certificate, one.resource_version) = (Some(signs), version);
                 one.rotated_for = rule().rotate;
@@ -189,19 +223,17 @@ impl Story {
                 let one = self.authority(*scope);
                 let own = [one.certificate.clone(), one.next.clone()].into_iter();
                 let own = own.flatten().map(|leaf| leaf.fingerprint.into_bytes());
-                one.trusts = beside
-                    .iter()
-                    .cloned()
-                    .chain(own)
-                    .map(|pem| anchor(&pem))
-                    .collect();
-                one.resource_version = version;
+                let bundle = beside.iter().cloned().chain(own);
+                let trusts = bundle.map(|pem| self.drawn_anchor(&pem)).collect();
+                let one = self.authority(*scope);
+                (one.trusts, one.resource_version) = (trusts, version);
             }
             CertificateWrite::Prepare { scope, .. } => {
                 let next = self.draw(long, None);
                 let asked = self.certificates().rule.as_ref().unwrap().rotate.clone();
+                let entry = self.drawn_anchor(next.fingerprint.as_bytes());
                 let one = self.authority(*scope);
-                one.trusts.extend([anchor(next.fingerprint.as_bytes())]);
+                one.trusts.extend([entry]);
                 one.trusts_until = Some(next.not_after);
                 (one.next, one.resource_version, one.rotated_for) = (Some(next), version, asked);
             }
