@@ -54,6 +54,7 @@ mod operator_crash;
 mod operator_upgrade;
 mod paused;
 mod plugin;
+mod quick_start;
 mod quorum_loss;
 mod release_upgrade_and_back;
 mod restore_crash;
