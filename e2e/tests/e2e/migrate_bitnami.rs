@@ -40,8 +40,8 @@ impl Guides {
         let mut values = vec![
             ("NAMESPACE", sandbox.namespace.as_str()),
             ("RELEASE", OLD),
-            ("my-bucket/etcd/move", &path),
-            ("awsSecret: aws}", &store),
+            ("my-bucket/etcd/move", path.as_str()),
+            ("awsSecret: aws}", store.as_str()),
         ];
         if auth == Auth::Off {
             // The guide names these lines to leave out.

@@ -13,7 +13,7 @@ fn section(sandbox: &Sandbox, heading: &str) -> Result<Guide> {
     let examples = format!("-f {}/examples/", root().display());
     let values = [
         ("-n etcd ", namespace.as_str()),
-        ("-f examples/", &examples),
+        ("-f examples/", examples.as_str()),
         // The reader ends this command with Ctrl+C.
         (" --watch", ""),
     ];

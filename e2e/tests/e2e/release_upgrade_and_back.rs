@@ -332,7 +332,7 @@ async fn use_field_of_later_release(sandbox: &Sandbox) -> Result<()> {
                 // A later release writes each record of the status with a field manager of its own.
                 (
                     "status",
-                    &["--subresource=status", "--field-manager=later-record"],
+                    &["--subresource=status", "--field-manager=later-record"][..],
                 ),
             ] {
                 let patch = json!({ part: { LATER: "kept" } }).to_string();
