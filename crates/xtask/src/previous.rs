@@ -70,12 +70,25 @@ pub(crate) fn find(name: &str) -> Result<Commit> {
 pub(crate) fn build(commit: &str) -> Result<Previous> {
     let source = clone(commit)?;
     let target = checkout::target()?.display().to_string();
-    let build: &[&str] = &["build", "--bin", image::PROGRAM, "--target-dir", &target];
-    let built = image::cargo_executables_in(&source, &[build, image::SELECTION].concat())?;
+    let mut args = vec!["build", "--bin", image::PROGRAM, "--target-dir", &target];
+    args.extend(selection(&source));
+    let built = image::cargo_executables_in(&source, &args)?;
     Ok(Previous {
         chart: source.join("charts/etcd-operator"),
         image: image::build(&built, &Origin::unreleased())?,
     })
+}
+
+/// The options of [`image::SELECTION`] for the packages that the commit has.
+fn selection(source: &Path) -> impl Iterator<Item = &'static str> {
+    let exists = |package: &str| {
+        let folders = [source.join("crates").join(package), source.join(package)];
+        folders.iter().any(|folder| folder.is_dir())
+    };
+    let chosen = image::SELECTION
+        .chunks(2)
+        .filter(move |pair| pair.last().is_some_and(|package| exists(package)));
+    chosen.flatten().copied()
 }
 
 /// Clones the commit into the cache, unless it exists there. The target directory is not used: it is often below the
@@ -127,5 +140,17 @@ mod tests {
             Err(error) => assert!(error.to_string().contains("no-such-commit"), "{error}"),
         }
         assert!(!matches!(find("--all"), Ok(Commit::Found(_))));
+    }
+
+    #[test]
+    fn only_packages_of_commit_are_selected() {
+        let dir = tempfile::tempdir().unwrap();
+        for folder in ["crates/cluster", "e2e"] {
+            fs::create_dir_all(dir.path().join(folder)).unwrap();
+        }
+        let selected: Vec<_> = selection(dir.path()).collect();
+        assert_eq!(selected, ["-p", "cluster", "-p", "e2e"]);
+        let all: Vec<_> = selection(&checkout::root()).collect();
+        assert_eq!(all, image::SELECTION);
     }
 }
