@@ -70,8 +70,8 @@ pub(crate) fn find(name: &str) -> Result<Commit> {
 pub(crate) fn build(commit: &str) -> Result<Previous> {
     let source = clone(commit)?;
     let target = checkout::target()?.display().to_string();
-    let mut args = vec!["build", "--bin", image::PROGRAM, "--target-dir", &target];
-    args.extend(selection(&source));
+    let build: &[&str] = &["build", "--bin", image::PROGRAM, "--target-dir", &target];
+    let args = [build, &selection(&source)].concat();
     let built = image::cargo_executables_in(&source, &args)?;
     Ok(Previous {
         chart: source.join("charts/etcd-operator"),
@@ -80,15 +80,14 @@ pub(crate) fn build(commit: &str) -> Result<Previous> {
 }
 
 /// The options of [`image::SELECTION`] for the packages that the commit has.
-fn selection(source: &Path) -> impl Iterator<Item = &'static str> {
+fn selection(source: &Path) -> Vec<&'static str> {
     let exists = |package: &str| {
         let folders = [source.join("crates").join(package), source.join(package)];
         folders.iter().any(|folder| folder.is_dir())
     };
-    let chosen = image::SELECTION
-        .chunks(2)
-        .filter(move |pair| pair.last().is_some_and(|package| exists(package)));
-    chosen.flatten().copied()
+    let pairs = image::SELECTION.chunks(2);
+    let chosen = pairs.filter(|pair| pair.last().is_some_and(|package| exists(package)));
+    chosen.flatten().copied().collect()
 }
 
 /// Clones the commit into the cache, unless it exists there. The target directory is not used: it is often below the
@@ -148,9 +147,7 @@ mod tests {
         for folder in ["crates/cluster", "e2e"] {
             fs::create_dir_all(dir.path().join(folder)).unwrap();
         }
-        let selected: Vec<_> = selection(dir.path()).collect();
-        assert_eq!(selected, ["-p", "cluster", "-p", "e2e"]);
-        let all: Vec<_> = selection(&checkout::root()).collect();
-        assert_eq!(all, image::SELECTION);
+        assert_eq!(selection(dir.path()), ["-p", "cluster", "-p", "e2e"]);
+        assert_eq!(selection(&checkout::root()), image::SELECTION);
     }
 }

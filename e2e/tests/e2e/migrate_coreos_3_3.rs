@@ -54,9 +54,9 @@ async fn restore_backup(sandbox: &Sandbox) -> Result<()> {
     let manifest = restore_with(s3, "new", &target, &path, "");
     sandbox.apply(&manifest).await?;
     let restores = sandbox.objects(Kind::EtcdRestore);
-    let restored = await_complete(&restores, "new", DEADLINE).await?;
+    let done = await_complete(&restores, "new", DEADLINE).await?;
     sandbox.await_members("new", 1).await?;
-    ensure!(field(&restored, "/status/restoredRevision").as_i64() == revision);
+    ensure!(field(&done, "/status/restoredRevision").as_i64() == revision);
     let keys = Keyspace::of_cluster(env, &sandbox.namespace, "new").await?;
     keys.verify("kept/", KEYS).await?;
     before.ensure_same(&StoreState::at(&keys, before.revision).await?)
