@@ -14,6 +14,13 @@ const RUN_LOCK: &str = "E2E_RUN_LOCK";
 /// The CRDs are cluster-scoped, so all tests of a process share one installation.
 static CRDS: OnceCell<()> = OnceCell::const_new();
 
+/// The names of the CRDs.
+pub(crate) const NAMES: [&str; 3] = [
+    "etcdclusters.etcd.database.coreos.com",
+    "etcdbackups.etcd.database.coreos.com",
+    "etcdrestores.etcd.database.coreos.com",
+];
+
 /// Installs the CRDs, unless this process has already installed them.
 ///
 /// # Errors
@@ -43,11 +50,22 @@ async fn install_once_per_run(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Renders the CRDs from the chart and applies them, like an administrator who installs the CRDs separately.
+/// Deletes the CRDs with all objects of their kinds, and waits until they are deleted.
+///
+/// # Errors
+/// Fails if kubectl fails, for example because an object has a finalizer that no operator removes.
+pub(crate) async fn delete(env: &Env) -> Result<()> {
+    let words = ["delete", "crd", "--ignore-not-found", "--timeout=120s"];
+    kubectl::run(env, &[&words[..], &NAMES].concat())
+        .await
+        .map(drop)
+}
+
+/// Renders the CRDs from the chart and applies them, as an administrator does who installs them separately.
 ///
 /// # Errors
 /// Fails if Helm or kubectl fails.
-async fn install(env: &Env) -> Result<()> {
+pub(crate) async fn install(env: &Env) -> Result<()> {
     let chart = env.chart.to_string_lossy().into_owned();
     let rendered = chart::helm(
         env,

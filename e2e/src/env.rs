@@ -28,6 +28,17 @@ pub struct Env {
     pub ip_family: Option<String>,
     /// The names of the testbed's nodes.
     pub nodes: Vec<String>,
+    /// The release of the earlier commit that `cargo xtask test --previous COMMIT` built.
+    pub previous: Option<Previous>,
+}
+
+/// The release of an earlier commit.
+#[derive(Clone, Debug)]
+pub struct Previous {
+    /// The image of the operators. Every node has this image.
+    pub image: String,
+    /// The directory of the chart.
+    pub chart: PathBuf,
 }
 
 /// An S3 server with credentials for full access.
@@ -78,7 +89,18 @@ impl Env {
                 "E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY and E2E_S3_SECRET_KEY belong together: set all three or none"
             ),
         };
+        let previous = match (var("E2E_PREVIOUS_IMAGE"), var("E2E_PREVIOUS_CHART")) {
+            (Some(image), Some(chart)) => Some(Previous {
+                image,
+                chart: chart.into(),
+            }),
+            (None, None) => None,
+            _ => {
+                bail!("E2E_PREVIOUS_IMAGE and E2E_PREVIOUS_CHART belong together: set both or none")
+            }
+        };
         Ok(Self {
+            previous,
             image: need("E2E_IMAGE")?,
             chart: need("E2E_CHART")?.into(),
             context: var("E2E_CONTEXT"),
@@ -98,6 +120,22 @@ impl Env {
         self.s3.as_ref().context(
             "no S3 server: set E2E_S3_ENDPOINT, E2E_S3_ACCESS_KEY and E2E_S3_SECRET_KEY (the testbed sets them)",
         )
+    }
+
+    /// The environment of a test that installs the release of the earlier commit.
+    ///
+    /// # Errors
+    /// Fails if the run has no such release.
+    pub fn of_previous(&self) -> Result<Self> {
+        let previous = self.previous.clone();
+        let Previous { image, chart } = previous.context(
+            "no earlier release: run the test with `cargo xtask test --e2e --previous COMMIT`",
+        )?;
+        Ok(Self {
+            image,
+            chart,
+            ..self.clone()
+        })
     }
 
     /// The newest release of a minor version, such as `3.5`, whose image the nodes have.

@@ -8,6 +8,7 @@ pub mod bucket;
 pub mod chart;
 mod crds;
 pub mod env;
+pub mod guide;
 mod health;
 pub mod keyspace;
 pub mod kubectl;

@@ -127,6 +127,23 @@ impl Sandbox {
         crds::install_once(&self.env).await
     }
 
+    /// Deletes the CRDs, and all objects of their kinds in all namespaces. Only a test that runs alone may do this.
+    ///
+    /// # Errors
+    /// Fails if kubectl fails.
+    pub async fn delete_crds(&self) -> Result<()> {
+        crds::delete(&self.env).await
+    }
+
+    /// Deletes the CRDs like [`Self::delete_crds`], and installs them again for later tests of the run.
+    ///
+    /// # Errors
+    /// Fails if Helm or kubectl fails.
+    pub async fn replace_crds(&self) -> Result<()> {
+        crds::delete(&self.env).await?;
+        crds::install(&self.env).await
+    }
+
     /// Installs the CRDs (once per run) and the three operators. Waits until the operators are ready.
     ///
     /// # Errors

@@ -193,7 +193,13 @@ pub(crate) fn load(image: &ImageRef) -> Result<()> {
 
 /// Runs cargo with its progress on the terminal, and returns the programs that cargo built.
 pub(crate) fn cargo_executables(args: &[&str]) -> Result<Vec<PathBuf>> {
-    Ok(executables(&cargo_messages(args, Compiler::Rustc)?))
+    cargo_executables_in(&checkout::root(), args)
+}
+
+/// Like [`cargo_executables`], for another checkout.
+pub(crate) fn cargo_executables_in(folder: &Path, args: &[&str]) -> Result<Vec<PathBuf>> {
+    let messages = cargo_messages_in(folder, args, Compiler::Rustc)?;
+    Ok(executables(&messages))
 }
 
 pub(crate) fn cargo() -> OsString {
@@ -203,9 +209,13 @@ pub(crate) fn cargo() -> OsString {
 /// Runs cargo with its progress on the terminal, and returns its JSON messages, one per line. With clippy, a warning
 /// is an error.
 pub(crate) fn cargo_messages(args: &[&str], compiler: Compiler) -> Result<String> {
+    cargo_messages_in(&checkout::root(), args, compiler)
+}
+
+fn cargo_messages_in(folder: &Path, args: &[&str], compiler: Compiler) -> Result<String> {
     progress::say(&format!("cargo {}", args.join(" ")));
     let mut command = Command::new(cargo());
-    command.current_dir(checkout::root()).args(args);
+    command.current_dir(folder).args(args);
     match compiler {
         Compiler::Rustc => command.arg("--message-format=json-render-diagnostics"),
         Compiler::Clippy => command

@@ -14,6 +14,7 @@ mod origin;
 mod packages;
 mod pool;
 mod preflight;
+mod previous;
 mod programs;
 mod progress;
 mod prose;

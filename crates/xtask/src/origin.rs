@@ -107,13 +107,14 @@ pub(crate) fn check_version(version: &str) -> Result<()> {
 }
 
 /// Runs git in the checkout, with times in UTC.
-fn git(args: &[&str]) -> Result<String> {
+pub(crate) fn git(args: &[&str]) -> Result<String> {
     let mut command = Command::new("git");
     command
         .args(args)
         .current_dir(checkout::root())
         .env("TZ", "UTC");
-    let text = shell::output(&mut command).context("a release needs git and its repository")?;
+    let text = shell::output(&mut command)
+        .context("this command needs git and a checkout of the repository")?;
     Ok(text.trim().to_owned())
 }
 

@@ -73,6 +73,9 @@ const ETCD: &[Build] = &[
 /// that version is built instead.
 const KUBE: &str = "kube";
 
+/// The name of the module of etcd 3.3.
+const COREOS_ETCD: &str = "coreos-etcd-3.3";
+
 const MODULES: &[Module] = &[
     Module {
         name: "node",
@@ -130,6 +133,18 @@ const MODULES: &[Module] = &[
     Module {
         name: "etcd-3.7",
         builds: ETCD,
+    },
+    // etcd as in clusters of coreos/etcd-operator, for tests of the migration. It is no supported version, so its name
+    // has another prefix than the supported versions.
+    Module {
+        name: COREOS_ETCD,
+        builds: &[
+            ETCD_ALONE,
+            Build {
+                packages: &["github.com/coreos/etcd/etcdctl"],
+                ..PLAIN
+            },
+        ],
     },
     Module {
         name: "coredns",
@@ -263,6 +278,8 @@ pub(crate) fn ensure(kubernetes: &Kubernetes) -> Result<Programs> {
         images.push(images::etcd(&cache, &version, &of(name)?)?);
         etcd_versions.push(version);
     }
+    let coreos = go_mod_version(COREOS_ETCD, "github.com/coreos/etcd")?;
+    images.push(images::etcd(&cache, &coreos, &of(COREOS_ETCD)?)?);
     Ok(Programs {
         bin,
         init,
@@ -299,13 +316,17 @@ fn go_etcd_versions() -> Result<Vec<(&'static str, String)>> {
         .iter()
         .filter(|module| module.name.starts_with("etcd-"))
         .map(|module| {
-            let path = checkout::testbed_sources().join(module.name).join("go.mod");
-            let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
-            let version = required(&text, "go.etcd.io/etcd/server/v3")
-                .with_context(|| path.display().to_string())?;
+            let version = go_mod_version(module.name, "go.etcd.io/etcd/server/v3")?;
             Ok((module.name, version))
         })
         .collect()
+}
+
+/// The version of `dependency` in the `go.mod` of a folder of `e2e/testbed`.
+fn go_mod_version(folder: &str, dependency: &str) -> Result<String> {
+    let path = checkout::testbed_sources().join(folder).join("go.mod");
+    let text = fs::read_to_string(&path).with_context(|| path.display().to_string())?;
+    required(&text, dependency).with_context(|| path.display().to_string())
 }
 
 /// The version of a module that a `go.mod` requires.
@@ -320,6 +341,7 @@ fn required(go_mod: &str, module: &str) -> Option<String> {
                 .next()
                 .unwrap_or_default()
                 .trim_start_matches('v')
+                .trim_end_matches("+incompatible")
                 .to_owned()
         })
 }
@@ -442,7 +464,7 @@ fn link_all(cache: &Path, folders: &[(&'static str, PathBuf)]) -> Result<PathBuf
                 .iter()
                 .try_for_each(|name| link(&built.join(name), name))?,
             "azurite" => link(&built.join("serve.js"), "azurite.js")?,
-            name if name.starts_with("etcd-") => {}
+            name if name.starts_with("etcd-") || name == COREOS_ETCD => {}
             _ => {
                 for entry in fs::read_dir(built)? {
                     let entry = entry?;

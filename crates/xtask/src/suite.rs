@@ -1,32 +1,30 @@
 //! The command `test`: checks formatting, compiles, runs unit tests and end-to-end tests in stages, and prints a
 //! report.
 
+mod jobs;
+
 use std::collections::BTreeMap;
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Command, ExitCode};
 use std::thread;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
+use self::jobs::{ALONE, PREVIOUS, e2e_job, is_in, unit_job, why_omitted};
 use crate::drive::{Prepared, Where, begin_cluster, end_cluster, finish};
 use crate::image::Compiler;
 use crate::libtest::{self, Outcome};
 use crate::origin::Origin;
 use crate::packages::{Purpose, ensure_packages};
 use crate::pool::{self, Job};
+use crate::previous::Commit;
 use crate::report::Report;
 use crate::times::Times;
-use crate::{checkout, image, preflight, programs, progress, shell, testbed};
+use crate::{checkout, image, preflight, previous, programs, progress, shell, testbed};
 
-/// Name of modules whose end-to-end tests break nodes. These tests run last, one at a time.
-const ALONE: &str = "alone";
-/// Name of modules with end-to-end tests that must not run at the same time as each other.
-const SERIAL: &str = "serial";
-/// Name of modules with end-to-end tests that run only with `--full`.
-const FULL: &str = "full";
-/// Modules whose end-to-end tests take more than 150 s. They start first if no durations of earlier runs are recorded.
+/// Modules with end-to-end tests that take more than 150 s. If no durations are recorded, these tests start first.
 const LONG: [&str; 12] = [
     "object_repair",
     "backup_pvc",
@@ -48,6 +46,7 @@ const RUN_LOCK: &str = "E2E_RUN_LOCK";
 const FORMATTING: &str = "formatting";
 const COMPILE: &str = "compiling";
 const UNITS: &str = "unit tests";
+const EARLIER: &str = "compiling the earlier commit";
 const TESTBED: &str = "testbed up, and the image";
 const IMAGE: &str = "image into the testbed";
 const E2E: &str = "end-to-end tests";
@@ -85,6 +84,10 @@ pub(crate) struct Tests {
     /// Also run the end-to-end tests that the default run omits (listed in docs/contributing/testing.md).
     #[arg(long, conflicts_with = "unit")]
     full: bool,
+    /// Also test an upgrade of the operators from the release of COMMIT to this checkout, and the rollback. Compiles the
+    /// operators of COMMIT.
+    #[arg(long, value_name = "COMMIT", conflicts_with_all = ["unit", "context"])]
+    previous: Option<String>,
     /// Number of concurrent end-to-end tests. Tests that break nodes run one by one.
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u16).range(1..=64))]
     jobs: u16,
@@ -94,10 +97,11 @@ pub(crate) struct Tests {
 
 impl Tests {
     fn stages(&self) -> Vec<&'static str> {
-        let groups: [(bool, &[&'static str]); 4] = [
+        let groups: [(bool, &[&'static str]); 5] = [
             (self.lint, &[FORMATTING]),
             (true, &[COMPILE]),
             (!self.e2e, &[UNITS]),
+            (self.previous.is_some(), &[EARLIER]),
             (!self.unit, &[TESTBED, IMAGE, E2E, BREAKING, DOWN]),
         ];
         let chosen = groups.into_iter().filter(|(wanted, _)| *wanted);
@@ -163,8 +167,8 @@ struct Compiled {
     operators: Vec<PathBuf>,
     concurrent: Vec<Job>,
     alone: Vec<Job>,
-    /// The names of the tests that do not run because the option `--full` is not set.
-    omitted: Vec<String>,
+    /// The names of the selected tests that do not run, each with the reason.
+    omitted: Vec<(String, String)>,
 }
 
 impl Compiled {
@@ -178,8 +182,19 @@ impl Compiled {
         }
         match self.omitted.as_slice() {
             [] => bail!("no test of this run has {filter:?} in its name: correct the filter"),
-            omitted => bail!("these tests need --full: {}", omitted.join(", ")),
+            omitted => {
+                let lines = omitted.iter().map(|(name, why)| format!("{name}: {why}"));
+                bail!(
+                    "the selected tests do not run: {}",
+                    lines.collect::<Vec<_>>().join(", ")
+                )
+            }
         }
+    }
+
+    /// Whether a selected test needs the release of an earlier commit.
+    fn needs_previous(&self) -> bool {
+        self.alone.iter().any(|job| is_in(PREVIOUS, &job.name))
     }
 }
 
@@ -195,12 +210,20 @@ impl Run {
             preflight::check(&checkout::run_folder(), options.place.platform.ip_family())?;
         }
         let kubernetes = options.place.platform.kubernetes()?;
+        let commit = options
+            .previous
+            .as_deref()
+            .map(previous::find)
+            .transpose()?;
         thread::scope(|scope| {
             // The programs of the testbed are built while the tests are compiled, because on a new machine both take
             // minutes.
             let programs = (!no_testbed).then(|| scope.spawn(|| programs::ensure(&kubernetes)));
-            let compiled = self.stage(COMPILE, |_| compile(options))?;
-            self.report.skip(compiled.omitted, "needs --full");
+            let compiled = self.stage(COMPILE, |_| compile(options, commit.as_ref()))?;
+            let is_needed = compiled.needs_previous();
+            for (name, why) in compiled.omitted {
+                self.report.skip(vec![name], &why);
+            }
             self.forecast(UNITS, &compiled.units, processors());
             self.forecast(E2E, &compiled.concurrent, usize::from(options.jobs));
             self.forecast(BREAKING, &compiled.alone, 1);
@@ -218,6 +241,13 @@ impl Run {
             if options.unit {
                 return Ok(());
             }
+            let earlier = match &commit {
+                // The unit tests use the compiled program of the operators, which this build overwrites.
+                Some(Commit::Found(commit)) if is_needed => {
+                    Some(self.stage(EARLIER, |_| previous::build(commit))?)
+                }
+                _ => None,
+            };
             let early = self.stage(TESTBED, |_| {
                 let early = scope.spawn(|| begin_cluster(&options.place, None));
                 // The image must be written before the next stage, which loads it into the nodes.
@@ -226,7 +256,13 @@ impl Run {
             })?;
             let outcome = self.stage(IMAGE, |_| {
                 let origin = Origin::unreleased();
-                finish(early.clone(), &options.place, &compiled.operators, &origin)
+                let operators = &compiled.operators;
+                let mut prepared = finish(early.clone(), &options.place, operators, &origin)?;
+                if let Some(earlier) = &earlier {
+                    image::load(&earlier.image)?;
+                    prepared.vars.extend(earlier.vars());
+                }
+                Ok(prepared)
             });
             let outcome = outcome.and_then(|prepared| {
                 self.e2e_tests(options, prepared, compiled.concurrent, compiled.alone)
@@ -358,9 +394,9 @@ fn check_formatting() -> Result<()> {
     )
 }
 
-/// Compiles the tests and the operators. All builds have failpoints, and clippy compiles and lints in one pass, so each
-/// crate is compiled only once.
-fn compile(options: &Tests) -> Result<Compiled> {
+/// Compiles the tests and the operators. With failpoints in all builds, and lints in the same pass, each crate is
+/// compiled only once.
+fn compile(options: &Tests, commit: Option<&Commit>) -> Result<Compiled> {
     let with = if options.lint {
         Compiler::Clippy
     } else {
@@ -398,12 +434,16 @@ fn compile(options: &Tests) -> Result<Compiled> {
         let mut names = libtest::listed(&names);
         names.retain(|name| options.is_chosen(name));
         if job.name == E2E_PROGRAM {
-            if !options.full {
-                let omitted = names.extract_if(.., |name| is_in(FULL, name));
-                compiled.omitted.extend(omitted);
-            }
+            names.retain(|name| {
+                let why = why_omitted(name, options.full, commit);
+                compiled
+                    .omitted
+                    .extend(why.iter().map(|why| (name.clone(), why.clone())));
+                why.is_none()
+            });
             let jobs = names.into_iter().map(|name| e2e_job(&job.program, name));
-            (compiled.alone, compiled.concurrent) = jobs.partition(|job| is_in(ALONE, &job.name));
+            let is_alone = |job: &Job| [ALONE, PREVIOUS].iter().any(|one| is_in(one, &job.name));
+            (compiled.alone, compiled.concurrent) = jobs.partition(is_alone);
             let is_long = |job: &Job| LONG.iter().any(|module| is_in(module, &job.name));
             compiled.concurrent.sort_by_key(|job| !is_long(job));
         } else if !options.e2e && !names.is_empty() {
@@ -416,71 +456,6 @@ fn compile(options: &Tests) -> Result<Compiled> {
         compiled.ensure_tests(filter)?;
     }
     Ok(compiled)
-}
-
-/// The job for the test program that cargo's message reports. `None` if the message reports no test program.
-fn unit_job(message: &str) -> Option<Job> {
-    let message: serde_json::Value = serde_json::from_str(message).ok()?;
-    if message["profile"]["test"] != true {
-        return None;
-    }
-    let program = message["executable"].as_str()?;
-    let folder = Path::new(message["manifest_path"].as_str()?).parent()?;
-    let package = folder.file_name()?.to_str()?;
-    let target = message["target"]["name"].as_str()?;
-    let name = match message["target"]["kind"][0].as_str()? {
-        "lib" => target.to_owned(),
-        "bin" => format!("{package}/bin/{target}"),
-        _ => format!("{package}/{target}"),
-    };
-    Some(Job {
-        prefix: format!("{name}::"),
-        name,
-        program: program.into(),
-        args: json_args(),
-        folder: folder.to_owned(),
-        // `cargo test` sets these variables for test programs, and some tests read them.
-        vars: vec![
-            json_var(),
-            (
-                "CARGO_MANIFEST_DIR".to_owned(),
-                folder.display().to_string(),
-            ),
-            (
-                "CARGO".to_owned(),
-                image::cargo().to_string_lossy().into_owned(),
-            ),
-        ],
-        ..Job::default()
-    })
-}
-
-/// The job for one end-to-end test. Each test is its own job, so that the longest test can start first.
-fn e2e_job(program: &Path, name: String) -> Job {
-    Job {
-        args: [json_args(), vec!["--exact".to_owned(), name.clone()]].concat(),
-        serial: is_in(SERIAL, &name),
-        name,
-        program: program.to_owned(),
-        folder: checkout::root().join("e2e"),
-        vars: vec![json_var()],
-        tests: 1,
-        ..Job::default()
-    }
-}
-
-fn json_args() -> Vec<String> {
-    libtest::ARGS.iter().map(|arg| (*arg).to_owned()).collect()
-}
-
-fn json_var() -> (String, String) {
-    let (name, value) = libtest::UNLOCK;
-    (name.to_owned(), value.to_owned())
-}
-
-/// True if the test is in a module with the name `module`.
-fn is_in(module: &str, test: &str) -> bool {
-    test.rsplit("::").skip(1).any(|part| part == module)
 }
 
 fn e2e_vars(prepared: Prepared) -> Result<Vec<(String, String)>> {

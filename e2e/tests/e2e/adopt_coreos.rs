@@ -25,7 +25,7 @@ const NAMES: [&str; 3] = ["c-5zc2k9fz8t", "c-7xwq2m4n6b", "c-d8rk3h9v2s"];
 
 /// The TLS and storage settings of the old cluster.
 #[derive(Clone, Copy)]
-enum Form {
+pub(crate) enum Form {
     Plain,
     Tls,
     Volumes,
@@ -184,7 +184,8 @@ fn pod(
     let image = format!("quay.io/coreos/etcd:v{version}");
     let mut init_containers = json!([]);
     if initial_members.len() == NAMES.len() {
-        init_containers = json!([{ "name": "check-dns", "image": image, "command": ["/usr/local/bin/etcdctl", "version"] }]);
+        init_containers = json!([{ "name": "check-dns", "image": image, "command": ["/usr/local/bin/etcdctl", "version"],
+            "env": [{ "name": "ETCDCTL_API", "value": "3" }] }]);
     }
     let mut probe_command = form.etcdctl();
     probe_command.extend(["endpoint", "status"].map(String::from));
@@ -345,7 +346,19 @@ async fn coreos_cluster_on_volumes_is_adopted() {
     .await;
 }
 
+/// Adopts a cluster with etcd 3.5.
 async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
+    let version = sandbox.env.newest_of("3.5")?;
+    let writer = adopt_version(sandbox, form, &version).await?;
+    writer
+        .finish("adoption of a coreos/etcd-operator cluster")
+        .await
+        .map(drop)
+}
+
+/// Creates a cluster of coreos/etcd-operator, installs the operators, and waits until the adoption is complete. Returns
+/// the client that wrote meanwhile.
+pub(crate) async fn adopt_version(sandbox: &Sandbox, form: Form, version: &str) -> Result<Writer> {
     // As in a real migration, the old operator is stopped before the new operator is installed.
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
@@ -360,7 +373,6 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
         })
     })
     .await?;
-    let version = sandbox.env.newest_of("3.5")?;
     let writer = if matches!(form, Form::Tls) {
         // Members with TLS look up the names of connecting peers in DNS, and find names that end in the cluster domain
         // (`isHostInDNS` in etcd's `client/pkg/transport`). The old operator therefore required both forms of names in
@@ -368,11 +380,11 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
         let mut names = pod_dns_names(sandbox, "c");
         names.push(format!("*.c.{}.svc.cluster.local", sandbox.namespace));
         let authority = make_secrets(sandbox, &names, false).await?;
-        make_old_cluster(sandbox, form, &version).await?;
+        make_old_cluster(sandbox, form, version).await?;
         let identity = client(&authority, sandbox, "c")?;
         Writer::start_tls(sandbox, "c", &identity).await?
     } else {
-        make_old_cluster(sandbox, form, &version).await?;
+        make_old_cluster(sandbox, form, version).await?;
         Writer::start(sandbox, "c").await?
     };
 
@@ -424,10 +436,7 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
         "{names:?}"
     );
     writer.await_more(10).await?;
-    writer
-        .finish("adoption of a coreos/etcd-operator cluster")
-        .await
-        .map(drop)
+    Ok(writer)
 }
 
 mod full {

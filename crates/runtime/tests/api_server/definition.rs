@@ -138,6 +138,67 @@ async fn status_is_written_for_stored_object_that_violates_new_rule() {
     patch(with("ETCD_LOG_LEVEL", "true")).await.unwrap();
 }
 
+/// The CRD of EtcdCluster with additional fields, as in a later release.
+fn newer_crd() -> CustomResourceDefinition {
+    let mut definition = serde_json::to_value(EtcdCluster::crd()).unwrap();
+    let schema = &mut definition["spec"]["versions"][0]["schema"]["openAPIV3Schema"];
+    for (part, field) in [
+        ("spec", "laterField"),
+        ("status", "laterRecord"),
+        ("status", "laterReport"),
+    ] {
+        schema["properties"][part]["properties"][field] = json!({ "type": "string" });
+    }
+    serde_json::from_value(definition).unwrap()
+}
+
+/// After a rollback of the operators, the CRDs and the objects may have fields of the later release.
+#[tokio::test]
+async fn operator_keeps_fields_of_later_release() {
+    let server = ApiServer::start().await;
+    let client = server.client();
+    let scope = Scope::namespace(NAMESPACE);
+    let kind = ApiResource::erase::<EtcdCluster>(&());
+    let ready = Readiness::default();
+    crd::ready(&client, &kind, Some(&newer_crd), &scope, &ready).await;
+    let (api, raw) = (
+        clusters(&client),
+        Api::<DynamicObject>::namespaced_with(client.clone(), NAMESPACE, &kind),
+    );
+    let object = |part: &str, value: Value| {
+        let (version, kind) = (&kind.api_version, &kind.kind);
+        json!({ "apiVersion": version, "kind": kind, "metadata": { "name": "db" }, part: value })
+    };
+    let spec = object("spec", json!({ "size": 3, "laterField": "kept" }));
+    let params = PatchParams::apply("user");
+    raw.patch("db", &params, &Patch::Apply(&spec))
+        .await
+        .unwrap();
+    for (manager, field) in [("later-record", "laterRecord"), ("operator", "laterReport")] {
+        let status = object("status", json!({ field: "kept" }));
+        let params = PatchParams::apply(manager);
+        let patch = Patch::Apply(&status);
+        raw.patch_status("db", &params, &patch).await.unwrap();
+    }
+
+    let seen = api.get("db").await.unwrap();
+    let marked = apply::annotate(&api, "operator", &seen, "mark", Some("x"));
+    marked.await.unwrap();
+    let seen = api.get("db").await.unwrap();
+    let status = EtcdClusterStatus {
+        size: Some(3),
+        ..EtcdClusterStatus::default()
+    };
+    apply::status_if_unchanged(&api, "operator", &seen, None, &status)
+        .await
+        .unwrap();
+    let now = raw.get("db").await.unwrap();
+    assert_eq!(now.data["spec"]["laterField"], "kept");
+    // Each record has its own field manager. The report is written as a whole, so its unknown field is removed.
+    let expected = json!({ "size": 3, "laterRecord": "kept" });
+    assert_eq!(now.data["status"], expected);
+}
+
 /// The CRD that coreos/etcd-operator v0.9.4 created with `apiextensions.k8s.io/v1beta1`. It has no schema, and that API
 /// version set `preserveUnknownFields` by default. A current API server cannot create such a CRD, but may still have
 /// one stored.

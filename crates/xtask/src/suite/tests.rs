@@ -1,5 +1,7 @@
 //! Unit tests of the command `test`.
 
+use std::path::Path;
+
 use super::*;
 
 fn options(args: &[&str]) -> Tests {
@@ -16,6 +18,8 @@ fn test_stages_depend_on_options() {
     assert_eq!(options(&["--unit"]).stages(), [COMPILE, UNITS]);
     let e2e = [COMPILE, TESTBED, IMAGE, E2E, BREAKING, DOWN];
     assert_eq!(options(&["--e2e"]).stages(), e2e);
+    let previous = options(&["--e2e", "--previous", "v0.1.0"]).stages();
+    assert_eq!(previous[..2], [COMPILE, EARLIER]);
     assert_eq!(options(&["--lint"]).stages().len(), 8);
 }
 
@@ -34,6 +38,25 @@ fn tests_in_modules_alone_and_serial_are_recognized() {
     assert!(!is_in(ALONE, "scale::grows_alone"));
     assert!(!is_in(ALONE, "scale::alone"));
     assert!(e2e_job(Path::new("x"), "clusterwide::serial::y".into()).serial);
+}
+
+#[test]
+fn omitted_tests_have_reason() {
+    let why = |name: &str, full: bool, commit: Option<&Commit>| why_omitted(name, full, commit);
+    let (found, missing) = (
+        Commit::Found("0123".into()),
+        Commit::Missing("the checkout is shallow".into()),
+    );
+    assert_eq!(why("drain::x", false, None), None);
+    assert_eq!(why("drain::full::x", true, None), None);
+    assert!(why("drain::full::x", false, None).is_some());
+    let test = "release::previous::x";
+    assert!(why(test, true, None).unwrap().contains("--previous"));
+    assert_eq!(why(test, false, Some(&found)), None);
+    assert_eq!(
+        why(test, false, Some(&missing)).unwrap(),
+        "the checkout is shallow"
+    );
 }
 
 #[test]
@@ -68,8 +91,9 @@ fn filter_that_selects_no_test_is_rejected() {
     let mut compiled = Compiled::default();
     let says = |compiled: &Compiled| compiled.ensure_tests("drain").unwrap_err().to_string();
     assert!(says(&compiled).contains("no test of this run has \"drain\""));
-    compiled.omitted.push("drain::full".into());
-    assert_eq!(says(&compiled), "these tests need --full: drain::full");
+    let omitted = ("drain::full".to_owned(), "needs --full".to_owned());
+    compiled.omitted.push(omitted);
+    assert!(says(&compiled).ends_with("drain::full: needs --full"));
     let drain = e2e_job(Path::new("e2e"), "drain::alone".into());
     compiled.alone.push(drain);
     compiled.ensure_tests("drain").unwrap();

@@ -1,0 +1,94 @@
+//! The jobs of a run: one for each program with unit tests, and one for each end-to-end test. Runs no job.
+
+use std::path::Path;
+
+use crate::pool::Job;
+use crate::previous::Commit;
+use crate::{checkout, image, libtest};
+
+/// Name of modules with end-to-end tests that break nodes. These tests run one by one, after the others.
+pub(super) const ALONE: &str = "alone";
+/// Name of modules with end-to-end tests that must not run at the same time as each other.
+const SERIAL: &str = "serial";
+/// Name of modules with end-to-end tests that run only with `--full`.
+const FULL: &str = "full";
+/// Name of modules with end-to-end tests that run only with `--previous`.
+pub(super) const PREVIOUS: &str = "previous";
+
+/// The job for the test program in a message of cargo. `None` if the message names no test program.
+pub(super) fn unit_job(message: &str) -> Option<Job> {
+    let message: serde_json::Value = serde_json::from_str(message).ok()?;
+    if message["profile"]["test"] != true {
+        return None;
+    }
+    let program = message["executable"].as_str()?;
+    let folder = Path::new(message["manifest_path"].as_str()?).parent()?;
+    let package = folder.file_name()?.to_str()?;
+    let target = message["target"]["name"].as_str()?;
+    let name = match message["target"]["kind"][0].as_str()? {
+        "lib" => target.to_owned(),
+        "bin" => format!("{package}/bin/{target}"),
+        _ => format!("{package}/{target}"),
+    };
+    Some(Job {
+        prefix: format!("{name}::"),
+        name,
+        program: program.into(),
+        args: json_args(),
+        folder: folder.to_owned(),
+        // `cargo test` sets these variables too. Some tests need them.
+        vars: vec![
+            json_var(),
+            (
+                "CARGO_MANIFEST_DIR".to_owned(),
+                folder.display().to_string(),
+            ),
+            (
+                "CARGO".to_owned(),
+                image::cargo().to_string_lossy().into_owned(),
+            ),
+        ],
+        ..Job::default()
+    })
+}
+
+/// The job of one end-to-end test. Each test runs in its own process, so that the longest test can start first.
+pub(super) fn e2e_job(program: &Path, name: String) -> Job {
+    Job {
+        args: [json_args(), vec!["--exact".to_owned(), name.clone()]].concat(),
+        serial: is_in(SERIAL, &name),
+        name,
+        program: program.to_owned(),
+        folder: checkout::root().join("e2e"),
+        vars: vec![json_var()],
+        tests: 1,
+        ..Job::default()
+    }
+}
+
+fn json_args() -> Vec<String> {
+    libtest::ARGS.iter().map(|arg| (*arg).to_owned()).collect()
+}
+
+fn json_var() -> (String, String) {
+    let (name, value) = libtest::UNLOCK;
+    (name.to_owned(), value.to_owned())
+}
+
+/// True if a test is in a module with this name.
+pub(super) fn is_in(module: &str, test: &str) -> bool {
+    test.rsplit("::").skip(1).any(|part| part == module)
+}
+
+/// Why a selected end-to-end test does not run. `None` if it runs. `previous` is the commit of `--previous`.
+pub(super) fn why_omitted(name: &str, full: bool, previous: Option<&Commit>) -> Option<String> {
+    if is_in(FULL, name) && !full {
+        return Some("needs --full".to_owned());
+    }
+    match previous {
+        _ if !is_in(PREVIOUS, name) => None,
+        Some(Commit::Found(_)) => None,
+        Some(Commit::Missing(why)) => Some(why.clone()),
+        None => Some("needs --previous COMMIT".to_owned()),
+    }
+}
