@@ -19,9 +19,9 @@ mod tools;
 pub(crate) use kubernetes::Kubernetes;
 #[cfg(test)]
 pub(crate) use tools::actionlint;
-#[cfg(test)]
-pub(crate) use tools::promtool;
 pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, hyperlink, mdbook, olm_validate};
+#[cfg(test)]
+pub(crate) use tools::{etcds, promtool};
 
 /// A part of each cache folder's name. Change this value when the build procedure changes, so that older results are
 /// not used.
@@ -223,6 +223,10 @@ pub(crate) fn ensure(kubernetes: &Kubernetes) -> Result<Programs> {
     match azurite::ensure(&cache) {
         Ok(folder) => folders.push(("azurite", folder)),
         Err(error) => progress::say(&format!("continuing without Azurite: {error:#}")),
+    }
+    match tools::prometheus(&cache) {
+        Ok(folder) => folders.push(("prometheus", folder)),
+        Err(error) => progress::say(&format!("continuing without Prometheus: {error:#}")),
     }
     let of = |name: &str| -> Result<PathBuf> {
         Ok(folders
