@@ -3,6 +3,8 @@
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail};
+use serde::Deserialize as _;
+use serde_json::Value;
 use tokio::process::Command;
 
 use crate::retry::{is_transient, retry_transient};
@@ -68,6 +70,22 @@ async fn helm_once(env: &Env, args: &[&str]) -> Result<String> {
         );
     }
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The objects that `helm template` has rendered.
+///
+/// # Errors
+/// Fails if the output is not valid YAML.
+pub fn objects(rendered: &str) -> Result<Vec<Value>> {
+    let documents = serde_yaml_ng::Deserializer::from_str(rendered);
+    let mut objects = Vec::new();
+    for document in documents {
+        let object = Value::deserialize(document).context("the rendered chart")?;
+        if !object.is_null() {
+            objects.push(object);
+        }
+    }
+    Ok(objects)
 }
 
 /// Installs or upgrades the chart as `release` in `namespace`.

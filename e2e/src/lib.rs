@@ -7,6 +7,7 @@
 pub mod bucket;
 pub mod chart;
 mod crds;
+pub mod discovery;
 pub mod env;
 pub mod guide;
 mod health;
@@ -18,6 +19,7 @@ pub mod manifests;
 pub mod metrics;
 pub mod objects;
 pub mod plugin;
+pub mod prometheus;
 pub mod reader;
 mod retry;
 pub mod rolling_check;
@@ -32,6 +34,7 @@ pub mod writer;
 
 pub use env::Env;
 pub use keyspace::Keyspace;
+pub use prometheus::Prometheus;
 pub use reader::Reader;
 pub use rolling_check::RollingCheck;
 pub use sandbox::{Sandbox, cluster_scenario, scenario};

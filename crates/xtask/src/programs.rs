@@ -19,9 +19,9 @@ mod tools;
 pub(crate) use kubernetes::Kubernetes;
 #[cfg(test)]
 pub(crate) use tools::actionlint;
-#[cfg(test)]
-pub(crate) use tools::promtool;
 pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, hyperlink, mdbook, olm_validate};
+#[cfg(test)]
+pub(crate) use tools::{etcds, promtool};
 
 /// Part of the name of each module's cache folder. Change it when the build procedure changes, so that programs built
 /// by the old procedure are not used.
@@ -240,6 +240,10 @@ pub(crate) fn ensure(kubernetes: &Kubernetes) -> Result<Programs> {
     match azurite::ensure(&cache) {
         Ok(folder) => folders.push(("azurite", folder)),
         Err(error) => progress::say(&format!("continuing without Azurite: {error:#}")),
+    }
+    match tools::prometheus(&cache) {
+        Ok(folder) => folders.push(("prometheus", folder)),
+        Err(error) => progress::say(&format!("continuing without Prometheus: {error:#}")),
     }
     let of = |name: &str| -> Result<PathBuf> {
         Ok(folders

@@ -46,11 +46,7 @@ async fn render(env: &Env, values: &Value) -> Result<String> {
 /// have NAMESPACE/KIND/NAME as keys.
 fn objects(rendered: &str) -> Result<BTreeMap<String, Value>> {
     let mut found = BTreeMap::new();
-    for document in serde_yaml_ng::Deserializer::from_str(rendered) {
-        let object = Value::deserialize(document)?;
-        if object.is_null() {
-            continue;
-        }
+    for object in chart::objects(rendered)? {
         let text = |pointer: &str| object.pointer(pointer).and_then(Value::as_str);
         let (kind, name) = (text("/kind"), text("/metadata/name"));
         let mut key = format!("{}/{}", kind.context("no kind")?, name.context("no name")?);

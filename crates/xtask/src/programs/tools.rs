@@ -1,7 +1,7 @@
 //! Programs for releases and for the documentation site. Each program is built once into the cache.
 
 use std::fs;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use anyhow::{Context, Result};
@@ -46,15 +46,10 @@ pub(crate) fn actionlint() -> Result<PathBuf> {
     tool(&module, "actionlint")
 }
 
-/// promtool of Prometheus, from Debian's package. The package is unpacked into the cache and not installed, because the
+/// The folder of Debian's package of Prometheus. The package is unpacked into the cache and not installed, because the
 /// installation would start a server.
-#[cfg(test)]
-pub(crate) fn promtool() -> Result<PathBuf> {
-    if let Some(program) = shell::which("promtool") {
-        return Ok(program);
-    }
-    let (cache, _lock) = super::lock()?;
-    let folder = cached(&cache, "prometheus", &digest(&[b"debian"]), |folder| {
+pub(super) fn prometheus(cache: &Path) -> Result<PathBuf> {
+    let folder = cached(cache, "prometheus", &digest(&[b"debian"]), |folder| {
         shell::output(Command::new("apt-get").arg("update"))?;
         let mut download = Command::new("apt-get");
         shell::output(
@@ -68,7 +63,26 @@ pub(crate) fn promtool() -> Result<PathBuf> {
         shell::output(unpack.arg("--extract").arg(&package).arg(folder))?;
         Ok(fs::remove_file(package)?)
     })?;
-    Ok(folder.join("usr/bin/promtool"))
+    Ok(folder.join("usr/bin"))
+}
+
+/// promtool, which checks rules and expressions of Prometheus.
+#[cfg(test)]
+pub(crate) fn promtool() -> Result<PathBuf> {
+    if let Some(program) = shell::which("promtool") {
+        return Ok(program);
+    }
+    let (cache, _lock) = super::lock()?;
+    Ok(prometheus(&cache)?.join("promtool"))
+}
+
+/// The etcd programs of the testbed, one for each version.
+#[cfg(test)]
+pub(crate) fn etcds() -> Result<Vec<PathBuf>> {
+    let modules = MODULES
+        .iter()
+        .filter(|module| module.name.starts_with("etcd-"));
+    modules.map(|module| tool(module, "etcd")).collect()
 }
 
 /// Returns the path of a module's program. Builds the program if the cache does not contain it.

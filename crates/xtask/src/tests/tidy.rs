@@ -10,6 +10,7 @@ mod blocks;
 mod chart;
 mod commands;
 mod conformance;
+mod dashboards;
 mod documents;
 mod imports;
 mod manifests;

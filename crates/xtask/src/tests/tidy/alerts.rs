@@ -35,13 +35,14 @@ fn rule_file(alerts: &Value) -> String {
     serde_yaml_ng::to_string(&file).unwrap()
 }
 
-fn mapping<const N: usize>(entries: [(&str, Value); N]) -> Value {
+pub(super) fn mapping<const N: usize>(entries: [(&str, Value); N]) -> Value {
     let entries = entries.into_iter();
     let entries = entries.map(|(key, value)| (Value::from(key), value));
     Value::Mapping(entries.collect())
 }
 
-fn promtool(arguments: &[&str], folder: &Path) {
+/// Runs promtool in this folder.
+pub(super) fn promtool(arguments: &[&str], folder: &Path) {
     let mut command = Command::new(programs::promtool().unwrap());
     shell::output(command.args(arguments).current_dir(folder)).unwrap();
 }

@@ -46,7 +46,7 @@ fn documents() -> Vec<(PathBuf, String)> {
 }
 
 /// The names of the operators' metrics in a text.
-fn metrics(text: &str) -> BTreeSet<&str> {
+pub(super) fn metrics(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
     words
         .filter(|word| word.starts_with("etcd_operator_") && !word.ends_with('_'))

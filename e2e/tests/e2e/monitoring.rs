@@ -1,0 +1,410 @@
+//! A real Prometheus scrapes the operators and the members with the jobs of the chart's PodMonitors, and evaluates the
+//! chart's alerts with short times. The test finds every member, causes faults until the alerts fire, repairs the faults
+//! until the alerts end, and runs every query of the dashboards.
+
+use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
+
+use anyhow::{Context, Result, bail, ensure};
+use e2e::bucket::Bucket;
+use e2e::discovery::scrape_jobs;
+use e2e::manifests::{aws_secret, backup, backup_with, restore_with};
+use e2e::objects::{Kind, await_complete, field, leader, ready_members};
+use e2e::sandbox::{RELEASE, bare_scenario};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Prometheus, Sandbox, Testbed, chart, plugin, step, until};
+use futures::try_join;
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use serde_json::{Value, json};
+
+use crate::dashboards;
+use crate::fixtures::{cluster_with, newest_version};
+
+/// Chart values with which the Prometheus operator would scrape everything and evaluate all alerts.
+const MONITORS: &str = "podMonitor.enabled=true,memberMonitor.enabled=true,prometheusRule.enabled=true,\
+                        prometheusRule.backupSeconds=15,prometheusRule.certificateSeconds=3600";
+/// Lines under `spec` of the cluster with TLS. Its certificates expire within `certificateSeconds`.
+const TLS: &str = "  TLS: {generated: {certificateDuration: 30m}}\n";
+/// Lines under `spec` of the cluster without TLS. Its quota is small.
+const SMALL: &str = "  etcd: {quotaBackendBytes: 16777216}
+  pod:
+    persistentVolumeClaimSpec:
+      accessModes: [ReadWriteOnce]
+      resources: {requests: {storage: 128Mi}}
+";
+/// The alerts that the test does not cause, each with the reason. promtool tests these alerts too.
+const NOT_CAUSED: [(&str, &str); 7] = [
+    ("EtcdFragmented", "needs a database of 256 MiB"),
+    ("EtcdHighRoundTrip", "needs a slow network"),
+    ("EtcdMembersReplacedOften", "needs four replacements"),
+    ("EtcdNoEndpoint", "needs a foreign Service"),
+    ("EtcdSlowApply", "needs a slow disk"),
+    ("EtcdSlowCommit", "needs a slow disk"),
+    ("EtcdSlowFsync", "needs a slow disk"),
+];
+/// Leadership moves within a few seconds. EtcdLeaderChangesOften needs four.
+const LEADER_MOVES: usize = 6;
+/// The number of writes between two checks of the time limit.
+const WRITES: usize = 32;
+
+/// The sandbox with its Prometheus.
+struct Monitor<'a> {
+    sandbox: &'a Sandbox,
+    testbed: Testbed<'a>,
+    prometheus: Prometheus,
+    /// The alerts of the chart.
+    alerts: BTreeSet<String>,
+    /// The alerts that have fired, and whether they have ended.
+    fired: RefCell<BTreeMap<String, bool>>,
+}
+
+#[tokio::test]
+async fn prometheus_finds_members_fires_alerts_and_fills_dashboards() {
+    bare_scenario("monitoring", async |sandbox| {
+        let set = ["--set", "dashboards.enabled=true"];
+        sandbox.install_operators_with(&set).await?;
+        let monitor = step("start Prometheus", Monitor::start(sandbox)).await?;
+        let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
+        let path = format!("{}/first", bucket.name);
+        step("create clusters and a backup", monitor.clusters(&path)).await?;
+        step("find the members", monitor.members_are_found()).await?;
+        step("cause and repair faults", async {
+            try_join!(
+                Box::pin(monitor.faults_of_tls_cluster()),
+                Box::pin(monitor.faults_of_plain_cluster()),
+                Box::pin(monitor.faults_of_backups(&bucket)),
+                Box::pin(monitor.faults_of_restore_operator(&path)),
+            )
+        })
+        .await?;
+        monitor.all_alerts_ended()?;
+        let data = dashboards::have_data(sandbox, &monitor.prometheus, "c");
+        step("run the queries of the dashboards", data).await
+    })
+    .await;
+}
+
+/// Replaces the pending times of alerts, and the ranges of expressions, by short ones.
+fn shortened(groups: &Value) -> Value {
+    let mut groups = groups.clone();
+    for group in groups.as_array_mut().into_iter().flatten() {
+        for rule in group["rules"].as_array_mut().into_iter().flatten() {
+            if rule.get("for").is_some() {
+                rule["for"] = json!("1s");
+            }
+            let expression = rule["expr"].as_str().unwrap_or_default();
+            let parts = expression
+                .split('[')
+                .map(|part| match part.split_once(']') {
+                    Some((_, rest)) => format!("30s]{rest}"),
+                    None => part.to_owned(),
+                });
+            rule["expr"] = json!(parts.collect::<Vec<_>>().join("["));
+        }
+    }
+    groups
+}
+
+impl<'a> Monitor<'a> {
+    /// Starts Prometheus with the monitors and alerts that the chart renders.
+    async fn start(sandbox: &'a Sandbox) -> Result<Self> {
+        let testbed = Testbed::of(sandbox)?;
+        let chart = sandbox.env.chart.to_string_lossy();
+        let words = [
+            "template",
+            RELEASE,
+            &chart,
+            "-n",
+            &sandbox.namespace,
+            "--set",
+            MONITORS,
+        ];
+        let rendered = chart::helm(&sandbox.env, &words).await?;
+        let objects = chart::objects(&rendered)?;
+        let of_kind = |kind: &str| objects.iter().filter(move |one| one["kind"] == kind);
+        let mut jobs = Vec::new();
+        for monitor in of_kind("PodMonitor") {
+            jobs.extend(scrape_jobs(monitor)?);
+        }
+        ensure!(jobs.len() == 4, "{} jobs", jobs.len());
+        let rule = of_kind("PrometheusRule").next().context("no alerts")?;
+        let groups = shortened(&rule["spec"]["groups"]);
+        let rules = groups.as_array().into_iter().flatten();
+        let rules = rules.flat_map(|group| group["rules"].as_array().into_iter().flatten());
+        let alerts = rules.filter_map(|rule| rule["alert"].as_str());
+        Ok(Self {
+            alerts: alerts.map(str::to_owned).collect(),
+            prometheus: Prometheus::start(sandbox, jobs, &groups).await?,
+            sandbox,
+            testbed,
+            fired: RefCell::default(),
+        })
+    }
+
+    /// Creates the clusters `c` (three members, TLS) and `p` (one member), and a backup of `p`. A bootstrap must not fire
+    /// the alert of a lost quorum.
+    async fn clusters(&self, path: &str) -> Result<()> {
+        let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
+        let clusters = [
+            cluster_with(&sandbox.env, "c", 3, TLS)?,
+            cluster_with(&sandbox.env, "p", 1, SMALL)?,
+            aws_secret(s3, "aws"),
+        ];
+        sandbox.apply(&clusters.join("---\n")).await?;
+        sandbox.await_members("c", 3).await?;
+        sandbox.await_members("p", 1).await?;
+        sandbox.apply(&backup(s3, "first", "p", path)).await?;
+        await_complete(&sandbox.objects(Kind::EtcdBackup), "first", DEADLINE).await?;
+        let lost = self
+            .prometheus
+            .query("max_over_time(ALERTS{alertname=\"EtcdQuorumLost\"}[1h])");
+        let lost = lost.await?;
+        ensure!(lost.is_empty(), "a bootstrap is no lost quorum: {lost:?}");
+        Ok(())
+    }
+
+    /// Every member of both clusters is scraped, with the labels that the alerts need.
+    async fn members_are_found(&self) -> Result<()> {
+        let mut expected = BTreeSet::new();
+        for cluster in ["c", "p"] {
+            for pod in self.sandbox.member_pods(cluster).await? {
+                expected.insert((cluster.to_owned(), pod.name_any()));
+            }
+        }
+        ensure!(expected.len() == 4, "{expected:?}");
+        until("every member is scraped", DEADLINE, async || {
+            let mut targets = self.prometheus.targets().await?;
+            let is_member = |target: &Value| {
+                let pool = target["scrapePool"].as_str().unwrap_or_default();
+                pool.contains("-members/") && target["health"] == "up"
+            };
+            targets.retain(is_member);
+            let text = |target: &Value, label: &str| {
+                target["labels"][label]
+                    .as_str()
+                    .unwrap_or_default()
+                    .to_owned()
+            };
+            let found = targets.iter();
+            let found = found.map(|target| (text(target, "cluster"), text(target, "pod")));
+            let found: BTreeSet<(String, String)> = found.collect();
+            let own = |target: &Value| text(target, "namespace") == self.sandbox.namespace;
+            Ok(if found == expected && targets.iter().all(own) {
+                Poll::Done(())
+            } else {
+                Poll::NotYet(format!("{found:?}"))
+            })
+        })
+        .await
+    }
+
+    async fn fires(&self, alert: &str, labels: &[(&str, &str)]) -> Result<()> {
+        self.prometheus.await_firing(alert, labels).await?;
+        self.fired.borrow_mut().insert(alert.to_owned(), false);
+        Ok(())
+    }
+
+    /// Waits until an alert that has fired ends.
+    async fn ends(&self, alert: &str, labels: &[(&str, &str)]) -> Result<()> {
+        self.prometheus.await_resolved(alert, labels).await?;
+        let mut fired = self.fired.borrow_mut();
+        *fired.get_mut(alert).context("the alert has not fired")? = true;
+        Ok(())
+    }
+
+    /// Every alert of the chart has fired and ended, except those in [`NOT_CAUSED`].
+    fn all_alerts_ended(&self) -> Result<()> {
+        let fired = self.fired.borrow();
+        let ended = fired.iter().filter(|(_, ended)| **ended);
+        let mut tested: BTreeSet<&str> = ended.map(|(alert, _)| alert.as_str()).collect();
+        for (alert, reason) in NOT_CAUSED {
+            ensure!(tested.insert(alert), "{alert} ({reason}) has fired");
+        }
+        let alerts: BTreeSet<&str> = self.alerts.iter().map(String::as_str).collect();
+        ensure!(tested == alerts, "{tested:?} of {alerts:?} are tested");
+        Ok(())
+    }
+
+    async fn patch(&self, kind: &str, name: &str, patch: &str) -> Result<()> {
+        let words = ["patch", kind, name, "--type=merge", "-p", patch];
+        self.sandbox.kubectl(&words).await.map(drop)
+    }
+
+    /// Certificates that expire soon, many elections, a missing member, a lost quorum.
+    async fn faults_of_tls_cluster(&self) -> Result<()> {
+        let sandbox = self.sandbox;
+        let labels = [("namespace", sandbox.namespace.as_str()), ("cluster", "c")];
+        self.fires("EtcdCertificateExpiring", &labels).await?;
+        self.renew_certificates().await?;
+        self.ends("EtcdCertificateExpiring", &labels).await?;
+
+        let object = sandbox.await_members("c", 3).await?;
+        let survivor = leader(&object)?;
+        let mut members = ready_members(&object);
+        members.retain(|member| *member != survivor);
+        let victims = members.clone();
+        // The last member of each cycle is the first leader, so no move leads to the current leader.
+        members.push(survivor.clone());
+        for next in members.iter().cycle().take(LEADER_MOVES) {
+            let words = ["move-leader", "c", "--to", next, "--yes"];
+            plugin::run(sandbox, &words).await?;
+        }
+        self.fires("EtcdLeaderChangesOften", &labels).await?;
+
+        let mut pods = Vec::new();
+        for victim in victims {
+            pods.push(sandbox.api::<Pod>().get(&victim).await?);
+        }
+        self.testbed
+            .signal_containers(&pods[..1], "SIGSTOP")
+            .await?;
+        self.fires("EtcdMemberMissing", &labels).await?;
+        self.testbed
+            .signal_containers(&pods[1..], "SIGSTOP")
+            .await?;
+        self.fires("EtcdQuorumLost", &labels).await?;
+        let of_survivor = [labels[0], labels[1], ("pod", survivor.as_str())];
+        self.fires("EtcdNoLeader", &of_survivor).await?;
+        self.testbed.signal_containers(&pods, "SIGCONT").await?;
+        for alert in [
+            "EtcdQuorumLost",
+            "EtcdNoLeader",
+            "EtcdMemberMissing",
+            "EtcdLeaderChangesOften",
+        ] {
+            self.ends(alert, &labels).await?;
+        }
+        sandbox.await_members("c", 3).await.map(drop)
+    }
+
+    /// Sets a longer validity, and deletes the certificates, so that the operator issues them again.
+    async fn renew_certificates(&self) -> Result<()> {
+        let sandbox = self.sandbox;
+        let longer = r#"{"spec":{"TLS":{"generated":{"certificateDuration":"2160h"}}}}"#;
+        self.patch("etcdcluster", "c", longer).await?;
+        let mut secrets = vec!["c-operator-tls".to_owned(), "c-client-tls".to_owned()];
+        for pod in sandbox.member_pods("c").await? {
+            let pod = pod.name_any();
+            secrets.extend([format!("{pod}-peer-tls"), format!("{pod}-server-tls")]);
+        }
+        let mut words = vec!["delete", "secret"];
+        words.extend(secrets.iter().map(String::as_str));
+        sandbox.kubectl(&words).await?;
+        sandbox.trigger_reconcile("c").await
+    }
+
+    /// Data that differs, and a full database.
+    async fn faults_of_plain_cluster(&self) -> Result<()> {
+        let sandbox = self.sandbox;
+        let labels = [("namespace", sandbox.namespace.as_str()), ("cluster", "p")];
+        let object = sandbox.await_members("p", 1).await?;
+        let member = field(&object, "/status/memberDetails/0");
+        let (Some(id), Some(pod)) = (member["id"].as_str(), member["name"].as_str()) else {
+            bail!("no member: {member}");
+        };
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "p").await?;
+        keys.raise_corrupt(u64::from_str_radix(id, 16)?).await?;
+        self.fires("EtcdDataDiffers", &labels).await?;
+        let disarm = ["exec", pod, "--", "etcdctl", "alarm", "disarm"];
+        sandbox.kubectl(&disarm).await?;
+        self.ends("EtcdDataDiffers", &labels).await?;
+
+        let mut number = 0;
+        until("the database is full", DEADLINE, async || {
+            for _ in 0..WRITES {
+                number += 1;
+                let key = format!("big/{number}");
+                if let Err(error) = keys.write(&key, vec![7; 128 << 10]).await {
+                    let text = format!("{error:#}");
+                    return Ok(if text.contains("database space exceeded") {
+                        Poll::Done(())
+                    } else {
+                        Poll::NotYet(text)
+                    });
+                }
+            }
+            Ok(Poll::NotYet(format!("{number} writes")))
+        })
+        .await?;
+        self.fires("EtcdQuotaNearlyFull", &labels).await?;
+        self.fires("EtcdDatabaseFull", &labels).await?;
+        let larger = r#"{"spec":{"etcd":{"quotaBackendBytes":67108864}}}"#;
+        self.patch("etcdcluster", "p", larger).await?;
+        self.ends("EtcdQuotaNearlyFull", &labels).await?;
+        self.ends("EtcdDatabaseFull", &labels).await?;
+        sandbox.await_members("p", 1).await.map(drop)
+    }
+
+    /// The store rejects the key of the Secret `wrong`.
+    async fn faults_of_backups(&self, bucket: &Bucket) -> Result<()> {
+        let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
+        let mut other = s3.clone();
+        other.secret_key = "wrong".to_owned();
+        sandbox.apply(&aws_secret(&other, "wrong")).await?;
+        for (name, policy) in [
+            ("often", "{backupIntervalInSecond: 5, maxBackups: 2}"),
+            ("late", "{timeoutInSecond: 3}"),
+        ] {
+            let (path, more) = (
+                format!("{}/{name}", bucket.name),
+                format!("  backupPolicy: {policy}\n"),
+            );
+            let manifest = backup_with(s3, name, "p", &path, &more);
+            let manifest = manifest.replace("awsSecret: aws", "awsSecret: wrong");
+            sandbox.apply(&manifest).await?;
+        }
+        let namespace = ("namespace", sandbox.namespace.as_str());
+        let (often, late) = (
+            [namespace, ("name", "often")],
+            [namespace, ("name", "late")],
+        );
+        self.fires("EtcdBackupFailing", &often).await?;
+        self.fires("EtcdBackupFailed", &late).await?;
+        self.fires("EtcdBackupOld", &often).await?;
+        sandbox.apply(&aws_secret(s3, "wrong")).await?;
+        sandbox.kubectl(&["delete", "etcdbackup", "late"]).await?;
+        self.ends("EtcdBackupFailed", &late).await?;
+        self.ends("EtcdBackupFailing", &often).await?;
+        self.ends("EtcdBackupOld", &often).await
+    }
+
+    /// The operator has no rights in the namespace, and later no pod.
+    async fn faults_of_restore_operator(&self, path: &str) -> Result<()> {
+        const OPERATOR: &str = "etcd-restore-operator";
+        let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
+        let bind = async |account: &str| {
+            let subject =
+                format!(r#"[{{"op":"replace","path":"/subjects/0/name","value":"{account}"}}]"#);
+            let words = [
+                "patch",
+                "rolebinding",
+                OPERATOR,
+                "--type=json",
+                "-p",
+                &subject,
+            ];
+            sandbox.kubectl(&words).await
+        };
+        bind("nobody").await?;
+        let version = newest_version(&sandbox.env)?;
+        let into = format!("{{name: r, template: {{spec: {{size: 1, version: \"{version}\"}}}}}}");
+        sandbox
+            .apply(&restore_with(s3, "back", &into, path, ""))
+            .await?;
+        let labels = [("operator", OPERATOR)];
+        self.fires("EtcdOperatorFails", &labels).await?;
+        bind(OPERATOR).await?;
+        await_complete(&sandbox.objects(Kind::EtcdRestore), "back", DEADLINE).await?;
+        self.ends("EtcdOperatorFails", &labels).await?;
+
+        let scale = async |replicas: &str| {
+            let words = ["scale", "deployment", OPERATOR, replicas];
+            sandbox.kubectl(&words).await
+        };
+        scale("--replicas=0").await?;
+        self.fires("EtcdOperatorAbsent", &labels).await?;
+        scale("--replicas=1").await?;
+        self.ends("EtcdOperatorAbsent", &labels).await
+    }
+}
