@@ -128,6 +128,8 @@ pub struct Plan {
     pub verification: VerificationPlan,
     /// Time until the next reconcile; `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
+    /// The time of the next backup; `None` if a backup is due, waits or runs, or if no further backup is planned.
+    pub next_run: Option<Timestamp>,
 }
 
 impl Plan {
@@ -138,6 +140,7 @@ impl Plan {
             verdict,
             verification: VerificationPlan::default(),
             requeue,
+            next_run: None,
         }
     }
 

@@ -14,6 +14,7 @@ use etcd::Alarm;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use runtime::logs::in_background;
 use sha2::{Digest, Sha256};
 use tokio::task::JoinHandle;
 
@@ -143,7 +144,7 @@ impl Calls {
         }
         let under = Under {
             what,
-            handle: Some(tokio::spawn(call)),
+            handle: Some(tokio::spawn(in_background(call))),
             answer: None,
             asked: Instant::now(),
         };

@@ -59,6 +59,7 @@ mod paused;
 mod plugin;
 mod quick_start;
 mod quorum_loss;
+mod ready_condition;
 mod release_upgrade_and_back;
 mod restore_crash;
 mod restore_failures;

@@ -21,7 +21,7 @@ pub(crate) struct ApiServer {
         reason = "most tests use the etcd of this API server only indirectly"
     )]
     pub(crate) etcd: EtcdProcess,
-    url: String,
+    pub(crate) url: String,
 }
 
 impl Drop for ApiServer {

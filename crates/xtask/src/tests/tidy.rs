@@ -12,6 +12,7 @@ mod commands;
 mod conformance;
 mod dashboards;
 mod documents;
+mod health_check;
 mod imports;
 mod manifests;
 mod schemas;
