@@ -129,7 +129,7 @@ async fn run<R: Reconcile>(
         },
         |object, error, driver: Arc<Driver<R>>| {
             let pause = driver.backoff.pause(&object, error);
-            driver.requeue(ObjectRef::from_obj(object.as_ref()), Some(pause))
+            driver.requeue(&ObjectRef::from_obj(object.as_ref()), Some(pause))
         },
         driver,
         watches.objects,
@@ -213,7 +213,7 @@ impl<R: Reconcile> Driver<R> {
         let reference = object.object_ref(&());
         let requeue = logs::in_reconcile(&reference, self.reconcile_once(&reference, &object));
         let requeue = requeue.await?;
-        Ok(self.requeue(target, requeue))
+        Ok(self.requeue(&target, requeue))
     }
 
     async fn reconcile_once(
@@ -232,13 +232,13 @@ impl<R: Reconcile> Driver<R> {
     }
 
     /// Requests the next reconcile of the object after the pause. Without a pause, only a change triggers it.
-    fn requeue(&self, object: ObjectRef<Guarded<R::Object>>, pause: Option<Duration>) -> Action {
+    fn requeue(&self, object: &ObjectRef<Guarded<R::Object>>, pause: Option<Duration>) -> Action {
         let Some(pause) = pause else {
             return Action::await_change();
         };
         // A time that the clock cannot represent is never due.
         if let Some(due) = Instant::now().checked_add(pause) {
-            self.queue.request(key(&object), due);
+            self.queue.request(key(object), due);
         }
         Action::requeue(pause)
     }

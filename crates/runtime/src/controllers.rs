@@ -120,8 +120,8 @@ where
             let mapper = mapper.clone();
             let requests = trigger_with(changes, move |changed: Other| {
                 let related = ObjectRef::from_obj(&changed).erase();
-                let mapped = mapper(changed).into_iter();
-                mapped.map(move |obj_ref| ReconcileRequest {
+                let targets = mapper(changed).into_iter();
+                targets.map(move |obj_ref| ReconcileRequest {
                     obj_ref,
                     reason: ReconcileReason::RelatedObjectUpdated {
                         obj_ref: Box::new(related.clone()),

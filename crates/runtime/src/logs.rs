@@ -18,7 +18,7 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::fmt::format::{JsonFields, Writer};
 use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormattedFields};
 use tracing_subscriber::layer::SubscriberExt;
-use tracing_subscriber::registry::LookupSpan;
+use tracing_subscriber::registry::{LookupSpan, Scope};
 use tracing_subscriber::util::SubscriberInitExt;
 
 use crate::traces::Traces;
@@ -138,7 +138,7 @@ where
         line.insert("level".to_owned(), metadata.level().as_str().into());
         line.insert("target".to_owned(), metadata.target().into());
         let spans = context.event_scope().into_iter();
-        for span in spans.flat_map(|scope| scope.from_root()) {
+        for span in spans.flat_map(Scope::from_root) {
             let extensions = span.extensions();
             let fields = extensions.get::<FormattedFields<JsonFields>>();
             let fields = fields.and_then(|fields| serde_json::from_str(&fields.fields).ok());

@@ -122,7 +122,7 @@ impl<'a> Monitor<'a> {
         ];
         let rendered = chart::helm(&sandbox.env, &words).await?;
         let objects = chart::objects(&rendered)?;
-        let of_kind = |kind: &str| objects.iter().filter(move |one| one["kind"] == kind);
+        let of_kind = |kind: &'static str| objects.iter().filter(move |one| one["kind"] == kind);
         let mut jobs = Vec::new();
         for monitor in of_kind("PodMonitor") {
             jobs.extend(scrape_jobs(monitor)?);
