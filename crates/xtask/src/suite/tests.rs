@@ -42,7 +42,7 @@ fn tests_in_modules_alone_and_serial_are_recognized() {
 
 #[test]
 fn omitted_tests_have_reason() {
-    let why = |name: &str, full: bool, commit: Option<&Commit>| why_omitted(name, full, commit);
+    let why = why_omitted;
     let (found, missing) = (
         Commit::Found("0123".into()),
         Commit::Missing("the checkout is shallow".into()),
