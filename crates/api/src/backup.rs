@@ -16,7 +16,6 @@ pub use verification::{
     DEFAULT_TIMEOUT_SECONDS, Scratch, Verification, VerificationStatus, VerifiedBackup,
 };
 
-use crate::display;
 use crate::duration::DurationText;
 use crate::schema::{
     given, is_false, null_as_empty, object_name, optional_object_name, readable_items,
@@ -422,19 +421,6 @@ pub struct Progress {
     /// Progress as text: a percentage such as `45%`, or the bytes if the total is unknown. For display only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-}
-
-impl Progress {
-    /// Creates the progress with its text.
-    pub fn new(bytes: i64, total_bytes: Option<i64>) -> Self {
-        let progress = Self {
-            bytes,
-            total_bytes,
-            text: None,
-        };
-        let text = Some(display::progress(&progress));
-        Self { text, ..progress }
-    }
 }
 
 /// A stored backup.

@@ -61,10 +61,9 @@ async fn repository(context: &ObserveContext, backup: &EtcdBackup) -> Option<Str
 
 /// True if the EtcdBackup may verify its backup now.
 fn has_turn(context: &ObserveContext, backup: &EtcdBackup) -> bool {
-    let namespace = backup.namespace();
+    let namespace = backup.namespace().unwrap_or_default();
     let uid = backup.uid().unwrap_or_default();
-    let mut all = context.objects.state();
-    all.retain(|object| object.namespace() == namespace);
+    let all = context.objects.in_namespace(&namespace);
     let readable: Vec<&EtcdBackup> = all.iter().filter_map(|one| one.0.as_ref().ok()).collect();
     let mut started: Vec<(Timestamp, String)> = readable
         .iter()
@@ -77,6 +76,5 @@ fn has_turn(context: &ObserveContext, backup: &EtcdBackup) -> bool {
             .iter()
             .any(|backup| backup.uid().as_deref() == Some(uid))
     };
-    let namespace = namespace.unwrap_or_default();
     context.turns.take(&namespace, &uid, &started, exists)
 }
