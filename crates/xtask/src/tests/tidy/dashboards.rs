@@ -286,7 +286,7 @@ fn every_etcd_version_serves_metrics_of_dashboards_and_alerts() {
     for program in programs::etcds().unwrap() {
         let etcd = Etcd::start(&program);
         let mut page = String::new();
-        shell::wait_for("etcd has a leader", Duration::from_secs(60), || {
+        shell::wait_for("etcd has a leader", Duration::from_mins(1), || {
             page = etcd.page();
             page.contains("\netcd_server_has_leader 1\n")
         })

@@ -14,7 +14,7 @@ fn script() -> String {
     let start = "resource.customizations.health.etcd.database.coreos.com_EtcdCluster: |\n";
     let (_, rest) = page.split_once(start).expect("the health check");
     let lines = rest.lines().take_while(|line| line.starts_with("    "));
-    lines.map(|line| format!("{}\n", line.trim())).collect()
+    lines.flat_map(|line| [line.trim(), "\n"]).collect()
 }
 
 /// A value as an expression of Lua.
