@@ -1,6 +1,7 @@
 //! `EtcdBackup`: one backup or periodic backups of a cluster.
 
 mod check;
+mod columns;
 pub mod name;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -11,6 +12,7 @@ use serde::{Deserialize, Serialize};
 pub(crate) use check::unreadable_store;
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
 
+use crate::display;
 use crate::duration::DurationText;
 use crate::schema::{
     given, is_false, null_as_empty, object_name, optional_object_name, readable_items,
@@ -53,24 +55,62 @@ text_enum! {
     doc = "EtcdBackup describes one backup or periodic backups of an etcd cluster.",
     status = "EtcdBackupStatus",
     derive = "PartialEq",
-    printcolumn(name = "Storage", type_ = "string", json_path = ".spec.storageType"),
+    printcolumn(
+        name = "Cluster",
+        type_ = "string",
+        json_path = ".status.cluster",
+        description = "EtcdCluster, or host of the first endpoint"
+    ),
+    printcolumn(name = "Schedule", type_ = "string", json_path = ".status.schedule"),
     printcolumn(name = "Succeeded", type_ = "boolean", json_path = ".status.succeeded"),
     printcolumn(
         name = "State",
         type_ = "string",
-        json_path = ".status.conditions[?(@.type==\"Complete\")].reason",
-        description = "Progress or problem: the reason of the condition Complete"
-    ),
-    printcolumn(
-        name = "Revision",
-        type_ = "integer",
-        json_path = ".status.etcdRevision",
-        description = "Revision of the newest backup"
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
+        description = "Progress or problem: the reason of the condition Ready"
     ),
     printcolumn(
         name = "Last success",
         type_ = "date",
         json_path = ".status.lastSuccessDate"
+    ),
+    printcolumn(
+        name = "Next",
+        type_ = "string",
+        json_path = ".status.nextBackupTime",
+        description = "Time of the next backup"
+    ),
+    printcolumn(
+        name = "Size",
+        type_ = "string",
+        json_path = ".status.sizeText",
+        description = "Size of the newest snapshot"
+    ),
+    printcolumn(
+        name = "Duration",
+        type_ = "string",
+        json_path = ".status.duration",
+        description = "Duration of the newest backup"
+    ),
+    printcolumn(
+        name = "Progress",
+        type_ = "string",
+        json_path = ".status.progress.text",
+        description = "Progress of the running or the last backup",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Revision",
+        type_ = "integer",
+        json_path = ".status.etcdRevision",
+        description = "Revision of the newest backup",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Storage",
+        type_ = "string",
+        json_path = ".spec.storageType",
+        priority = 1
     ),
     printcolumn(
         name = "Location",
@@ -301,6 +341,21 @@ pub struct EtcdBackupStatus {
     /// Size of the snapshot in bytes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub size: Option<i64>,
+    /// Size of the snapshot as text, such as `1.2 GiB`. For display only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub size_text: Option<String>,
+    /// Duration of the newest backup, such as `1m12s`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub duration: Option<DurationText>,
+    /// The EtcdCluster of the spec, or else the host of the first endpoint. For display only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub cluster: Option<String>,
+    /// The schedule of the spec as text, such as `0 3 * * * Europe/Berlin` or `every 1h0m0s`. For display only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub schedule: Option<String>,
+    /// Time at which the next backup starts. Not set while a backup is due, waits or runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub next_backup_time: Option<Time>,
     /// SHA-256 of the snapshot, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
@@ -346,6 +401,22 @@ pub struct Progress {
     /// Bytes in total, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub total_bytes: Option<i64>,
+    /// Progress as text: a percentage such as `45%`, or the bytes if the total is unknown. For display only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub text: Option<String>,
+}
+
+impl Progress {
+    /// Creates the progress with its text.
+    pub fn new(bytes: i64, total_bytes: Option<i64>) -> Self {
+        let progress = Self {
+            bytes,
+            total_bytes,
+            text: None,
+        };
+        let text = Some(display::progress(&progress));
+        Self { text, ..progress }
+    }
 }
 
 /// A stored backup.

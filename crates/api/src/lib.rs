@@ -20,6 +20,7 @@ pub mod backup;
 pub mod cluster;
 pub mod conditions;
 pub mod crd;
+pub mod display;
 pub mod duration;
 pub mod manifest;
 pub mod names;

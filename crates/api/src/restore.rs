@@ -17,7 +17,7 @@ use crate::duration::DurationText;
 use crate::schema::{is_false, object_name, open_object, readable_items, text_map};
 use crate::storage::{
     AbsSource, Blocks, GcsSource, LocalSource, OssSource, PvcSource, S3Source, StorageBlock,
-    StorageType,
+    StorageSource, StorageType,
 };
 use crate::text::text_enum;
 
@@ -55,19 +55,38 @@ text_enum! {
         type_ = "string",
         json_path = ".spec.etcdCluster.name"
     ),
+    printcolumn(
+        name = "Source",
+        type_ = "string",
+        json_path = ".status.source",
+        description = "EtcdBackup, or location in a store"
+    ),
+    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
+    printcolumn(
+        name = "Progress",
+        type_ = "string",
+        json_path = ".status.progress.text",
+        description = "Progress of the download"
+    ),
     printcolumn(name = "Succeeded", type_ = "boolean", json_path = ".status.succeeded"),
     printcolumn(
         name = "State",
         type_ = "string",
-        json_path = ".status.conditions[?(@.type==\"Complete\")].reason",
-        description = "Progress or problem: the reason of the condition Complete"
+        json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
+        description = "Progress or problem: the reason of the condition Ready"
     ),
-    printcolumn(name = "Phase", type_ = "string", json_path = ".status.phase"),
     printcolumn(
         name = "Revision",
         type_ = "integer",
         json_path = ".status.restoredRevision",
-        description = "Revision that was restored"
+        description = "Revision that was restored",
+        priority = 1
+    ),
+    printcolumn(
+        name = "Location",
+        type_ = "string",
+        json_path = ".status.backup.location",
+        priority = 1
     ),
     printcolumn(
         name = "Reason",
@@ -235,6 +254,9 @@ pub struct EtcdRestoreStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(with = "Option<String>")]
     pub phase: Option<RestorePhase>,
+    /// Where the data comes from: `EtcdBackup` with its name, or the location in a store. For display only.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub source: Option<String>,
     /// Revision that was restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub restored_revision: Option<i64>,
@@ -348,6 +370,35 @@ impl EtcdRestoreSpec {
             local: self.local.as_ref(),
         }
     }
+
+    /// The EtcdBackup, or else the type of the store with the path, for columns. `None` if the spec is invalid.
+    pub fn source_text(&self) -> Option<String> {
+        if let Some(backup) = &self.backup {
+            return Some(format!("EtcdBackup {}", backup.name));
+        }
+        let kind = self.backup_storage_type.as_ref()?;
+        let source = self
+            .blocks()
+            .select(kind, "spec", "backupStorageType")
+            .ok()?;
+        let path = source.path();
+        Some(match source {
+            StorageSource::Pvc(pvc) => format!("{kind} {}/{path}", pvc.claim_name),
+            _ => format!("{kind} {path}"),
+        })
+    }
+}
+
+impl EtcdRestoreStatus {
+    /// The status without the fields that are only displayed, for an API server whose CRD is older than the operator.
+    #[must_use]
+    pub fn without_display(&self) -> Self {
+        Self {
+            source: None,
+            progress: self.progress.as_ref().map(Progress::without_text),
+            ..self.clone()
+        }
+    }
 }
 
 impl EtcdRestore {
@@ -356,5 +407,43 @@ impl EtcdRestore {
         self.status
             .as_ref()
             .map_or(&[], |status| status.conditions.as_slice())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn source_column_shows_etcdbackup_or_store() {
+        let of = |source: serde_json::Value| {
+            let mut spec = json!({ "etcdCluster": { "name": "main" } });
+            for (field, value) in source.as_object().unwrap() {
+                spec[field] = value.clone();
+            }
+            serde_json::from_value::<EtcdRestoreSpec>(spec)
+                .unwrap()
+                .source_text()
+        };
+        for (source, text) in [
+            (
+                json!({ "backup": { "name": "nightly" } }),
+                Some("EtcdBackup nightly"),
+            ),
+            (
+                json!({ "backupStorageType": "S3", "s3": { "path": "bucket/key" } }),
+                Some("S3 bucket/key"),
+            ),
+            (
+                json!({ "backupStorageType": "PVC", "pvc": { "claimName": "backups", "path": "etcd/main" } }),
+                Some("PVC backups/etcd/main"),
+            ),
+            (json!({ "backupStorageType": "S3" }), None),
+            (json!({}), None),
+        ] {
+            assert_eq!(of(source).as_deref(), text);
+        }
     }
 }

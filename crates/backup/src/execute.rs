@@ -247,8 +247,8 @@ pub(crate) async fn report(
 }
 
 /// Writes a status. The cached object may be stale, so the precondition is the resourceVersion from which the status
-/// was computed (invariant 11). A CRD of an earlier release may lack `unfinishedAttempts`; the status is then written
-/// without this field.
+/// was computed (invariant 11). A CRD of an earlier release may lack `unfinishedAttempts` and the fields of columns; the
+/// status is then written without these fields.
 async fn write_over(
     api: &Api<EtcdBackup>,
     backup: &EtcdBackup,
@@ -257,12 +257,15 @@ async fn write_over(
     let (manager, current) = (MANAGER_BACKUP, backup.status.as_ref());
     let written = apply::status_if_unchanged(api, manager, backup, current, &desired).await;
     match written {
-        Err(apply::Error::Definition { .. }) if desired.unfinished_attempts.is_some() => {
-            let uncounted = EtcdBackupStatus {
+        Err(apply::Error::Definition { .. }) => {
+            let reduced = EtcdBackupStatus {
                 unfinished_attempts: None,
-                ..desired
+                ..desired.without_display()
             };
-            apply::status_if_unchanged(api, manager, backup, current, &uncounted)
+            if reduced == desired {
+                return written.map(drop);
+            }
+            apply::status_if_unchanged(api, manager, backup, current, &reduced)
                 .await
                 .map(drop)
         }
@@ -364,13 +367,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn status_without_attempt_count_is_written_to_older_crd() {
+    async fn status_without_new_fields_is_written_to_older_crd() {
         for has_field in [true, false] {
             let (client, sent) = server(has_field);
             let api = Api::<EtcdBackup>::namespaced(client, "n");
             let desired = EtcdBackupStatus {
                 reason: Some("why".to_owned()),
                 unfinished_attempts: Some(1),
+                cluster: Some("c".to_owned()),
                 ..EtcdBackupStatus::default()
             };
             write_over(&api, &backup_with(&json!({})), desired)
@@ -382,6 +386,7 @@ mod tests {
             if let Some(uncounted) = sent.get(1) {
                 assert_eq!(uncounted["Reason"], "why");
                 assert_eq!(uncounted.get("unfinishedAttempts"), None);
+                assert_eq!(uncounted.get("cluster"), None);
             }
         }
     }

@@ -123,6 +123,8 @@ pub struct Plan {
     pub verdict: Verdict,
     /// Time until the next reconcile; `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
+    /// The time of the next backup; `None` if a backup is due, waits or runs, or if no further backup is planned.
+    pub next_run: Option<Timestamp>,
 }
 
 impl Plan {
@@ -132,6 +134,7 @@ impl Plan {
             job: None,
             verdict,
             requeue,
+            next_run: None,
         }
     }
 

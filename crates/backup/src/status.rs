@@ -1,7 +1,9 @@
 //! Computes the status and the Events from the plan. Performs no I/O: the time is an argument.
 
 use api::backup::{Progress, StoredBackup, not_in_effect};
-use api::conditions::{self, ConditionStatus, ConditionType, Finding, find, set};
+use api::conditions::{self, ConditionStatus, ConditionType, Finding, find, is_true, set};
+use api::display;
+use api::duration::DurationText;
 use api::readiness::{Readiness, set_readiness};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::Timestamp;
@@ -10,7 +12,7 @@ use runtime::Notice;
 
 use crate::plan::{Action, Plan, Verdict, rules};
 use crate::reason::Reason;
-use crate::snapshot::{Moved, RemovalResult, Stored};
+use crate::snapshot::{RemovalResult, Stored};
 
 /// Maximum number of entries in `status.backups`.
 const LISTED: usize = 10;
@@ -33,7 +35,12 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
         _ => {}
     }
     match &plan.verdict {
-        Verdict::Unchanged => return status,
+        Verdict::Unchanged => {
+            if is_complete(backup) {
+                observe_generation(backup, &mut status, &now);
+            }
+            return status;
+        }
         Verdict::Refused(trouble) => {
             status.succeeded = false;
             status.reason = Some(trouble.message.clone());
@@ -52,11 +59,9 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
                 .progress
                 .as_ref()
                 .and_then(|progress| progress.total_bytes);
-            let moved = progress(*moved);
-            status.progress = Some(Progress {
-                total_bytes: moved.total_bytes.or(known),
-                ..moved
-            });
+            let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
+            let total = moved.total.map(signed).or(known);
+            status.progress = Some(Progress::new(signed(moved.bytes), total));
         }
         Verdict::Waiting(trouble) | Verdict::DeletionBlocked(trouble) => {
             status.reason = Some(trouble.message.clone());
@@ -68,6 +73,11 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
             status.completion_time = Some(now.clone());
             status.unfinished_attempts = None;
         }
+    }
+    status.cluster = backup.spec.cluster_text();
+    status.schedule = backup.spec.schedule_text();
+    if !matches!(plan.verdict, Verdict::RetentionApplied(_)) {
+        status.next_backup_time = plan.next_run.map(Time);
     }
     status.observed_generation = backup.metadata.generation;
     for finding in findings(backup, &status, &plan.verdict) {
@@ -83,6 +93,25 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
     let text = (reason, message.as_str());
     set_readiness(&mut status.conditions, readiness, text, generation, &now);
     status
+}
+
+/// True if the only backup of the EtcdBackup is complete. A change of the spec then has no effect on the backup.
+fn is_complete(backup: &EtcdBackup) -> bool {
+    let succeeded = backup.status.as_ref().is_some_and(|it| it.succeeded);
+    succeeded && !backup.spec.is_periodic() && backup.metadata.deletion_timestamp.is_none()
+}
+
+/// Reports that the operator has processed the changed spec. Otherwise tools would wait for it without end.
+fn observe_generation(backup: &EtcdBackup, status: &mut EtcdBackupStatus, now: &Time) {
+    let generation = backup.metadata.generation;
+    if status.observed_generation == generation {
+        return;
+    }
+    status.observed_generation = generation;
+    for condition in &mut status.conditions {
+        condition.observed_generation = generation;
+    }
+    set(&mut status.conditions, &in_effect(backup), generation, now);
 }
 
 /// Computes the condition `Ready` from the other conditions. A periodic EtcdBackup is also ready before its first
@@ -124,10 +153,16 @@ fn readiness(
     }
     let complete = holds(ConditionType::Complete, "True");
     if periodic {
-        let progress = holds(ConditionType::Progressing, "False");
+        // The condition says whether a backup runs, is queued or is scheduled. Directly after a backup, it says nothing.
+        let progress = find(conditions, &ConditionType::Progressing)
+            .filter(|condition| condition.reason != Reason::AsDesired.as_str())
+            .map(|condition| {
+                let reason = conditions::Reason::from(condition.reason.as_str());
+                (reason, condition.message.clone())
+            });
         let (reason, message) = progress
             .or(complete)
-            .unwrap_or_else(|| (Reason::InProgress.into(), IN_PROGRESS.to_owned()));
+            .unwrap_or_else(|| (Reason::Pending.into(), STARTING.to_owned()));
         return (Readiness::Ready, reason, message);
     }
     match (complete, holds(ConditionType::Complete, "False")) {
@@ -136,7 +171,7 @@ fn readiness(
         (None, None) => (
             Readiness::Reconciling,
             Reason::Pending.into(),
-            IN_PROGRESS.to_owned(),
+            STARTING.to_owned(),
         ),
     }
 }
@@ -150,14 +185,6 @@ fn discard_start(status: &mut EtcdBackupStatus) {
     }
 }
 
-fn progress(moved: Moved) -> Progress {
-    let signed = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
-    Progress {
-        bytes: signed(moved.bytes),
-        total_bytes: moved.total.map(signed),
-    }
-}
-
 fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, now: &Time) {
     status.succeeded = true;
     status.reason = None;
@@ -166,14 +193,16 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
     status.cluster_id = Some(stored.cluster_id.clone());
     status.location = Some(stored.location.clone());
     status.size = Some(stored.size);
+    status.size_text = u64::try_from(stored.size).ok().map(display::bytes);
+    status.duration = status.start_time.as_ref().map(|begun| {
+        let took = now.0.duration_since(begun.0);
+        DurationText(display::duration(took.as_secs()))
+    });
     status.sha256 = Some(stored.sha256.clone());
     status.last_success_date = Some(Time(stored.created_at));
     status.completion_time = Some(now.clone());
     status.unfinished_attempts = None;
-    status.progress = Some(Progress {
-        bytes: stored.size,
-        total_bytes: Some(stored.size),
-    });
+    status.progress = Some(Progress::new(stored.size, Some(stored.size)));
     if !backup.spec.is_periodic() {
         status.backups = vec![newest(status)];
     } else if rules(backup).is_none() {
@@ -223,6 +252,8 @@ fn listed(status: &EtcdBackupStatus, result: &RemovalResult) -> Vec<StoredBackup
 
 const IN_PROGRESS: &str = "a backup is in progress";
 
+const STARTING: &str = "the backup is starting";
+
 const QUEUED: &str = "the backup is queued: a limit of concurrent transfers is reached (the total limit, or the limit for \
                       this namespace or this store). The administrator sets the limits with backups.transfers of the \
                       chart";
@@ -240,9 +271,12 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         let kind = ConditionType::RetentionApplied;
         Finding::new(kind, holds, reason.into(), message)
     };
-    // Until the next backup of a periodic EtcdBackup has ended, the conditions report the previous backup.
-    let has_outcome =
-        backup.spec.is_periodic() && find(&status.conditions, &ConditionType::Complete).is_some();
+    // Until the next backup of a periodic EtcdBackup has ended, the conditions report the previous backup. After a wait,
+    // they report neither a complete nor a failed backup, and then they report the current backup.
+    let has_outcome = backup.spec.is_periodic()
+        && [ConditionType::Complete, ConditionType::Failed]
+            .iter()
+            .any(|kind| is_true(&status.conditions, kind));
     let has_progressing = backup.spec.is_periodic()
         || find(&status.conditions, &ConditionType::Progressing).is_some();
     let mut findings = match verdict {
@@ -277,7 +311,7 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
             in_progress(),
         ],
         Verdict::Starting => vec![
-            complete(false, Reason::Pending, "the backup is starting".to_owned()),
+            complete(false, Reason::Pending, STARTING.to_owned()),
             in_progress(),
         ],
         Verdict::Running(_) => vec![
@@ -308,8 +342,14 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         Verdict::Queued if has_progressing => {
             findings.push(progressing(true, Reason::Pending, QUEUED));
         }
-        Verdict::Starting | Verdict::Running(_) | Verdict::Waiting(_) if has_progressing => {
+        Verdict::Starting if has_progressing => {
+            findings.push(progressing(true, Reason::Pending, STARTING));
+        }
+        Verdict::Running(_) if has_progressing => {
             findings.push(progressing(true, Reason::InProgress, IN_PROGRESS));
+        }
+        Verdict::Waiting(trouble) if has_progressing => {
+            findings.push(progressing(true, trouble.reason, &trouble.message));
         }
         Verdict::Succeeded(_) | Verdict::Refused(_) | Verdict::Failed(_) if has_progressing => {
             findings.push(progressing(

@@ -1,5 +1,6 @@
 //! Tables, colors, sizes and times for people. Performs no I/O.
 
+pub use api::display::bytes;
 use jiff::Timestamp;
 
 /// The meaning of a piece of text, shown as a color on terminals.
@@ -140,22 +141,6 @@ impl Table {
     }
 }
 
-/// A size in bytes, such as `24.0 MiB`.
-pub fn bytes(size: u64) -> String {
-    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-    let mut unit = 0;
-    let mut tenths = u128::from(size) * 10;
-    while tenths >= 10_240 && unit + 1 < UNITS.len() {
-        tenths /= 1024;
-        unit += 1;
-    }
-    if unit == 0 {
-        format!("{size} B")
-    } else {
-        format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
-    }
-}
-
 /// A duration with its largest unit, as kubectl shows ages: `45s`, `12m`, `5h`, `3d`.
 pub fn duration(seconds: i64) -> String {
     match seconds.max(0) {
@@ -199,19 +184,6 @@ mod tests {
             colored.contains("main   \u{1b}[32mReady\u{1b}[0m"),
             "{colored:?}"
         );
-    }
-
-    #[test]
-    fn sizes_have_one_decimal() {
-        for (size, text) in [
-            (0, "0 B"),
-            (1023, "1023 B"),
-            (1024, "1.0 KiB"),
-            (2 << 30, "2.0 GiB"),
-            (25_165_825, "24.0 MiB"),
-        ] {
-            assert_eq!(bytes(size), text);
-        }
     }
 
     #[test]

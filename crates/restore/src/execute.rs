@@ -70,7 +70,8 @@ pub async fn execute(
 }
 
 /// Writes the status of the EtcdRestore, with the observed resourceVersion as precondition. If the
-/// CustomResourceDefinition lacks a field of the status, the written status reports only this problem.
+/// CustomResourceDefinition lacks the fields of columns, the status is written without them. If it lacks another field
+/// of the status, the written status reports only this problem.
 ///
 /// # Errors
 ///
@@ -82,7 +83,12 @@ pub async fn report(
     now: &Time,
 ) -> Result<(), Error> {
     fail::fail_point!("restore-before-status");
-    match context.write_status(restore, desired).await {
+    let mut written = context.write_status(restore, desired).await;
+    let reduced = desired.without_display();
+    if matches!(written, Err(apply::Error::Definition { .. })) && reduced != *desired {
+        written = context.write_status(restore, &reduced).await;
+    }
+    match written {
         Err(error @ apply::Error::Definition { .. }) => {
             let status = outdated_definition(restore, &error, now);
             let written = context.write_status(restore, &status).await;

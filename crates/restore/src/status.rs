@@ -34,6 +34,7 @@ pub fn compute(
     for finding in [complete, failed, in_effect(restore)] {
         conditions::set(&mut status.conditions, &finding, generation, now);
     }
+    status.source = restore.spec.source_text();
     status.succeeded = state == PlanState::Complete;
     status.reason = reason(&state);
     status.phase = Some(phase(&state, &status));
@@ -82,10 +83,8 @@ pub fn set_progress(status: &mut EtcdRestoreStatus, seed: &Pod) {
         ..
     }) = seed
     {
-        status.progress = Some(Progress {
-            bytes: number(progress.bytes),
-            total_bytes: progress.total.map(number),
-        });
+        let total = progress.total.map(number);
+        status.progress = Some(Progress::new(number(progress.bytes), total));
     }
 }
 

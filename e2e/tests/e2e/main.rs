@@ -53,6 +53,7 @@ mod operator_upgrade;
 mod paused;
 mod plugin;
 mod quorum_loss;
+mod ready_condition;
 mod restore_crash;
 mod restore_failures;
 mod restore_in_place;

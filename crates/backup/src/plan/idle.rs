@@ -48,24 +48,32 @@ pub(super) fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp
             ),
         };
     }
-    let (idle, requeue) = match (next_run(backup, now), waits) {
-        _ if is_suspended(backup) => (Verdict::Suspended, None),
-        (Next::At(time), _) | (Next::Due, Some(time)) => {
-            (Verdict::Scheduled(Some(time)), Some(until(time, now)))
-        }
-        (Next::Due | Next::Never, _) => (Verdict::Scheduled(None), None),
+    let next_run = match (next_run(backup, now), waits) {
+        _ if is_suspended(backup) => None,
+        (Next::At(time), _) | (Next::Due, Some(time)) => Some(time),
+        (Next::Due | Next::Never, _) => None,
+    };
+    let idle = if is_suspended(backup) {
+        Verdict::Suspended
+    } else {
+        Verdict::Scheduled(next_run)
+    };
+    let requeue = next_run.map(|time| until(time, now));
+    let planned = |action, verdict, requeue| Plan {
+        next_run,
+        ..Plan::new(action, verdict, requeue)
     };
     if !is_retention_pending(backup) {
-        return Plan::new(Action::Nothing, idle, requeue);
+        return planned(Action::Nothing, idle, requeue);
     }
     let retry = requeue.map_or(INPUT_RETRY, |requeue| requeue.min(INPUT_RETRY));
     // Invariant 9: the removal starts only after the status reports that a newer backup is complete.
     let begin = snapshot.removal.may_begin(now) && obstacle.is_none();
     let verdict = failed.map_or(idle, Verdict::RetentionFailed);
     if !begin {
-        return Plan::new(Action::Nothing, verdict, Some(retry));
+        return planned(Action::Nothing, verdict, Some(retry));
     }
-    Plan::new(Action::RemoveSurplus, verdict, Some(retry)).with(job::surplus(backup, snapshot, now))
+    planned(Action::RemoveSurplus, verdict, Some(retry)).with(job::surplus(backup, snapshot, now))
 }
 
 /// True if the condition `RetentionApplied` already reports the problem.

@@ -19,6 +19,7 @@ mod deadline;
 mod deletion;
 mod model;
 mod periodic;
+mod reported;
 
 fn at(second: i64) -> Timestamp {
     Timestamp::from_second(1_800_000_000 + second).unwrap()

@@ -247,3 +247,25 @@ fn restore_reports_fields_without_effect() {
     );
     assert!(finding.message.contains("spec.backupStorageType"));
 }
+
+#[test]
+fn restore_shows_source_and_progress_in_columns() {
+    let mut restore = restore();
+    let working = || PlanState::Working(Trouble::new(Reason::InProgress, "x"));
+    let mut status = compute(&restore, &planned(Action::Nothing, working()), None, &at(1));
+    assert_eq!(status.source.as_deref(), Some("S3 b/k"));
+    assert_eq!(status.progress, None);
+    let seed = Pod::Present(PodFacts {
+        progress: Some(Moved {
+            bytes: 45,
+            total: Some(100),
+        }),
+        ..PodFacts::default()
+    });
+    set_progress(&mut status, &seed);
+    assert_eq!(status.progress.unwrap().text.as_deref(), Some("45%"));
+    let spec = r#"{"etcdCluster":{"name":"main"},"backup":{"name":"nightly"}}"#;
+    restore.spec = serde_json::from_str(spec).unwrap();
+    let status = compute(&restore, &planned(Action::Nothing, working()), None, &at(1));
+    assert_eq!(status.source.as_deref(), Some("EtcdBackup nightly"));
+}

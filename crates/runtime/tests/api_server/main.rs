@@ -2,6 +2,7 @@
 //! status by two managers, the CRD, the lease, and objects that cannot be parsed.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
+mod columns;
 mod definition;
 mod server;
 

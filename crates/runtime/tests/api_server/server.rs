@@ -18,7 +18,7 @@ pub(crate) struct ApiServer {
     dir: TempDir,
     #[allow(dead_code, reason = "most tests only need it to run")]
     pub(crate) etcd: EtcdProcess,
-    url: String,
+    pub(crate) url: String,
 }
 
 impl Drop for ApiServer {

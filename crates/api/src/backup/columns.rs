@@ -1,0 +1,123 @@
+//! Texts for the columns of an EtcdBackup that are computed from its spec.
+
+use super::{EtcdBackupSpec, EtcdBackupStatus, Progress};
+use crate::display;
+
+impl EtcdBackupSpec {
+    /// The name of the EtcdCluster, or else the host of the first endpoint, for columns and metrics. Contains neither
+    /// the user nor the password of a URL.
+    pub fn cluster_text(&self) -> Option<String> {
+        if let Some(cluster) = &self.etcd_cluster {
+            return Some(cluster.name.clone());
+        }
+        let endpoint = self.etcd_endpoints.first()?;
+        let address = endpoint
+            .split_once("://")
+            .map_or(endpoint.as_str(), |(_, rest)| rest);
+        let authority = address.split(['/', '?', '#']).next().unwrap_or(address);
+        let host = authority.rsplit('@').next().unwrap_or(authority);
+        let host = match host.rsplit_once(':') {
+            Some((name, port)) if port.bytes().all(|byte| byte.is_ascii_digit()) => name,
+            _ => host,
+        };
+        (!host.is_empty()).then(|| host.to_owned())
+    }
+
+    /// The schedule or the interval, for columns. `None` if the EtcdBackup makes a single backup.
+    pub fn schedule_text(&self) -> Option<String> {
+        let policy = self.backup_policy.as_ref()?;
+        let text = match (&policy.schedule, policy.backup_interval_in_second) {
+            (Some(schedule), _) => match &policy.time_zone {
+                Some(zone) => format!("{schedule} {zone}"),
+                None => schedule.clone(),
+            },
+            (None, Some(seconds)) if seconds > 0 => format!("every {}", display::duration(seconds)),
+            _ => return None,
+        };
+        Some(if policy.suspend {
+            format!("{text} (suspended)")
+        } else {
+            text
+        })
+    }
+}
+
+impl EtcdBackupStatus {
+    /// The status without the fields that are only displayed, for an API server whose CRD is older than the operator.
+    #[must_use]
+    pub fn without_display(&self) -> Self {
+        Self {
+            size_text: None,
+            duration: None,
+            cluster: None,
+            schedule: None,
+            next_backup_time: None,
+            progress: self.progress.as_ref().map(Progress::without_text),
+            ..self.clone()
+        }
+    }
+}
+
+impl Progress {
+    /// The progress without its text.
+    pub(crate) fn without_text(&self) -> Self {
+        Self {
+            text: None,
+            ..self.clone()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn spec(spec: serde_json::Value) -> EtcdBackupSpec {
+        serde_json::from_value(spec).unwrap()
+    }
+
+    #[test]
+    fn cluster_column_shows_etcdcluster_or_host() {
+        let of = |endpoint: &str| {
+            spec(json!({ "etcdEndpoints": [endpoint], "storageType": "S3" })).cluster_text()
+        };
+        for (endpoint, host) in [
+            ("http://db-client:2379", "db-client"),
+            (
+                "https://user:secret@etcd.example.com:2379/path",
+                "etcd.example.com",
+            ),
+            ("https://[fd00::7]:2379", "[fd00::7]"),
+            ("db-client", "db-client"),
+        ] {
+            assert_eq!(of(endpoint).as_deref(), Some(host), "{endpoint}");
+        }
+        assert_eq!(of("http://"), None);
+        let named = spec(json!({ "etcdCluster": { "name": "main" }, "storageType": "S3" }));
+        assert_eq!(named.cluster_text().as_deref(), Some("main"));
+    }
+
+    #[test]
+    fn schedule_column_shows_schedule_interval_and_suspension() {
+        let of = |policy: serde_json::Value| {
+            spec(json!({ "storageType": "S3", "backupPolicy": policy })).schedule_text()
+        };
+        for (policy, text) in [
+            (json!({ "schedule": "@daily" }), Some("@daily")),
+            (
+                json!({ "schedule": "0 3 * * *", "timeZone": "Europe/Berlin" }),
+                Some("0 3 * * * Europe/Berlin"),
+            ),
+            (json!({ "backupIntervalInSecond": 90 }), Some("every 1m30s")),
+            (
+                json!({ "schedule": "@daily", "suspend": true }),
+                Some("@daily (suspended)"),
+            ),
+            (json!({ "maxBackups": 3 }), None),
+        ] {
+            assert_eq!(of(policy).as_deref(), text);
+        }
+    }
+}

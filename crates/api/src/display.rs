@@ -1,0 +1,97 @@
+//! Texts for the columns of kubectl, which cannot format numbers.
+
+use crate::backup::Progress;
+
+/// A size in bytes, such as `24.0 MiB`.
+pub fn bytes(size: u64) -> String {
+    const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut unit = 0;
+    let mut tenths = u128::from(size) * 10;
+    while tenths >= 10_240 && unit + 1 < UNITS.len() {
+        tenths /= 1024;
+        unit += 1;
+    }
+    if unit == 0 {
+        format!("{size} B")
+    } else {
+        format!("{}.{} {}", tenths / 10, tenths % 10, UNITS[unit])
+    }
+}
+
+/// A duration in seconds, in the format of [`crate::duration::DurationText`]: `45s`, `12m5s`, `1h0m5s`.
+pub fn duration(seconds: i64) -> String {
+    let seconds = seconds.max(0);
+    let (hours, minutes, rest) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    match (hours, minutes) {
+        (0, 0) => format!("{rest}s"),
+        (0, _) => format!("{minutes}m{rest}s"),
+        _ => format!("{hours}h{minutes}m{rest}s"),
+    }
+}
+
+/// The progress of a transfer: `45%`, or the bytes if the total is unknown. The percentage is rounded down, so it is
+/// `100%` only when all bytes are transferred.
+pub fn progress(progress: &Progress) -> String {
+    let number = |bytes: i64| u64::try_from(bytes).unwrap_or_default();
+    let done = number(progress.bytes);
+    match progress.total_bytes.map(number) {
+        Some(total) if total > 0 => {
+            let percent = u128::from(done.min(total)) * 100 / u128::from(total);
+            format!("{percent}%")
+        }
+        _ => bytes(done),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::duration::DurationText;
+
+    #[test]
+    fn sizes_have_one_decimal() {
+        for (size, text) in [
+            (0, "0 B"),
+            (1023, "1023 B"),
+            (1024, "1.0 KiB"),
+            (2 << 30, "2.0 GiB"),
+            (25_165_825, "24.0 MiB"),
+        ] {
+            assert_eq!(bytes(size), text);
+        }
+    }
+
+    #[test]
+    fn durations_can_be_parsed_again() {
+        for (seconds, text) in [
+            (0, "0s"),
+            (59, "59s"),
+            (60, "1m0s"),
+            (3599, "59m59s"),
+            (90_061, "25h1m1s"),
+        ] {
+            assert_eq!(duration(seconds), text);
+            let parsed = DurationText(text.to_owned()).parse().unwrap();
+            assert_eq!(i64::try_from(parsed.as_secs()).unwrap(), seconds);
+        }
+        assert_eq!(duration(-5), "0s");
+    }
+
+    #[test]
+    fn progress_is_complete_only_with_all_bytes() {
+        let text = |bytes, total_bytes| {
+            progress(&Progress {
+                bytes,
+                total_bytes,
+                ..Progress::default()
+            })
+        };
+        assert_eq!(text(0, Some(7)), "0%");
+        assert_eq!(text(999_999, Some(1_000_000)), "99%");
+        assert_eq!(text(7, Some(7)), "100%");
+        // The database can grow while it is transferred.
+        assert_eq!(text(9, Some(7)), "100%");
+        assert_eq!(text(2048, None), "2.0 KiB");
+        assert_eq!(text(0, Some(0)), "0 B");
+    }
+}

@@ -1,0 +1,183 @@
+//! Tests of the conditions and the columns that the status reports for a plan.
+
+use api::backup::EtcdBackupStatus;
+
+use super::periodic::first_complete;
+use super::*;
+
+fn condition(status: &EtcdBackupStatus, kind: ConditionType) -> (String, String, String) {
+    let found = find(&status.conditions, &kind).unwrap_or_else(|| panic!("no {kind}: {status:?}"));
+    let text = |text: &String| text.clone();
+    (
+        text(&found.status),
+        text(&found.reason),
+        text(&found.message),
+    )
+}
+
+/// A periodic EtcdBackup that has never made a backup, and the start of its first backup is recorded.
+fn first_run() -> EtcdBackup {
+    begun(|object| object["spec"]["backupPolicy"] = json!({ "backupIntervalInSecond": 3600 }))
+}
+
+/// A periodic EtcdBackup with one complete backup, and the start of its second backup is recorded.
+fn second_run() -> EtcdBackup {
+    let backup = first_complete(|object| object["spec"]["backupPolicy"]["maxBackups"] = json!(0));
+    let due = plan(&backup, &Snapshot::default(), at(4000));
+    assert_eq!(due.action, Action::RecordIntent);
+    after(backup, &due, at(4000))
+}
+
+/// A single backup and both periodic backups, each a second after its recorded start.
+fn started() -> [(EtcdBackup, Timestamp); 3] {
+    [
+        (begun(|_| ()), at(1)),
+        (first_run(), at(1)),
+        (second_run(), at(4001)),
+    ]
+}
+
+#[test]
+fn waiting_backup_reports_what_it_waits_for() {
+    let troubles = [
+        Trouble::new(
+            Reason::SecretMissing,
+            "spec.s3.awsSecret: there is no Secret aws",
+        ),
+        Trouble::new(
+            Reason::EndpointNotGranted,
+            "an administrator must grant the endpoint",
+        ),
+        refused(),
+    ];
+    for (backup, now) in started() {
+        for trouble in &troubles {
+            let waits = known(Work::Idle, Destination::Unknown(trouble.clone()));
+            let status = status(&backup, &plan(&backup, &waits, now), now);
+            let expected = |holds: &str| {
+                let reason = trouble.reason.as_str().to_owned();
+                (holds.to_owned(), reason, trouble.message.clone())
+            };
+            assert_eq!(condition(&status, ConditionType::Ready), expected("False"));
+            assert_eq!(
+                condition(&status, ConditionType::Complete),
+                expected("False")
+            );
+            if backup.spec.is_periodic() {
+                assert_eq!(
+                    condition(&status, ConditionType::Progressing),
+                    expected("True")
+                );
+            }
+            assert_eq!(status.next_backup_time, None);
+        }
+    }
+}
+
+#[test]
+fn queued_backup_reports_the_queue() {
+    let queued = known(Work::Queued, Destination::Free);
+    for (backup, now) in started() {
+        let status = status(&backup, &plan(&backup, &queued, now), now);
+        let (holds, reason, message) = condition(&status, ConditionType::Ready);
+        let ready = if backup.spec.is_periodic() {
+            "True"
+        } else {
+            "False"
+        };
+        assert_eq!((holds.as_str(), reason.as_str()), (ready, "Pending"));
+        assert!(message.contains("the backup is queued"), "{message}");
+    }
+}
+
+/// The reason of the wait must not remain while the backup runs.
+#[test]
+fn running_backup_does_not_report_an_ended_wait() {
+    for (backup, now) in started().into_iter().skip(1) {
+        let waits = known(Work::Idle, Destination::Unknown(refused()));
+        let waiting = after(backup.clone(), &plan(&backup, &waits, now), now);
+        let runs = known(Work::Running(Moved::default()), Destination::NotRead);
+        let status = status(&waiting, &plan(&waiting, &runs, now), now);
+        for kind in [
+            ConditionType::Ready,
+            ConditionType::Complete,
+            ConditionType::Progressing,
+        ] {
+            let (_, reason, _) = condition(&status, kind.clone());
+            assert_eq!(reason, "InProgress", "{kind}");
+        }
+    }
+}
+
+#[test]
+fn next_backup_time_is_reported_unless_backup_is_due() {
+    let complete = first_complete(|object| object["spec"]["backupPolicy"]["maxBackups"] = json!(0));
+    assert_eq!(complete.status.as_ref().unwrap().next_backup_time, None);
+    let idle = after(
+        complete.clone(),
+        &plan(&complete, &Snapshot::default(), at(10)),
+        at(10),
+    );
+    let next = |backup: &EtcdBackup| backup.status.as_ref().unwrap().next_backup_time.clone();
+    let time = next(&idle).expect("the next backup is scheduled").0;
+    assert!(time >= at(3600) && time <= at(3631), "{time}");
+    let due = after(
+        idle.clone(),
+        &plan(&idle, &Snapshot::default(), at(4000)),
+        at(4000),
+    );
+    assert_eq!(next(&due), None);
+    let mut suspended = idle;
+    suspended.spec.backup_policy.as_mut().unwrap().suspend = true;
+    let suspended = after(
+        suspended.clone(),
+        &plan(&suspended, &Snapshot::default(), at(11)),
+        at(11),
+    );
+    assert_eq!(next(&suspended), None);
+    let schedule = suspended.status.unwrap().schedule;
+    assert_eq!(schedule.as_deref(), Some("every 1h0m0s (suspended)"));
+}
+
+/// While old backups cannot be removed, the next backup is scheduled as usual.
+#[test]
+fn next_backup_time_is_reported_during_failed_removal() {
+    let complete = first_complete(|_| ());
+    let mut failed = Snapshot::default();
+    failed.removal.work = Work::Ended(Err(refused()));
+    failed.removal.not_before = Some(at(30));
+    let waits = plan(&complete, &failed, at(10));
+    assert_eq!(waits.verdict, Verdict::RetentionFailed(refused()));
+    assert!(status(&complete, &waits, at(10)).next_backup_time.is_some());
+}
+
+#[test]
+fn completed_backup_reports_cluster_size_and_duration() {
+    let backup = begun(|_| ());
+    let done = known(Work::Ended(Ok(stored())), Destination::NotRead);
+    let status = status(&backup, &plan(&backup, &done, at(72)), at(72));
+    assert_eq!(status.cluster.as_deref(), Some("example-client"));
+    assert_eq!(status.size_text.as_deref(), Some("20.0 KiB"));
+    assert_eq!(status.duration.unwrap().0, "1m12s");
+    assert_eq!(status.progress.unwrap().text.as_deref(), Some("100%"));
+    assert_eq!(status.schedule, None);
+}
+
+/// Otherwise `kubectl wait`, Helm and Flux would wait for this EtcdBackup without end.
+#[test]
+fn changed_spec_of_complete_backup_is_reported_as_observed() {
+    let backup = begun(|_| ());
+    let done = known(Work::Ended(Ok(stored())), Destination::NotRead);
+    let mut complete = after(backup.clone(), &plan(&backup, &done, at(5)), at(5));
+    complete.metadata.generation = Some(2);
+    complete.spec.ttl_seconds_after_finished = Some(600);
+    let idle = plan(&complete, &Snapshot::default(), at(9));
+    assert_eq!(idle.verdict, Verdict::Unchanged);
+    let status = status(&complete, &idle, at(9));
+    assert!(status.succeeded);
+    assert_eq!(status.observed_generation, Some(2));
+    for condition in &status.conditions {
+        assert_eq!(condition.observed_generation, Some(2), "{condition:?}");
+    }
+    assert_eq!(condition(&status, ConditionType::Ready).0, "True");
+}
