@@ -1,4 +1,4 @@
-//! The metrics of each EtcdBackup, with its namespace and name as labels.
+//! The metrics of each EtcdBackup, with its namespace, cluster and name as labels.
 //!
 //! The values are computed from the cached objects at each scrape. Deleted objects therefore have no metrics, and a
 //! restart of the operator loses no values.
@@ -45,36 +45,46 @@ impl fmt::Debug for BackupMetrics {
 
 impl Collector for BackupMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        let mut families: Vec<MetricFamily> = Vec::new();
-        for object in self.objects.state() {
-            let Ok(backup) = &object.0 else { continue };
+        let objects = self.objects.state();
+        let readable = objects.iter().filter_map(|object| object.0.as_ref().ok());
+        let work = |backup: &EtcdBackup| {
             let uid = backup.uid().unwrap_or_default();
-            let work = Attempts {
+            Attempts {
                 failures: self.transfers.failures(&uid),
-                queued: self.transfers.queued_for(&uid).unwrap_or_default(),
-            };
-            for (index, (name, help, value)) in values(backup, work).into_iter().enumerate() {
-                if families.len() == index {
-                    families.push((name, help, Family::default()));
-                }
-                let labels = vec![
-                    (
-                        "namespace".to_owned(),
-                        backup.namespace().unwrap_or_default(),
-                    ),
-                    ("name".to_owned(), backup.name_any()),
-                ];
-                if let (Some(value), Some((_, _, family))) = (value, families.get(index)) {
-                    family.get_or_create(&labels).set(value);
-                }
+                queued: self.transfers.queued_for(&uid),
             }
-        }
-        for (name, help, family) in families {
-            let name = format!("etcd_operator_backup_{name}");
+        };
+        for (name, help, family) in families(readable.map(|backup| (backup, work(backup)))) {
+            let name = format!("{PREFIX}{name}");
             family.encode(encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?)?;
         }
         Ok(())
     }
+}
+
+const PREFIX: &str = "etcd_operator_backup_";
+
+fn families<'a>(backups: impl Iterator<Item = (&'a EtcdBackup, Attempts)>) -> Vec<MetricFamily> {
+    let mut families: Vec<MetricFamily> = Vec::new();
+    for (backup, attempts) in backups {
+        for (index, (name, help, value)) in values(backup, attempts).into_iter().enumerate() {
+            if families.len() == index {
+                families.push((name, help, Family::default()));
+            }
+            let labels = [
+                ("namespace", backup.namespace().unwrap_or_default()),
+                ("cluster", backup.spec.cluster_text().unwrap_or_default()),
+                ("name", backup.name_any()),
+            ];
+            let labels = labels
+                .map(|(label, text)| (label.to_owned(), text))
+                .to_vec();
+            if let (Some(value), Some((_, _, family))) = (value, families.get(index)) {
+                family.get_or_create(&labels).set(value);
+            }
+        }
+    }
+    families
 }
 
 /// The attempts of this process to back up one EtcdBackup.
@@ -82,26 +92,37 @@ impl Collector for BackupMetrics {
 struct Attempts {
     /// Number of failed attempts since the last success.
     failures: u32,
-    /// Time that the current attempt has spent in the queue.
-    queued: Duration,
+    /// Time that the current attempt has spent in the queue; `None` if it is not queued.
+    queued: Option<Duration>,
 }
 
 /// The values of one EtcdBackup. Every EtcdBackup has the same metrics in the same order.
 fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     let status = backup.status.as_ref();
     let last = status.and_then(|status| status.last_success_date.as_ref());
-    let duration = status.filter(|status| status.succeeded).and_then(|status| {
+    // Objects of an earlier release have no recorded duration.
+    let measured = status.filter(|status| status.succeeded).and_then(|status| {
         let (begun, ended) = (
             status.start_time.as_ref()?,
             status.completion_time.as_ref()?,
         );
         Some(ended.0.duration_since(begun.0).as_secs())
     });
+    let recorded = status
+        .and_then(|status| status.duration.as_ref()?.parse())
+        .and_then(|duration| i64::try_from(duration.as_secs()).ok());
     vec![
         (
             "last_success_timestamp_seconds",
             "Completion time of the newest backup",
             last.map(|time| time.0.as_second()),
+        ),
+        (
+            "next_timestamp_seconds",
+            "Time at which the next backup starts",
+            status
+                .and_then(|status| status.next_backup_time.as_ref())
+                .map(|time| time.0.as_second()),
         ),
         (
             "size_bytes",
@@ -111,7 +132,7 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
         (
             "duration_seconds",
             "Duration of the newest backup in seconds",
-            duration,
+            recorded.or(measured),
         ),
         (
             "revision",
@@ -133,7 +154,12 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
         (
             "queued_seconds",
             "Seconds that the backup has been queued behind other transfers, 0 if it is not queued",
-            i64::try_from(attempts.queued.as_secs()).ok(),
+            i64::try_from(attempts.queued.unwrap_or_default().as_secs()).ok(),
+        ),
+        (
+            "queued",
+            "1 if the backup is queued behind other transfers",
+            Some(attempts.queued.is_some().into()),
         ),
         (
             "periodic",
@@ -187,13 +213,13 @@ mod tests {
         let before = names(&backup);
         let attempts = Attempts {
             failures: 2,
-            queued: Duration::from_secs(7),
+            queued: Some(Duration::from_secs(7)),
         };
         assert!(
             values(&backup, attempts)
                 .iter()
                 .filter_map(|(.., value)| *value)
-                .eq([2, 7, 0, 0])
+                .eq([2, 7, 1, 0, 0])
         );
         let status = serde_json::json!({
             "succeeded": true, "size": 10, "etcdRevision": 7, "startTime": "2026-01-01T00:00:00Z",
@@ -206,7 +232,39 @@ mod tests {
             .into_iter()
             .filter_map(|(.., value)| value)
             .collect();
-        assert_eq!(measured, [1_767_225_604, 10, 5, 7, 10, 0, 0, 0, 0]);
+        assert_eq!(measured, [1_767_225_604, 10, 5, 7, 10, 0, 0, 0, 0, 0]);
+    }
+
+    #[test]
+    fn series_have_namespace_cluster_and_name() {
+        let spec = serde_json::json!({ "storageType": "S3", "etcdCluster": { "name": "main" } });
+        let mut backup = EtcdBackup::new("nightly", serde_json::from_value(spec).unwrap());
+        backup.metadata.namespace = Some("prod".to_owned());
+        let found = families([(&backup, Attempts::default())].into_iter());
+        let (.., failed) = found.iter().find(|(name, ..)| *name == "failed").unwrap();
+        let labels = [
+            ("namespace", "prod"),
+            ("cluster", "main"),
+            ("name", "nightly"),
+        ];
+        let labels = labels.map(|(label, text)| (label.to_owned(), text.to_owned()));
+        assert!(failed.get(&labels.to_vec()).is_some(), "{failed:?}");
+    }
+
+    #[test]
+    fn documented_metrics_are_the_metrics_of_the_operator() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+        let document = std::fs::read_to_string(path).unwrap();
+        let spec = serde_json::json!({ "storageType": "S3" });
+        let backup = EtcdBackup::new("b", serde_json::from_value(spec).unwrap());
+        let own = families([(&backup, Attempts::default())].into_iter());
+        let own = own.iter().map(|(name, ..)| format!("{PREFIX}{name}"));
+        let own: std::collections::BTreeSet<String> = own.collect();
+        let (_, section) = document.split_once("\n## The backup operator\n").unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+        let documented = rows.filter_map(|row| row.split('`').next());
+        assert_eq!(own, documented.map(str::to_owned).collect());
     }
 
     #[test]
@@ -232,6 +290,23 @@ mod tests {
             "lastTransitionTime": "2026-01-01T00:10:00Z" }] });
         backup.status = Some(serde_json::from_value(status).unwrap());
         assert_eq!(value(&backup, "failed"), Some(1));
+    }
+
+    /// Without the recorded duration, the series would disappear whenever the next backup starts.
+    #[test]
+    fn duration_stays_while_next_backup_runs() {
+        let spec =
+            serde_json::json!({ "storageType": "S3", "backupPolicy": { "schedule": "@daily" } });
+        let mut backup = EtcdBackup::new("b", serde_json::from_value(spec).unwrap());
+        let status = serde_json::json!({
+            "succeeded": true, "startTime": "2026-01-02T00:00:00Z", "duration": "1m12s",
+            "nextBackupTime": "2026-01-03T00:00:00Z",
+        });
+        backup.status = Some(serde_json::from_value(status).unwrap());
+        let all = values(&backup, Attempts::default());
+        let value = |metric: &str| all.iter().find(|(name, ..)| *name == metric).unwrap().2;
+        assert_eq!(value("duration_seconds"), Some(72));
+        assert_eq!(value("next_timestamp_seconds"), Some(1_767_398_400));
     }
 
     #[test]

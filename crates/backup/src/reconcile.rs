@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use api::EtcdBackup;
 use jiff::Timestamp;
+use runtime::logs::in_stage;
 use runtime::{Done, Reconcile, apply};
 
 use crate::execute::{ExecuteContext, execute, report};
@@ -29,11 +30,14 @@ impl Reconcile for ReconcileContext {
         let now = Timestamp::now();
         let running = self.execute.running(&backup);
         let need = need(&backup, &running, now);
-        let (snapshot, connections) = observe(&self.observe, &backup, running, need).await;
+        let observed = observe(&self.observe, &backup, running, need);
+        let (snapshot, connections) = in_stage("observe", observed).await;
         let plan = plan(&backup, &snapshot, now);
-        let mut done = execute(&self.execute, &backup, &plan, connections).await;
+        let executed = execute(&self.execute, &backup, &plan, connections);
+        let mut done = in_stage("execute", executed).await;
         if done.is_ok() && !plan.action.changes_object() {
-            done = report(&self.execute, &backup, &plan, status(&backup, &plan, now)).await;
+            let written = report(&self.execute, &backup, &plan, status(&backup, &plan, now));
+            done = in_stage("status", written).await;
         }
         outcome(done, &backup, &plan)
     }

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use runtime::logs::in_background;
 use runtime::slots::{Place, SlotLimits, Slots};
 use store::progress::Meter;
 use tokio::sync::{Notify, mpsc};
@@ -245,7 +246,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
             store: job.store(),
             in_pod: job.runs_in_pod(),
         };
-        self.tasks.spawn(async move {
+        let task = async move {
             let watch = async {
                 while exists() {
                     tokio::time::sleep(EXISTENCE_POLL).await;
@@ -266,7 +267,9 @@ impl<T: Clone + Send + 'static> Workers<T> {
                 workers.with(|entries| entries.remove(&uid));
             }
             let _ = workers.changes.send(());
-        });
+        };
+        // The lines of the task have the ID of the reconcile that started it.
+        self.tasks.spawn(in_background(task));
     }
 
     async fn work(

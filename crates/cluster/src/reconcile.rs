@@ -12,6 +12,7 @@ use kube::{Api, Client, ResourceExt};
 use member::Operators;
 use runtime::endpoints::EndpointGrants;
 use runtime::image::OwnImage;
+use runtime::logs::in_stage;
 use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
 
@@ -111,21 +112,24 @@ impl Reconcile for ClusterOperator {
     type Error = Error;
 
     async fn reconcile(&self, object: Arc<EtcdCluster>) -> Result<Done, Error> {
-        if let Some(done) = Box::pin(self.at_rest(&object)).await {
+        if let Some(done) = in_stage("observe", Box::pin(self.at_rest(&object))).await {
             return Ok(done);
         }
-        let Some((round, since, early)) = Box::pin(self.fresh(&object)).await? else {
+        let fresh = in_stage("observe", Box::pin(self.fresh(&object)));
+        let Some((round, since, early)) = fresh.await? else {
             return Ok(Done::default());
         };
         let cluster = &round.snapshot.cluster;
         let seen = (&round.snapshot, &round.observed, &round.etcd, since);
-        let acted = early.merge(self.act(seen, &round.plan.step).await);
+        let acted = in_stage("execute", self.act(seen, &round.plan.step));
+        let acted = early.merge(acted.await);
         let report = round.report(acted.in_words());
         let (current, status) = (report.current(), report.status(&Time(round.at)));
         let namespace = cluster.namespace().unwrap_or_default();
         let api: Api<EtcdCluster> = Api::namespaced(self.writer.clone(), &namespace);
         let manager = names::MANAGER_CLUSTER;
-        match runtime::apply::status(&api, manager, cluster, Some(&current), &status).await {
+        let written = runtime::apply::status(&api, manager, cluster, Some(&current), &status);
+        match in_stage("status", written).await {
             // The EtcdCluster was deleted during the reconcile, so no status needs to be written.
             Err(error) if Reason::from(&error) == Reason::NotFound => Ok(Done::default()),
             Err(error) => Err(Error::Status(error)),

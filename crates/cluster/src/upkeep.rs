@@ -14,6 +14,7 @@ use etcd::Alarm;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use runtime::logs::in_background;
 use tokio::task::JoinHandle;
 
 use crate::seen::Seen;
@@ -130,7 +131,7 @@ impl Calls {
         }
         let under = Under {
             what,
-            handle: Some(tokio::spawn(call)),
+            handle: Some(tokio::spawn(in_background(call))),
             answer: None,
             asked: Instant::now(),
         };

@@ -1,4 +1,4 @@
-//! The metrics of each EtcdRestore, with its namespace and name as labels. The metric of a failure also has the reason
+//! The metrics of each EtcdRestore, with its namespace, cluster and name as labels. The metric of a failure also has the reason
 //! of the condition as a label. There are few reasons, so the number of time series stays small.
 //!
 //! The values are computed from the cached objects at each scrape. Deleted objects therefore have no metrics, and a
@@ -8,6 +8,7 @@ use std::fmt;
 
 use api::EtcdRestore;
 use api::conditions::{ConditionType, find};
+use api::restore::RestorePhase;
 use kube::ResourceExt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -36,24 +37,38 @@ impl Collector for RestoreMetrics {
         let objects = self.objects.state();
         let readable = objects.iter().filter_map(|object| object.0.as_ref().ok());
         for (name, help, values) in metrics(readable) {
-            let name = format!("etcd_operator_restore_{name}");
+            let name = format!("{PREFIX}{name}");
             values.encode(encoder.encode_descriptor(&name, help, None, MetricType::Gauge)?)?;
         }
         Ok(())
     }
 }
 
+const PREFIX: &str = "etcd_operator_restore_";
+
 /// Name, help text and values of each metric. An EtcdRestore without the value has no time series.
 fn metrics<'a>(
     restores: impl Iterator<Item = &'a EtcdRestore>,
-) -> [(&'static str, &'static str, Values); 5] {
+) -> [(&'static str, &'static str, Values); 7] {
     let (duration, size, progress) = (Values::default(), Values::default(), Values::default());
     let (throughput, failed) = (Values::default(), Values::default());
+    let (phases, started) = (Values::default(), Values::default());
     for restore in restores {
         let labels = labels(restore);
-        let Some(status) = &restore.status else {
+        let status = restore.status.as_ref();
+        let phase = status.and_then(|status| status.phase.as_ref());
+        let phase = phase.map_or(RestorePhase::Pending.to_string(), ToString::to_string);
+        for known in RestorePhase::KNOWN {
+            let mut labels = labels.clone();
+            labels.push(("phase".to_owned(), (*known).to_owned()));
+            phases.get_or_create(&labels).set((phase == *known).into());
+        }
+        let Some(status) = status else {
             continue;
         };
+        if let Some(time) = &status.start_time {
+            started.get_or_create(&labels).set(time.0.as_second());
+        }
         let fetched = status.progress.as_ref().map(|progress| progress.bytes);
         if let Some(bytes) = fetched {
             progress.get_or_create(&labels).set(bytes);
@@ -92,6 +107,16 @@ fn metrics<'a>(
             throughput,
         ),
         ("failed", "1 if the restore has failed", failed),
+        (
+            "phase",
+            "1 for the phase of the restore, 0 for every other phase",
+            phases,
+        ),
+        (
+            "start_timestamp_seconds",
+            "Time at which the restore started, in seconds since 1970",
+            started,
+        ),
     ]
 }
 
@@ -101,6 +126,7 @@ fn labels(restore: &EtcdRestore) -> Labels {
             "namespace".to_owned(),
             restore.namespace().unwrap_or_default(),
         ),
+        ("cluster".to_owned(), restore.spec.etcd_cluster.name.clone()),
         ("name".to_owned(), restore.name_any()),
     ]
 }
@@ -143,9 +169,9 @@ mod tests {
             "progress": { "bytes": 100 },
         }));
         for line in [
-            "duration_seconds{namespace=\"prod\",name=\"again\"} 5",
-            "size_bytes{namespace=\"prod\",name=\"again\"} 100",
-            "throughput_bytes_per_second{namespace=\"prod\",name=\"again\"} 20",
+            "duration_seconds{namespace=\"prod\",cluster=\"main\",name=\"again\"} 5",
+            "size_bytes{namespace=\"prod\",cluster=\"main\",name=\"again\"} 100",
+            "throughput_bytes_per_second{namespace=\"prod\",cluster=\"main\",name=\"again\"} 20",
         ] {
             assert!(text.contains(line), "{text}");
         }
@@ -163,5 +189,42 @@ mod tests {
             !text.contains("b/k") && !text.contains("duration_seconds{"),
             "{text}"
         );
+    }
+
+    #[test]
+    fn exactly_one_phase_is_one() {
+        for (status, phase) in [
+            (json!({}), "Pending"),
+            (json!({ "phase": "Preparing" }), "Preparing"),
+            (
+                json!({ "phase": "Complete", "succeeded": true }),
+                "Complete",
+            ),
+        ] {
+            let text = encoded(status);
+            let series: Vec<&str> = text
+                .lines()
+                .filter(|line| line.starts_with("phase{"))
+                .collect();
+            assert_eq!(series.len(), RestorePhase::KNOWN.len(), "{text}");
+            for line in series {
+                let holds = line.contains(&format!("phase=\"{phase}\"}}"));
+                assert_eq!(line.ends_with(" 1"), holds, "{line}");
+            }
+        }
+    }
+
+    #[test]
+    fn documented_metrics_are_the_metrics_of_the_operator() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/metrics.md");
+        let document = std::fs::read_to_string(path).unwrap();
+        let own = metrics(std::iter::empty());
+        let own = own.iter().map(|(name, ..)| format!("{PREFIX}{name}"));
+        let own: std::collections::BTreeSet<String> = own.collect();
+        let (_, section) = document.split_once("\n## The restore operator\n").unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        let rows = section.lines().filter_map(|line| line.strip_prefix("| `"));
+        let documented = rows.filter_map(|row| row.split('`').next());
+        assert_eq!(own, documented.map(str::to_owned).collect());
     }
 }

@@ -11,6 +11,7 @@ use kube::{Api, Client, ResourceExt};
 use runtime::Done;
 use runtime::controller::Reconcile;
 use runtime::image::OwnImage;
+use runtime::logs::in_stage;
 use runtime::slots::Slots;
 use store::grants::Grants;
 
@@ -66,20 +67,14 @@ impl ReconcileContext {
             image: &self.image,
             fault: None,
         };
-        let observation = Box::pin(observe(&context, &restore)).await;
+        let observation = in_stage("observe", Box::pin(observe(&context, &restore))).await;
         let now = now();
         let plan = plan_at(&restore, &observation.snapshot, now);
         let executed = match write(&restore, &observation, &plan.action, now) {
             Ok(requests) => {
                 let failpoint = plan.action.failpoint();
-                Box::pin(execute(
-                    &self.execute,
-                    &restore,
-                    failpoint,
-                    &requests,
-                    since,
-                ))
-                .await
+                let executed = execute(&self.execute, &restore, failpoint, &requests, since);
+                in_stage("execute", Box::pin(executed)).await
             }
             Err(why) => Err(Error::Missing(why)),
         };
@@ -94,7 +89,8 @@ impl ReconcileContext {
         let (trouble, now) = (executed.as_ref().err().map(Error::trouble), Time(now));
         let mut desired = status::compute(&restore, &plan, trouble.as_ref(), &now);
         status::set_progress(&mut desired, &snapshot.seed.pod);
-        let written = report(&self.execute, &restore, &desired, &now).await;
+        let written = report(&self.execute, &restore, &desired, &now);
+        let written = in_stage("status", written).await;
         match executed.and(written) {
             // The status reports that the observation took too long. The controller does not back off, because this is
             // no failure.

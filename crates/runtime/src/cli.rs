@@ -61,10 +61,14 @@ pub struct Common {
     /// concurrently
     #[arg(long, value_name = "NAME")]
     pub lease_name: Option<String>,
-    /// Log as JSON, one object per line. RUST_LOG sets the log level: info (the default), debug, info,kube_client=warn
+    /// Log as JSON, one object per line. RUST_LOG sets the filter: info,kube_runtime=warn (the default), debug, warn
     #[arg(long, value_name = "BOOL", env = "LOG_JSON", default_value_t = false, num_args = 0..=1, require_equals = true,
           default_missing_value = "true", action = clap::ArgAction::Set, value_parser = switch)]
     pub log_json: bool,
+    /// Send a trace of each reconcile to an OpenTelemetry collector (OTLP over gRPC), as in
+    /// http://collector.observability.svc:4317
+    #[arg(long, value_name = "URL", env = "OTEL_EXPORTER_OTLP_ENDPOINT")]
+    pub otlp_endpoint: Option<String>,
     /// Accepted for old manifests; has no effect
     #[arg(long, hide = true, value_name = "DURATION")]
     pub gc_interval: Option<String>,
@@ -163,7 +167,7 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     #[derive(Parser)]
@@ -172,7 +176,7 @@ mod tests {
         common: Common,
     }
 
-    fn common(args: &[&str]) -> Common {
+    pub(crate) fn common(args: &[&str]) -> Common {
         let args = std::iter::once("etcd-operator")
             .chain(args.iter().copied())
             .map(OsString::from);

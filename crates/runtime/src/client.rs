@@ -1,10 +1,25 @@
-//! The Kubernetes client that does not retry.
+//! The Kubernetes clients.
 
+use kube::client::ClientBuilder;
 use kube::{Client, Config};
 
-/// Creates a client that sends each request once. The default client of kube retries requests that the API server
-/// rejects with 429, 503 or 504.
-pub(crate) fn sending_once(mut config: Config) -> Result<Client, kube::Error> {
+use crate::api_requests::ApiRequests;
+
+/// Creates a client that sends each request once.
+pub(crate) fn sending_once(config: Config) -> Result<Client, kube::Error> {
+    Client::try_from(without_retry(config))
+}
+
+/// The configuration of a client that sends each request once. The default client of kube retries requests that the API
+/// server rejects with 429, 503 or 504.
+pub(crate) fn without_retry(mut config: Config) -> Config {
     config.default_retry = false;
-    Client::try_from(config)
+    config
+}
+
+/// Creates a client whose requests are measured. The client of the lease is not measured, so the metrics contain no
+/// requests of a standby.
+pub(crate) fn measured(config: Config, requests: &ApiRequests) -> Result<Client, kube::Error> {
+    let builder = ClientBuilder::try_from(config)?;
+    Ok(builder.with_layer(requests).build())
 }

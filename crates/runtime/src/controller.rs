@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::fmt::Debug;
-use std::future::Future;
+use std::future::{Future, ready};
 use std::hash::Hash;
 use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -13,20 +13,29 @@ use std::time::{Duration, Instant};
 
 use api::problem::Chain;
 use futures::future::{join_all, select_all};
-use futures::{FutureExt, StreamExt};
+use futures::{FutureExt, StreamExt, TryStreamExt};
 use k8s_openapi::NamespaceResourceScope;
 use k8s_openapi::api::core::v1::ObjectReference;
-use kube::runtime::controller::{Action, Controller, Error as ControllerError};
+use kube::runtime::applier;
+use kube::runtime::controller::{Action, Error as ControllerError};
+use kube::runtime::reflector::ObjectRef;
+use kube::runtime::utils::{CancelableJoinHandle, StreamBackoff};
+use kube::runtime::watcher::DefaultBackoff;
 use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tokio::runtime::Handle;
+use tokio_util::sync::CancellationToken;
 use tracing::{debug, warn};
 
+use crate::controllers::Watches;
 pub use crate::controllers::{Cache, Controllers};
 pub use crate::guarded::Guarded;
+use crate::logs;
 use crate::marks::Marks;
 use crate::outcome::{Done, Failure, Notice, Report};
 use crate::process::Operator;
+use crate::queue::{Key as QueueKey, Queue};
 pub use crate::scope::{SCOPE_ANNOTATION, SCOPE_CLUSTER_WIDE, Scope};
 
 // A panic in one reconcile must not end the process, so panics unwind in every build profile.
@@ -74,6 +83,7 @@ pub async fn drive<R: Reconcile>(
         scope: operator.scope.clone(),
         report: operator.report.clone(),
         backoff: Backoff::default(),
+        queue: operator.queues.of(&R::Object::plural(&())),
         marks: R::MANAGES.then(|| Marks::new(operator)),
     });
     let cache = controllers.cache();
@@ -86,8 +96,11 @@ pub async fn drive<R: Reconcile>(
         }
         counts
     });
-    let all = controllers.into_iter();
-    let running = all.map(|controller| Box::pin(run(controller, Arc::clone(&driver))));
+    let all = controllers.into_watches().into_iter();
+    let running = all.map(|watches| {
+        let shutdown = operator.shutdown.clone();
+        Box::pin(run(watches, shutdown, Arc::clone(&driver)))
+    });
     // Controllers end only at the shutdown. If a defect ends one earlier, the process ends, and Kubernetes restarts it.
     let ((), _, others) = select_all(running).await;
     if operator.shutdown.is_cancelled() {
@@ -95,25 +108,55 @@ pub async fn drive<R: Reconcile>(
     }
 }
 
-async fn run<R: Reconcile>(controller: Controller<Guarded<R::Object>>, driver: Arc<Driver<R>>) {
-    controller
-        .run(
-            |object, driver: Arc<Driver<R>>| async move { driver.reconcile(object).await },
-            |object, error, driver| driver.backoff.next_action(&object, error),
-            driver,
-        )
-        .for_each(async |result| match result {
+/// Runs one controller, as `kube::runtime::Controller` does. At the shutdown, the watches end, and the running
+/// reconciles finish.
+async fn run<R: Reconcile>(
+    watches: Watches<R::Object>,
+    shutdown: CancellationToken,
+    driver: Arc<Driver<R>>,
+) {
+    let queue = driver.queue.clone();
+    let requests = StreamBackoff::new(watches.requests, DefaultBackoff::default())
+        .inspect_ok(move |request| {
+            queue.request(key(&request.obj_ref), Instant::now());
+        })
+        .take_until(shutdown.cancelled_owned());
+    let gone = driver.queue.clone();
+    applier(
+        |object, driver: Arc<Driver<R>>| {
+            let reconcile = async move { driver.reconcile(object).await };
+            CancelableJoinHandle::spawn(reconcile, &Handle::current())
+        },
+        |object, error, driver: Arc<Driver<R>>| {
+            let pause = driver.backoff.pause(&object, error);
+            driver.requeue(&ObjectRef::from_obj(object.as_ref()), Some(pause))
+        },
+        driver,
+        watches.objects,
+        requests,
+        watches.config,
+    )
+    .for_each(|result| {
+        match result {
             // `Driver::reconcile` has already reported this error.
             Ok(_) | Err(ControllerError::ReconcilerFailed(..)) => {}
             Err(ControllerError::ObjectNotFound(object)) => {
+                gone.remove(&key(&object));
                 debug!(%object, "object was deleted before its reconcile");
             }
             Err(error) => warn!(
                 error = Chain(&error).to_string(),
                 "the watch was interrupted and will be resumed"
             ),
-        })
-        .await;
+        }
+        ready(())
+    })
+    .await;
+}
+
+fn key<K: kube::runtime::reflector::Lookup>(object: &ObjectRef<K>) -> QueueKey {
+    let namespace = object.namespace.clone().unwrap_or_default();
+    (namespace, object.name.clone())
 }
 
 /// A reconcile that failed or panicked.
@@ -157,6 +200,7 @@ struct Driver<R: Reconcile> {
     scope: Scope,
     report: Arc<Report>,
     backoff: Backoff,
+    queue: Queue,
     /// `None` if another operator manages the objects.
     marks: Option<Marks<R::Object>>,
 }
@@ -164,22 +208,46 @@ struct Driver<R: Reconcile> {
 impl<R: Reconcile> Driver<R> {
     /// Invariant 15: a panic is reported as a failure of its object. The process continues with all other objects.
     async fn reconcile(&self, object: Arc<Guarded<R::Object>>) -> Result<Action, Failed<R::Error>> {
+        let target = ObjectRef::from_obj(object.as_ref());
+        self.queue.remove(&key(&target));
         let reference = object.object_ref(&());
+        let requeue = logs::in_reconcile(&reference, self.reconcile_once(&reference, &object));
+        let requeue = requeue.await?;
+        Ok(self.requeue(&target, requeue))
+    }
+
+    async fn reconcile_once(
+        &self,
+        reference: &ObjectReference,
+        object: &Guarded<R::Object>,
+    ) -> Result<Option<Duration>, Failed<R::Error>> {
         let started = Instant::now();
-        let reconciled = AssertUnwindSafe(self.reconcile_object(&reference, &object));
+        let reconciled = AssertUnwindSafe(self.reconcile_object(reference, object));
         if let Ok(result) = reconciled.catch_unwind().await {
             return result.map_err(Failed::Reconcile);
         }
         let result = Err(Failed::Panicked);
-        self.report.outcome(&reference, started.elapsed(), &result);
-        result.map(|_| Action::await_change())
+        self.report.outcome(reference, started.elapsed(), &result);
+        result.map(|_: Done| None)
+    }
+
+    /// Requests the next reconcile of the object after the pause. Without a pause, only a change triggers it.
+    fn requeue(&self, object: &ObjectRef<Guarded<R::Object>>, pause: Option<Duration>) -> Action {
+        let Some(pause) = pause else {
+            return Action::await_change();
+        };
+        // A time that the clock cannot represent is never due.
+        if let Some(due) = Instant::now().checked_add(pause) {
+            self.queue.request(key(object), due);
+        }
+        Action::requeue(pause)
     }
 
     async fn reconcile_object(
         &self,
         reference: &ObjectReference,
         object: &Guarded<R::Object>,
-    ) -> Result<Action, R::Error> {
+    ) -> Result<Option<Duration>, R::Error> {
         if !self.scope.takes(object) {
             let again = match &self.marks {
                 Some(marks) => {
@@ -189,14 +257,14 @@ impl<R: Reconcile> Driver<R> {
                 }
                 None => None,
             };
-            return Ok(again.map_or_else(Action::await_change, Action::requeue));
+            return Ok(again);
         }
         match &object.0 {
             Err(invalid) => {
                 if let Some(marks) = &self.marks {
                     marks.unreadable(reference, invalid).await;
                 }
-                Ok(Action::await_change())
+                Ok(None)
             }
             Ok(readable) => {
                 if let Some(marks) = &self.marks {
@@ -210,9 +278,7 @@ impl<R: Reconcile> Driver<R> {
                 }
                 let done = result?;
                 self.backoff.reset(object);
-                Ok(done
-                    .requeue
-                    .map_or_else(Action::await_change, Action::requeue))
+                Ok(done.requeue)
             }
         }
     }
@@ -234,9 +300,10 @@ impl Key {
 }
 
 impl Backoff {
-    fn next_action<K: Resource, E: Failure>(&self, object: &Arc<K>, error: &E) -> Action {
+    /// The pause until the retry of a failed reconcile.
+    fn pause<K: Resource, E: Failure>(&self, object: &Arc<K>, error: &E) -> Duration {
         if let Some(pause) = error.retry_after() {
-            return Action::requeue(pause);
+            return pause;
         }
         let mut failures = self.failures.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
@@ -246,7 +313,7 @@ impl Backoff {
         let delay = delay(*count);
         *count = count.saturating_add(1);
         *last = now;
-        Action::requeue(delay)
+        delay
     }
 
     fn reset<K: Resource>(&self, object: &K) {
@@ -292,15 +359,9 @@ mod tests {
     fn repeated_failures_back_off_only_the_failing_object() {
         let backoff = Backoff::default();
         let (bad, good) = (object("bad"), object("good"));
-        let delays: Vec<_> = (0..3).map(|_| backoff.next_action(&bad, &Failed)).collect();
-        assert_eq!(
-            delays,
-            [1, 2, 4].map(|s| Action::requeue(Duration::from_secs(s)))
-        );
-        assert_eq!(
-            backoff.next_action(&good, &Failed),
-            Action::requeue(MIN_BACKOFF)
-        );
+        let delays: Vec<_> = (0..3).map(|_| backoff.pause(&bad, &Failed)).collect();
+        assert_eq!(delays, [1, 2, 4].map(Duration::from_secs));
+        assert_eq!(backoff.pause(&good, &Failed), MIN_BACKOFF);
     }
 
     #[derive(Debug, thiserror::Error)]
@@ -322,13 +383,10 @@ mod tests {
         let (backoff, bad) = (Backoff::default(), object("bad"));
         let pause = Duration::from_secs(7);
         for _ in 0..3 {
-            let action = backoff.next_action(&bad, &Waits(pause));
-            assert_eq!(action, Action::requeue(pause));
+            let action = backoff.pause(&bad, &Waits(pause));
+            assert_eq!(action, pause);
         }
-        assert_eq!(
-            backoff.next_action(&bad, &Failed),
-            Action::requeue(MIN_BACKOFF)
-        );
+        assert_eq!(backoff.pause(&bad, &Failed), MIN_BACKOFF);
     }
 
     #[test]
@@ -336,16 +394,10 @@ mod tests {
         let backoff = Backoff::default();
         let bad = object("bad");
         for _ in 0..40 {
-            backoff.next_action(&bad, &Failed);
+            backoff.pause(&bad, &Failed);
         }
-        assert_eq!(
-            backoff.next_action(&bad, &Failed),
-            Action::requeue(MAX_BACKOFF)
-        );
+        assert_eq!(backoff.pause(&bad, &Failed), MAX_BACKOFF);
         backoff.reset(bad.as_ref());
-        assert_eq!(
-            backoff.next_action(&bad, &Failed),
-            Action::requeue(MIN_BACKOFF)
-        );
+        assert_eq!(backoff.pause(&bad, &Failed), MIN_BACKOFF);
     }
 }

@@ -5,11 +5,15 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use futures::{FutureExt, stream};
+use futures::stream::{BoxStream, SelectAll};
+use futures::{FutureExt, StreamExt, stream};
 use k8s_openapi::NamespaceResourceScope;
-use kube::runtime::controller::{Config, Controller};
+use kube::runtime::controller::{
+    Config, ReconcileReason, ReconcileRequest, trigger_self, trigger_with,
+};
+use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store};
-use kube::runtime::watcher;
+use kube::runtime::{WatchStreamExt, reflector, watcher};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
 use tokio::sync::{mpsc, watch};
@@ -29,7 +33,21 @@ where
 {
     client: Client,
     scope: Scope,
-    all: Vec<Controller<Guarded<K>>>,
+    all: Vec<Watches<K>>,
+}
+
+/// The requests of watches to reconcile objects.
+pub(crate) type Requests<K> =
+    BoxStream<'static, Result<ReconcileRequest<Guarded<K>>, watcher::Error>>;
+
+/// The watches of one controller. `kube::runtime::Controller` would hide its requests from the metrics of the queue.
+pub(crate) struct Watches<K>
+where
+    K: Resource<DynamicType = ()> + Clone + 'static,
+{
+    pub(crate) requests: SelectAll<Requests<K>>,
+    pub(crate) objects: Store<Guarded<K>>,
+    pub(crate) config: Config,
 }
 
 impl<K> Controllers<K>
@@ -47,9 +65,17 @@ where
         let apis = operator.scope.apis::<Guarded<K>>(&operator.client);
         let share = Config::default().concurrency(concurrency(apis.len()));
         let one = |api| {
-            Controller::new(api, watcher::Config::default())
-                .with_config(share.clone())
-                .graceful_shutdown_on(operator.shutdown.clone().cancelled_owned())
+            let writer = Writer::<Guarded<K>>::new(());
+            let objects = writer.as_reader();
+            let changes = reflector(writer, watcher(api, watcher::Config::default()));
+            let mut requests = SelectAll::new();
+            let own = trigger_self::<Guarded<K>, _>(changes.applied_objects(), ());
+            requests.push(own.boxed());
+            Watches {
+                requests,
+                objects,
+                config: share.clone(),
+            }
         };
         Self {
             client: operator.client.clone(),
@@ -58,19 +84,14 @@ where
         }
     }
 
-    fn each(
-        mut self,
-        change: impl FnMut(Controller<Guarded<K>>) -> Controller<Guarded<K>>,
-    ) -> Self {
-        self.all = self.all.into_iter().map(change).collect();
-        self
-    }
-
     /// Turns off the limit of concurrent reconciles. A reconcile mostly waits for responses, and a reconcile that hangs
     /// must not delay other objects.
     #[must_use]
-    pub fn without_concurrency_limit(self) -> Self {
-        self.each(|one| one.with_config(Config::default().concurrency(0)))
+    pub fn without_concurrency_limit(mut self) -> Self {
+        for one in &mut self.all {
+            one.config = Config::default().concurrency(0);
+        }
+        self
     }
 
     /// Reconciles the objects that `mapper` returns for each changed object of another kind.
@@ -94,45 +115,61 @@ where
         I::IntoIter: Send,
     {
         let apis = self.scope.apis::<Other>(&self.client);
-        let pairs = self.all.into_iter().zip(apis);
-        let watching = pairs.map(|(one, api)| one.watches(api, config.clone(), mapper.clone()));
-        self.all = watching.collect();
+        for (one, api) in self.all.iter_mut().zip(apis) {
+            let changes = watcher(api, config.clone()).touched_objects();
+            let mapper = mapper.clone();
+            let requests = trigger_with(changes, move |changed: Other| {
+                let related = ObjectRef::from_obj(&changed).erase();
+                let targets = mapper(changed).into_iter();
+                targets.map(move |obj_ref| ReconcileRequest {
+                    obj_ref,
+                    reason: ReconcileReason::RelatedObjectUpdated {
+                        obj_ref: Box::new(related.clone()),
+                    },
+                })
+            });
+            one.requests.push(requests.boxed());
+        }
         self
     }
 
     /// Reconciles all objects after each message. Several pending messages cause only one reconcile of each object.
     #[must_use]
-    pub fn reconcile_all_on(self, mut messages: mpsc::UnboundedReceiver<()>) -> Self {
+    pub fn reconcile_all_on(mut self, mut messages: mpsc::UnboundedReceiver<()>) -> Self {
         let (sender, receiver) = watch::channel(());
         tokio::spawn(async move {
             while messages.recv().await.is_some() {
                 sender.send_replace(());
             }
         });
-        self.each(|one| {
+        for one in &mut self.all {
             let changes = stream::unfold(receiver.clone(), async |mut receiver| {
                 receiver.changed().await.ok()?;
                 Some(((), receiver))
             });
-            one.reconcile_all_on(changes)
-        })
+            let objects = one.objects.clone();
+            let requests = changes.flat_map(move |()| {
+                let all = objects.state().into_iter();
+                stream::iter(all.map(|object| {
+                    Ok(ReconcileRequest {
+                        obj_ref: ObjectRef::from_obj(object.as_ref()),
+                        reason: ReconcileReason::BulkReconcile,
+                    })
+                }))
+            });
+            one.requests.push(requests.boxed());
+        }
+        self
+    }
+
+    /// The watches of each controller.
+    pub(crate) fn into_watches(self) -> Vec<Watches<K>> {
+        self.all
     }
 
     /// The cached objects.
     pub fn cache(&self) -> Cache<K> {
-        Cache(self.all.iter().map(Controller::store).collect())
-    }
-}
-
-impl<K> IntoIterator for Controllers<K>
-where
-    K: Resource<DynamicType = ()> + Clone + Debug + DeserializeOwned + Send + Sync + 'static,
-{
-    type Item = Controller<Guarded<K>>;
-    type IntoIter = std::vec::IntoIter<Self::Item>;
-
-    fn into_iter(self) -> Self::IntoIter {
-        self.all.into_iter()
+        Cache(self.all.iter().map(|one| one.objects.clone()).collect())
     }
 }
 
@@ -174,7 +211,6 @@ where
 mod tests {
     use k8s_openapi::api::core::v1::ConfigMap;
     use kube::ResourceExt;
-    use kube::runtime::reflector::store::Writer;
     use kube::runtime::watcher::Event;
 
     use super::*;

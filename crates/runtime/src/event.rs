@@ -17,6 +17,7 @@ use serde_json::json;
 use tokio::task::JoinHandle;
 
 use crate::answer::is_not_found;
+use crate::logs::in_background;
 use crate::notice::Notice;
 
 /// A notice that is repeated within this time increments the count of its Event. After this time, it creates a new
@@ -55,14 +56,15 @@ impl Queue {
     ) {
         self.last.retain(|_, task| !task.is_finished());
         let (before, deadline) = (self.last.remove(object), self.deadline);
-        let task = tokio::spawn(async move {
+        let task = async move {
             if let Some(before) = before {
                 // If the previous task panicked, the queue continues.
                 let _ = before.await;
             }
             // Without the timeout, a request without a response would block the queue.
             let _ = tokio::time::timeout(deadline, publish).await;
-        });
+        };
+        let task = tokio::spawn(in_background(task));
         self.last.insert(object.to_owned(), task);
     }
 }

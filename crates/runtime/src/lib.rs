@@ -6,6 +6,7 @@
 
 pub mod admin;
 mod answer;
+mod api_requests;
 pub mod apply;
 pub mod check;
 pub mod cli;
@@ -20,16 +21,19 @@ mod event;
 mod guarded;
 pub mod image;
 pub mod lease;
+pub mod logs;
 pub mod marks;
 mod notice;
 pub mod outcome;
 pub mod process;
 mod process_metrics;
+pub mod queue;
 pub mod reach;
 mod reason;
 pub mod schedule;
 pub mod scope;
 pub mod slots;
+pub mod traces;
 
 pub use controller::{Reconcile, Scope};
 pub use outcome::{Done, Failure, Notice};

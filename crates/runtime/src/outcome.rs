@@ -92,6 +92,12 @@ impl Metrics {
             "Duration of a reconcile in seconds",
             metrics.duration.clone(),
         );
+        // The name of coreos/etcd-operator has no unit.
+        registry.register(
+            "reconcile_duration_seconds",
+            "Duration of a reconcile in seconds",
+            metrics.duration.clone(),
+        );
         registry.register(
             "reconcile_failed",
             "Failed reconciles, by reason",
@@ -190,6 +196,21 @@ impl Report {
             history: Mutex::default(),
             queue: Mutex::default(),
         }
+    }
+
+    /// Creates a series of each metric.
+    #[cfg(test)]
+    pub(crate) fn fill_metrics(&self) {
+        let namespace = String::new();
+        let why = Why {
+            namespace: namespace.clone(),
+            reason: "Failed",
+        };
+        let place = Where { namespace };
+        self.metrics.duration.get_or_create(&place).observe(1.0);
+        self.metrics.withheld.get_or_create(&place).inc();
+        self.metrics.failed.get_or_create(&why).inc();
+        self.metrics.notices.get_or_create(&why).inc();
     }
 
     /// Publishes the result of one reconcile. If the publication fails, the reconcile is not affected.

@@ -6,7 +6,6 @@
 use std::collections::BTreeMap;
 use std::fmt;
 use std::future::Future;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Duration;
@@ -23,15 +22,17 @@ use prometheus_client::registry::Registry;
 use tokio::signal::unix::{SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 use tracing::{info, warn};
-use tracing_subscriber::EnvFilter;
 
 use crate::admin::{self, Admin, Readiness};
+use crate::api_requests::ApiRequests;
 use crate::cli::Common;
-use crate::client::sending_once;
+use crate::client::{measured, without_retry};
 use crate::outcome::{Metrics, Report};
 use crate::process_metrics::ProcessMetrics;
+use crate::queue::{QueueMetrics, Queues};
 use crate::scope::Scope;
-use crate::{crd, lease};
+use crate::traces::{self, Traces};
+use crate::{crd, lease, logs};
 
 /// How long running reconciles may take to finish after the shutdown signal. The grace period of the pod is 30 s.
 const DRAIN: Duration = Duration::from_secs(20);
@@ -55,6 +56,9 @@ pub enum Error {
     /// The async runtime could not be started.
     #[error("cannot start the async runtime")]
     Runtime(#[source] std::io::Error),
+    /// Traces cannot be sent.
+    #[error("cannot send traces")]
+    Traces(#[from] traces::Error),
     /// There is neither an in-cluster configuration nor a kubeconfig.
     #[error("no Kubernetes configuration found: run in a pod, or set KUBECONFIG")]
     Config(#[source] kube::config::InferConfigError),
@@ -109,6 +113,8 @@ pub struct Operator {
     pub shutdown: CancellationToken,
     /// Counts the objects for the metrics.
     pub objects: Objects,
+    /// The queues of the controllers, for the metrics.
+    pub queues: Queues,
     /// The metrics that only this operator has.
     pub metrics: OperatorMetrics,
 }
@@ -124,6 +130,10 @@ impl Operator {
     ) -> Self {
         let metrics = Metrics::register(registry, word);
         let objects = Objects::register(registry, word);
+        let queues = Queues::default();
+        registry.register_collector(Box::new(QueueMetrics {
+            queues: queues.clone(),
+        }));
         let operator_metrics = OperatorMetrics::default();
         registry.register_collector(Box::new(operator_metrics.clone()));
         Self {
@@ -136,6 +146,7 @@ impl Operator {
             identity,
             shutdown: CancellationToken::new(),
             objects,
+            queues,
             metrics: operator_metrics,
         }
     }
@@ -152,30 +163,35 @@ where
     F: FnOnce(Operator) -> W,
     W: Future<Output = ()>,
 {
-    log_to_stderr(options.log_json);
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(WORKER_THREADS)
         .max_blocking_threads(MAX_BLOCKING_THREADS)
         .enable_all()
         .build()
         .map_err(Error::Runtime)?;
-    runtime.block_on(run_until_ended(definition, options, work))
+    let traces = runtime.block_on(async { traces(&options, definition.name) });
+    let (traces, failed) = match traces {
+        Ok(traces) => (traces, None),
+        Err(error) => (None, Some(error)),
+    };
+    logs::start(options.log_json, traces.as_ref());
+    if let Some(error) = failed {
+        return Err(Error::Traces(error));
+    }
+    let ended = runtime.block_on(run_until_ended(definition, options, work));
+    if let Some(traces) = traces {
+        traces.end();
+    }
+    ended
 }
 
-/// Logs to standard error, as text or as JSON. `RUST_LOG` sets the level. The default is `info`.
-pub fn log_to_stderr(json: bool) {
-    let filter = EnvFilter::try_from_default_env().unwrap_or_else(|_| EnvFilter::new("info"));
-    let builder = tracing_subscriber::fmt()
-        .with_env_filter(filter)
-        .with_writer(std::io::stderr);
-    // In tests, this function is called several times in one process. Only the first call has an effect.
-    let _ = if json {
-        builder.json().try_init()
-    } else {
-        builder
-            .with_ansi(std::io::stderr().is_terminal())
-            .try_init()
-    };
+fn traces(options: &Common, name: &'static str) -> Result<Option<Traces>, traces::Error> {
+    let instance = options.pod_name.as_deref().unwrap_or_default();
+    let endpoint = options.otlp_endpoint.as_deref();
+    let endpoint = endpoint.filter(|endpoint| !endpoint.is_empty());
+    endpoint
+        .map(|endpoint| Traces::to(endpoint, name, instance))
+        .transpose()
 }
 
 /// Runs the task of a container that an operator has started, with logs. The result of the task becomes the exit code
@@ -184,7 +200,7 @@ pub fn log_to_stderr(json: bool) {
 /// # Errors
 /// Fails if the async runtime cannot be started.
 pub fn run_once(log_json: bool, task: impl Future<Output = bool>) -> Result<ExitCode, Error> {
-    log_to_stderr(log_json);
+    logs::start(log_json, None);
     let worked = tokio::runtime::Runtime::new()
         .map_err(Error::Runtime)?
         .block_on(task);
@@ -222,11 +238,14 @@ where
         .for_each(|warning| warn!("{warning}"));
     let mut config = Config::infer().await.map_err(Error::Config)?;
     config.read_timeout = Some(READ_TIMEOUT);
-    let lease_client = lease::client(config.clone())?;
-    let client_without_retry = sending_once(config.clone()).map_err(Error::Client)?;
-    let client = Client::try_from(config).map_err(Error::Client)?;
-
     let mut registry = Registry::default();
+    let requests = ApiRequests::default();
+    requests.register(&mut registry);
+    let lease_client = lease::client(config.clone())?;
+    let client_without_retry =
+        measured(without_retry(config.clone()), &requests).map_err(Error::Client)?;
+    let client = measured(config, &requests).map_err(Error::Client)?;
+
     let (operator, leader) = assemble(
         &definition,
         &options,
@@ -433,3 +452,6 @@ impl Collector for ObjectsCollector {
         family.encode(descriptor)
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -10,6 +10,7 @@ use api::{EtcdCluster, EtcdRestore};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Api, ResourceExt};
 use runtime::apply;
+use runtime::logs::in_background;
 use tokio_util::task::TaskTracker;
 
 use super::{Error, ExecuteContext, STOP_SECONDS, checks};
@@ -44,7 +45,7 @@ impl Undo {
     {
         #[cfg(test)]
         let undo = self.clone();
-        self.tasks.spawn(async move {
+        let task = async move {
             let mut attempts = 1;
             while let Err(error) = attempt().await {
                 if attempts == ATTEMPTS {
@@ -56,7 +57,8 @@ impl Undo {
                 attempts += 1;
                 tokio::time::sleep(RETRY_PAUSE).await;
             }
-        });
+        };
+        self.tasks.spawn(in_background(task));
     }
 }
 

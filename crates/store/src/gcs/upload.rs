@@ -10,6 +10,7 @@ use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use reqwest::{Method, StatusCode, Url};
 use tokio::task::JoinHandle;
+use tracing::Instrument;
 
 use super::json::{ATTEMPTS, Answer, Resource, backoff, read};
 use super::{GcsStore, check, encoded};
@@ -314,7 +315,7 @@ impl Drop for GcsUpload {
         if let Some(session) = self.session.take()
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
-            runtime.spawn(cancel(session, self.in_flight.take()));
+            runtime.spawn(cancel(session, self.in_flight.take()).in_current_span());
         }
     }
 }

@@ -15,6 +15,7 @@ use aws_sdk_s3::primitives::{ByteStream, DateTime};
 use aws_sdk_s3::types::{ChecksumAlgorithm, ChecksumMode, CompletedMultipartUpload, CompletedPart};
 use bytes::Bytes;
 use tokio::sync::OnceCell;
+use tracing::Instrument;
 
 use super::checksum::{self, Part, Whole};
 use super::failure::{explain, explain_bucket, explain_head};
@@ -364,12 +365,13 @@ impl Drop for S3Upload {
             && let Ok(runtime) = tokio::runtime::Handle::try_current()
         {
             let (sink, in_flight) = (self.sink.clone(), self.parts.take_in_flight());
-            runtime.spawn(async move {
+            let task = async move {
                 in_flight.wait().await;
                 if let Err(error) = discard(&sink.store, &sink.key, &id).await {
                     tracing::warn!(%error, key = sink.key, "cannot remove an unfinished upload");
                 }
-            });
+            };
+            runtime.spawn(task.in_current_span());
         }
     }
 }

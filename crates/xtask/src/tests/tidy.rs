@@ -10,6 +10,7 @@ mod chart;
 mod commands;
 mod conformance;
 mod documents;
+mod health_check;
 mod imports;
 mod manifests;
 mod schemas;

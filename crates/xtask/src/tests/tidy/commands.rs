@@ -54,7 +54,7 @@ const OTHER_FLAGS: &[&str] = &[
 ];
 
 /// Texts in the form of a chart value that are no chart values: filters of the log.
-const NO_VALUES: [&str; 1] = ["kube=warn"];
+const NO_VALUES: [&str; 2] = ["kube=warn", "kube_runtime=warn"];
 
 fn words(command: &str) -> Vec<String> {
     shlex::split(command).unwrap_or_default()

@@ -1,0 +1,127 @@
+//! Runs the health check for Argo CD in docs/gitops.md with Lua 5.4, if it is installed.
+
+use std::fs;
+use std::io::Write;
+use std::process::{Command, Stdio};
+
+use serde_json::{Value, json};
+
+use super::root;
+
+/// The script of the first health check in docs/gitops.md.
+fn script() -> String {
+    let page = fs::read_to_string(root().join("docs/gitops.md")).unwrap();
+    let start = "resource.customizations.health.etcd.database.coreos.com_EtcdCluster: |\n";
+    let (_, rest) = page.split_once(start).expect("the health check");
+    let lines = rest.lines().take_while(|line| line.starts_with("    "));
+    lines.map(|line| format!("{}\n", line.trim())).collect()
+}
+
+/// A value as an expression of Lua.
+fn lua(value: &Value) -> String {
+    match value {
+        Value::Null => "nil".to_owned(),
+        Value::Array(items) => {
+            let items: Vec<String> = items.iter().map(lua).collect();
+            format!("{{{}}}", items.join(", "))
+        }
+        Value::Object(fields) => {
+            let fields = fields.iter();
+            let fields: Vec<String> = fields
+                .map(|(name, value)| format!("[{name:?}] = {}", lua(value)))
+                .collect();
+            format!("{{{}}}", fields.join(", "))
+        }
+        other => other.to_string(),
+    }
+}
+
+/// The health and the message of an object. `None` if Lua is not installed.
+fn health(object: &Value) -> Option<(String, String)> {
+    let program = format!(
+        "local obj = {}\nlocal function check()\n{}end\nlocal health = check()\nprint(health.status)\nprint(health.message)\n",
+        lua(object),
+        script()
+    );
+    let mut child = Command::new("lua5.4")
+        .arg("-")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .ok()?;
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(program.as_bytes()).unwrap();
+    drop(input);
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "Lua rejects\n{program}");
+    let text = String::from_utf8(output.stdout).unwrap();
+    let (status, message) = text.split_once('\n').unwrap();
+    Some((status.to_owned(), message.trim_end().to_owned()))
+}
+
+fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
+    json!({ "type": kind, "status": status, "reason": reason, "message": message })
+}
+
+#[test]
+fn argo_cd_health_check_follows_ready_condition() {
+    let unread = "the operator has not processed the spec yet";
+    let reconciling = condition("Reconciling", "True", "Scaling", "m");
+    let not_ready = condition("Ready", "False", "Scaling", "adding a member");
+    let stalled = condition("Stalled", "True", "InvalidSpec", "correct spec.version");
+    let cases = [
+        (json!({}), 1, "Progressing", unread),
+        // The status of a new object.
+        (
+            json!({ "observedGeneration": -1 }),
+            1,
+            "Progressing",
+            unread,
+        ),
+        // The status belongs to the previous spec.
+        (
+            json!({ "observedGeneration": 1, "conditions": [condition("Ready", "True", "Ready", "m")] }),
+            2,
+            "Progressing",
+            unread,
+        ),
+        (
+            json!({ "observedGeneration": 1, "conditions": [condition("Ready", "True", "Ready", "3 of 3 serve")] }),
+            1,
+            "Healthy",
+            "3 of 3 serve",
+        ),
+        (
+            json!({ "observedGeneration": 1, "conditions": [not_ready, reconciling] }),
+            1,
+            "Progressing",
+            "adding a member",
+        ),
+        (
+            json!({ "observedGeneration": 1, "conditions": [condition("Ready", "False", "InvalidSpec", "x"), stalled] }),
+            1,
+            "Degraded",
+            "correct spec.version",
+        ),
+        (
+            json!({ "observedGeneration": 1, "conditions": [condition("Ready", "True", "Hibernated", "stopped")] }),
+            1,
+            "Suspended",
+            "stopped",
+        ),
+        (
+            json!({ "conditions": [condition("Managed", "False", "OtherScope", "no operator manages it")] }),
+            1,
+            "Degraded",
+            "no operator manages it",
+        ),
+    ];
+    for (status, generation, expected, message) in cases {
+        let object = json!({ "metadata": { "generation": generation }, "status": status });
+        let Some(found) = health(&object) else {
+            println!("skipped: lua5.4 is not installed (Debian: apt-get install lua5.4)");
+            return;
+        };
+        assert_eq!(found, (expected.to_owned(), message.to_owned()), "{object}");
+    }
+}
