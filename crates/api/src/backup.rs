@@ -12,7 +12,6 @@ use serde::{Deserialize, Serialize};
 pub(crate) use check::unreadable_store;
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
 
-use crate::display;
 use crate::duration::DurationText;
 use crate::schema::{
     given, is_false, null_as_empty, object_name, optional_object_name, readable_items,
@@ -404,19 +403,6 @@ pub struct Progress {
     /// Progress as text: a percentage such as `45%`, or the bytes if the total is unknown. For display only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub text: Option<String>,
-}
-
-impl Progress {
-    /// Creates the progress with its text.
-    pub fn new(bytes: i64, total_bytes: Option<i64>) -> Self {
-        let progress = Self {
-            bytes,
-            total_bytes,
-            text: None,
-        };
-        let text = Some(display::progress(&progress));
-        Self { text, ..progress }
-    }
 }
 
 /// A stored backup.

@@ -1,7 +1,5 @@
 //! Texts for the columns of kubectl, which cannot format numbers.
 
-use crate::backup::Progress;
-
 /// A size in bytes, such as `24.0 MiB`.
 pub fn bytes(size: u64) -> String {
     const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
@@ -26,20 +24,6 @@ pub fn duration(seconds: i64) -> String {
         (0, 0) => format!("{rest}s"),
         (0, _) => format!("{minutes}m{rest}s"),
         _ => format!("{hours}h{minutes}m{rest}s"),
-    }
-}
-
-/// The progress of a transfer: `45%`, or the bytes if the total is unknown. The percentage is rounded down, so it is
-/// `100%` only when all bytes are transferred.
-pub fn progress(progress: &Progress) -> String {
-    let number = |bytes: i64| u64::try_from(bytes).unwrap_or_default();
-    let done = number(progress.bytes);
-    match progress.total_bytes.map(number) {
-        Some(total) if total > 0 => {
-            let percent = u128::from(done.min(total)) * 100 / u128::from(total);
-            format!("{percent}%")
-        }
-        _ => bytes(done),
     }
 }
 
@@ -75,23 +59,5 @@ mod tests {
             assert_eq!(i64::try_from(parsed.as_secs()).unwrap(), seconds);
         }
         assert_eq!(duration(-5), "0s");
-    }
-
-    #[test]
-    fn progress_is_complete_only_with_all_bytes() {
-        let text = |bytes, total_bytes| {
-            progress(&Progress {
-                bytes,
-                total_bytes,
-                ..Progress::default()
-            })
-        };
-        assert_eq!(text(0, Some(7)), "0%");
-        assert_eq!(text(999_999, Some(1_000_000)), "99%");
-        assert_eq!(text(7, Some(7)), "100%");
-        // The database can grow while it is transferred.
-        assert_eq!(text(9, Some(7)), "100%");
-        assert_eq!(text(2048, None), "2.0 KiB");
-        assert_eq!(text(0, Some(0)), "0 B");
     }
 }

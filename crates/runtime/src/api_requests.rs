@@ -17,7 +17,7 @@ use prometheus_client::registry::Registry;
 use tower::{Layer, Service};
 use tracing::Instrument;
 
-use crate::logs::TRACE_ONLY;
+use crate::traces::TRACE_ONLY;
 
 /// The label of a resource whose path has an unexpected form.
 const OTHER: &str = "other";

@@ -21,13 +21,10 @@ use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::registry::{LookupSpan, Scope};
 use tracing_subscriber::util::SubscriberInitExt;
 
-use crate::traces::Traces;
+use crate::traces::{TRACE_ONLY, Traces};
 
 /// The filter if `RUST_LOG` is not set. The spans of kube_runtime would repeat the name of the object.
 const DEFAULT_FILTER: &str = "info,kube_runtime=warn";
-
-/// The target of spans that are only traced, and never shown in logs.
-pub const TRACE_ONLY: &str = "etcd_operator_trace";
 
 /// Logs to standard error, as text or as JSON. `RUST_LOG` sets the filter. `traces` also receives the spans.
 pub(crate) fn start(json: bool, traces: Option<&Traces>) {

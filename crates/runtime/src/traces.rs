@@ -17,7 +17,8 @@ use tracing_subscriber::Layer;
 use tracing_subscriber::filter::filter_fn;
 use tracing_subscriber::registry::LookupSpan;
 
-use crate::logs::TRACE_ONLY;
+/// The target of spans that are only traced, and never shown in logs.
+pub(crate) const TRACE_ONLY: &str = "etcd_operator_trace";
 
 /// Time limit for a connection to the collector, and for a request.
 const TIMEOUT: Duration = Duration::from_secs(10);

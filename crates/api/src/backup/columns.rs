@@ -59,12 +59,37 @@ impl EtcdBackupStatus {
 }
 
 impl Progress {
+    /// Creates the progress with its text.
+    pub fn new(bytes: i64, total_bytes: Option<i64>) -> Self {
+        let progress = Self {
+            bytes,
+            total_bytes,
+            text: None,
+        };
+        let text = Some(text(&progress));
+        Self { text, ..progress }
+    }
+
     /// The progress without its text.
     pub(crate) fn without_text(&self) -> Self {
         Self {
             text: None,
             ..self.clone()
         }
+    }
+}
+
+/// The progress of a transfer: `45%`, or the bytes if the total is unknown. The percentage is rounded down, so it is
+/// `100%` only when all bytes are transferred.
+fn text(progress: &Progress) -> String {
+    let number = |bytes: i64| u64::try_from(bytes).unwrap_or_default();
+    let done = number(progress.bytes);
+    match progress.total_bytes.map(number) {
+        Some(total) if total > 0 => {
+            let percent = u128::from(done.min(total)) * 100 / u128::from(total);
+            format!("{percent}%")
+        }
+        _ => display::bytes(done),
     }
 }
 
@@ -119,5 +144,23 @@ mod tests {
         ] {
             assert_eq!(of(policy).as_deref(), text);
         }
+    }
+
+    #[test]
+    fn progress_is_complete_only_with_all_bytes() {
+        let text = |bytes, total_bytes| {
+            text(&Progress {
+                bytes,
+                total_bytes,
+                ..Progress::default()
+            })
+        };
+        assert_eq!(text(0, Some(7)), "0%");
+        assert_eq!(text(999_999, Some(1_000_000)), "99%");
+        assert_eq!(text(7, Some(7)), "100%");
+        // The database can grow while it is transferred.
+        assert_eq!(text(9, Some(7)), "100%");
+        assert_eq!(text(2048, None), "2.0 KiB");
+        assert_eq!(text(0, Some(0)), "0 B");
     }
 }
