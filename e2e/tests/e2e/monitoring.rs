@@ -340,7 +340,7 @@ impl<'a> Monitor<'a> {
     async fn faults_of_backups(&self, bucket: &Bucket) -> Result<()> {
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
         let mut other = s3.clone();
-        other.secret_key = "wrong".to_owned();
+        "wrong".clone_into(&mut other.secret_key);
         sandbox.apply(&aws_secret(&other, "wrong")).await?;
         for (name, policy) in [
             ("often", "{backupIntervalInSecond: 5, maxBackups: 2}"),
