@@ -5,8 +5,8 @@ use api::backup::EtcdBackupStatus;
 use super::periodic::first_complete;
 use super::*;
 
-fn condition(status: &EtcdBackupStatus, kind: ConditionType) -> (String, String, String) {
-    let found = find(&status.conditions, &kind).unwrap_or_else(|| panic!("no {kind}: {status:?}"));
+fn condition(status: &EtcdBackupStatus, kind: &ConditionType) -> (String, String, String) {
+    let found = find(&status.conditions, kind).unwrap_or_else(|| panic!("no {kind}: {status:?}"));
     let text = |text: &String| text.clone();
     (
         text(&found.status),
@@ -58,14 +58,14 @@ fn waiting_backup_reports_what_it_waits_for() {
                 let reason = trouble.reason.as_str().to_owned();
                 (holds.to_owned(), reason, trouble.message.clone())
             };
-            assert_eq!(condition(&status, ConditionType::Ready), expected("False"));
+            assert_eq!(condition(&status, &ConditionType::Ready), expected("False"));
             assert_eq!(
-                condition(&status, ConditionType::Complete),
+                condition(&status, &ConditionType::Complete),
                 expected("False")
             );
             if backup.spec.is_periodic() {
                 assert_eq!(
-                    condition(&status, ConditionType::Progressing),
+                    condition(&status, &ConditionType::Progressing),
                     expected("True")
                 );
             }
@@ -79,7 +79,7 @@ fn queued_backup_reports_the_queue() {
     let queued = known(Work::Queued, Destination::Free);
     for (backup, now) in started() {
         let status = status(&backup, &plan(&backup, &queued, now), now);
-        let (holds, reason, message) = condition(&status, ConditionType::Ready);
+        let (holds, reason, message) = condition(&status, &ConditionType::Ready);
         let ready = if backup.spec.is_periodic() {
             "True"
         } else {
@@ -179,5 +179,5 @@ fn changed_spec_of_complete_backup_is_reported_as_observed() {
     for condition in &status.conditions {
         assert_eq!(condition.observed_generation, Some(2), "{condition:?}");
     }
-    assert_eq!(condition(&status, ConditionType::Ready).0, "True");
+    assert_eq!(condition(&status, &ConditionType::Ready).0, "True");
 }
