@@ -72,8 +72,8 @@ async fn kubectl_shows_schedule_size_and_progress() {
     let client = server.client();
     let definitions: Api<CustomResourceDefinition> = Api::all(client.clone());
     for definition in api::crd::all() {
-        let made = definitions.create(&PostParams::default(), &definition);
-        made.await.unwrap();
+        let parameters = PostParams::default();
+        definitions.create(&parameters, &definition).await.unwrap();
     }
     for kind in [
         ApiResource::erase::<EtcdCluster>(&()),

@@ -103,7 +103,7 @@ fn running_backup_does_not_report_an_ended_wait() {
             ConditionType::Complete,
             ConditionType::Progressing,
         ] {
-            let (_, reason, _) = condition(&status, kind.clone());
+            let (_, reason, _) = condition(&status, &kind);
             assert_eq!(reason, "InProgress", "{kind}");
         }
     }
