@@ -234,8 +234,11 @@ async fn aborted_restore_deletes_seed_even_if_seed_has_changed() {
     let mut continuing = fake::restore_in_place();
     continuing.metadata.deletion_timestamp = None;
     for restore in [aborted, continuing] {
-        let states = [cut_over(), cluster(None), cluster(Some("another-uid"))].map(Box::new);
-        for now in states {
+        for now in [
+            json!(cut_over()),
+            json!(cluster(None)),
+            json!(cluster(Some("another-uid"))),
+        ] {
             let (object, work) = (json!(restore), (&locked(), &Action::DiscardSeed));
             let answered = move |what: &str, _: usize| match what {
                 "GET etcdrestores" => (200, object.clone()),
