@@ -111,7 +111,7 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     let recorded = status
         .and_then(|status| status.duration.as_ref()?.parse())
         .and_then(|duration| i64::try_from(duration.as_secs()).ok());
-    vec![
+    let mut values = vec![
         (
             "last_success_timestamp_seconds",
             "Completion time of the newest backup",
@@ -172,6 +172,24 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
             Some(failed(backup).into()),
         ),
         (
+            "created_timestamp_seconds",
+            "Creation time of the EtcdBackup",
+            backup
+                .metadata
+                .creation_timestamp
+                .as_ref()
+                .map(|time| time.0.as_second()),
+        ),
+    ];
+    values.extend(verification_values(backup));
+    values
+}
+
+/// The values about the verification of an EtcdBackup.
+fn verification_values(backup: &EtcdBackup) -> Values {
+    let status = backup.status.as_ref();
+    vec![
+        (
             "verified_timestamp_seconds",
             "Time of the last successful verification",
             status
@@ -192,15 +210,6 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
             "unrestorable",
             "1 if a verification has found that the newest verified backup does not restore",
             Some(unrestorable(backup).into()),
-        ),
-        (
-            "created_timestamp_seconds",
-            "Creation time of the EtcdBackup",
-            backup
-                .metadata
-                .creation_timestamp
-                .as_ref()
-                .map(|time| time.0.as_second()),
         ),
     ]
 }

@@ -341,30 +341,23 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
             failed(true, trouble.reason, trouble.message.clone()),
         ],
     };
-    match verdict {
-        Verdict::Queued if has_progressing => {
-            findings.push(progressing(true, Reason::Pending, QUEUED));
-        }
-        Verdict::Starting if has_progressing => {
-            findings.push(progressing(true, Reason::Pending, STARTING));
-        }
-        Verdict::Running(_) if has_progressing => {
-            findings.push(progressing(true, Reason::InProgress, IN_PROGRESS));
-        }
-        Verdict::Waiting(trouble) if has_progressing => {
-            findings.push(progressing(true, trouble.reason, &trouble.message));
-        }
-        Verdict::Succeeded(_) | Verdict::Refused(_) | Verdict::Failed(_) if has_progressing => {
-            findings.push(progressing(
-                false,
-                Reason::AsDesired,
-                "no backup is in progress",
-            ));
-        }
-        _ => {}
-    }
+    findings.extend(progress_of(verdict).filter(|_| has_progressing));
     findings.push(in_effect(backup));
     findings
+}
+
+/// The condition `Progressing` while a backup runs or waits, and after its end. `None` for a verdict without a backup.
+fn progress_of(verdict: &Verdict) -> Option<Finding> {
+    Some(match verdict {
+        Verdict::Queued => progressing(true, Reason::Pending, QUEUED),
+        Verdict::Starting => progressing(true, Reason::Pending, STARTING),
+        Verdict::Running(_) => progressing(true, Reason::InProgress, IN_PROGRESS),
+        Verdict::Waiting(trouble) => progressing(true, trouble.reason, &trouble.message),
+        Verdict::Succeeded(_) | Verdict::Refused(_) | Verdict::Failed(_) => {
+            progressing(false, Reason::AsDesired, "no backup is in progress")
+        }
+        _ => return None,
+    })
 }
 
 fn progressing(holds: bool, reason: Reason, message: &str) -> Finding {

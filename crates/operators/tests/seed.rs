@@ -462,7 +462,7 @@ async fn seed_reports_wrong_backup_location_or_secret_with_remedy() {
     );
     std::fs::write(world.secret.path().join("credentials"), wrong).unwrap();
     world
-        .refuses(&world.fetch(), Reason::AccessDenied, "credentials")
+        .refuses(&world.fetch(), Reason::AccessDenied, "secret key")
         .await;
 }
 

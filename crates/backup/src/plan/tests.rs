@@ -193,7 +193,14 @@ fn complete_backup_is_never_repeated() {
             (plan.action, plan.verdict.clone()),
             (Action::Nothing, Verdict::Unchanged)
         );
-        assert_eq!(Some(status(&backup, &plan, at(1_000_000))), backup.status);
+        // The status reports that the operator has processed the spec, and nothing else changes.
+        let mut reported = status(&backup, &plan, at(1_000_000));
+        assert_eq!(reported.observed_generation, Some(generation));
+        reported.observed_generation = Some(1);
+        for condition in &mut reported.conditions {
+            condition.observed_generation = Some(1);
+        }
+        assert_eq!(Some(reported), backup.status);
         assert!(notices(&backup, &plan).is_empty());
     }
 }

@@ -86,25 +86,55 @@ async fn kubectl_shows_schedule_size_and_progress() {
         })
         .await;
     }
+    create_objects(&client).await;
+    shows_backups(&server);
+    shows_restores(&server);
+
+    let all = kubectl(&server, &["get", "etcds", "--no-headers", "-o", "name"]);
+    let group = "etcd.database.coreos.com";
+    let mut names: Vec<&str> = all.lines().collect();
+    names.sort_unstable();
+    assert_eq!(
+        names,
+        [
+            format!("etcdbackup.{group}/nightly"),
+            format!("etcdbackup.{group}/old"),
+            format!("etcdcluster.{group}/main"),
+            format!("etcdrestore.{group}/again"),
+        ]
+    );
+    let cluster = kubectl(&server, &["get", "etcd"]);
+    let row = cells(cluster.lines().nth(1).unwrap());
+    assert_eq!(
+        row[..6],
+        ["main", "3", "3", "3.7.3", "True", "Ready"],
+        "{cluster}"
+    );
+}
+
+/// Creates an EtcdCluster, two EtcdBackups and an EtcdRestore, each with a status.
+async fn create_objects(client: &Client) {
     let cluster = json!({ "state": "Ready", "healthyMembers": 3, "currentVersion": "3.7.3", "controlPaused": false,
         "conditions": [condition("Ready", "True", "Ready")] });
-    create::<EtcdCluster>(&client, "main", json!({ "size": 3 }), Some(cluster)).await;
+    create::<EtcdCluster>(client, "main", json!({ "size": 3 }), Some(cluster)).await;
     let spec = json!({ "etcdCluster": { "name": "main" }, "storageType": "S3", "s3": { "path": "bucket/key" },
         "backupPolicy": { "schedule": "0 3 * * *" } });
     let backup = json!({ "succeeded": true, "cluster": "main", "schedule": "0 3 * * *", "sizeText": "1.2 GiB",
         "duration": "1m12s", "nextBackupTime": "2026-11-27T03:00:00Z", "lastSuccessDate": "2026-01-01T00:00:00Z",
         "conditions": [condition("Complete", "True", "Succeeded"), condition("Ready", "True", "Scheduled")] });
-    create::<EtcdBackup>(&client, "nightly", spec.clone(), Some(backup)).await;
+    create::<EtcdBackup>(client, "nightly", spec.clone(), Some(backup)).await;
     // An object of an earlier release has none of the new fields.
     let old = json!({ "succeeded": true, "size": 7 });
-    create::<EtcdBackup>(&client, "old", spec, Some(old)).await;
+    create::<EtcdBackup>(client, "old", spec, Some(old)).await;
     let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "nightly" } });
     let restore = json!({ "succeeded": false, "source": "EtcdBackup nightly", "phase": "Preparing",
         "progress": { "bytes": 45, "totalBytes": 100, "text": "45%" },
         "conditions": [condition("Ready", "False", "InProgress")] });
-    create::<EtcdRestore>(&client, "again", spec, Some(restore)).await;
+    create::<EtcdRestore>(client, "again", spec, Some(restore)).await;
+}
 
-    let backups = kubectl(&server, &["get", "etcdb"]);
+fn shows_backups(server: &ApiServer) {
+    let backups = kubectl(server, &["get", "etcdb"]);
     let mut lines = backups.lines();
     let header = [
         "NAME",
@@ -140,8 +170,10 @@ async fn kubectl_shows_schedule_size_and_progress() {
         ["old", "true"],
         "{backups}"
     );
+}
 
-    let restores = kubectl(&server, &["get", "etcdr"]);
+fn shows_restores(server: &ApiServer) {
+    let restores = kubectl(server, &["get", "etcdr"]);
     let mut lines = restores.lines();
     let header = [
         "NAME",
@@ -165,25 +197,4 @@ async fn kubectl_shows_schedule_size_and_progress() {
         "InProgress",
     ];
     assert_eq!(row[..7], expected, "{restores}");
-
-    let all = kubectl(&server, &["get", "etcds", "--no-headers", "-o", "name"]);
-    let group = "etcd.database.coreos.com";
-    let mut names: Vec<&str> = all.lines().collect();
-    names.sort_unstable();
-    assert_eq!(
-        names,
-        [
-            format!("etcdbackup.{group}/nightly"),
-            format!("etcdbackup.{group}/old"),
-            format!("etcdcluster.{group}/main"),
-            format!("etcdrestore.{group}/again"),
-        ]
-    );
-    let cluster = kubectl(&server, &["get", "etcd"]);
-    let row = cells(cluster.lines().nth(1).unwrap());
-    assert_eq!(
-        row[..6],
-        ["main", "3", "3", "3.7.3", "True", "Ready"],
-        "{cluster}"
-    );
 }
