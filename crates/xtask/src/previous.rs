@@ -71,7 +71,8 @@ pub(crate) fn build(commit: &str) -> Result<Previous> {
     let source = clone(commit)?;
     let target = checkout::target()?.display().to_string();
     let build: &[&str] = &["build", "--bin", image::PROGRAM, "--target-dir", &target];
-    let args = [build, &selection(&source)].concat();
+    let selected = selection(&source);
+    let args = [build, selected.as_slice()].concat();
     let built = image::cargo_executables_in(&source, &args)?;
     Ok(Previous {
         chart: source.join("charts/etcd-operator"),
