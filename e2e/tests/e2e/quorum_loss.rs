@@ -297,7 +297,7 @@ async fn canceled(sandbox: &Sandbox) -> Result<()> {
     await_one_volume_per_member(sandbox, &ready_members(&before.object)).await?;
     await_event(sandbox, "RecoveryCancelled", "answers again").await?;
 
-    // The annotation approves an earlier loss. The operator must ignore it and report it as stale.
+    // The annotation approves the recovery from an earlier loss. The operator must ignore it and report it as stale.
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the approval is stale";
     await_object(&clusters, "c", what, DEADLINE, |object| {

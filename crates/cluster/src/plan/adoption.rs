@@ -1,5 +1,6 @@
-//! Clusters that this operator did not create ([ADR 15](../../../../docs/adr/0015-adoption.md)). The operator adopts
-//! clusters of coreos/etcd-operator together with their pods. A new EtcdCluster can join any other cluster.
+//! Adoption of clusters that this operator did not create ([ADR 15](../../../../docs/adr/0015-adoption.md)). There are two
+//! ways: the operator takes over the pods of a cluster of coreos/etcd-operator, or the members of a new EtcdCluster join
+//! any existing etcd cluster.
 //!
 //! The operator records the cluster ID that a quorum of the existing members reports, and never bootstraps such a
 //! cluster (invariant 7). This module changes no member. Other modules replace the members later.

@@ -26,7 +26,7 @@ pub(super) enum Member {
     Damaged(String),
 }
 
-/// The members of a cluster without a serving quorum, and what they still have.
+/// The members of a cluster without a serving quorum, and the data that each member still has.
 #[derive(Clone, Debug)]
 pub(super) struct Evidence {
     /// Names of all members that at least one list contains as a voter.

@@ -106,8 +106,8 @@ pub(super) fn without_volume<'a>(
     draft
 }
 
-/// True if the second member may start without data, although the annotation `started` on its Service says that its pod
-/// may have run. The operator may have crashed after it set the annotation and before it created the pod.
+/// True if the second member of a cluster of two can safely start without data. The annotation `started` on its Service
+/// does not prove that its pod ran: the operator can crash between setting the annotation and creating the pod.
 ///
 /// The first member's own list has two voters, and no Kubernetes object indicates a third member. A commit therefore
 /// needs both voters, and the log of the first member contains every acknowledged write and every membership change.

@@ -86,7 +86,7 @@ pub(super) fn start_azurite(testbed: &Testbed) -> Result<()> {
     )
 }
 
-/// Waits until the object stores that were started answer.
+/// Waits until every started object store accepts connections.
 pub(super) fn wait(testbed: &Testbed) -> Result<()> {
     let gateway = testbed.state.addresses().gateway();
     let listens = |port: u16| {
