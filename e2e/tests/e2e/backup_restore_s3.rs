@@ -207,7 +207,8 @@ async fn check_events_and_metrics(sandbox: &Sandbox, done: &DynamicObject) -> Re
         let kind = Kind::EtcdRestore;
         sandbox.await_event(kind, &name, &words).await?;
     }
-    let of_it = format!("namespace=\"{}\",name=\"{name}\"", sandbox.namespace);
+    let namespace = &sandbox.namespace;
+    let of_it = format!("namespace=\"{namespace}\",cluster=\"c\",name=\"{name}\"");
     let bytes = field(done, "/status/progress/bytes").as_i64();
     let bytes = bytes.context("the status has no progress")?;
     let took = seconds_between(done, "/status/startTime", "/status/completionTime")?;
