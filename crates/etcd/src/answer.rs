@@ -33,6 +33,11 @@ pub(crate) const LEADER_CHANGED: &str = "leader changed";
 /// The error with which a learner rejects every call except `Status`.
 pub(crate) const NOT_FOR_LEARNER: &str = "etcdserver: rpc not supported for learner";
 
+/// The error with which a member rejects a change of the member list because, from its view, it has not been connected
+/// to enough other members for five seconds. The member does not propose the change to the others. A member may regard
+/// another one as disconnected for as long as both run, although both are connected (etcd issue 14523).
+pub(crate) const UNHEALTHY: &str = "etcdserver: unhealthy cluster";
+
 /// Converts an error of the client library. `endpoint` is the member that was called. [`Error::AnswerLost`] if the
 /// connection broke after it was established, because etcd may then have received the request.
 pub(crate) fn classify(endpoint: &str, error: &etcd_client::Error) -> Error {
@@ -202,7 +207,7 @@ mod tests {
     #[test]
     fn temporary_rejections_are_classified_as_unavailable() {
         for (code, message) in [
-            (14, "etcdserver: unhealthy cluster"),
+            (14, UNHEALTHY),
             (14, "etcdserver: no leader"),
             (14, "etcdserver: leader changed"),
             (9, "etcdserver: too many learner members in cluster"),

@@ -207,7 +207,8 @@ pub enum Error {
 /// Calls to an etcd cluster. Client URLs have the form `http://name.namespace.svc:2379`.
 ///
 /// `via` lists client URLs of members. A read is sent to these members one after another until a member responds. A
-/// change is sent to the next member only if the last member certainly did not receive it, or rejects it as a learner.
+/// change is sent to the next member only if the last member certainly did not receive it, or rejects it because the
+/// member is a learner or has not been connected to the others for five seconds.
 #[async_trait]
 pub trait Etcd: Send + Sync {
     /// Returns the linearizable member list.

@@ -1,4 +1,5 @@
-//! Answers of etcd are lost after etcd has received a change. The client must not send the change again.
+//! Answers of etcd are lost after etcd has received a change. The client must not send the change again. The client
+//! sends a change to another member only after a rejection that proves that etcd did not apply the change.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::sync::{Arc, Mutex};
@@ -30,7 +31,7 @@ const PATIENT: Deadlines = Deadlines {
 };
 
 /// A proxy in front of one member. It forwards every call, and breaks the connection instead of forwarding the answer
-/// to a call whose method is in `lost`.
+/// to a call whose method is in `lost`. It rejects the calls whose method is in `unhealthy`.
 struct Proxy {
     url: String,
     state: Arc<State>,
@@ -40,7 +41,9 @@ struct Proxy {
 struct State {
     /// The methods whose answers are lost, such as `MemberAdd`.
     lost: Mutex<Vec<&'static str>>,
-    /// The methods of all calls that the member has received, in order.
+    /// The methods that the proxy itself rejects with etcd's error `unhealthy cluster`.
+    unhealthy: Mutex<Vec<&'static str>>,
+    /// The methods of all calls that the proxy has forwarded or rejected, in order.
     received: Mutex<Vec<String>>,
 }
 
@@ -67,7 +70,12 @@ impl Proxy {
         *self.state.lost.lock().unwrap() = methods.to_vec();
     }
 
-    /// How often the member has received the method through this proxy.
+    /// Rejects these methods from now on, as a member does that regards another member as disconnected.
+    fn reject(&self, methods: &[&'static str]) {
+        *self.state.unhealthy.lock().unwrap() = methods.to_vec();
+    }
+
+    /// How often this proxy has received the method.
     fn count(&self, method: &str) -> usize {
         let received = self.state.received.lock().unwrap();
         received.iter().filter(|one| *one == method).count()
@@ -109,6 +117,15 @@ async fn forward_call(
 ) -> Result<(), h2::Error> {
     let path = request.uri().path().to_owned();
     let method = path.rsplit('/').next().unwrap().to_owned();
+    if state.unhealthy.lock().unwrap().contains(&method.as_str()) {
+        state.received.lock().unwrap().push(method);
+        let head = http::Response::builder()
+            .header("content-type", "application/grpc")
+            .header("grpc-status", "14")
+            .header("grpc-message", "etcdserver: unhealthy cluster");
+        respond.send_response(head.body(()).unwrap(), true)?;
+        return Ok(());
+    }
     let (head, mut body) = request.into_parts();
     let mut member = member.ready().await?;
     let (answer, mut out) = member.send_request(Request::from_parts(head, ()), false)?;
@@ -324,4 +341,26 @@ async fn change_is_sent_to_next_member_after_refused_connection_or_learner() {
         );
         assert_eq!(counts, (1, 1), "{minor}");
     }
+}
+
+/// A member may reject changes as long as it runs, because it wrongly regards another member as disconnected (etcd issue
+/// 14523). The next member gets the change.
+#[tokio::test]
+async fn change_is_sent_to_next_member_after_rejection_as_unhealthy() {
+    let pair = Pair::start(&Programs::find("3.6"), &[]).await;
+    let (client, via) = (client(), pair.via());
+    let counts = |method| (pair.first.count(method), pair.second.count(method));
+    pair.first.reject(&["MemberAdd", "MemberRemove"]);
+    let added = client.add_member(&via, &peer(), true).await.unwrap();
+    assert_eq!(counts("MemberAdd"), (1, 1));
+    // The second proxy has responded last, so it now comes first, and rejects the change as well.
+    pair.second.reject(&["MemberRemove"]);
+    let removed = client.remove_member(&via, added.id).await;
+    let rejected =
+        matches!(&removed, Err(Error::Unavailable(text)) if text.contains("unhealthy cluster"));
+    assert!(rejected, "{removed:?}");
+    assert_eq!(counts("MemberRemove"), (1, 1));
+    pair.second.reject(&[]);
+    client.remove_member(&via, added.id).await.unwrap();
+    assert_eq!(counts("MemberRemove").1, 2);
 }

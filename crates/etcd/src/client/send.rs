@@ -9,7 +9,7 @@ use futures::stream::{FuturesUnordered, StreamExt};
 use tokio::time::{Instant, timeout};
 
 use super::{Connection, EtcdClient};
-use crate::answer::{LEADER_CHANGED, NOT_FOR_LEARNER, classify, most_specific, of_read};
+use crate::answer::{LEADER_CHANGED, NOT_FOR_LEARNER, UNHEALTHY, classify, most_specific, of_read};
 use crate::limits::MAX_ENDPOINTS;
 use crate::login::{NOT_HEDGED, asks_for_token};
 use crate::port::Error;
@@ -218,8 +218,9 @@ impl EtcdClient {
     }
 
     /// Sends one change. The next member gets the change only if the last member certainly did not receive it, or
-    /// rejects it as a learner. Otherwise etcd may have applied the change, and a repetition would fail for that reason
-    /// alone. The caller reads the state again instead.
+    /// rejects it with [`NOT_FOR_LEARNER`] or [`UNHEALTHY`], before it proposes the change to the others. After any
+    /// other error, etcd may have applied the change, and a repetition would fail for that reason alone. The caller
+    /// reads the state again instead.
     ///
     /// `call` sends one request, because a repetition would also repeat the requests before the failed one.
     pub(super) async fn change_before<T, C, F>(
@@ -239,9 +240,7 @@ impl EtcdClient {
             let left = end.saturating_duration_since(Instant::now());
             match self.send(endpoint, left, &call).await {
                 Err(error @ (Error::Unreachable(_) | Error::Tls(_))) => errors.push(error),
-                Err(Error::Unavailable(text))
-                    if NOT_FOR_LEARNER.ends_with(text.rsplit(": ").next().unwrap_or_default()) =>
-                {
+                Err(Error::Unavailable(text)) if is_rejected_by_member(&text) => {
                     errors.push(Error::Unavailable(text));
                 }
                 answer => return answer,
@@ -249,4 +248,13 @@ impl EtcdClient {
         }
         Err(most_specific(errors))
     }
+}
+
+/// True if only the called member rejects the change, so that another member may accept it. `text` is the text of an
+/// [`Error::Unavailable`].
+fn is_rejected_by_member(text: &str) -> bool {
+    let reason = text.rsplit(": ").next().unwrap_or_default();
+    [NOT_FOR_LEARNER, UNHEALTHY]
+        .iter()
+        .any(|rejection| rejection.trim_start_matches("etcdserver: ") == reason)
 }
