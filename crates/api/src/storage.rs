@@ -1,5 +1,9 @@
 //! Storage of backups: the storage types, their blocks in a spec, and the format of a path.
 
+mod block;
+
+pub use block::{SecretName, SecretNames};
+
 use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};

@@ -7,7 +7,6 @@ use api::names::{FINALIZER_STORED, MANAGER_BACKUP};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::Timestamp;
 use k8s_openapi::api::core::v1::Pod;
-use kube::api::PostParams;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::apply::{self, is_owned};
@@ -224,17 +223,7 @@ async fn step_verification(
         Step::Create(pod) => {
             fail::fail_point!("backup-before-verification-pod");
             let pods = Api::<Pod>::namespaced(context.client.clone(), &namespace);
-            match pods.create(&PostParams::default(), pod).await {
-                Err(kube::Error::Api(status)) if status.reason == "AlreadyExists" => {}
-                created => {
-                    created.map_err(|source| apply::Error::Api {
-                        verb: "create",
-                        kind: "Pod".to_owned(),
-                        name: pod.name_any(),
-                        source: Box::new(source),
-                    })?;
-                }
-            }
+            apply::create(&pods, MANAGER_BACKUP, pod.as_ref()).await?;
         }
         Step::Delete(name) => {
             delete_left_pod(&context.client, backup, name).await?;

@@ -179,24 +179,19 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::StoreSecrets;
 
     fn built(settings: &Value) -> Value {
         let settings: Verification = serde_json::from_value(settings.clone()).unwrap();
         let block = json!({ "s3": { "path": "bucket/etcd/main", "awsSecret": "aws" } });
         let block = serde_json::from_value(block).unwrap();
         let version = EtcdVersion::parse("3.6.16").unwrap();
-        let secrets = StoreSecrets {
-            credentials: Some("aws"),
-            ca: None,
-        };
         let pod = verification_pod(VerificationPod {
             name: "etcd-verify-1".to_owned(),
             namespace: "prod".to_owned(),
             owner: OwnerReference::default(),
             version: &version,
             repository: "quay.io/coreos/etcd",
-            source: Source::store(&block, &version, Some("ab"), secrets),
+            source: Source::store(&block, &version, Some("ab")),
             settings: &settings,
             operator: &OperatorImage {
                 image: "operator:1".to_owned(),

@@ -29,6 +29,4 @@ pub use gcs::{GcsAccess, GcsConfig, GcsStore};
 pub use local::LocalStore;
 pub use port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 pub use s3::{S3Access, S3Config, S3Keys, S3Protection, S3Store};
-pub use source::{
-    Directories, SecretData, SecretName, SecretNames, Secrets, Target, ambient, open, secrets_of,
-};
+pub use source::{Directories, SecretData, Secrets, Target, ambient, open};

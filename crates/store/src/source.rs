@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use api::storage::{ObjectPath, OssSource, S3Source, StorageSource};
+use api::storage::{ObjectPath, OssSource, S3Source, SecretName, StorageSource};
 
 use crate::oss;
 pub use crate::secret::SecretData;
@@ -25,32 +25,12 @@ pub struct Target {
     pub key: String,
 }
 
-/// A Secret that a storage block names.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct SecretName<'a> {
-    /// The field of the spec that names the Secret, for messages.
-    pub field: &'static str,
-    /// The Secret that the spec names.
-    pub name: &'a str,
-}
-
-/// The Secrets that a storage block names. The caller reads these Secrets, and passes their data to [`open`] as
-/// [`Secrets`].
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct SecretNames<'a> {
-    /// The Secret with the credentials. `None` means the pod's own identity, if the store supports it (see
-    /// [`ambient`]).
-    pub credentials: Option<SecretName<'a>>,
-    /// The Secret with the CA certificate.
-    pub ca: Option<SecretName<'a>>,
-}
-
 /// The data of the Secrets that a storage block names.
 #[derive(Clone, Copy, Default)]
 pub struct Secrets<'a> {
-    /// Data of [`SecretNames::credentials`].
+    /// Data of the Secret [`credentials`](api::storage::SecretNames::credentials).
     pub credentials: Option<&'a SecretData>,
-    /// Data of [`SecretNames::ca`].
+    /// Data of the Secret [`ca`](api::storage::SecretNames::ca).
     pub ca: Option<&'a SecretData>,
 }
 
@@ -63,29 +43,10 @@ pub struct Directories {
     pub claim: Option<PathBuf>,
 }
 
-/// The Secrets that a storage block names.
-pub fn secrets_of<'a>(source: &StorageSource<'a>) -> SecretNames<'a> {
-    fn named<'a>(field: &'static str, name: Option<&'a String>) -> Option<SecretName<'a>> {
-        name.filter(|name| !name.is_empty())
-            .map(|name| SecretName { field, name })
-    }
-    let (credentials, ca) = match source {
-        StorageSource::S3(s3) => (
-            named("spec.s3.awsSecret", s3.aws_secret.as_ref()),
-            named("spec.s3.caSecret", s3.ca_secret.as_ref()),
-        ),
-        StorageSource::Abs(abs) => (named("spec.abs.absSecret", abs.abs_secret.as_ref()), None),
-        StorageSource::Gcs(gcs) => (named("spec.gcs.gcpSecret", gcs.gcp_secret.as_ref()), None),
-        StorageSource::Oss(oss) => (named("spec.oss.ossSecret", oss.oss_secret.as_ref()), None),
-        StorageSource::Pvc(_) | StorageSource::Local(_) => (None, None),
-    };
-    SecretNames { credentials, ca }
-}
-
 /// The bucket and the key that are accessed with the pod's own identity. `None` if the block names a Secret or uses a
 /// directory. The caller must check that the namespace of the object may use this identity.
 pub fn ambient(source: &StorageSource<'_>) -> Option<ObjectPath> {
-    let no_secret = source.has_bucket() && secrets_of(source).credentials.is_none();
+    let no_secret = source.has_bucket() && source.secrets().credentials.is_none();
     no_secret
         .then(|| ObjectPath::parse(source.path()).ok())
         .flatten()
@@ -236,7 +197,7 @@ pub(crate) fn oss_config(
 
 /// Names the field of the spec in an error, so that users know what to correct.
 fn in_spec(source: &StorageSource<'_>, error: Error) -> Error {
-    let secrets = secrets_of(source);
+    let secrets = source.secrets();
     match error {
         Error::Secret { key, problem } => {
             let named = if key == CA_KEY {

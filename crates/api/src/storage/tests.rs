@@ -83,3 +83,20 @@ fn storage_block_must_match_storage_type() {
         .unwrap_err();
     assert_eq!(problem.field, "spec.gcs");
 }
+
+#[test]
+fn path_of_location_is_relative_to_root_of_pvc() {
+    let block: StorageBlock =
+        serde_json::from_str(r#"{ "pvc": { "claimName": "backups", "path": "etcd/main" } }"#)
+            .unwrap();
+    let path = "etcd/main_v7_2026-01-01-00:00:00";
+    assert_eq!(block.path_in(&format!("pvc://backups/{path}")), Some(path));
+    assert_eq!(block.path_in(&format!("pvc://other/{path}")), None);
+    let block: StorageBlock =
+        serde_json::from_str(r#"{ "s3": { "path": "bucket/etcd/main" } }"#).unwrap();
+    assert_eq!(
+        block.path_in("s3://bucket/etcd/main"),
+        Some("bucket/etcd/main")
+    );
+    assert_eq!(block.path_in("bucket/etcd/main"), None);
+}

@@ -2,7 +2,6 @@
 //! know. Performs no I/O.
 
 use api::EtcdBackup;
-use store::secrets_of;
 
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Destination, Snapshot, Work, WorkState};
@@ -52,7 +51,7 @@ fn identity(backup: &EtcdBackup) -> Option<String> {
     let source = blocks
         .select(&spec.storage_type, "spec", "storageType")
         .ok()?;
-    match secrets_of(&source).credentials {
+    match source.secrets().credentials {
         Some(secret) => Some(format!("{}: Secret {}", secret.field, secret.name)),
         None => source.has_bucket().then(|| {
             format!(

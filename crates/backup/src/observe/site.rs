@@ -2,11 +2,11 @@
 //! this module only inside the opened store (invariant 14).
 
 use api::EtcdBackup;
-use api::storage::{PvcSource, StorageSource};
+use api::storage::{PvcSource, SecretName, StorageSource};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::core::Status;
 use kube::{Api, Client, ResourceExt};
-use store::{Directories, LocalStore, SecretData, SecretName, Secrets, Target, secrets_of};
+use store::{Directories, LocalStore, SecretData, Secrets, Target};
 
 use super::ObserveContext;
 use crate::reason::{Reason, Trouble};
@@ -107,7 +107,7 @@ async fn secrets(
     source: &StorageSource<'_>,
 ) -> Result<(Content, Content), Trouble> {
     let secrets = Api::<Secret>::namespaced(client.clone(), namespace);
-    let names = secrets_of(source);
+    let names = source.secrets();
     Ok((
         secret(&secrets, names.credentials).await?,
         secret(&secrets, names.ca).await?,

@@ -15,7 +15,7 @@ use jiff::{SignedDuration, Timestamp};
 use k8s_openapi::api::core::v1::Pod;
 use kube::{Resource, ResourceExt};
 use member::verification::{VerificationPod, verification_pod};
-use member::{OperatorImage, Source, StoreSecrets};
+use member::{OperatorImage, Source};
 use runtime::schedule::Schedule;
 use sha2::{Digest, Sha256};
 
@@ -307,11 +307,6 @@ fn built(
         .as_ref()
         .ok_or_else(|| unusable("the image of the operators is not known yet"))?;
     let block = block_at(backup, location(backup).unwrap_or_default())?;
-    let named = store::secrets_of(&block.source());
-    let secrets = StoreSecrets {
-        credentials: named.credentials.map(|secret| secret.name),
-        ca: named.ca.map(|secret| secret.name),
-    };
     let repository = settings
         .repository
         .as_deref()
@@ -322,7 +317,7 @@ fn built(
         owner: backup.owner_ref(&()).unwrap_or_default(),
         version: &version,
         repository: repository.unwrap_or(DEFAULT_REPOSITORY),
-        source: Source::store(&block, &version, status.sha256.as_deref(), secrets),
+        source: Source::store(&block, &version, status.sha256.as_deref()),
         settings,
         operator: image,
     }))
@@ -336,23 +331,12 @@ fn block_at(backup: &EtcdBackup, location: &str) -> Result<StorageBlock, Trouble
         .select(&spec.storage_type, "spec", "storageType")
         .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()))?;
     let block = StorageBlock::from(source);
-    let path = path_in(&block, location).to_owned();
+    let path = block.path_in(location).map(str::to_owned);
+    let message = || {
+        format!("the backup {location} is not in the PVC of spec.pvc: the next backup is verified")
+    };
+    let path = path.ok_or_else(|| Trouble::new(Reason::StepFailed, message()))?;
     Ok(block.at(path))
-}
-
-/// The path of a location, in the form of the paths in storage blocks.
-fn path_in<'a>(block: &StorageBlock, location: &'a str) -> &'a str {
-    let path = location
-        .split_once("://")
-        .map_or(location, |(_, path)| path);
-    // The path in a PVC's storage block does not contain the name of the PVC, but the location does.
-    match block {
-        StorageBlock::Pvc(pvc) => path
-            .strip_prefix(&pvc.claim_name)
-            .and_then(|path| path.strip_prefix('/'))
-            .unwrap_or(path),
-        _ => path,
-    }
 }
 
 /// The name of the newest verified backup, for the retention rules. `None` without verifications, and if the verified
@@ -365,7 +349,7 @@ pub(super) fn verified(backup: &EtcdBackup) -> Option<Numbered> {
         .blocks()
         .select(&spec.storage_type, "spec", "storageType");
     let block = StorageBlock::from(source.ok()?);
-    name::parse(block.source().path(), path_in(&block, &last.location))
+    name::parse(block.source().path(), block.path_in(&last.location)?)
 }
 
 #[cfg(test)]

@@ -20,24 +20,10 @@ const CLAIM_VOLUME: &str = "restore-claim";
 /// File mode of mounted Secrets: readable for the user and the group of the pod.
 const SECRET_MODE: i32 = 0o440;
 
-/// The Secrets that a storage block names.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct StoreSecrets<'a> {
-    /// The Secret with the credentials.
-    pub credentials: Option<&'a str>,
-    /// The Secret with the CA certificate of the endpoint.
-    pub ca: Option<&'a str>,
-}
-
 impl Source {
     /// Fetches the backup in a storage block. Only the container that fetches it mounts the Secrets (invariant 14). A
     /// backup from a newer minor release than `version` is rejected, and so is a snapshot with another SHA-256.
-    pub fn store(
-        block: &StorageBlock,
-        version: &EtcdVersion,
-        sha256: Option<&str>,
-        secrets: StoreSecrets<'_>,
-    ) -> Self {
+    pub fn store(block: &StorageBlock, version: &EtcdVersion, sha256: Option<&str>) -> Self {
         let mut source = Self {
             // The arguments contain names of Secrets, not their content (invariant 14).
             arguments: vec![
@@ -66,6 +52,7 @@ impl Source {
                 },
             );
         }
+        let secrets = block.source().secrets();
         let mounted = [
             ("restore-secret", "secret", SECRET, secrets.credentials),
             ("restore-ca", "ca", CA, secrets.ca),
@@ -78,7 +65,7 @@ impl Source {
                 Volume {
                     name: volume.to_owned(),
                     secret: Some(SecretVolumeSource {
-                        secret_name: Some(secret.to_owned()),
+                        secret_name: Some(secret.name.to_owned()),
                         default_mode: Some(SECRET_MODE),
                         // A pod that is created again must start even if the Secret was deleted meanwhile.
                         optional: Some(true),

@@ -3,7 +3,7 @@
 use api::backup::name;
 use api::cluster::EtcdClusterSpec;
 use api::restore::ChosenBackup;
-use api::storage::{PvcSource, StorageBlock, StorageSource, StorageType};
+use api::storage::{PvcSource, SecretName, StorageBlock, StorageSource, StorageType};
 use api::{EtcdBackup, EtcdRestore};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -95,27 +95,20 @@ pub(super) fn newest_of(
         );
         Trouble::new(Reason::BackupMissing, message)
     };
-    let (_, path) = location
-        .and_then(|location| location.split_once("://"))
-        .ok_or_else(none)?;
-    // The path in a PVC's storage block does not contain the name of the PVC, but the location does.
-    let path = match block.source() {
-        StorageSource::Pvc(pvc) => path
-            .strip_prefix(&pvc.claim_name)
-            .and_then(|path| path.strip_prefix('/'))
-            .unwrap_or_default(),
-        _ => path,
-    };
-    // The spec may have changed since the backup was stored, and may name another path.
-    let own = block.source().path() == path || name::parse(block.source().path(), path).is_some();
-    if !own {
+    let location = location.ok_or_else(none)?;
+    let current = block.source().path();
+    // The spec may have changed since the backup was stored, and may name another PVC or another path.
+    let path = { block.path_in(location) }
+        .filter(|path| *path == current || name::parse(current, path).is_some());
+    let Some(path) = path else {
         let message = format!(
             "the newest backup of the EtcdBackup {name} is not at the path in its current spec: wait for its next backup, \
              or set the storage block in the EtcdRestore itself"
         );
         return Err(Trouble::new(Reason::BackupMissing, message));
-    }
-    Ok(block.at(path.to_owned()))
+    };
+    let path = path.to_owned();
+    Ok(block.at(path))
 }
 
 /// The location of the newest backup in `status.backups` that was complete at the time `before`.
@@ -155,7 +148,7 @@ pub(super) async fn check(
         let ambient = store::ambient(&source).is_some();
         let allowed = context.grants.check(namespace, &source, ambient);
         allowed.map_err(|why| Trouble::new(Reason::AccessDenied, why))?;
-        let named = store::secrets_of(&source);
+        let named = source.secrets();
         let keys = secret(context, namespace, named.credentials).await?;
         let ca = secret(context, namespace, named.ca).await?;
         let opened = source::open(block, keys.as_ref(), ca.as_ref(), None).await?;
@@ -223,9 +216,9 @@ async fn check_pvc(
 async fn secret(
     context: &ObserveContext<'_>,
     namespace: &str,
-    named: Option<store::SecretName<'_>>,
+    named: Option<SecretName<'_>>,
 ) -> Result<Option<SecretData>, Trouble> {
-    let Some(store::SecretName { field, name }) = named else {
+    let Some(SecretName { field, name }) = named else {
         return Ok(None);
     };
     let secret = read::<Secret>(context.client, namespace, name)

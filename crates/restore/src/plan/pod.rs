@@ -5,7 +5,7 @@ use api::restore::SeedStatus;
 use api::storage::StorageBlock;
 use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::{Pod, PodAffinityTerm};
-use member::{self, Members, OperatorImage, Seed, Source, StoreSecrets};
+use member::{self, Members, OperatorImage, Seed, Source};
 
 /// The properties of a seed's pod that do not follow from its EtcdCluster.
 pub struct From<'a> {
@@ -30,7 +30,8 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
     let seed = Seed {
         member: &from.seed.member,
         version: from.version,
-        source: from_store(from),
+        // Only the container that fetches the backup mounts the Secrets (invariant 14).
+        source: Source::store(from.source, from.version, from.sha256),
         bump_revision: from.bump_revision,
     };
     let mut pod = member::seed_pod(members, seed, operator);
@@ -66,16 +67,6 @@ fn remove_member_anti_affinity(pod: &mut Pod) {
     if let Some(terms) = terms {
         terms.retain(|term| !from_members(term));
     }
-}
-
-/// The container that fetches the backup. Only this container mounts the Secrets (invariant 14).
-fn from_store(from: &From<'_>) -> Source {
-    let named = store::secrets_of(&from.source.source());
-    let secrets = StoreSecrets {
-        credentials: named.credentials.map(|secret| secret.name),
-        ca: named.ca.map(|secret| secret.name),
-    };
-    Source::store(from.source, from.version, from.sha256, secrets)
 }
 
 #[cfg(test)]

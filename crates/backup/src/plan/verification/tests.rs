@@ -241,11 +241,3 @@ fn invariant_31_verified_backup_is_passed_to_retention() {
         json!({ "lastVerified": { "location": "s3://bucket/other_v7_2026-01-01-00:00:00" } });
     assert_eq!(super::verified(&backup(json!({}), elsewhere)), None);
 }
-
-#[test]
-fn location_on_pvc_becomes_path_below_its_root() {
-    let block = json!({ "pvc": { "claimName": "backups", "path": "etcd/main" } });
-    let block: StorageBlock = serde_json::from_value(block).unwrap();
-    let path = path_in(&block, "pvc://backups/etcd/main_v7_2026-01-01-00:00:00");
-    assert_eq!(path, "etcd/main_v7_2026-01-01-00:00:00");
-}
