@@ -10,7 +10,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::runtime::reflector::ObjectRef;
 use kube::{Api, Client, Resource, ResourceExt};
 use runtime::apply::{self, is_owned};
-use runtime::controller::{Cache, Guarded};
+use runtime::controller::Cache;
 use tokio_util::sync::CancellationToken;
 
 use crate::observe::Connections;
@@ -21,7 +21,7 @@ use crate::removal::Removal;
 use crate::snapshot::{RemovalResult, Snapshot, Stored};
 use crate::transfer::Transfer;
 use crate::verification::Turns;
-use crate::workers::Workers;
+use crate::workers::{Owner, Workers};
 
 /// The inputs of the executor.
 pub(crate) struct ExecuteContext {
@@ -68,8 +68,7 @@ impl ExecuteContext {
 
     fn start_transfer(&self, backup: &EtcdBackup, job: Job, connections: Connections) {
         let uid = backup.uid().unwrap_or_default();
-        let namespace = backup.namespace().unwrap_or_default();
-        let owner = (namespace.as_str(), uid.as_str());
+        let owner = (owner_of(backup), uid.as_str());
         let exists = self.exists(backup, false);
         match (job, connections) {
             (
@@ -109,8 +108,7 @@ impl ExecuteContext {
     /// Starts a removal. A removal of all stored backups continues while the EtcdBackup is being deleted.
     fn start_removal(&self, backup: &EtcdBackup, plan: &Plan, job: Job, connections: Connections) {
         let uid = backup.uid().unwrap_or_default();
-        let namespace = backup.namespace().unwrap_or_default();
-        let owner = (namespace.as_str(), uid.as_str());
+        let owner = (owner_of(backup), uid.as_str());
         let exists = self.exists(backup, plan.action == Action::RemoveAll);
         match (job, connections.store) {
             (Job::Removal { path, scope }, Some(store)) => {
@@ -153,15 +151,18 @@ impl ExecuteContext {
         backup: &EtcdBackup,
         or_deleting: bool,
     ) -> impl Fn() -> bool + Send + Sync + use<> {
-        let reference = ObjectRef::<Guarded<EtcdBackup>>::new(&backup.name_any())
-            .within(&backup.namespace().unwrap_or_default());
+        let owner = owner_of(backup);
         let (objects, uid) = (self.objects.clone(), backup.uid());
         move || {
-            objects.get(&reference).is_some_and(|object| {
+            objects.get(&owner).is_some_and(|object| {
                 object.uid() == uid && (or_deleting || object.meta().deletion_timestamp.is_none())
             })
         }
     }
+}
+
+fn owner_of(backup: &EtcdBackup) -> Owner {
+    ObjectRef::new(&backup.name_any()).within(&backup.namespace().unwrap_or_default())
 }
 
 /// Executes the planned action. [`report`] executes the actions that only record data in the status.

@@ -9,9 +9,12 @@ use std::panic::AssertUnwindSafe;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use api::EtcdBackup;
 use futures::FutureExt;
 use futures::future::BoxFuture;
 use jiff::Timestamp;
+use kube::runtime::reflector::ObjectRef;
+use runtime::controller::Guarded;
 use runtime::logs::in_background;
 use runtime::slots::{Place, SlotLimits, Slots};
 use store::progress::Meter;
@@ -24,6 +27,9 @@ use crate::snapshot::{Work, WorkState};
 
 /// Interval at which a task checks whether its EtcdBackup still exists.
 const EXISTENCE_POLL: Duration = Duration::from_secs(1);
+
+/// The EtcdBackup to which a task belongs.
+pub(crate) type Owner = ObjectRef<Guarded<EtcdBackup>>;
 
 enum State<T> {
     Queued,
@@ -131,15 +137,15 @@ pub(crate) struct Workers<T> {
     entries: Mutex<HashMap<String, Entry<T>>>,
     tasks: TaskTracker,
     shutdown: CancellationToken,
-    /// Receives a message when a task changes its state and its EtcdBackup needs a reconcile.
-    changes: mpsc::UnboundedSender<()>,
+    /// Receives the EtcdBackups that need a reconcile, because the state of their tasks has changed.
+    changes: mpsc::UnboundedSender<Owner>,
 }
 
 impl<T: Clone + Send + 'static> Workers<T> {
     pub(crate) fn new(
         limits: Limits,
         shutdown: CancellationToken,
-        changes: mpsc::UnboundedSender<()>,
+        changes: mpsc::UnboundedSender<Owner>,
     ) -> Arc<Self> {
         Arc::new(Self {
             limits,
@@ -195,11 +201,11 @@ impl<T: Clone + Send + 'static> Workers<T> {
         })
     }
 
-    /// Queues a task for the EtcdBackup with this namespace and UID, unless the EtcdBackup already has an active task.
-    /// The task is canceled when `exists` returns false: the EtcdBackup was deleted.
+    /// Queues a task for the EtcdBackup with this UID, unless the EtcdBackup already has an active task. The task is
+    /// canceled when `exists` returns false: the EtcdBackup was deleted.
     pub(crate) fn enqueue(
         self: &Arc<Self>,
-        (namespace, uid): (&str, &str),
+        (owner, uid): (Owner, &str),
         job: impl Worker<Output = T>,
         exists: impl Fn() -> bool + Send + Sync + 'static,
     ) {
@@ -242,7 +248,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         }
         let (workers, uid) = (self.clone(), uid.to_owned());
         let place = Place {
-            namespace: namespace.to_owned(),
+            namespace: owner.namespace.clone().unwrap_or_default(),
             store: job.store(),
             in_pod: job.runs_in_pod(),
         };
@@ -252,7 +258,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
                     tokio::time::sleep(EXISTENCE_POLL).await;
                 }
             };
-            let work = workers.work((&uid, place), &job, &progress, &cancelled);
+            let work = workers.work((&owner, &uid, place), &job, &progress, &cancelled);
             tokio::pin!(work, watch);
             let outcome = tokio::select! {
                 outcome = &mut work => Some(outcome),
@@ -266,7 +272,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
                 let _ = work.await;
                 workers.with(|entries| entries.remove(&uid));
             }
-            let _ = workers.changes.send(());
+            let _ = workers.changes.send(owner);
         };
         // The lines of the task have the ID of the reconcile that started it.
         self.tasks.spawn(in_background(task));
@@ -274,16 +280,23 @@ impl<T: Clone + Send + 'static> Workers<T> {
 
     async fn work(
         &self,
-        (uid, place): (&str, Place),
+        (owner, uid, place): (&Owner, &str, Place),
         job: &impl Worker<Output = T>,
         progress: &Progress,
         cancelled: &CancellationToken,
     ) -> Result<T, Trouble> {
         // The slot is occupied until this function returns.
-        let slot = tokio::select! {
-            slot = self.slots.acquire(place) => slot,
-            // A canceled task runs without a slot, in order to clean up its upload.
-            () = cancelled.cancelled() => None,
+        let acquire = self.slots.acquire(place);
+        tokio::pin!(acquire);
+        let at_once = acquire.as_mut().now_or_never();
+        let queued = at_once.is_none();
+        let slot = match at_once {
+            Some(slot) => slot,
+            None => tokio::select! {
+                slot = &mut acquire => slot,
+                // A canceled task runs without a slot, in order to clean up its upload.
+                () = cancelled.cancelled() => None,
+            },
         };
         let waits = job.records_attempts() && slot.is_some();
         let start = self.with(|entries| {
@@ -292,6 +305,9 @@ impl<T: Clone + Send + 'static> Workers<T> {
             entry.state = if waits { State::Ready } else { State::Running };
             waits.then(|| entry.start.clone())
         });
+        if queued || start.is_some() {
+            let _ = self.changes.send(owner.clone());
+        }
         if let Some(start) = start {
             self.wait_for_record(&start, cancelled).await?;
         }
@@ -323,7 +339,6 @@ impl<T: Clone + Send + 'static> Workers<T> {
         start: &Notify,
         cancelled: &CancellationToken,
     ) -> Result<(), Trouble> {
-        let _ = self.changes.send(());
         tokio::select! {
             () = start.notified() => Ok(()),
             // A canceled task runs without a recorded attempt, in order to clean up its upload.

@@ -16,7 +16,7 @@ use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::{WatchStreamExt, reflector, watcher};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
-use tokio::sync::{mpsc, watch};
+use tokio::sync::mpsc;
 
 use crate::guarded::Guarded;
 use crate::process::Operator;
@@ -133,32 +133,32 @@ where
         self
     }
 
-    /// Reconciles all objects after each message. Several pending messages cause only one reconcile of each object.
+    /// Reconciles the object that a message names. A message about an object that is not in the cache has no effect.
     #[must_use]
-    pub fn reconcile_all_on(mut self, mut messages: mpsc::UnboundedReceiver<()>) -> Self {
-        let (sender, receiver) = watch::channel(());
-        tokio::spawn(async move {
-            while messages.recv().await.is_some() {
-                sender.send_replace(());
-            }
-        });
+    pub fn reconcile_on(
+        mut self,
+        mut messages: mpsc::UnboundedReceiver<ObjectRef<Guarded<K>>>,
+    ) -> Self {
+        let mut controllers = Vec::new();
         for one in &mut self.all {
-            let changes = stream::unfold(receiver.clone(), async |mut receiver| {
-                receiver.changed().await.ok()?;
-                Some(((), receiver))
-            });
-            let objects = one.objects.clone();
-            let requests = changes.flat_map(move |()| {
-                let all = objects.state().into_iter();
-                stream::iter(all.map(|object| {
-                    Ok(ReconcileRequest {
-                        obj_ref: ObjectRef::from_obj(object.as_ref()),
-                        reason: ReconcileReason::BulkReconcile,
-                    })
-                }))
+            let (sender, receiver) = mpsc::unbounded_channel();
+            let requests = stream::unfold(receiver, async |mut receiver| {
+                let obj_ref = receiver.recv().await?;
+                let reason = ReconcileReason::ObjectUpdated;
+                Some((Ok(ReconcileRequest { obj_ref, reason }), receiver))
             });
             one.requests.push(requests.boxed());
+            controllers.push((one.objects.clone(), sender));
         }
+        tokio::spawn(async move {
+            while let Some(object) = messages.recv().await {
+                for (objects, sender) in &controllers {
+                    if objects.get(&object).is_some() {
+                        let _ = sender.send(object.clone());
+                    }
+                }
+            }
+        });
         self
     }
 

@@ -83,9 +83,14 @@ impl Worker for Unrecorded {
     }
 }
 
+/// The EtcdBackup in the namespace `n` whose name and UID are `uid`.
+fn owner(uid: &str) -> Owner {
+    ObjectRef::new(uid).within("n")
+}
+
 struct Case {
     workers: Arc<Workers<Stored>>,
-    changes: mpsc::UnboundedReceiver<()>,
+    changes: mpsc::UnboundedReceiver<Owner>,
     gate: Arc<Semaphore>,
     shutdown: CancellationToken,
     dir: tempfile::TempDir,
@@ -120,7 +125,7 @@ impl Case {
         exists: impl Fn() -> bool + Send + Sync + 'static,
     ) {
         let transfer = Unrecorded(self.transfer(location, uid));
-        self.workers.enqueue(("n", uid), transfer, exists);
+        self.workers.enqueue((owner(uid), uid), transfer, exists);
     }
 
     fn transfer(&self, location: &str, uid: &str) -> Transfer {
@@ -175,9 +180,13 @@ async fn workers_limit_concurrent_transfers() {
     .await;
     assert_eq!(case.count(false), 3);
     case.gate.add_permits(1);
-    for _ in 0..7 {
-        case.changes.recv().await.unwrap();
+    // Each EtcdBackup is reconciled when its transfer ends, and the three queued ones also when theirs start.
+    let mut reconciled = Vec::new();
+    for _ in 0..10 {
+        reconciled.push(case.changes.recv().await.unwrap().name);
     }
+    reconciled.sort();
+    assert_eq!(reconciled.join(" "), "0 1 2 3 4 4 5 5 6 6");
     assert_eq!(case.count(true) + case.count(false), 0);
     for index in 0..7 {
         let observed = case.workers.observe(&index.to_string());
@@ -233,7 +242,8 @@ async fn queue_time_accumulates_over_attempts() {
     .await;
     assert!(case.workers.observe("0").queue_time < Duration::from_millis(300));
     case.gate.add_permits(1);
-    for _ in 0..3 {
+    // The third transfer was queued, so its EtcdBackup is also reconciled when the transfer starts.
+    for _ in 0..4 {
         case.changes.recv().await.unwrap();
     }
     // After the task has ended, its queue time stays the same.
@@ -281,8 +291,8 @@ async fn stuck_pods_do_not_delay_transfers_to_other_stores() {
     let case = Case::new();
     for index in 0..10 {
         let task = PodTask(format!("pvc://n/{}", index / 2));
-        case.workers
-            .enqueue(("n", &index.to_string()), task, || true);
+        let uid = index.to_string();
+        case.workers.enqueue((owner(&uid), &uid), task, || true);
     }
     case.until("all tasks wait for their pods", |case| {
         case.count(true) == 10
@@ -399,7 +409,7 @@ async fn invariant_10_transfer_writes_nothing_before_attempt_is_recorded() {
     let work = |case: &Case, uid: &str| case.workers.observe(uid).work;
     for uid in ["0", "1", "2"] {
         let transfer = case.transfer("slow", uid);
-        case.workers.enqueue(("n", uid), transfer, || true);
+        case.workers.enqueue((owner(uid), uid), transfer, || true);
     }
     // Each transfer that is ready requests a reconcile.
     for _ in 0..LIMITS.per_store {
@@ -427,7 +437,7 @@ async fn invariant_10_transfer_writes_nothing_before_attempt_is_recorded() {
     // The next attempt of the same process does not increase the count of attempts. It still waits until its start is
     // recorded.
     let transfer = case.transfer("other", "0");
-    case.workers.enqueue(("n", "0"), transfer, || true);
+    case.workers.enqueue((owner("0"), "0"), transfer, || true);
     case.until("the retry is ready", |case| work(case, "0") == Work::Ready)
         .await;
     assert_eq!(case.workers.observe("0").recorded_count, Some(3));
@@ -452,7 +462,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         .collect();
     for uid in &all {
         let transfer = case.transfer("slow", uid);
-        case.workers.enqueue(("n", uid), transfer, || true);
+        case.workers.enqueue((owner(uid), uid), transfer, || true);
     }
     // Only a transfer that has a slot and waits for its record can time out.
     let timed_out = |case: &Case, uid: &String| {
@@ -485,7 +495,7 @@ async fn transfer_task_is_ended_at_its_time_limit() {
         ..LIMITS
     });
     let task = PodTask("pvc://n/c".to_owned());
-    case.workers.enqueue(("n", "0"), task, || true);
+    case.workers.enqueue((owner("0"), "0"), task, || true);
     case.changes.recv().await.unwrap();
     match case.workers.observe("0").work {
         Work::Ended(Err(trouble)) => {
