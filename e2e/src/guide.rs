@@ -44,6 +44,25 @@ impl Guide {
         })
     }
 
+    /// Leaves out every line of the blocks that consists of `line` and its indentation, as the document tells readers
+    /// to whom the line does not apply.
+    ///
+    /// # Errors
+    /// Fails if no block has this line.
+    pub fn leave_out(&mut self, line: &str) -> Result<()> {
+        let mut blocks: Vec<Block> = self.blocks.by_ref().collect();
+        let mut found = false;
+        for block in &mut blocks {
+            let lines = block.text.split_inclusive('\n');
+            let kept: String = lines.filter(|one| one.trim() != line).collect();
+            found |= kept != block.text;
+            block.text = kept;
+        }
+        self.blocks = blocks.into_iter();
+        ensure!(found, "no block has the line {line}");
+        Ok(())
+    }
+
     /// The next block, which must have this language.
     ///
     /// # Errors
@@ -87,7 +106,7 @@ impl Guide {
     /// Runs the commands of the next block. Returns their output.
     ///
     /// # Errors
-    /// Fails if a command fails. The error contains its error output.
+    /// Fails if a command fails. The error contains its exit status and its output.
     pub async fn run(&mut self, env: &Env) -> Result<String> {
         let script = self.next("sh")?;
         println!("{script}");
@@ -107,7 +126,9 @@ impl Guide {
             .context("bash")?;
         if !output.status.success() {
             bail!(
-                "{script}\nfailed: {}",
+                "{script}\nfailed with {}: {}{}",
+                output.status,
+                String::from_utf8_lossy(&output.stdout),
                 String::from_utf8_lossy(&output.stderr).trim()
             );
         }
@@ -156,5 +177,17 @@ mod tests {
         assert!(guide.next("yaml").is_err());
         assert!(guide.next("sh").is_err());
         assert!(Guide::open(&document, "Fourth", &[]).is_err());
+    }
+
+    #[test]
+    fn left_out_line_is_removed_with_its_indentation() {
+        let folder = tempfile::tempdir().unwrap();
+        let document = folder.path().join("a.md");
+        let text = "\n## First\n\n```yaml\na:\n    b: {c: d}\n    e: f\n```\n";
+        std::fs::write(&document, text).unwrap();
+        let mut guide = Guide::open(&document, "First", &[]).unwrap();
+        guide.leave_out("b: {c: d}").unwrap();
+        assert!(guide.leave_out("b: {c: d}").is_err());
+        assert_eq!(guide.next("yaml").unwrap(), "a:\n    e: f\n");
     }
 }

@@ -82,7 +82,7 @@ pub struct Status {
     pub raft_term: u64,
     /// The index of the last raft entry that the member knows to be committed.
     pub raft_index: u64,
-    /// The index of the last raft entry that the member has applied.
+    /// The index of the last raft entry that the member has applied. Zero before etcd 3.4.
     pub raft_applied_index: u64,
     /// Size of the database file in bytes.
     pub db_size: i64,

@@ -32,10 +32,10 @@ struct Query {
     expression: String,
 }
 
-/// Replaces the variables of Grafana.
+/// Replaces the variables of Grafana. The interval is longer than the test, so that rates include all faults.
 fn filled(sandbox: &Sandbox, cluster: &str, expression: &str) -> String {
     let values = [
-        ("$__rate_interval", "5m"),
+        ("$__rate_interval", "1h"),
         ("$namespace", sandbox.namespace.as_str()),
         ("$cluster", cluster),
         ("$pod", ".*"),

@@ -37,22 +37,23 @@ impl Guides {
             "awsSecret: aws, endpoint: \"{}\", forcePathStyle: true}}",
             s3.endpoint
         );
-        let mut values = vec![
+        let values = [
             ("NAMESPACE", sandbox.namespace.as_str()),
             ("RELEASE", OLD),
             ("my-bucket/etcd/move", path.as_str()),
             ("awsSecret: aws}", store.as_str()),
         ];
-        if auth == Auth::Off {
-            // The guide names these lines to leave out.
-            values.push(("  authSecret: old-root\n", ""));
-            values.push(("      auth: {secret: old-root}\n", ""));
-        }
         let document = root().join("docs/migration.md");
         let open = |heading: &str| Guide::open(&document, heading, &values);
+        let mut with_backup = open("Move with a backup")?;
+        if auth == Auth::Off {
+            for line in ["authSecret: old-root", "auth: {secret: old-root}"] {
+                with_backup.leave_out(line)?;
+            }
+        }
         Ok(Self {
             from_bitnami: open("Move from Bitnami's chart")?,
-            with_backup: open("Move with a backup")?,
+            with_backup,
         })
     }
 }

@@ -34,7 +34,9 @@ const SMALL: &str = "  etcd: {quotaBackendBytes: 16777216}
       resources: {requests: {storage: 128Mi}}
 ";
 /// The alerts that the test does not cause, each with the reason. promtool tests these alerts too.
-const NOT_CAUSED: [(&str, &str); 7] = [
+const NOT_CAUSED: [(&str, &str); 9] = [
+    ("EtcdBackupNotVerified", "needs a failed verification"),
+    ("EtcdBackupUnrestorable", "needs a damaged backup"),
     ("EtcdFragmented", "needs a database of 256 MiB"),
     ("EtcdHighRoundTrip", "needs a slow network"),
     ("EtcdMembersReplacedOften", "needs four replacements"),

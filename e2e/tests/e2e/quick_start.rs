@@ -3,9 +3,16 @@
 
 use anyhow::{Result, ensure};
 use e2e::guide::Guide;
-use e2e::{Sandbox, scenario, step};
+use e2e::objects::Kind;
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, scenario, step, until};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+use kube::api::ListParams;
 
 use crate::fixtures::root;
+
+const CLUSTER: &str = "example-etcd-cluster-durable";
 
 /// Opens a section of the quick start. The reader runs its commands in the root directory of the repository.
 fn section(sandbox: &Sandbox, heading: &str) -> Result<Guide> {
@@ -29,6 +36,31 @@ async fn run(sandbox: &Sandbox, guide: &mut Guide, expected: &[&str]) -> Result<
     Ok(())
 }
 
+/// The names of the members' pods, with those that are being deleted.
+async fn pod_names(sandbox: &Sandbox) -> Result<Vec<String>> {
+    let selector = ListParams::default().labels(&format!("app=etcd,etcd_cluster={CLUSTER}"));
+    let pods = sandbox.api::<Pod>().list(&selector).await?;
+    Ok(pods.iter().map(ResourceExt::name_any).collect())
+}
+
+/// Waits as the reader does: until one of the pods has ended, and three members are ready.
+async fn await_replacement(sandbox: &Sandbox, before: &[String]) -> Result<()> {
+    until("the pod of the lost member ends", DEADLINE, async || {
+        let names = pod_names(sandbox).await?;
+        Ok(if before.iter().all(|name| names.contains(name)) {
+            Poll::NotYet(format!("{names:?}"))
+        } else {
+            Poll::Done(())
+        })
+    })
+    .await?;
+    sandbox.await_members(CLUSTER, 3).await?;
+    let removed = ["MemberRemoved"];
+    sandbox
+        .await_event(Kind::EtcdCluster, CLUSTER, &removed)
+        .await
+}
+
 async fn follow(sandbox: &Sandbox) -> Result<()> {
     let mut guide = section(sandbox, "4. Create an etcd cluster")?;
     let create = run(
@@ -40,10 +72,9 @@ async fn follow(sandbox: &Sandbox) -> Result<()> {
     let mut guide = section(sandbox, "5. Write and read a key")?;
     run(sandbox, &mut guide, &["OK\nhello\nworld\n"]).await?;
     let mut guide = section(sandbox, "6. Lose a member with its data")?;
+    let before = pod_names(sandbox).await?;
     run(sandbox, &mut guide, &["deleted"]).await?;
-    sandbox
-        .await_members("example-etcd-cluster-durable", 3)
-        .await?;
+    await_replacement(sandbox, &before).await?;
     run(sandbox, &mut guide, &["hello\nworld\n", "MemberRemoved"]).await?;
     let mut guide = section(sandbox, "7. Make a backup")?;
     let backup = run(sandbox, &mut guide, &["true", "pvc://backups/etcd/example"]);

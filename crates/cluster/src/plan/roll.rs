@@ -275,8 +275,8 @@ fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<S
         EtcdVersion::parse(&answer.version).ok(),
         versions::made_for(pod),
     );
-    if let (Some(runs), Some(made)) = (runs, made)
-        && runs != made
+    if let (Some(runs), Some(made)) = (&runs, made)
+        && *runs != made
     {
         return Some(format!(
             "{name} runs etcd {runs}, but its pod specifies {made}"
@@ -284,7 +284,11 @@ fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<S
     }
     let indices = |member: &MemberState| Some(observed.answer(&member.name)?.raft_index);
     let newest = view.voters().filter_map(indices).max().unwrap_or_default();
-    let applied = answer.raft_applied_index;
+    // etcd before 3.4 reports no applied index. The committed index then shows whether the member follows the leader.
+    let applied = match runs {
+        Some(runs) if runs.minor() < (3, 4) => answer.raft_index,
+        _ => answer.raft_applied_index,
+    };
     (applied + CAUGHT_UP < newest)
         .then(|| format!("{name} has applied {applied} of {newest} log entries"))
 }

@@ -190,6 +190,26 @@ fn invariant_18_no_member_is_updated_while_another_is_unhealthy() {
     }
 }
 
+/// etcd before 3.4 does not report the applied index.
+#[test]
+fn member_without_applied_index_is_compared_by_committed_index() {
+    let logs = |of_c: u64| {
+        let mut scene = towards("3.3.27", "3.4.23").compared();
+        for pod in scene.observed.pods.values_mut() {
+            pod.readyz = false;
+        }
+        for (name, seen) in &mut scene.observed.statuses {
+            if let Seen::Known(status) = seen {
+                status.raft_applied_index = 0;
+                status.raft_index = if name == "c" { of_c } else { 10_000 };
+            }
+        }
+        scene
+    };
+    assert_eq!(patched(&logs(10_000)), one("b", "3.4.23"));
+    assert_eq!(patched(&logs(50)), []);
+}
+
 #[test]
 fn differing_data_of_members_stops_rollout() {
     let scene = towards("3.5.35", "3.6.16").compared().hash("c", 8);
