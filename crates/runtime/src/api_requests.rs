@@ -44,7 +44,7 @@ pub(crate) struct ApiRequests {
 
 impl Default for ApiRequests {
     fn default() -> Self {
-        // The buckets cover 5 ms to 41 s. The client of the lease gives up earlier.
+        // The buckets cover 5 ms to 41 s. Requests about the lease time out earlier.
         let buckets: fn() -> Histogram = || Histogram::new(exponential_buckets(0.005, 2.0, 14));
         Self {
             duration: Family::new_with_constructor(buckets),
@@ -74,7 +74,7 @@ impl ApiRequests {
         );
     }
 
-    /// Creates a series of each metric.
+    /// Creates one series of each metric, because metrics without a series are not exported.
     #[cfg(test)]
     pub(crate) fn fill(&self) {
         let labels = labels(&Method::GET, "/api/v1/pods", None);

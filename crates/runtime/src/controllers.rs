@@ -189,7 +189,8 @@ impl<K> Cache<K>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    /// All objects. A reconcile uses [`Self::select`] instead.
+    /// All objects in the cache. A reconcile must call [`Self::select`] instead, which copies only the selected
+    /// objects.
     pub fn state(&self) -> Vec<Arc<Guarded<K>>> {
         self.0.iter().flat_map(Store::state).collect()
     }
@@ -207,7 +208,7 @@ where
         self.select(|object| object.meta().namespace.as_deref() == Some(namespace))
     }
 
-    /// The object, if it exists.
+    /// The object in the cache; `None` if the cache does not contain it.
     pub fn get(&self, object: &ObjectRef<Guarded<K>>) -> Option<Arc<Guarded<K>>> {
         self.0.iter().find_map(|store| store.get(object))
     }

@@ -259,7 +259,9 @@ fn text(secret: &Secret, key: &str) -> Result<String, String> {
     let value = secret.data.as_ref().and_then(|data| data.get(key));
     let value = value.ok_or_else(|| format!("has no key {key}: add it"))?;
     let text = String::from_utf8(value.0.clone());
-    let text = text.map_err(|_| format!("has a key {key} that is not UTF-8 text: correct it"))?;
+    let text = text.map_err(|_| {
+        format!("has a value of the key {key} that is not UTF-8 text: correct the value")
+    })?;
     // Editors and `echo` append a line break, which is not part of the password.
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {

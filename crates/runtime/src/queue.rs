@@ -41,7 +41,8 @@ impl Queue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that the object must be reconciled at this time. An earlier time stays.
+    /// Records that the object must be reconciled at this time. If an earlier time is recorded for the object, the
+    /// earlier time stays.
     pub(crate) fn request(&self, object: Key, at: Instant) {
         let mut due = self.due();
         let time = due.entry(object).or_insert(at);
@@ -53,7 +54,7 @@ impl Queue {
         self.due().remove(object);
     }
 
-    /// The number of objects that wait, and the time for which the first of them has waited.
+    /// The number of objects whose reconcile is due, and the longest time for which one of them has waited.
     fn depth(&self, now: Instant) -> (usize, Duration) {
         let due = self.due();
         let waits = due

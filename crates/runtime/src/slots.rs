@@ -95,8 +95,8 @@ impl Slots {
         })
     }
 
-    /// Waits for a slot. If the future is dropped, the task leaves the queue. Returns always a slot while these slots
-    /// exist.
+    /// Waits for a slot. If the future is dropped, the task leaves the queue. The result is never `None` while `self`
+    /// exists.
     pub async fn acquire(self: &Arc<Self>, place: Place) -> Option<Slot> {
         let (admit, admitted) = oneshot::channel();
         self.tasks().waiting.push_back(Waiting { place, admit });
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_gets_half_of_reads() {
+    fn namespace_gets_half_of_read_slots_of_shared_operator() {
         let own = SlotLimits::of_reads(&Scope::namespace("n"));
         assert_eq!((own.concurrent, own.per_namespace), (4, 4));
         for shared in [Scope::Annotated, Scope::All] {

@@ -1,11 +1,11 @@
-//! Compresses and decompresses Zstandard streams in constant memory. The size of an output piece is limited,
-//! independent of the input.
+//! Compresses and decompresses Zstandard streams in constant memory. Each output piece has a limited size, however
+//! large the input is.
 
 use std::io;
 
 use zstd::stream::raw::{Decoder, Encoder, InBuffer, Operation, OutBuffer};
 
-/// The name of the compression in a manifest.
+/// The name of this compression in the manifest of a backup.
 pub const ZSTD: &str = "zstd";
 
 /// First bytes of a Zstandard stream. An etcd database starts with zeros instead.
@@ -82,7 +82,7 @@ pub struct Decompressor {
     piece: Vec<u8>,
     /// Whether the input so far is a complete stream.
     complete: bool,
-    /// Whether zstd may have more output without more input.
+    /// True if zstd may return more output before it gets more input.
     full: bool,
 }
 

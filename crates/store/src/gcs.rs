@@ -29,7 +29,7 @@ pub use access::{GcsAccess, GcsConfig};
 use json::{Json, Resource};
 use package::Package;
 
-/// A bucket of Google Cloud Storage.
+/// A [`Store`] in one bucket of Google Cloud Storage.
 #[derive(Clone)]
 pub struct GcsStore {
     /// Google's own client. `None` if the user has chosen the endpoint.
@@ -48,7 +48,8 @@ impl GcsStore {
         Self::with_package(config, is_googles).await
     }
 
-    /// A client that also writes small objects to a custom endpoint with Google's own client, for tests.
+    /// Like [`GcsStore::new`], but uses Google's own client for small objects even if the user has chosen the endpoint.
+    /// For tests.
     ///
     /// # Errors
     /// Fails if the endpoint or the credentials are invalid.
@@ -98,7 +99,7 @@ fn check(stored: &Resource, written: u64, crc32c: &str) -> Result<(), Error> {
     let size = stored.size()?;
     if size != written {
         return Err(Error::Other(format!(
-            "the store has {size} bytes, but {written} bytes were sent"
+            "the object in the store has {size} bytes, but {written} bytes were sent"
         )));
     }
     if stored

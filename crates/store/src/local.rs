@@ -37,7 +37,7 @@ const OWNER_DIGITS: usize = 8;
 /// Number of bytes in each read.
 const CHUNK: u64 = 1 << 20;
 
-/// A directory with objects, as a store.
+/// A [`Store`] in a directory.
 #[derive(Clone, Debug)]
 pub struct LocalStore {
     directory: Directory,
@@ -137,7 +137,7 @@ impl LocalStore {
         }
     }
 
-    /// Invariant 13: no path leads out of the directory of a namespace.
+    /// Invariant 13: fails if a symbolic link in `path` could lead out of the directory of the namespace.
     fn check_links(&self, path: &Path) -> Result<(), Error> {
         match &self.tenant {
             Some(_) => Tenant::check_links(self.directory.root(), path),
@@ -204,7 +204,7 @@ impl LocalStore {
     }
 
     fn all_unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
-        // Unfinished files are in the directories of their targets.
+        // An unfinished file is in the same directory as its target file.
         let below = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
         self.check_links(&self.base().join(below))?;
         let mut folders = vec![below.to_owned()];

@@ -38,7 +38,7 @@ use crate::failure::Place;
 use crate::limits::{Listing, within};
 use crate::parts::PART;
 
-/// A bucket of S3 or of an S3-compatible store.
+/// A [`Store`] in one bucket of S3 or of an S3-compatible store.
 #[derive(Clone)]
 pub struct S3Store {
     /// The client for requests that send no content.

@@ -278,7 +278,7 @@ mod tests {
             (&[], "credentials.json: is missing (the Secret has no keys)"),
             (
                 &[("credentials", "{}")],
-                "credentials.json: is missing (the Secret has credentials)",
+                "credentials.json: is missing (the Secret has only these keys: credentials)",
             ),
             (
                 &[("access_token", "t")],

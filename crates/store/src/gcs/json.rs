@@ -310,8 +310,8 @@ impl Json {
         }
     }
 
-    /// The URL of the bucket's objects in the API. `path` is the start of the API path. With `key`, the URL of one
-    /// object.
+    /// The URL of the bucket's objects, or of the object `key` if it is given. `path` is the first part of the URL
+    /// path.
     pub(super) fn url(&self, path: &[&str], key: Option<&str>) -> Result<Url, Error> {
         let mut url = self.endpoint.clone();
         url.path_segments_mut()
@@ -354,7 +354,7 @@ impl Json {
         }
     }
 
-    /// Sends a request once. The flag next to an error is true if a retry would certainly fail too.
+    /// Sends a request once. The Boolean next to an error is true if a retry would fail too.
     pub(super) async fn once(
         &self,
         key: &str,

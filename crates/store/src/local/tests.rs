@@ -209,7 +209,7 @@ async fn quota_of_namespace_limits_uploads() {
 }
 
 #[tokio::test]
-async fn dropped_upload_removes_its_file() {
+async fn dropping_upload_removes_unfinished_file() {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalStore::new(dir.path());
     let mut upload = store.begin("key").await.unwrap();

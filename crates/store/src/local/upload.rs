@@ -151,7 +151,7 @@ impl Upload for LocalUpload {
                 return Ok(Committed { size, tag: None });
             }
             Err(Error::Other(format!(
-                "the store has {size} of {} bytes",
+                "the file has {size} bytes, but {} bytes were written",
                 unfinished.written
             )))
         })

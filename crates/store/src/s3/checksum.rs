@@ -45,7 +45,7 @@ impl Whole {
         let (md5, tag) = (hex::encode(md5), tag.trim_matches('"'));
         Self {
             crc32c: None,
-            // A tag that is not an MD5 cannot verify the content.
+            // If the entity tag is not the MD5 of the content, the tag of the stored object is not checked.
             tag: (tag == md5).then_some(md5),
             composed: None,
         }
