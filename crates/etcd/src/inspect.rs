@@ -186,7 +186,7 @@ struct Pages {
     pending: Vec<Pending>,
 }
 
-/// bbolt uses the page size of the operating system. These are the limits of that size in bytes.
+/// The limits of the page size in bytes. bbolt uses the page size of the operating system.
 const SMALLEST_PAGE: usize = 4096;
 const LARGEST_PAGE: usize = 1 << 16;
 

@@ -299,7 +299,8 @@ async fn read_is_sent_to_next_member_after_lost_answer() {
     }
 }
 
-/// etcd received no change from a member that refuses connections, or that is a learner. The next member gets it.
+/// A member that refuses connections, or that is a learner, has applied no change. The client then sends the change to
+/// the next member.
 #[tokio::test]
 async fn change_is_sent_to_next_member_after_refused_connection_or_learner() {
     for minor in MINORS {
