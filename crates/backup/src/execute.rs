@@ -278,7 +278,7 @@ async fn delete_left_pod(
 }
 
 /// Writes the status. Afterwards, starts the transfer whose attempt the status records, and forgets the ended workers
-/// whose results it reports.
+/// whose results the status reports.
 pub(crate) async fn report(
     context: &ExecuteContext,
     backup: &EtcdBackup,

@@ -96,7 +96,7 @@ impl Schedule {
         // Skips the runs whose starting deadline has passed. There may be many such runs if the operator was down for a
         // long time.
         let from = match self.deadline {
-            // A starting deadline before the first representable time skips no run.
+            // If the starting deadline reaches back before the first representable time, no run is skipped.
             Some(deadline) => {
                 let since = now.checked_sub(deadline).ok();
                 let since = since.and_then(|it| it.checked_sub(SignedDuration::from_secs(1)).ok());

@@ -117,7 +117,7 @@ fn invariant_10_backup_start_is_recorded_before_other_steps() {
 }
 
 #[test]
-fn transfer_starts_if_destination_is_free() {
+fn transfer_starts_if_store_has_no_complete_backup() {
     let backup = begun(|_| ());
     assert!(needs_destination(&backup, &Snapshot::default(), at(1)));
     let plan = plan(&backup, &known(Work::Idle, Destination::Free), at(1));

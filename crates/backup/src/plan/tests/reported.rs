@@ -163,7 +163,8 @@ fn completed_backup_reports_cluster_size_and_duration() {
     assert_eq!(status.schedule, None);
 }
 
-/// Otherwise `kubectl wait`, Helm and Flux would wait for this EtcdBackup without end.
+/// If the status did not report the new generation, `kubectl wait`, Helm and Flux would wait for this EtcdBackup
+/// forever.
 #[test]
 fn changed_spec_of_complete_backup_is_reported_as_observed() {
     let backup = begun(|_| ());
