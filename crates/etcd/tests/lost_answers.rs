@@ -194,7 +194,7 @@ fn peer() -> [String; 1] {
 }
 
 #[tokio::test]
-async fn lost_answers_of_membership_changes_are_not_repeated() {
+async fn membership_changes_are_not_repeated_after_lost_answers() {
     for minor in MINORS {
         let programs = Programs::find(minor);
         let methods = ["MemberAdd", "MemberUpdate", "MemberRemove", "MemberPromote"];
@@ -225,7 +225,7 @@ async fn lost_answers_of_membership_changes_are_not_repeated() {
 }
 
 #[tokio::test]
-async fn lost_answers_of_upkeep_are_not_repeated() {
+async fn upkeep_changes_are_not_repeated_after_lost_answers() {
     for minor in MINORS {
         let lost = ["Alarm", "Compact", "Defragment", "MoveLeader"];
         let pair = Pair::start(&Programs::find(minor), &lost).await;
@@ -259,7 +259,7 @@ fn root(password: &str, former: &[&str]) -> EtcdClient {
 
 /// Each lost answer ends the call. The next call continues, and etcd receives each change at most once in a call.
 #[tokio::test]
-async fn lost_answers_of_auth_changes_are_not_repeated() {
+async fn auth_changes_are_not_repeated_after_lost_answers() {
     for minor in MINORS {
         let pair = Pair::start(&Programs::find(minor), &[]).await;
         let (via, direct) = (pair.via(), pair.direct());

@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_have_resource_without_names() {
+    fn metric_labels_contain_resource_but_no_object_name() {
         let group = "/apis/etcd.database.coreos.com/v1beta2";
         let cases = [
             (
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_are_counted_by_verb_resource_and_code() {
+    async fn api_requests_are_counted_by_verb_resource_and_code() {
         let metrics = ApiRequests::default();
         let mut registry = Registry::default();
         metrics.register(&mut registry);

@@ -343,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn incomplete_secret_is_reported_with_key() {
+    fn incomplete_credentials_secret_is_reported_with_missing_key() {
         let whole = secret(&[("username", "root"), ("password", "p\n")]);
         assert_eq!(pair(&whole), Ok(("root".to_owned(), "p".to_owned())));
         let long = "x".repeat(73);

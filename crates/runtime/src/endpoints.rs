@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_grants_are_rejected() {
+    fn malformed_endpoint_grants_are_rejected() {
         for text in [
             "",
             "team-a",

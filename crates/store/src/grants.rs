@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_grants_are_rejected() {
+    fn malformed_storage_grants_are_rejected() {
         for text in [
             "",
             "team-a",

@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn oversized_response_is_requested_again() {
+    async fn part_with_too_many_bytes_is_requested_again() {
         let source = Arc::new(TestObject::of(2 * PART));
         let longer = First {
             size: PART,

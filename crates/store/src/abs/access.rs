@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn secret_keys_of_v1beta2_are_read() {
+    fn keys_of_v1beta2_azure_secret_are_read() {
         let access = AbsAccess::from_secret(&secret(&[
             (ACCOUNT, "myaccount\n"),
             (KEY, "c2VjcmV0"),
@@ -269,7 +269,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_secret_key_is_reported_with_remedy() {
+    fn invalid_key_of_azure_secret_is_reported_with_remedy() {
         let cases: [(&[(&str, &str)], &str); 6] = [
             (&[], "storage-account: is missing (the Secret has no keys)"),
             (&[(ACCOUNT, "myaccount")], "storage-key: is missing"),

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn azure_lists_and_errors_are_accepted() {
+    fn xml_check_accepts_azure_lists_and_errors() {
         let list = "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><EnumerationResults ServiceEndpoint=\"https://a/\" \
                     ContainerName=\"c\"><Blobs><Blob><Name>a > b 'c</Name></Blob></Blobs><NextMarker /></EnumerationResults>";
         assert_eq!(check(list.as_bytes()), Ok(()));

@@ -204,7 +204,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn secret_keys_of_v1beta2_are_read() {
+    async fn keys_of_v1beta2_google_secret_are_read() {
         let account = r#"{"type":"service_account","client_email":"a@b","private_key_id":"i",
             "private_key":"hidden","project_id":"p"}"#;
         let access = GcsAccess::from_secret(&secret(&[(CREDENTIALS, account)])).unwrap();
@@ -272,7 +272,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn invalid_secret_key_is_reported_with_remedy() {
+    async fn invalid_key_of_google_secret_is_reported_with_remedy() {
         let external = r#"{"type":"external_account","credential_source":{"file":"/etc/passwd"}}"#;
         let cases: [(&[(&str, &str)], &str); 5] = [
             (&[], "credentials.json: is missing (the Secret has no keys)"),

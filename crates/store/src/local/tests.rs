@@ -19,7 +19,7 @@ fn hostile_store_directory_listing_ends_after_limit() {
 }
 
 #[test]
-fn listing_enters_only_matching_directories() {
+fn local_listing_reads_only_directories_matching_prefix() {
     for (folder, prefix, expected) in [
         ("etcd/", "etcd/main_v", true),
         ("etcd/main_v2/", "etcd/main_v", true),
