@@ -108,7 +108,7 @@ pub enum Look {
     Failed(String),
 }
 
-/// Looks at an object every second until it has reached the goal. Prints each change of its state to standard error.
+/// Reads an object every second until it has reached the goal. Prints each change of its state to standard error.
 ///
 /// # Errors
 /// Fails if the object fails, or if the time limit ends.
