@@ -93,8 +93,8 @@ pub(crate) async fn new_cluster_without_class(
     sandbox.delete_cluster("d").await
 }
 
-/// The StorageClass of an existing volume was deleted. The in-place restore reports this, and does not change the
-/// cluster.
+/// Restores in place after the StorageClass of the existing volume was deleted. Ensures that the restore reports the
+/// missing class, and does not change the cluster.
 async fn in_place_restore_without_class(
     sandbox: &Sandbox,
     backup: &str,
@@ -176,7 +176,8 @@ pub(crate) async fn await_no_seed(sandbox: &Sandbox, cluster: &str) -> Result<()
     .await
 }
 
-/// A ResourceQuota of the namespace rejects the PVC of the seed. The restore fails after half a minute.
+/// Restores in place while a ResourceQuota of the namespace rejects the PVC of the seed. Ensures that the restore fails
+/// and names the quota.
 pub(crate) async fn running_cluster_without_quota(
     sandbox: &Sandbox,
     running: &RunningCluster,

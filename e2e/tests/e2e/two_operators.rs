@@ -164,7 +164,8 @@ async fn concurrent_operators_and_failover_lose_no_writes() {
     .await;
 }
 
-/// The leader crashes in the middle of a change. Later, another leader shuts down gracefully.
+/// Crashes the leader in the middle of a change, and later shuts another leader down gracefully. The standby must take
+/// over each time.
 async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let two = [
         "--set",
