@@ -24,13 +24,13 @@ use crate::text::text_enum;
 text_enum! {
     /// Phase of a restore, derived from its conditions. For display only.
     RestorePhase {
-        /// Not started.
+        /// The operator has not started the restore.
         Pending = "Pending",
         /// The seed member fetches and verifies the data.
         Preparing = "Preparing",
         /// The seed serves, and the restore hands the cluster over to the cluster operator.
         Starting = "Starting",
-        /// The cluster serves.
+        /// The restored cluster serves clients.
         Complete = "Complete",
         /// The restore has failed and is not retried.
         Failed = "Failed",

@@ -16,13 +16,13 @@ pub type PeerListener = (bool, u16);
 /// Stage of a switch of TLS between peers. A switch passes through the stages in this order, or in reverse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PeerStage {
-    /// Without TLS.
+    /// One listener, without TLS.
     Plain,
-    /// Without TLS on the first port, with TLS on the second port.
+    /// Two listeners: without TLS on the first port, with TLS on the second port.
     PlainAndTls,
-    /// With TLS on both ports.
+    /// Two listeners, both with TLS.
     TlsTwice,
-    /// With TLS.
+    /// One listener, with TLS.
     Tls,
 }
 

@@ -23,8 +23,8 @@ text_enum! {
         Hibernating = "Hibernating",
         /// No member runs, because `spec.hibernate` is set. The operator keeps the volumes.
         Hibernated = "Hibernated",
-        /// The spec is invalid. In coreos/etcd-operator this phase was final; here the cluster leaves it when
-        /// the spec is valid.
+        /// The spec is invalid. In coreos/etcd-operator, this phase was final. In this project, the phase ends when the
+        /// spec is valid.
         Failed = "Failed",
     }
 }
@@ -32,11 +32,11 @@ text_enum! {
 text_enum! {
     /// Role of a member.
     MemberRole {
-        /// Voter that is the leader.
+        /// A voter that is the leader.
         Leader = "Leader",
-        /// Voter.
+        /// A voter that is not the leader.
         Voter = "Voter",
-        /// Member without a vote.
+        /// A member without a vote.
         Learner = "Learner",
     }
 }
@@ -56,9 +56,9 @@ text_enum! {
 text_enum! {
     /// How a recovery was approved.
     RecoveryApproval {
-        /// A user set the annotation.
+        /// A user set the annotation `etcd.database.coreos.com/recover`.
         Annotation = "Annotation",
-        /// `spec.recovery.policy: Automatic`.
+        /// The spec contains `recovery.policy: Automatic`.
         Policy = "Policy",
     }
 }
