@@ -112,7 +112,7 @@ pub async fn install(
         "--create-namespace",
         "--set",
         &repository,
-        // `--set` would parse a tag that consists of digits as a number.
+        // The tag is set as a string, because `--set` would parse a tag that consists of digits as a number.
         "--set-string",
         &tag,
         "--set",

@@ -188,7 +188,7 @@ impl Env {
         // The API server closes an idle watch before this timeout, and answers all other requests much earlier. So only
         // a broken connection reaches the timeout.
         config.read_timeout = Some(std::time::Duration::from_secs(310));
-        // The retry layer must clone the service. Only a buffered service can be cloned.
+        // The client is buffered, because the retry layer must clone it, and only a buffered client can be cloned.
         let client = ClientBuilder::try_from(config)?.with_layer(&BufferLayer::new(1024));
         Ok(client
             .with_layer(&RetryLayer::new(RetryPolicy::default()))

@@ -56,7 +56,7 @@ impl Prometheus {
             "rule_files": [rules],
             "scrape_configs": jobs,
         });
-        // Prometheus reads YAML, and JSON is valid YAML.
+        // The configuration is written as JSON: Prometheus reads YAML, and JSON is valid YAML.
         let file = folder.path().join("prometheus.yml");
         std::fs::write(&file, configuration.to_string())?;
         std::fs::write(&rules, json!({"groups": groups}).to_string())?;

@@ -268,7 +268,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
             }
             let _ = workers.changes.send(());
         };
-        // The lines of the task have the ID of the reconcile that started it.
+        // The log lines of the task have the ID of the reconcile that started the task.
         self.tasks.spawn(in_background(task));
     }
 

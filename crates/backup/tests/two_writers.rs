@@ -297,7 +297,7 @@ async fn invariant_12_backup_fails_if_object_or_manifest_is_replaced() {
             let trouble = run(&ours, &store).await.unwrap_err();
             assert_eq!(trouble.reason, Reason::BackupMissing, "{interference:?}");
             assert!(trouble.message.contains("its own path"), "{trouble:?}");
-            // The object belongs to another writer, so no manifest of this transfer may remain for it.
+            // The stored object belongs to another writer, so no manifest of this transfer may remain for the object.
             if interference == Interference::DataBeforeManifest
                 || interference == Interference::DataAfterManifest
             {

@@ -195,9 +195,9 @@ where
         self.0.iter().flat_map(Store::state).collect()
     }
 
-    /// The objects for which `matches` is true. The predicate sees each object in the cache, before anything of it is
-    /// copied. The predicate therefore compares the namespace first, and copies nothing: the objects of one namespace
-    /// must not slow down the reconciles of another namespace.
+    /// The objects for which `matches` is true. The predicate is called for each object in the cache, before the object
+    /// is copied. It should compare the namespace first and copy nothing, so that the objects of one namespace do not
+    /// slow down the reconciles of another namespace.
     pub fn select(&self, matches: impl Fn(&Guarded<K>) -> bool) -> Vec<Arc<Guarded<K>>> {
         let selected = self.0.iter().map(|store| store.state_filter(&matches));
         selected.flatten().collect()

@@ -179,8 +179,8 @@ impl Lease {
     }
 }
 
-/// Groups failed renewals into outages. After a long enough pause between two failures, the second failure starts a new
-/// outage, because a renewal in between has succeeded.
+/// Groups failed renewals into outages. If the pause between two failures is long enough, a renewal has succeeded
+/// during the pause, so the second failure starts a new outage.
 #[derive(Default)]
 struct Outage {
     began: Option<Instant>,

@@ -119,7 +119,7 @@ mod tests {
         queue.request(key("c"), after(100));
         assert_eq!(queue.depth(now), (1, Duration::ZERO));
         assert_eq!(queue.depth(after(9)), (2, Duration::from_secs(9)));
-        // Neither a second change nor a later time makes the entry younger.
+        // The age of an entry counts from its first due time, even after a second change with a later time.
         queue.request(key("a"), after(8));
         assert_eq!(queue.depth(after(9)), (2, Duration::from_secs(9)));
         queue.remove(&key("a"));

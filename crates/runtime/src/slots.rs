@@ -87,7 +87,7 @@ impl Drop for Slot {
 }
 
 impl Slots {
-    /// Slots within these limits.
+    /// Creates slots with these limits.
     pub fn new(limits: SlotLimits) -> Arc<Self> {
         Arc::new(Self {
             limits,

@@ -43,7 +43,7 @@ const BLOBS_PER_PAGE: u32 = 1_000;
 pub struct AbsStore {
     /// The client for requests that send no content.
     container: ContainerClient,
-    /// The client for blocks. Its timeout allows slow connections.
+    /// The client that sends blocks. Its timeout is long enough for slow connections.
     bulk: ContainerClient,
     place: Place,
     part: usize,

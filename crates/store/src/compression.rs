@@ -33,7 +33,7 @@ pub struct Compressor {
 }
 
 impl Compressor {
-    /// Starts a stream. zstd adds a checksum at its end.
+    /// Starts a compressed stream. zstd adds a checksum at the end of the stream.
     ///
     /// # Errors
     /// Fails if zstd cannot allocate the stream.
@@ -76,7 +76,7 @@ impl Compressor {
     }
 }
 
-/// Decompresses a stream.
+/// Decompresses a Zstandard stream.
 pub struct Decompressor {
     decoder: Decoder<'static>,
     piece: Vec<u8>,
@@ -87,7 +87,7 @@ pub struct Decompressor {
 }
 
 impl Decompressor {
-    /// Starts a stream.
+    /// Starts the decompression of a stream.
     ///
     /// # Errors
     /// Fails if zstd cannot allocate the stream.
@@ -124,7 +124,7 @@ impl Decompressor {
         Ok(None)
     }
 
-    /// Ends the stream.
+    /// Ends the decompression, and checks that the stream was complete.
     ///
     /// # Errors
     /// Fails if the stream is truncated.

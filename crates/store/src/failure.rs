@@ -101,7 +101,7 @@ impl Place {
         message: &str,
         status: Option<u16>,
     ) -> Error {
-        // Without a limit for each message, a store could fill conditions, Events and the log.
+        // Messages are shortened. Otherwise a store could fill conditions, Events and the log.
         let short = |text: &str| text.chars().take(MAX_MESSAGE).collect::<String>();
         let text = || {
             let message = short(message);
@@ -119,7 +119,7 @@ impl Place {
                 key: key.to_owned(),
             },
             ("RequestTimeTooSkewed" | "RequestExpired", _) => Error::ClockSkew(text()),
-            // Azure has no error code for clock skew
+            // Azure reports clock skew only in the message, because it has no error code for it
             // (https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key).
             ("AuthenticationFailed", _) if message.contains("date header") => {
                 Error::ClockSkew(text())

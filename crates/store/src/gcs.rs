@@ -133,7 +133,7 @@ impl Version for GcsVersion {
     }
 }
 
-/// Forwards the content. At its end, fails if the content does not match the CRC32C of the object.
+/// Forwards the content of an object. Fails at the end if the content does not match the CRC32C of the object.
 fn verified(content: Body, expected: Option<String>) -> Body {
     let Some(expected) = expected else {
         return content;

@@ -204,7 +204,8 @@ impl LocalStore {
     }
 
     fn all_unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
-        // An unfinished file is in the same directory as its target file.
+        // The search starts in the directory of the prefix, because an unfinished file is in the same directory as its
+        // target file.
         let below = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
         self.check_links(&self.base().join(below))?;
         let mut folders = vec![below.to_owned()];
@@ -262,7 +263,7 @@ fn unfinished_name(owner: Option<&str>, target: &str) -> String {
     let random = rand::random::<u64>();
     match owner {
         None => format!("{UNFINISHED}{random:016x}-{target}"),
-        // The file name must have the same length as a name without an owner.
+        // With an owner, the name has fewer random digits, so that it has the same length as a name without an owner.
         Some(owner) => format!("{UNFINISHED}{owner}.{:07x}-{target}", random >> 36),
     }
 }

@@ -41,7 +41,7 @@ pub(crate) trait Sink: Clone + Send + Sync + 'static {
 pub(crate) enum Written<P> {
     /// The content fits into one request and was not sent yet.
     Whole(Bytes),
-    /// All parts, in order. They were already sent.
+    /// The content was sent in parts. Contains the results of all parts, in order.
     Parts(Vec<P>),
 }
 

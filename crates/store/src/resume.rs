@@ -46,7 +46,7 @@ pub(crate) trait Version: Send + Sync + 'static {
 pub(crate) struct First {
     /// Number of bytes in `body`.
     pub(crate) size: u64,
-    /// The content of these first bytes.
+    /// The first bytes of the object.
     pub(crate) body: Body,
 }
 

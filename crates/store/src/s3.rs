@@ -4,8 +4,8 @@
 //! - A store that supports CRC32C says so when an upload starts. It calculates and reports the CRC32C of each part.
 //! - Other stores compare the `Content-MD5` of each part.
 //!
-//! In both cases, the store checks the signed SHA-256 of the body. This module then compares the size of the complete
-//! object, and its checksum or entity tag, with the sent data.
+//! With and without CRC32C, the store checks the signed SHA-256 of the body. This module then compares the size of the
+//! complete object, and its checksum or entity tag, with the sent data.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -43,7 +43,7 @@ use crate::parts::PART;
 pub struct S3Store {
     /// The client for requests that send no content.
     client: Client,
-    /// The client for parts. Its timeout allows slow connections.
+    /// The client that sends parts. Its timeout is long enough for slow connections.
     bulk: Client,
     place: Place,
     protection: S3Protection,

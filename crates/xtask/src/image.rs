@@ -293,7 +293,7 @@ fn remove_old_archives(folder: &Path) -> Result<()> {
     archives.sort();
     let old = archives.len().saturating_sub(KEPT_ARCHIVES);
     for (_, archive) in &archives[..old] {
-        // Another command may have removed the archive already.
+        // An error is ignored, because another command may have removed the archive already.
         let _ = fs::remove_file(archive);
     }
     Ok(())

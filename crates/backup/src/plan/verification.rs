@@ -41,7 +41,7 @@ const NAME_DIGITS: usize = 20;
 /// What the operator does for the verification.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Step {
-    /// Do nothing.
+    /// The operator does nothing in this reconcile.
     #[default]
     Nothing,
     /// Create the pod.
@@ -97,7 +97,7 @@ impl VerificationPlan {
 /// The data that the plan needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VerificationNeed {
-    /// No data.
+    /// The plan needs no data about verifications.
     Nothing,
     /// Whether the EtcdBackup may verify now.
     Turn,

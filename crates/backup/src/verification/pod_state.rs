@@ -32,7 +32,7 @@ pub(super) enum Report {
     Verified(Proof),
     /// The restored data differs.
     Failed {
-        /// The difference.
+        /// The difference between the restored data and the manifest, as a text for users.
         message: String,
     },
 }

@@ -65,14 +65,14 @@ impl fmt::Debug for AbsAccess {
 /// The clouds of Azure, with the names that the v1beta2 Secret uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AbsCloud {
-    /// `AzurePublicCloud`.
+    /// The public cloud, named `AzurePublicCloud`.
     #[default]
     Public,
-    /// `AzureChinaCloud`.
+    /// The cloud for China, named `AzureChinaCloud`.
     China,
-    /// `AzureUSGovernmentCloud`.
+    /// The cloud for the US government, named `AzureUSGovernmentCloud`.
     UsGovernment,
-    /// `AzureGermanCloud`.
+    /// The cloud for Germany, named `AzureGermanCloud`.
     German,
 }
 
@@ -262,7 +262,7 @@ mod tests {
             config.display_endpoint(),
             "https://myaccount.blob.core.chinacloudapi.cn"
         );
-        // Invariant 14: the key is not printed.
+        // Invariant 14: the debug output does not contain the storage key.
         let shown = format!("{config:?}");
         assert!(!shown.contains("c2VjcmV0"), "{shown}");
         assert!(clients(&config).is_ok());

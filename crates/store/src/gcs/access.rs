@@ -209,7 +209,7 @@ mod tests {
             "private_key":"hidden","project_id":"p"}"#;
         let access = GcsAccess::from_secret(&secret(&[(CREDENTIALS, account)])).unwrap();
         assert!(matches!(access, GcsAccess::Json(_)));
-        // Invariant 14: credentials are not printed.
+        // Invariant 14: the debug output contains no credentials.
         assert!(!format!("{access:?}").contains("hidden"));
         let user =
             r#"{"type":"authorized_user","client_id":"i","client_secret":"s","refresh_token":"r"}"#;

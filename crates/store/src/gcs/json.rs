@@ -32,7 +32,7 @@ const BULK_TIMEOUT: Duration = Duration::from_mins(5);
 pub(super) struct Json {
     /// The client for requests that send no content.
     pub(super) client: reqwest::Client,
-    /// The client for content. Its timeout allows slow connections.
+    /// The client for requests that send content. Its timeout is long enough for slow connections.
     pub(super) bulk: reqwest::Client,
     endpoint: Url,
     credentials: Credentials,

@@ -63,7 +63,7 @@ pub(super) struct Room {
     quota: u64,
     /// The space in use at the last measurement.
     used: u64,
-    /// Bytes that this upload has written since then.
+    /// Bytes that this upload has written since the last measurement.
     written: u64,
 }
 
