@@ -64,11 +64,11 @@ text_enum! {
         Progressing = "Progressing",
         /// The operator found a problem that it cannot repair, or must not repair without a user.
         Degraded = "Degraded",
-        /// A lost member is restarting or being replaced.
+        /// A lost member is restarting, or the operator is replacing it.
         Recovering = "Recovering",
-        /// The number of members is being changed.
+        /// The operator is changing the number of members.
         Scaling = "Scaling",
-        /// The version is being changed.
+        /// The operator is changing the version of etcd.
         Upgrading = "Upgrading",
         /// Every field of the spec takes effect in this release.
         FieldsInEffect = "FieldsInEffect",
@@ -108,15 +108,15 @@ text_enum! {
         UntestedVersion = "UntestedVersion",
         /// The spec follows the project's recommendations.
         AsAdvised = "AsAdvised",
-        /// `spec.paused` is set.
+        /// The operator changes nothing, because `spec.paused` is set.
         Paused = "Paused",
         /// `spec.hibernate` is set: no member runs, the operator keeps the volumes.
         Hibernated = "Hibernated",
-        /// `spec.hibernate` is set: the members are being stopped.
+        /// The operator is stopping the members, because `spec.hibernate` is set.
         Hibernating = "Hibernating",
         /// A restore holds the lock of the EtcdCluster.
         Restoring = "Restoring",
-        /// The first members are being started.
+        /// The operator is starting the first members.
         Bootstrapping = "Bootstrapping",
         /// The cluster has formed and a quorum answers.
         QuorumHealthy = "QuorumHealthy",
@@ -124,15 +124,15 @@ text_enum! {
         NoEndpoint = "NoEndpoint",
         /// No quorum of voters answers.
         QuorumLost = "QuorumLost",
-        /// Members are being added.
+        /// The operator is adding members.
         AddingMembers = "AddingMembers",
-        /// Members are being removed.
+        /// The operator is removing members.
         RemovingMembers = "RemovingMembers",
         /// A learner is catching up with the leader.
         LearnerCatchingUp = "LearnerCatchingUp",
         /// A member is down.
         MemberDown = "MemberDown",
-        /// A dead member is being replaced.
+        /// The operator is replacing a dead member.
         ReplacingMember = "ReplacingMember",
         /// A member's pod cannot start: the message states the cause.
         PodNotStarting = "PodNotStarting",

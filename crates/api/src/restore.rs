@@ -300,7 +300,7 @@ pub struct EtcdRestoreStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SeedStatus {
-    /// Name of the member.
+    /// Name of the member that restores the backup.
     pub member: String,
     /// Token of the new cluster.
     pub token: String,
@@ -352,9 +352,9 @@ pub struct ReplacesStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AbandonedStatus {
-    /// Reason of the condition.
+    /// Reason of the condition `Failed`.
     pub reason: String,
-    /// Message of the condition.
+    /// Message of the condition `Failed`.
     pub message: String,
 }
 

@@ -62,7 +62,7 @@ pub(crate) trait Worker: Send + Sync + 'static {
 /// The progress of a running task.
 #[derive(Default)]
 pub(crate) struct Progress {
-    /// The transferred bytes.
+    /// Counts the transferred bytes.
     pub(crate) meter: Meter,
     /// The reason why the task makes no progress; `None` while it makes progress.
     obstacle: Mutex<Option<Trouble>>,

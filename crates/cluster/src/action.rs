@@ -390,6 +390,6 @@ pub enum Passwords {
         /// password in etcd.
         others: bool,
     },
-    /// Deletes the Secret.
+    /// Deletes the Secret with the record.
     Forget,
 }

@@ -200,7 +200,7 @@ pub enum Error {
     /// The TLS handshake failed or a certificate is invalid.
     #[error("TLS: {0}")]
     Tls(String),
-    /// Any other error from etcd.
+    /// An error of etcd that no other variant describes.
     #[error("etcd returned an error: {0}")]
     Other(String),
 }

@@ -145,7 +145,7 @@ pub enum Error {
         /// The problem and the remedy.
         problem: String,
     },
-    /// Any other error.
+    /// An error that no other variant describes.
     #[error("store error: {0}")]
     Other(String),
 }

@@ -38,7 +38,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// The current progress.
+    /// Returns the current progress.
     pub fn read(&self) -> Moved {
         let total = self.total.load(Ordering::Relaxed);
         Moved {

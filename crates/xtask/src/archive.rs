@@ -20,7 +20,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// An executable file.
+    /// An entry for an executable file.
     pub(crate) fn program(source: &Path, path: &str) -> Self {
         Self {
             source: source.to_path_buf(),

@@ -68,7 +68,8 @@ fn class_of(sandbox: &Sandbox) -> String {
 }
 
 /// The restore that [`restore_without_class`] has started waits for the StorageClass, and completes when the class
-/// exists. Then the class is deleted, and an in-place restore needs it. At the end, the cluster is deleted.
+/// exists. Then the class is deleted, and an in-place restore that needs the class reports this. At the end, the
+/// cluster is deleted.
 pub(crate) async fn new_cluster_without_class(
     sandbox: &Sandbox,
     running: &RunningCluster,

@@ -52,7 +52,7 @@ impl PeerStage {
         self.listeners().iter().find(shared).copied()
     }
 
-    /// The next stage on the way to `other`. If both stages are equal, returns `other`.
+    /// The stage that follows this stage on the way to `other`. If both stages are equal, returns `other`.
     #[must_use]
     pub fn towards(self, other: Self) -> Self {
         let stages = Self::ALL;

@@ -120,7 +120,7 @@ pub struct DefragmentationStatus {
     /// `NoSpace`, `Schedule` or `Threshold`.
     #[schemars(with = "String")]
     pub cause: DefragmentationCause,
-    /// Time of the decision.
+    /// Time at which the operator decided to start the defragmentation.
     pub start_time: Time,
     /// Time at which the defragmentation ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -44,9 +44,9 @@ pub enum Step {
     /// The operator does nothing in this reconcile.
     #[default]
     Nothing,
-    /// Create the pod.
+    /// The operator creates the pod of the verification.
     Create(Box<Pod>),
-    /// Delete the pod with this name, if the EtcdBackup owns it.
+    /// The operator deletes the pod with this name, if the EtcdBackup owns the pod.
     Delete(String),
 }
 

@@ -30,7 +30,7 @@ pub struct Proof {
 pub(super) enum Report {
     /// The restored data equals the data in the manifest.
     Verified(Proof),
-    /// The restored data differs.
+    /// The restored data differs from the data in the manifest.
     Failed {
         /// The difference between the restored data and the manifest, as a text for users.
         message: String,
@@ -62,7 +62,7 @@ pub enum PodState {
     Starting(String),
     /// The pod fetches, restores or compares the backup.
     Running,
-    /// The verification has ended.
+    /// The verification has ended with this result.
     Ended(Result<Proof, Failure>),
 }
 

@@ -119,7 +119,7 @@ impl<'de> Deserialize<'de> for Items {
 /// Start of the path of objects in the API.
 const OBJECTS: &[&str] = &["storage", "v1", "b"];
 
-/// A successful response.
+/// The response to a successful request.
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     headers: HeaderMap,

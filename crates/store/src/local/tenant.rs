@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::port::Error;
 
-/// This directory contains one directory for each namespace except the operator's own.
+/// The directory that contains one directory for each namespace except the operator's own.
 const NAMESPACES: &str = "namespaces";
 
 /// An upload measures the space in use again after it has written this number of bytes. Each concurrent upload of a

@@ -308,7 +308,8 @@ fn invariant_30_only_member_is_rolled_back_to_version_that_served() {
     assert_eq!(patched(&lost.wants("3.4.40")), []);
 }
 
-/// The next minor release may have changed the data, so the member must not go back without etcd's downgrade.
+/// The next minor release may have changed the data, so the operator must not roll the member back without etcd's
+/// downgrade.
 #[test]
 fn invariant_30_member_is_not_rolled_back_if_next_version_may_have_run() {
     let lost = || {
