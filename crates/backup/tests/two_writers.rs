@@ -433,7 +433,7 @@ async fn invariant_12_backup_fails_if_object_is_replaced_during_read() {
 /// The operator process may end between the manifest and the confirmation. If another object of the same size then
 /// replaces the object, the next process does not adopt it.
 #[tokio::test]
-async fn overwritten_object_is_not_adopted() {
+async fn overwritten_backup_object_is_not_adopted() {
     let snapshot = recorded().await;
     let begun: Timestamp = "2026-06-15T12:00:00Z".parse().unwrap();
     for (numbered, has_tags, verify_content) in [

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn canceled_task_leaves_queue() {
+    async fn canceled_task_leaves_slot_queue() {
         let slots = slots();
         let first = slots.acquire(place("a", "s")).await;
         let second = slots.acquire(place("b", "s")).await;

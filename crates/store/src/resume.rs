@@ -347,7 +347,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn requested_parts_are_contiguous(from in 1..10 * PART, more in 0..100 * PART) {
+        fn requested_parts_of_download_are_contiguous(from in 1..10 * PART, more in 0..100 * PART) {
             let size = from + more;
             let mut at = from;
             for part in parts(from, size) {

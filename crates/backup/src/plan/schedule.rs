@@ -200,7 +200,7 @@ mod tests {
 
     /// Requirement "backups 4" of docs/conformance.md.
     #[test]
-    fn jitter_is_deterministic_and_bounded() {
+    fn schedule_jitter_is_deterministic_and_bounded() {
         let last = at("2026-01-15T12:00:00Z");
         for (seconds, max) in [(3600, 30), (100, 5), (10, 0)] {
             let text = format!(r#"{{"backupIntervalInSecond":{seconds}}}"#);

@@ -248,7 +248,7 @@ fn failed_attempt_is_retried_after_pause() {
 }
 
 #[test]
-fn next_reconcile_is_not_later_than_deadline() {
+fn backup_is_reconciled_at_its_deadline_or_earlier() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 310 }));
     let unknown = known(Work::Idle, Destination::Unknown(refused()));
     let failed = Snapshot {

@@ -59,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn turn_of_deleted_backup_ends() {
+    fn verification_turn_of_deleted_etcdbackup_ends() {
         let turns = Turns::default();
         assert!(turns.take("prod", "a", &[], |_| true));
         assert!(turns.take("prod", "b", &[], |uid| uid != "a"));
