@@ -67,7 +67,7 @@ impl Proxy {
         *self.state.lost.lock().unwrap() = methods.to_vec();
     }
 
-    /// The number of calls of the method that the member has received through this proxy.
+    /// How often the member has received the method through this proxy.
     fn count(&self, method: &str) -> usize {
         let received = self.state.received.lock().unwrap();
         received.iter().filter(|one| *one == method).count()

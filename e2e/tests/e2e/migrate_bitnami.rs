@@ -44,7 +44,7 @@ impl Guides {
             ("awsSecret: aws}", store.as_str()),
         ];
         if auth == Auth::Off {
-            // If authentication is disabled, the guide tells the reader to leave out these two lines.
+            // The guide names these lines to leave out.
             values.push(("  authSecret: old-root\n", ""));
             values.push(("      auth: {secret: old-root}\n", ""));
         }

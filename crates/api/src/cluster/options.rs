@@ -331,7 +331,7 @@ pub struct ClusterBackup {
     /// Proof that the newest backup restores: the backup operator restores it in a separate pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
-    /// Make no backups while `suspend` is true.
+    /// Make no backups while this is true.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
 }

@@ -340,7 +340,7 @@ fn block_at(backup: &EtcdBackup, location: &str) -> Result<StorageBlock, Trouble
     Ok(block.at(path))
 }
 
-/// The path in a location, in the form in which a storage block contains it.
+/// The path of a location, in the form of the paths in storage blocks.
 fn path_in<'a>(block: &StorageBlock, location: &'a str) -> &'a str {
     let path = location
         .split_once("://")

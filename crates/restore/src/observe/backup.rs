@@ -106,8 +106,7 @@ pub(super) fn newest_of(
             .unwrap_or_default(),
         _ => path,
     };
-    // The spec of the EtcdBackup may name another path since the backup was stored. A backup at another path than that
-    // of the spec is rejected.
+    // The spec may have changed since the backup was stored, and may name another path.
     let own = block.source().path() == path || name::parse(block.source().path(), path).is_some();
     if !own {
         let message = format!(
