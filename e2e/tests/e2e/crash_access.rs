@@ -94,10 +94,10 @@ async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
 
 /// The crashes leave these states:
 ///
-/// the Secrets of the authorities exist, but no Secret with certificates
-/// etcd has a user root, but authentication is disabled
-/// two passwords are recorded, of which etcd accepts one
-/// passwords are recorded, but authentication is disabled
+/// - The Secrets of the authorities exist, but no Secret with a certificate.
+/// - etcd has a user root, but authentication is disabled.
+/// - Two passwords are recorded, of which etcd accepts one.
+/// - Passwords are recorded, but authentication is disabled.
 #[tokio::test]
 async fn clients_keep_access_after_operator_crashes() {
     cluster_scenario_without_leaks("crash_access", async |sandbox| {
