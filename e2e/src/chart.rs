@@ -23,8 +23,8 @@ pub async fn helm(env: &Env, args: &[&str]) -> Result<String> {
                 delete_unfinished_releases(env, args).await?;
             }
             match helm_once(env, args).await {
-                // If Helm uninstalled the release in the first attempt but reported a failure, the retry does not find
-                // the release. This counts as success.
+                // If the first attempt uninstalled the release but reported a failure, the retry does not find the
+                // release. The error of the retry then counts as success.
                 Err(error)
                     if is_retry
                         && verb == "uninstall"
@@ -112,7 +112,7 @@ pub async fn install(
         "--create-namespace",
         "--set",
         &repository,
-        // `--set` would parse a tag that consists of digits as a number.
+        // The tag is set as a string, because `--set` would parse a tag that consists of digits as a number.
         "--set-string",
         &tag,
         "--set",

@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn container_ports_become_targets_with_pod_labels() {
+    fn container_ports_become_prometheus_targets_with_pod_labels() {
         let pod: Pod = serde_json::from_value(json!({
             "metadata": {"name": "c-1", "namespace": "n", "labels": {"a.b/c": "d"}},
             "spec": {"containers": [{"name": "etcd", "ports": [{"name": "metrics", "containerPort": 2381}]}]},
@@ -172,7 +172,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_monitor_becomes_scrape_job() {
+    fn pod_monitor_becomes_prometheus_scrape_job() {
         let monitor = json!({
             "metadata": {"name": "members", "namespace": "n"},
             "spec": {

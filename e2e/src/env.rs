@@ -14,11 +14,11 @@ use crate::retry::RetryPolicy;
 pub struct Env {
     /// The image of the operators, as `repository:tag`. Every node has this image.
     pub image: String,
-    /// The context in the kubeconfig that the tests use. `None` selects the current context.
+    /// The directory of the chart that the tests install.
     pub chart: PathBuf,
-    /// The context in the kubeconfig. With `None`, the current context is used.
+    /// The context in the kubeconfig that the tests use. `None` selects the current context.
     pub context: Option<String>,
-    /// The S3 server that pods and tests use. `None` if there is none.
+    /// The S3 server that pods and tests use. `None` if the run has no S3 server.
     pub s3: Option<S3>,
     /// The versions of etcd whose images the nodes have, without the leading `v`, the oldest first.
     pub etcd_versions: Vec<String>,
@@ -28,16 +28,16 @@ pub struct Env {
     pub ip_family: Option<String>,
     /// The names of the testbed's nodes.
     pub nodes: Vec<String>,
-    /// The release of the earlier commit that `cargo xtask test --previous COMMIT` built.
+    /// The operators' image and chart that `cargo xtask test --previous COMMIT` built. `None` without this option.
     pub previous: Option<Previous>,
 }
 
-/// The release of an earlier commit.
+/// The operators' image and chart, built from an earlier commit.
 #[derive(Clone, Debug)]
 pub struct Previous {
     /// The image of the operators. Every node has this image.
     pub image: String,
-    /// The directory of the chart.
+    /// The directory of the chart of the earlier commit.
     pub chart: PathBuf,
 }
 
@@ -188,7 +188,7 @@ impl Env {
         // The API server closes an idle watch before this timeout, and answers all other requests much earlier. So only
         // a broken connection reaches the timeout.
         config.read_timeout = Some(std::time::Duration::from_secs(310));
-        // The retry layer must clone the service. Only a buffered service can be cloned.
+        // The client is buffered, because the retry layer must clone it, and only a buffered client can be cloned.
         let client = ClientBuilder::try_from(config)?.with_layer(&BufferLayer::new(1024));
         Ok(client
             .with_layer(&RetryLayer::new(RetryPolicy::default()))

@@ -17,7 +17,7 @@ use tonic::{Request, Status};
 /// The pause before a new connection to a member that does not respond.
 const RECONNECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Watches one member until it is dropped.
+/// Watches one member until this value is dropped.
 pub(crate) struct MemberHealth {
     serves: Arc<AtomicBool>,
     task: JoinHandle<()>,

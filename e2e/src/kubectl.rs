@@ -67,7 +67,7 @@ fn verb<'a>(args: &[&'a str]) -> Option<&'a str> {
     found.map(|(_, word)| *word)
 }
 
-/// Whether a retry failed only because the first attempt, which got no response, had succeeded.
+/// True if a retry failed only because the first attempt, which got no response, had succeeded.
 fn succeeded_before(verb: Option<&str>, error: &str) -> bool {
     match verb {
         Some("delete") => {

@@ -91,7 +91,7 @@ async fn secret_values(sandbox: &Sandbox) -> Result<Vec<SecretValue>> {
     let secrets = sandbox.api::<Secret>().list(&ListParams::default()).await?;
     let mut secret_values = Vec::new();
     for secret in &secrets {
-        // The Secret in which Helm records a release contains only the chart, which is public. It is skipped.
+        // The Secret in which Helm records a release is skipped, because it contains only the chart, which is public.
         let kind = secret.type_.as_deref().unwrap_or_default();
         if kind.starts_with("helm.sh/") {
             continue;

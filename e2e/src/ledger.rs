@@ -16,8 +16,8 @@ pub(crate) struct AcknowledgedWrite {
 }
 
 impl AcknowledgedWrite {
-    /// Whether the stored value and revision belong to this write. If the write was retried, an attempt without a
-    /// response may be applied after the acknowledged attempt. The value is then the same, with a later revision.
+    /// Whether the stored value and revision belong to this write. After a retry, etcd may still apply an attempt that
+    /// got no response, even after the acknowledged attempt. The stored value is then the same, with a later revision.
     fn matches(self, found: Option<&(String, i64)>, value: &str) -> bool {
         found.is_some_and(|(now, at)| {
             now == value && (*at == self.revision || (self.retried && *at > self.revision))
@@ -141,7 +141,7 @@ impl Ledger {
     }
 
     /// Compares the acknowledged writes with the stored values and revisions. `silence` is the time since the last
-    /// acknowledged write. It counts as a gap too.
+    /// acknowledged write, and counts as a gap too.
     pub(crate) fn tally(
         &self,
         found: &BTreeMap<String, (String, i64)>,
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn retried_write_may_have_later_revision() {
+    fn ledger_accepts_later_revision_only_for_retried_writes() {
         let found = |value: &str, revision| Some((value.to_owned(), revision));
         let again = AcknowledgedWrite {
             revision: 5,
@@ -211,7 +211,7 @@ mod tests {
             .checked_sub(Duration::from_secs(10))
             .unwrap_or_else(Instant::now);
         let mut ledger = Ledger::new("k/", begun);
-        // Before the first write, the cluster did not exist yet, so this time is not a gap.
+        // The time before the first write is not a gap, because the cluster did not exist yet.
         ledger.record(0, Ok(once(5)));
         assert_eq!(ledger.gap, Duration::ZERO);
         let back = Instant::now()
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn only_acknowledged_writes_can_be_lost() {
+    fn ledger_reports_only_acknowledged_writes_as_lost() {
         let mut ledger = Ledger::new("k/", Instant::now());
         ledger.record(0, Ok(once(5)));
         ledger.record(1, Err(anyhow::anyhow!("no answer")));

@@ -87,7 +87,7 @@ mod tests {
     use super::Page;
 
     #[test]
-    fn series_of_one_metric_are_summed() {
+    fn sum_adds_only_series_of_named_metric_and_labels() {
         let page =
             Page("# TYPE a gauge\na{x=\"1\"} 2\na{x=\"2\"} 3\na_b 7\na 1\n# EOF\n".to_owned());
         assert!((page.sum("a", "") - 6.0).abs() < f64::EPSILON);

@@ -13,11 +13,11 @@ use crate::wait::{Poll, until};
 /// The custom resource kinds of this project.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// EtcdCluster.
+    /// The kind EtcdCluster, which the cluster operator reconciles.
     EtcdCluster,
-    /// EtcdBackup.
+    /// The kind EtcdBackup, which the backup operator reconciles.
     EtcdBackup,
-    /// EtcdRestore.
+    /// The kind EtcdRestore, which the restore operator reconciles.
     EtcdRestore,
 }
 
@@ -46,7 +46,7 @@ pub fn field<'a>(object: &'a DynamicObject, pointer: &str) -> &'a Value {
     object.data.pointer(pointer).unwrap_or(&Value::Null)
 }
 
-/// Whether the object has the condition `kind` with this status (`True`, `False` or `Unknown`).
+/// Whether the object has a condition of the type `kind` with this status (`True`, `False` or `Unknown`).
 #[must_use]
 pub fn has_condition(object: &DynamicObject, kind: &str, status: &str) -> bool {
     condition(object, kind).is_some_and(|found| found["status"] == status)
@@ -61,7 +61,7 @@ pub fn condition<'a>(object: &'a DynamicObject, kind: &str) -> Option<&'a Value>
         .find(|condition| condition["type"] == kind)
 }
 
-/// Whether the object has failed for this reason: the condition Failed has the status True and the reason.
+/// Whether the object has failed for this reason: its condition Failed has the status True and this reason.
 #[must_use]
 pub fn has_failed_for(object: &DynamicObject, reason: &str) -> bool {
     condition(object, "Failed")
@@ -144,7 +144,7 @@ pub fn strings(value: &Value) -> Vec<String> {
         .unwrap_or_default()
 }
 
-/// The conditions of the object in one line, for messages.
+/// The conditions of the object in one line, for error messages.
 #[must_use]
 pub fn conditions_line(object: &DynamicObject) -> String {
     let mut line = String::new();

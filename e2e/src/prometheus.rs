@@ -25,7 +25,7 @@ const DISCOVERY_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit for the start, and for an answer of the API.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A running server. It ends when this value is dropped.
+/// A running Prometheus server. The server ends when this value is dropped.
 pub struct Prometheus {
     address: String,
     discovery: JoinHandle<()>,
@@ -56,12 +56,12 @@ impl Prometheus {
             "rule_files": [rules],
             "scrape_configs": jobs,
         });
-        // Prometheus reads YAML, and JSON is valid YAML.
+        // The configuration is written as JSON: Prometheus reads YAML, and JSON is valid YAML.
         let file = folder.path().join("prometheus.yml");
         std::fs::write(&file, configuration.to_string())?;
         std::fs::write(&rules, json!({"groups": groups}).to_string())?;
         std::fs::write(&pods, "[]")?;
-        // The server also ends if this process is killed.
+        // With `setpriv`, the server also ends if this process is killed.
         let mut process = Command::new("setpriv")
             .args([
                 "--pdeathsig",
@@ -219,7 +219,7 @@ async fn write_targets(pods: Api<Pod>, file: PathBuf) {
             Ok(list) => {
                 let targets = discovery::targets(&list.items);
                 if targets != written {
-                    // Prometheus must not read a part of the file.
+                    // The file is replaced by a rename, so that Prometheus never reads a half-written file.
                     let next = file.with_extension("next");
                     let renamed = std::fs::write(&next, targets.to_string())
                         .and_then(|()| std::fs::rename(&next, &file));
@@ -255,12 +255,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn expressions_are_escaped_for_urls() {
+    fn prometheus_expressions_are_escaped_for_urls() {
         assert_eq!(encoded("up{a=\"b\"}"), "up%7Ba%3D%22b%22%7D");
     }
 
     #[test]
-    fn alert_matches_only_with_all_labels() {
+    fn prometheus_alert_matches_only_with_all_labels() {
         let alert = json!({"labels": {"cluster": "c", "pod": "p"}});
         assert!(has_labels(&alert, &[("cluster", "c")]));
         assert!(!has_labels(&alert, &[("cluster", "c"), ("pod", "q")]));

@@ -14,7 +14,8 @@ use crate::{DEADLINE, Sandbox, until, wait::Poll};
 
 const READ_INTERVAL: Duration = Duration::from_millis(60);
 const READ_TIMEOUT: Duration = Duration::from_secs(1);
-/// One of this many reads uses a new connection. The other reads use the existing connection.
+/// The number of reads for each new connection: one of them opens the connection, and the others use the existing
+/// connection.
 const READS_PER_CONNECTION: u64 = 5;
 
 /// A client that reads in the background until [`Reader::finish`] is called.
@@ -193,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn late_response_of_replaced_cluster_is_an_error() {
+    fn reader_rejects_response_of_replaced_cluster_after_new_cluster() {
         let zero = Instant::now();
         let answer = |cluster_id, begun, ended| Answer {
             begun: zero + Duration::from_millis(begun),

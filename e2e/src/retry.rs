@@ -1,5 +1,5 @@
-//! Retries requests that fail temporarily on a busy machine. A test must not fail only because the API server did not
-//! answer one of the test's own requests in time.
+//! Retries requests that fail temporarily on a busy machine. Without retries, a test would fail if the API server
+//! answered one of the test's own requests too late.
 //!
 //! Only idempotent requests are retried, and only after errors that leave the outcome of the request open.
 

@@ -31,7 +31,7 @@ struct PodHistory {
     pods: BTreeMap<String, PodState>,
     /// The names of the terminated pods, in the order of their termination.
     terminated: Vec<String>,
-    /// Whether all members have been ready at some time since the last termination.
+    /// True if all members have been ready at some time since the last termination.
     all_ready: bool,
     /// Pods that were terminated too early, each with the pod that was terminated before it.
     overlapping: Vec<(String, String)>,

@@ -1,6 +1,6 @@
 //! Injects faults into the testbed: into nodes, daemons of the control plane, DNS, and files on volumes.
 //!
-//! Components that other tests use may be broken only by tests in a module `alone`.
+//! Only tests in a module `alone` may break components that other tests use.
 
 use std::fmt::Write as _;
 use std::path::Path;

@@ -28,9 +28,9 @@ pub const CLIENT: [&str; 3] = ["etcd-client.crt", "etcd-client.key", "etcd-clien
 /// The keys of a Secret from cert-manager, in the order of [`PEER`].
 pub const CERT_MANAGER_KEYS: [&str; 3] = ["tls.crt", "tls.key", "ca.crt"];
 
-/// A valid certificate: from one hour ago to one year from now, in seconds relative to now.
+/// The validity of a valid certificate: from one hour ago to one year from now, in seconds relative to now.
 const VALID: (i64, i64) = (-3_600, 365 * 86_400);
-/// An expired certificate: it ended an hour ago. In seconds relative to now.
+/// The validity of an expired certificate, in seconds relative to now. It ended an hour ago.
 const EXPIRED: (i64, i64) = (-86_400, -3_600);
 
 /// A certificate authority.

@@ -15,8 +15,8 @@ const DENIED: [&str; 3] = [
     "error: You must be logged in to the server",
 ];
 
-/// Messages of temporary denials: a quota that is exceeded or not counted yet, a terminating namespace, and a new
-/// namespace without a ServiceAccount.
+/// Messages of denials that end without a change of permissions: a quota that is exceeded or not counted yet, a
+/// terminating namespace, and a new namespace without a ServiceAccount.
 const TEMPORARY: [&str; 5] = [
     "exceeded quota",
     "status unknown for quota",
@@ -124,7 +124,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn wait_ends_after_denial_but_not_after_other_errors() {
+    async fn wait_ends_after_denied_request_but_not_after_other_errors() {
         let printed = |text: &str| anyhow!("kubectl get pods: {text}");
         for (error, ends) in [
             (answer(403), true),

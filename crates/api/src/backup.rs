@@ -223,7 +223,7 @@ pub struct EtcdBackupSpec {
     /// Compression of the stored backup. Default `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// Proof that the newest backup restores: the operator restores it in a pod of its own.
+    /// Proof that the newest backup restores: the operator restores it in a separate pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
     /// Seconds after which a finished EtcdBackup is deleted. If not set, the object is kept. An EtcdBackup
@@ -287,7 +287,7 @@ pub struct BackupPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub starting_deadline_seconds: Option<i64>,
-    /// Make no new backups while this is true.
+    /// Make no new backups while `suspend` is true.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,
     /// Age after which a backup is deleted, such as `720h`, even if another rule keeps it. The newest backup

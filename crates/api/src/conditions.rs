@@ -54,29 +54,29 @@ text_enum! {
     ConditionType {
         /// The actual state matches the spec.
         Ready = "Ready",
-        /// The operator is working towards the spec. Present only while this is true.
+        /// The operator is working towards the spec. An object has this condition only while the status is True.
         Reconciling = "Reconciling",
-        /// The operator cannot continue until a user acts. Present only while this is true.
+        /// The operator cannot continue until a user acts. An object has this condition only while the status is True.
         Stalled = "Stalled",
         /// The cluster answers linearizable reads: a quorum of voters is healthy.
         Available = "Available",
-        /// The operator is working towards the spec.
+        /// The operator is working towards the spec. Otherwise, the status is False.
         Progressing = "Progressing",
         /// The operator found a problem that it cannot repair, or must not repair without a user.
         Degraded = "Degraded",
-        /// A lost member is restarting or being replaced.
+        /// A lost member is restarting, or the operator is replacing it.
         Recovering = "Recovering",
-        /// The number of members is being changed.
+        /// The operator is changing the number of members.
         Scaling = "Scaling",
-        /// The version is being changed.
+        /// The operator is changing the version of etcd.
         Upgrading = "Upgrading",
         /// Every field of the spec takes effect in this release.
         FieldsInEffect = "FieldsInEffect",
         /// The spec follows the project's recommendations: an odd size, a tested version.
         Advisable = "Advisable",
-        /// A backup or a restore is done.
+        /// The newest backup of an EtcdBackup, or the restore of an EtcdRestore, is complete.
         Complete = "Complete",
-        /// A backup or a restore has failed and is not retried.
+        /// A backup or a restore has failed, and the operator does not retry it.
         Failed = "Failed",
         /// The certificates of a cluster with TLS are valid.
         TlsReady = "TLSReady",
@@ -108,15 +108,15 @@ text_enum! {
         UntestedVersion = "UntestedVersion",
         /// The spec follows the project's recommendations.
         AsAdvised = "AsAdvised",
-        /// `spec.paused` is set.
+        /// The operator changes nothing, because `spec.paused` is set.
         Paused = "Paused",
         /// `spec.hibernate` is set: no member runs, the operator keeps the volumes.
         Hibernated = "Hibernated",
-        /// `spec.hibernate` is set: the members are being stopped.
+        /// The operator is stopping the members, because `spec.hibernate` is set.
         Hibernating = "Hibernating",
-        /// The object belongs to a restore.
+        /// A restore holds the lock of the EtcdCluster.
         Restoring = "Restoring",
-        /// The first members are being started.
+        /// The operator is starting the first members.
         Bootstrapping = "Bootstrapping",
         /// The cluster has formed and a quorum answers.
         QuorumHealthy = "QuorumHealthy",
@@ -124,29 +124,29 @@ text_enum! {
         NoEndpoint = "NoEndpoint",
         /// No quorum of voters answers.
         QuorumLost = "QuorumLost",
-        /// Members are being added.
+        /// The operator is adding members.
         AddingMembers = "AddingMembers",
-        /// Members are being removed.
+        /// The operator is removing members.
         RemovingMembers = "RemovingMembers",
         /// A learner is catching up with the leader.
         LearnerCatchingUp = "LearnerCatchingUp",
         /// A member is down.
         MemberDown = "MemberDown",
-        /// A dead member is being replaced.
+        /// The operator is replacing a dead member.
         ReplacingMember = "ReplacingMember",
         /// A member's pod cannot start: the message states the cause.
         PodNotStarting = "PodNotStarting",
         /// The image of the version cannot be pulled.
         ImageNotFound = "ImageNotFound",
-        /// A required volume is missing: the message names it.
+        /// A required volume is missing: the message states the cause.
         StorageMissing = "StorageMissing",
         /// The operator's last step failed: the message states the cause.
         StepFailed = "StepFailed",
-        /// Work is under way.
+        /// The operator is working on the object.
         InProgress = "InProgress",
-        /// Work has not begun.
+        /// The backup or the restore has not begun.
         Pending = "Pending",
-        /// The work is done.
+        /// The backup or the restore is complete.
         Succeeded = "Succeeded",
         /// The next backup is scheduled.
         Scheduled = "Scheduled",
@@ -202,7 +202,7 @@ text_enum! {
         AttemptsCutOff = "AttemptsCutOff",
         /// The seed member could not be prepared: the message states the cause.
         SeedFailed = "SeedFailed",
-        /// The object was deleted before its work was done.
+        /// The EtcdRestore was deleted before the restore was complete.
         Cancelled = "Cancelled",
         /// The installed CRD is older than the operator and lacks a field that the operator must record.
         DefinitionOutdated = "DefinitionOutdated",

@@ -33,7 +33,7 @@ mod tests {
     use crate::duration::DurationText;
 
     #[test]
-    fn sizes_have_one_decimal() {
+    fn displayed_sizes_from_one_kib_have_one_decimal() {
         for (size, text) in [
             (0, "0 B"),
             (1023, "1023 B"),
@@ -46,7 +46,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_can_be_parsed_again() {
+    fn displayed_durations_can_be_parsed_again() {
         for (seconds, text) in [
             (0, "0s"),
             (59, "59s"),

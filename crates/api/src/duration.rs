@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations_in_go_format_are_parsed() {
+    fn duration_texts_in_go_format_are_parsed() {
         let cases = [
             ("0s", 0),
             ("60s", 60_000),
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_durations_are_rejected() {
+    fn invalid_duration_texts_are_rejected() {
         for text in [
             "",
             "60",

@@ -102,7 +102,7 @@ pub fn summary(problems: &[Problem]) -> String {
     lines.join("; ")
 }
 
-/// The names of the fields with a flag that is true.
+/// The names of those fields whose flag is true.
 pub(crate) fn names_of_set<const N: usize>(fields: [(bool, &str); N]) -> Vec<String> {
     let set = fields.into_iter().filter(|(set, _)| *set);
     set.map(|(_, field)| field.to_owned()).collect()

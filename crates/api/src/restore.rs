@@ -24,13 +24,13 @@ use crate::text::text_enum;
 text_enum! {
     /// Phase of a restore, derived from its conditions. For display only.
     RestorePhase {
-        /// Not started.
+        /// The operator has not started the restore.
         Pending = "Pending",
         /// The seed member fetches and verifies the data.
         Preparing = "Preparing",
         /// The seed serves, and the restore hands the cluster over to the cluster operator.
         Starting = "Starting",
-        /// The cluster serves.
+        /// The restored cluster serves clients.
         Complete = "Complete",
         /// The restore has failed and is not retried.
         Failed = "Failed",
@@ -300,7 +300,7 @@ pub struct EtcdRestoreStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct SeedStatus {
-    /// Name of the member.
+    /// Name of the member that restores the backup.
     pub member: String,
     /// Token of the new cluster.
     pub token: String,
@@ -352,9 +352,9 @@ pub struct ReplacesStatus {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct AbandonedStatus {
-    /// Reason of the condition.
+    /// Reason of the condition `Failed`.
     pub reason: String,
-    /// Message of the condition.
+    /// Message of the condition `Failed`.
     pub message: String,
 }
 

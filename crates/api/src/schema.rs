@@ -37,7 +37,8 @@ pub(crate) fn text_map(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "maxProperties": 64, "additionalProperties": { "type": "string" } })
 }
 
-/// The schema of a part of a status that is copied from a spec. It is not validated again.
+/// The schema of a part of a status that is copied from a spec. The API server has validated the spec, and does not
+/// validate the copy.
 pub(crate) fn open_object(_: &mut SchemaGenerator) -> Schema {
     json_schema!({ "type": "object", "x-kubernetes-preserve-unknown-fields": true })
 }

@@ -453,10 +453,10 @@ pub enum PathError {
     /// The path has no slash.
     #[error("the slash between bucket and key is missing")]
     NoSlash,
-    /// The first slash is the first character.
+    /// The path begins with a slash, so the bucket is missing.
     #[error("the bucket is missing")]
     NoBucket,
-    /// No character follows the first slash.
+    /// The path ends with its first slash, so the key is missing.
     #[error("the key is missing")]
     NoKey,
     /// The key ends with a slash, so it would be a folder.

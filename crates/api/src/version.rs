@@ -52,7 +52,7 @@ impl EtcdVersion {
             })
     }
 
-    /// A release.
+    /// The version with these numbers, without a pre-release part.
     pub fn release(major: u64, minor: u64, patch: u64) -> Self {
         Self(semver::Version::new(major, minor, patch))
     }
@@ -148,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_versions_are_rejected() {
+    fn invalid_etcd_versions_are_rejected() {
         for text in ["", "3.6", "latest", "3.6.x", "v"] {
             assert!(EtcdVersion::parse(text).is_err(), "{text}");
         }
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn features_depend_on_etcd_version() {
+    fn etcd_features_depend_on_version() {
         // The columns are the version, learners, max-learners, etcdutl and readyz.
         let cases = [
             ("3.3.27", false, false, false, false),

@@ -95,8 +95,8 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The limits of transfers. The limit per namespace does not apply to an operator for one namespace, because it has
-    /// no other tenants.
+    /// The limits of transfers. An operator for one namespace has no limit per namespace, because it has no other
+    /// tenants.
     fn transfers(&self, scope: &Scope) -> Limits {
         let concurrent = self.max_transfers.get();
         let of_scope = if scope.is_shared() {

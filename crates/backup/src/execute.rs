@@ -268,7 +268,7 @@ async fn delete_left_pod(
 }
 
 /// Writes the status. Afterwards, starts the transfer whose attempt the status records, and forgets the ended workers
-/// whose results it reports.
+/// whose results the status reports.
 pub(crate) async fn report(
     context: &ExecuteContext,
     backup: &EtcdBackup,
@@ -389,7 +389,7 @@ mod tests {
 
     /// Invariant 11: the deletion has the UID of the observed pod as precondition.
     #[tokio::test]
-    async fn deletes_leftover_pod_only_if_its_etcdbackup_owns_it() {
+    async fn leftover_pod_is_deleted_only_if_its_etcdbackup_owns_it() {
         for (owner, requests) in [("u", 2), ("another", 1)] {
             let (client, sent) = server_with_pod(owner);
             let backup = backup_with(&json!({}));

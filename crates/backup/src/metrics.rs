@@ -283,7 +283,7 @@ mod tests {
     }
 
     #[test]
-    fn series_have_namespace_cluster_and_name() {
+    fn backup_metric_series_have_namespace_cluster_and_name() {
         let spec = serde_json::json!({ "storageType": "S3", "etcdCluster": { "name": "main" } });
         let mut backup = EtcdBackup::new("nightly", serde_json::from_value(spec).unwrap());
         backup.metadata.namespace = Some("prod".to_owned());
@@ -341,7 +341,7 @@ mod tests {
 
     /// Without the recorded duration, the series would disappear whenever the next backup starts.
     #[test]
-    fn duration_stays_while_next_backup_runs() {
+    fn duration_metric_keeps_last_backup_while_next_backup_runs() {
         let spec =
             serde_json::json!({ "storageType": "S3", "backupPolicy": { "schedule": "@daily" } });
         let mut backup = EtcdBackup::new("b", serde_json::from_value(spec).unwrap());

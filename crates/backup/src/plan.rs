@@ -77,7 +77,7 @@ impl Action {
 /// What the status reports about the backup.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
-    /// The status already reports the state.
+    /// The status already reports the state of the backup, and does not change.
     Unchanged,
     /// The spec is rejected.
     Refused(Trouble),

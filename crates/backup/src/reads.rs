@@ -24,8 +24,8 @@ impl Reads {
         self.0.acquire(place(namespace, store)).await
     }
 
-    /// The same store, whose listings wait for a slot. A task that runs for a long time occupies the slot only until
-    /// the listing has ended.
+    /// Wraps the store, so that each listing waits for a slot. A task that runs for a long time occupies the slot only
+    /// until its listing has ended.
     pub(crate) fn limit(&self, namespace: &str, store: Arc<dyn Store>) -> Arc<dyn Store> {
         Arc::new(LimitedStore {
             place: place(namespace, store.as_ref()),

@@ -14,7 +14,7 @@ api::reasons! {
         AsDesired,
         /// Too many attempts ended together with the operator process.
         AttemptsCutOff,
-        /// A transfer starts.
+        /// The transfer of a backup starts.
         BackupBegun,
         /// The newest backup in the store is missing, or differs from the backup that was written.
         BackupMissing,
@@ -40,7 +40,7 @@ api::reasons! {
         EndpointNotGranted,
         /// No member of the etcd cluster answers.
         EtcdUnreachable,
-        /// The EtcdCluster hibernates.
+        /// The EtcdCluster hibernates, so its members cannot send a snapshot.
         Hibernated,
         /// The image of the pod cannot be pulled.
         ImageNotFound,

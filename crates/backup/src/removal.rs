@@ -89,7 +89,7 @@ impl Removal {
             // The path was changed, and the new path has no newer backup yet. No backup of the new path is removed.
             return Ok(RemovalResult::default());
         };
-        // Invariant 9: nothing is removed unless the store contains the complete newest backup and its manifest.
+        // Invariant 9: backups are removed only if the store contains the complete newest backup and its manifest.
         if complete_backup(self.store.as_ref(), key).await?.is_none() {
             return Err(Trouble::new(
                 Reason::BackupMissing,

@@ -250,7 +250,7 @@ pub struct VerificationInputs {
     pub pod: PodState,
     /// True if no other EtcdBackup of the namespace verifies its backup now.
     pub has_turn: bool,
-    /// The image of the operators; `None` if it is not needed or not known.
+    /// The image of the operators; `None` if the plan does not need the image, or if the image is unknown.
     pub image: Option<OperatorImage>,
     /// The repository of etcd images in the EtcdCluster that the spec names.
     pub repository: Option<String>,

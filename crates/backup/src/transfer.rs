@@ -92,7 +92,7 @@ impl Transfer {
         let mut last = None;
         for candidate in candidates {
             match self.from(&candidate, meter, cancelled).await {
-                // The next member may still be able to send its snapshot.
+                // The next member is tried, because it may still be able to send its snapshot.
                 Err(trouble)
                     if trouble.reason == Reason::EtcdUnreachable && !cancelled.is_cancelled() =>
                 {
@@ -107,7 +107,8 @@ impl Transfer {
     /// The members that answer, best first. All URLs are queried concurrently, so a dead member causes no delay.
     async fn candidates(&self) -> Result<Vec<Candidate>, Trouble> {
         let mut urls = self.endpoints.clone();
-        // Without a quorum there is no member list, but a single member can still send its snapshot.
+        // An error of the member list is ignored: without a quorum there is no list, but a single member can still send
+        // its snapshot.
         let listed = self.etcd.members(&self.endpoints).await.ok();
         let members = listed.iter().flat_map(|listed| &listed.members);
         // Invariant 28: an answer may be hostile and name members of other clusters, so a rule restricts the URLs.

@@ -68,7 +68,7 @@ pub(crate) trait Worker: Send + Sync + 'static {
 /// The progress of a running task.
 #[derive(Default)]
 pub(crate) struct Progress {
-    /// The transferred bytes.
+    /// Counts the transferred bytes.
     pub(crate) meter: Meter,
     /// The reason why the task makes no progress; `None` while it makes progress.
     obstacle: Mutex<Option<Trouble>>,
@@ -274,7 +274,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
             }
             let _ = workers.changes.send(owner);
         };
-        // The lines of the task have the ID of the reconcile that started it.
+        // The log lines of the task have the ID of the reconcile that started the task.
         self.tasks.spawn(in_background(task));
     }
 

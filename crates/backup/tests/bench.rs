@@ -214,8 +214,9 @@ async fn benchmark_compares_backup_with_manual_upload() {
             flags: vec![
                 "--unsafe-no-fsync".to_owned(),
                 "--quota-backend-bytes=8589934592".to_owned(),
-                // By default, etcd keeps at least the last 5,000 writes in memory. At 1 MiB each, they would need more
-                // memory than the database, and too little memory would be left for the page cache.
+                // With these flags, etcd keeps few recent writes in memory. By default, it keeps at least 5,000. At 1
+                // MiB each, they would need more memory than the database, and leave too little memory for the page
+                // cache.
                 "--snapshot-count=100".to_owned(),
                 "--snapshot-catchup-entries=10".to_owned(),
             ],

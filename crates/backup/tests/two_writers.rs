@@ -297,7 +297,7 @@ async fn invariant_12_backup_fails_if_object_or_manifest_is_replaced() {
             let trouble = run(&ours, &store).await.unwrap_err();
             assert_eq!(trouble.reason, Reason::BackupMissing, "{interference:?}");
             assert!(trouble.message.contains("its own path"), "{trouble:?}");
-            // The object belongs to another writer, so no manifest of this transfer may remain for it.
+            // The stored object belongs to another writer, so no manifest of this transfer may remain for the object.
             if interference == Interference::DataBeforeManifest
                 || interference == Interference::DataAfterManifest
             {
@@ -433,7 +433,7 @@ async fn invariant_12_backup_fails_if_object_is_replaced_during_read() {
 /// The operator process may end between the manifest and the confirmation. If another object of the same size then
 /// replaces the object, the next process does not adopt it.
 #[tokio::test]
-async fn overwritten_object_is_not_adopted() {
+async fn overwritten_backup_object_is_not_adopted() {
     let snapshot = recorded().await;
     let begun: Timestamp = "2026-06-15T12:00:00Z".parse().unwrap();
     for (numbered, has_tags, verify_content) in [

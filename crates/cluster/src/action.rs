@@ -110,7 +110,8 @@ pub enum StartPart {
     /// Renews the mark that another operator process has set on the Service of this member. This process never removes
     /// a renewed mark.
     MarkAgain(String),
-    /// Creates another object of this start. The value decides whether a failure of this action removes the mark.
+    /// Creates another object of this start. The [`Undo`] value decides whether a failure of this action removes the
+    /// mark.
     Follow(Undo),
     /// Creates the pod of this member again, on the volume with the member's data.
     Return(String),
@@ -134,8 +135,8 @@ impl StartPart {
         }
     }
 
-    /// The member whose mark this action sets, and may therefore be removed by this process after a failure; `None`
-    /// for every other action.
+    /// The member whose mark this action sets, so that this process may remove the mark after a failure; `None` for
+    /// every other action.
     pub fn marks(&self) -> Option<&str> {
         match self {
             Self::Mark(member) => Some(member),
@@ -389,6 +390,6 @@ pub enum Passwords {
         /// password in etcd.
         others: bool,
     },
-    /// Deletes the Secret.
+    /// Deletes the Secret with the record.
     Forget,
 }

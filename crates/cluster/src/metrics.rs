@@ -152,7 +152,8 @@ static GAUGES: [Gauge; 14] = [
 fn has_quorum(status: &EtcdClusterStatus) -> Option<bool> {
     let available = find(&status.conditions, &ConditionType::Available)?;
     match Reason::parse(&available.reason)? {
-        // If the client Service has no endpoint, clients cannot connect through the Service. etcd still has a quorum.
+        // The reason `NoEndpoint` means that clients cannot connect through the client Service. A quorum of etcd still
+        // answers.
         Reason::QuorumHealthy | Reason::NoEndpoint => Some(true),
         Reason::QuorumLost | Reason::ForeignCluster => Some(false),
         _ => None,

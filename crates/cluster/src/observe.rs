@@ -188,7 +188,7 @@ pub async fn objects(
         let Some(mut cluster) = cluster else {
             return Ok(None);
         };
-        // The operator never reads the managed fields of objects. The cache is smaller without them.
+        // The managed fields are removed, because the operator never reads them, and the cache is smaller without them.
         cluster.metadata.managed_fields = None;
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;

@@ -10,7 +10,7 @@ pub enum Seen<T> {
 }
 
 impl<T> Seen<T> {
-    /// The answer, if known.
+    /// The answer; `None` if it is unknown.
     pub fn known(&self) -> Option<&T> {
         match self {
             Self::Known(value) => Some(value),

@@ -131,7 +131,7 @@ mod tests {
         cache.begin(UID);
         cache.invalidate(UID);
         assert!(nothing());
-        // Here the event of the deletion was lost. The cache drops the snapshot at its age limit.
+        // This cache has missed the event of the deletion. The cache drops the snapshot at its age limit.
         cache.begin(UID);
         cache.keep(UID, snapshot, now);
         cache.forget(now + LONGEST);

@@ -81,7 +81,8 @@ pub enum InspectError {
 pub struct Inspector {
     size: u64,
     body: Sha256,
-    /// The last bytes so far. They may be the SHA-256 or belong to the file. This is not known before the end.
+    /// The last bytes that have arrived. Only the end of the stream shows whether they are the SHA-256 or belong to the
+    /// file.
     held: Vec<u8>,
     pages: Pages,
 }
@@ -186,7 +187,7 @@ struct Pages {
     pending: Vec<Pending>,
 }
 
-/// bbolt uses the page size of the operating system. These are the limits of that size in bytes.
+/// The limits of the page size in bytes. bbolt uses the page size of the operating system.
 const SMALLEST_PAGE: usize = 4096;
 const LARGEST_PAGE: usize = 1 << 16;
 

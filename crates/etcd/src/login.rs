@@ -58,7 +58,7 @@ const SUSPECT_INTERVAL: Duration = Duration::from_secs(15);
 /// The `overtaken` flag of calls that are sent to only one member. No other member can respond first.
 pub(crate) static NOT_HEDGED: AtomicBool = AtomicBool::new(false);
 
-/// The result of a login. With its number, a caller can say which login it has used.
+/// The result of a login. A caller uses the number to say with which login it has sent a call.
 #[derive(Clone, Debug)]
 struct LoginResult {
     login: Login,
@@ -114,7 +114,7 @@ pub(crate) struct Session {
     login_lock: tokio::sync::Mutex<()>,
     /// Number of passwords that etcd has rejected so far.
     pub(crate) rejected: AtomicUsize,
-    /// The members that may issue a token, from the last call. A called learner issues none.
+    /// The members of the last call, from which a token may be requested. A learner among them issues no token.
     members: Mutex<Vec<String>>,
 }
 
@@ -162,7 +162,7 @@ impl Session {
         }
     }
 
-    /// The result of the current login. `None` if there is no login or it is too old.
+    /// The result of the current login. `None` if there is no login, or if the login is older than [`LOGIN_CACHE`].
     pub(crate) fn current(&self) -> Option<Login> {
         let known = self.found();
         let recent = |found: &LoginResult| found.at.elapsed() < LOGIN_CACHE;

@@ -54,7 +54,8 @@ pub struct Member {
     pub is_learner: bool,
 }
 
-/// A linearizable member list, confirmed by a quorum.
+/// A member list. The list from [`Etcd::members`] is linearizable, and the list from [`Etcd::local_members`] may be
+/// stale.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Members {
     /// The cluster ID in the response header.
@@ -199,7 +200,7 @@ pub enum Error {
     /// The TLS handshake failed or a certificate is invalid.
     #[error("TLS: {0}")]
     Tls(String),
-    /// Any other error from etcd.
+    /// An error of etcd that no other variant describes.
     #[error("etcd returned an error: {0}")]
     Other(String),
 }

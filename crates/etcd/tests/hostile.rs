@@ -24,9 +24,9 @@ const MIB: u64 = 1 << 20;
 
 /// The response to one call.
 enum Answer {
-    /// One message with this content.
+    /// A response of one message with this content.
     Message(Vec<u8>),
-    /// These bytes, which the server repeats forever.
+    /// An endless response, in which the server repeats these bytes.
     Endless(Bytes),
 }
 

@@ -211,7 +211,7 @@ fn peer() -> [String; 1] {
 }
 
 #[tokio::test]
-async fn lost_answers_of_membership_changes_are_not_repeated() {
+async fn membership_changes_are_not_repeated_after_lost_answers() {
     for minor in MINORS {
         let programs = Programs::find(minor);
         let methods = ["MemberAdd", "MemberUpdate", "MemberRemove", "MemberPromote"];
@@ -242,7 +242,7 @@ async fn lost_answers_of_membership_changes_are_not_repeated() {
 }
 
 #[tokio::test]
-async fn lost_answers_of_upkeep_are_not_repeated() {
+async fn upkeep_changes_are_not_repeated_after_lost_answers() {
     for minor in MINORS {
         let lost = ["Alarm", "Compact", "Defragment", "MoveLeader"];
         let pair = Pair::start(&Programs::find(minor), &lost).await;
@@ -276,7 +276,7 @@ fn root(password: &str, former: &[&str]) -> EtcdClient {
 
 /// Each lost answer ends the call. The next call continues, and etcd receives each change at most once in a call.
 #[tokio::test]
-async fn lost_answers_of_auth_changes_are_not_repeated() {
+async fn auth_changes_are_not_repeated_after_lost_answers() {
     for minor in MINORS {
         let pair = Pair::start(&Programs::find(minor), &[]).await;
         let (via, direct) = (pair.via(), pair.direct());
@@ -316,7 +316,8 @@ async fn read_is_sent_to_next_member_after_lost_answer() {
     }
 }
 
-/// etcd received no change from a member that refuses connections, or that is a learner. The next member gets it.
+/// A member that refuses connections, or that is a learner, has applied no change. The client then sends the change to
+/// the next member.
 #[tokio::test]
 async fn change_is_sent_to_next_member_after_refused_connection_or_learner() {
     for minor in MINORS {

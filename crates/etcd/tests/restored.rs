@@ -1,4 +1,5 @@
-//! What a restored etcd serves, read from real etcd processes whose data requires a login.
+//! Tests with real etcd processes whose restored data requires a login: the revision, the number of keys and their hash
+//! can be read without a login.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 use std::time::Duration;
@@ -40,10 +41,10 @@ async fn restored_data_is_read_without_login() {
         let (peer, metrics) = (host(&process.peer_url), host(&url));
         let found = served(&peer, &metrics, 3, LIMIT).await.unwrap();
         assert_eq!((found.revision, found.keys), (4, Some(2)), "{minor}");
-        // The hash is that of the requested revision, as the manifest of a backup has it.
+        // `served` must return the hash at the requested revision, as in the manifest of a backup.
         assert_eq!(found.hash, root.hash(&url, 3).await.unwrap(), "{minor}");
         assert_ne!(found.hash, root.hash(&url, 4).await.unwrap(), "{minor}");
-        // A revision that etcd does not have is an error, and never an equal hash.
+        // For a revision that etcd does not have, `served` must fail. It must not return the hash of another revision.
         let error = served(&peer, &metrics, 9, LIMIT).await.unwrap_err();
         assert!(error.to_string().contains("400"), "{minor}: {error}");
     }

@@ -49,7 +49,8 @@ async fn full_database_is_repaired_by_compaction_and_defragmentation() {
 
         client.compact(&via, revision).await.unwrap();
         client.compact(&via, revision - 1).await.unwrap();
-        // etcd updates the size of its database only with the next commit. A request for the alarms triggers a commit.
+        // The loop requests the alarms, which triggers a commit. etcd updates the size of its database only with a
+        // commit.
         let begun = Instant::now();
         // etcd 3.4 commits only after writes, and a full database rejects writes. The loop therefore skips etcd 3.4.
         loop {
@@ -80,8 +81,8 @@ async fn full_database_is_repaired_by_compaction_and_defragmentation() {
 }
 
 /// Invariant 29: etcd 3.7 does not start if entries of etcd 3.5 follow the last snapshot in its Raft log.
-/// `append_entries` makes etcd 3.6 save a new snapshot. If etcd 3.7 starts without this preparation, it can read such
-/// entries. `append_entries` and the invariant can then be removed.
+/// `append_entries` makes etcd 3.6 save a new snapshot. If this test fails because a later etcd 3.7 starts without the
+/// new snapshot, `append_entries` and the invariant can be removed.
 #[tokio::test]
 async fn invariant_29_etcd_3_7_reads_only_prepared_log_of_3_5() {
     const SNAPSHOT_COUNT: u64 = 500;

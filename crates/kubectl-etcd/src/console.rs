@@ -100,15 +100,16 @@ fn is_yes(answer: &str) -> bool {
 /// The state of an object for which a command waits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Look {
-    /// The object has not reached the goal yet. The text describes its state.
+    /// The object has not reached the awaited state yet. The text describes its current state.
     Waiting(String),
-    /// The object has reached the goal.
+    /// The object has reached the awaited state.
     Done(String),
-    /// The object has failed and will not reach the goal.
+    /// The object has failed and will not reach the awaited state.
     Failed(String),
 }
 
-/// Looks at an object every second until it has reached the goal. Prints each change of its state to standard error.
+/// Reads an object every second until it has reached the awaited state. Prints each change of its state to standard
+/// error.
 ///
 /// # Errors
 /// Fails if the object fails, or if the time limit ends.

@@ -8,7 +8,7 @@ use thiserror::Error;
 pub const CODE_FAILED: u8 = 1;
 /// Exit code if the command was refused before it changed anything, or if the user did not confirm the change.
 pub const CODE_REFUSED: u8 = 3;
-/// Exit code if the time limit ended before the awaited object reached the goal.
+/// Exit code if the time limit ended before the object reached the awaited state.
 pub const CODE_TIMEOUT: u8 = 4;
 /// Exit code if the awaited object failed.
 pub const CODE_ENDED_BADLY: u8 = 5;

@@ -15,7 +15,8 @@ pub fn flag<'a>(pod: &'a Pod, name: &str) -> Option<&'a str> {
         .into_iter()
         .flatten()
         .flatten()
-        // coreos/etcd-operator starts etcd with a shell script. The whole script is one word of the command.
+        // Words are split at white space: coreos/etcd-operator starts etcd with a shell script, and the script is one
+        // word of the command.
         .flat_map(|word| word.split_whitespace())
         .collect();
     let with_value = format!("--{name}=");

@@ -139,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn text_without_secrets_is_unchanged() {
+    fn redaction_keeps_text_without_secrets() {
         for text in [
             "s3://bucket/key@v1",
             "a@b.c",

@@ -63,7 +63,7 @@ fn commands(text: &str) -> Vec<String> {
 }
 
 #[test]
-fn commands_in_documents_exist() {
+fn kubectl_etcd_commands_in_documents_exist() {
     let mut files = vec![root().join("README.md")];
     pages(&root().join("docs"), &mut files);
     let mut checked = 0;

@@ -63,7 +63,7 @@ pub struct MetadataPatch {
 /// A resize that the node has not completed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resizing {
-    /// True if the node must first free resources. This may take forever.
+    /// True if the node must first free resources, which may never happen.
     pub deferred: bool,
     /// The reason that the kubelet gives.
     pub message: String,

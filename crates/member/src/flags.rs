@@ -112,7 +112,7 @@ fn version_arguments(version: &EtcdVersion) -> Vec<String> {
         ));
     }
     if version.minor() == (3, 4) {
-        // In etcd 3.5 and later, pre-vote and the zap logger are the defaults.
+        // etcd 3.4 needs these flags. Since etcd 3.5, pre-vote and the zap logger are the defaults.
         arguments.push("--pre-vote=true".to_owned());
         arguments.push("--logger=zap".to_owned());
     }

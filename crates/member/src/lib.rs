@@ -100,7 +100,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// The stage in which the change of peer connections to TLS is.
+    /// The stage of the change of peer connections to TLS.
     pub fn peers(&self) -> PeerStage {
         peers_of(self.spec.tls.as_ref())
     }

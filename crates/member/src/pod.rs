@@ -87,8 +87,8 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
         subdomain: Some(names::headless_service(members.cluster)),
         restart_policy: Some("Always".to_owned()),
         automount_service_account_token: Some(false),
-        // Service links would add environment variables for each Service in the namespace. etcd reads every variable
-        // with the prefix ETCD_ as a flag.
+        // Service links are disabled, because they would add environment variables for each Service in the namespace,
+        // and etcd reads every variable with the prefix ETCD_ as a flag.
         enable_service_links: Some(false),
         containers,
         init_containers: (!policy.init_containers.is_empty())

@@ -425,7 +425,8 @@ mod tests {
         }
     }
 
-    /// A recorded spec may be older than the validation rule and contain such variables.
+    /// The spec in a manifest may be older than the validation rule, and contain variables that set flags of the
+    /// operator.
     #[test]
     fn seed_omits_variables_of_operator_flags() {
         let json = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"},{"name":"GOGC","value":"50"}]}}"#;

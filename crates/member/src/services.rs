@@ -89,10 +89,10 @@ pub fn headless_service(members: &Members<'_>) -> Service {
 }
 
 /// The client Service.
-/// - It has no endpoints until the status contains the cluster ID, because members of a bootstrap that is abandoned
-///   later must not acknowledge writes.
-/// - Its selector contains the token of the cluster, so that clients do not reach pods of an abandoned bootstrap.
-/// - It selects only voters, because a learner rejects most requests.
+/// - The Service has no endpoints until the status contains the cluster ID, because members of a bootstrap that is
+///   abandoned later must not acknowledge writes.
+/// - The selector contains the token of the cluster, so that clients do not reach pods of an abandoned bootstrap.
+/// - The Service selects only voters, because a learner rejects most requests.
 pub fn client_service(members: &Members<'_>) -> Service {
     let none = ClientServicePolicy::default();
     let policy = members.spec.services.as_ref();

@@ -78,8 +78,8 @@ impl ClusterTls {
     }
 
     /// Completes a spec with data from the Secrets: the names of their keys and, if the spec does not set it,
-    /// `memberAddress`. The value of running members (`running`) takes precedence. Without running members, the value
-    /// is `Pod` if the certificates cover only these addresses, and otherwise `Service`.
+    /// `memberAddress`. The address form of running members (`running`) takes precedence. Without running members, the
+    /// form is `Pod` if the certificates cover only addresses of that form, and otherwise `Service`.
     pub fn complete_spec(
         &self,
         spec: &mut EtcdClusterSpec,

@@ -1,4 +1,4 @@
-//! The pod that proves that a backup restores. Performs no I/O.
+//! The pod of a verification, which proves that a backup can be restored. Performs no I/O.
 //!
 //! The pod fetches and restores the backup with the same programs as the seed of a restore. Then etcd serves the restored
 //! data on localhost, and a third container compares it with the manifest of the backup. The third container ends with a
@@ -35,7 +35,7 @@ pub const LABELS: [(&str, &str); 2] = [
 const NAME: &str = "verification";
 const CLIENT: &str = "127.0.0.1:2379";
 
-/// The properties of the pod.
+/// The properties of a verification pod.
 #[derive(Clone, Debug)]
 pub struct VerificationPod<'a> {
     /// Name of the pod.
@@ -48,7 +48,7 @@ pub struct VerificationPod<'a> {
     pub version: &'a EtcdVersion,
     /// Repository of the etcd image.
     pub repository: &'a str,
-    /// The backup.
+    /// The source from which the pod fetches the backup.
     pub source: Source,
     /// The settings in the spec of the EtcdBackup.
     pub settings: &'a Verification,
@@ -56,7 +56,7 @@ pub struct VerificationPod<'a> {
     pub operator: &'a OperatorImage,
 }
 
-/// Builds the pod.
+/// Builds the pod of a verification.
 pub fn verification_pod(pod: VerificationPod<'_>) -> Pod {
     let fetch = Container {
         resources: pod.settings.resources.clone(),
@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn scratch_volume_follows_settings() {
+    fn scratch_volume_is_limited_emptydir_or_pvc_by_settings() {
         let volume = |settings: Value| built(&settings)["spec"]["volumes"][0].clone();
         assert_eq!(volume(json!({}))["emptyDir"], json!({}));
         let limited = volume(json!({ "scratch": { "sizeLimit": "8Gi" } }));

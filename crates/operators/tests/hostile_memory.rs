@@ -54,7 +54,7 @@ struct Calls {
 }
 
 impl Calls {
-    /// A call that takes this time.
+    /// Keeps a call in progress for this time.
     fn last(&self, time: Duration) {
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(running, Ordering::SeqCst);

@@ -19,7 +19,7 @@ use tower::service_fn;
 pub(crate) type Requests = Arc<Mutex<Vec<String>>>;
 
 /// Starts a server. `answer` gets a request and the number of earlier equal requests. It returns the status code and
-/// the object of the response. The object of an error is ignored.
+/// the object of the response. If the status code is an error, the object is ignored.
 pub(crate) fn server(
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Client, Requests) {

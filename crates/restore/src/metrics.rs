@@ -46,7 +46,8 @@ impl Collector for RestoreMetrics {
 
 const PREFIX: &str = "etcd_operator_restore_";
 
-/// Name, help text and values of each metric. An EtcdRestore without the value has no time series.
+/// Name, help text and values of each metric. If an EtcdRestore has no value for a metric, the metric has no time
+/// series for this EtcdRestore.
 fn metrics<'a>(
     restores: impl Iterator<Item = &'a EtcdRestore>,
 ) -> [(&'static str, &'static str, Values); 7] {
@@ -192,7 +193,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_one_phase_is_one() {
+    fn phase_metric_is_1_only_for_current_phase() {
         for (status, phase) in [
             (json!({}), "Pending"),
             (json!({ "phase": "Preparing" }), "Preparing"),

@@ -119,9 +119,9 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
 
 /// Reads further data. Which data depends on the restore lock of the EtcdCluster:
 ///
-/// - This restore holds the lock: the seed and the old members.
-/// - The lock was released after the cutover: the answer of the restored cluster.
-/// - The lock is not set yet: the backup to check.
+/// - If this restore holds the lock, reads the seed and the old members.
+/// - If the lock was released after the cutover, reads the answer of the restored cluster.
+/// - If the lock is not set yet, checks the backup.
 async fn read_target(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,

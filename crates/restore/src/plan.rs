@@ -404,7 +404,7 @@ fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving)
         return Plan::wait_for("the cluster operator to report the cluster as Available");
     }
     match serving {
-        // `Differs` cannot occur here, because the hash is compared only before the cutover.
+        // The state `Differs` cannot occur here, because the hash is compared only before the cutover.
         Serving::NotRead | Serving::Differs { .. } => Plan::wait_for("the cluster to serve"),
         Serving::Unknown(why) => Plan::wait_for(format!("the cluster to serve: {why}")),
         Serving::Serves { cluster_id, .. } if !cluster.is_cluster(cluster_id) => Plan::wait_for(

@@ -289,20 +289,20 @@ pub struct PodFacts {
 pub enum Serving {
     /// etcd was not queried, because the plan does not need an answer.
     NotRead,
-    /// etcd did not answer.
+    /// The seed's etcd did not answer, for this reason.
     Unknown(String),
     /// The hash of the seed's keys differs from the hash in the manifest.
     Differs {
         /// The hash in the manifest.
         expected: u32,
-        /// The hash from etcd.
+        /// The hash that the seed's etcd reports.
         found: u32,
     },
-    /// etcd answers.
+    /// The seed's etcd answers.
     Serves {
         /// The cluster ID in hexadecimal, without leading zeros.
         cluster_id: String,
-        /// The current revision.
+        /// The current revision of the seed's etcd.
         revision: i64,
     },
 }

@@ -358,7 +358,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connections_are_limited_per_address() {
+    async fn admin_connections_are_limited_per_address() {
         let address = limited(Limits {
             per_address: 2,
             ..LIMITS
@@ -373,7 +373,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn connections_are_limited_in_total() {
+    async fn admin_connections_are_limited_in_total() {
         let address = limited(Limits {
             connections: 2,
             ..LIMITS

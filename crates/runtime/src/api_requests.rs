@@ -44,7 +44,7 @@ pub(crate) struct ApiRequests {
 
 impl Default for ApiRequests {
     fn default() -> Self {
-        // The buckets cover 5 ms to 41 s. The client of the lease gives up earlier.
+        // The buckets cover 5 ms to 41 s. Requests about the lease time out earlier.
         let buckets: fn() -> Histogram = || Histogram::new(exponential_buckets(0.005, 2.0, 14));
         Self {
             duration: Family::new_with_constructor(buckets),
@@ -74,7 +74,7 @@ impl ApiRequests {
         );
     }
 
-    /// Creates a series of each metric.
+    /// Creates one series of each metric, because metrics without a series are not exported.
     #[cfg(test)]
     pub(crate) fn fill(&self) {
         let labels = labels(&Method::GET, "/api/v1/pods", None);
@@ -209,7 +209,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn labels_have_resource_without_names() {
+    fn metric_labels_contain_resource_but_no_object_name() {
         let group = "/apis/etcd.database.coreos.com/v1beta2";
         let cases = [
             (
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn requests_are_counted_by_verb_resource_and_code() {
+    async fn api_requests_are_counted_by_verb_resource_and_code() {
         let metrics = ApiRequests::default();
         let mut registry = Registry::default();
         metrics.register(&mut registry);

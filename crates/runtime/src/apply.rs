@@ -109,9 +109,9 @@ api::reasons! {
         Conflict,
         /// The API server does not accept the content of the object.
         Refused,
-        /// Too many requests.
+        /// The API server rejected the request, because it received too many requests.
         Throttled,
-        /// Any other error response.
+        /// An error response of the API server that no other variant describes.
         ApiServerError,
         /// The API server did not answer.
         ApiServerUnreachable,

@@ -60,7 +60,7 @@ async fn until_ready(url: &Uri, deadline: Instant) -> Result<(), String> {
 /// anyway.
 async fn get(url: &Uri) -> Result<String, kube::Error> {
     let mut config = Config::new(url.clone());
-    // Plain HTTP needs no CA certificates, and the image may contain none.
+    // No CA certificate is loaded: plain HTTP needs none, and the image may contain none.
     config.root_cert = Some(Vec::new());
     let request = http::Request::get("/readyz").body(Vec::new());
     let request = request.map_err(kube::Error::HttpError)?;

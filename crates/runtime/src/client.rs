@@ -1,4 +1,4 @@
-//! The Kubernetes clients.
+//! Creates the Kubernetes clients.
 
 use kube::client::ClientBuilder;
 use kube::{Client, Config};

@@ -7,7 +7,8 @@ use jiff::{SignedDuration, Timestamp};
 use kube::Client;
 use kube::client::Body;
 
-/// Every authenticated client may read this path, and the response costs the API server little.
+/// The path of the request that reads the API server's time. Every authenticated client may read this path, and the
+/// response costs the API server little.
 const PATH: &str = "/version";
 
 /// The time of the API server minus the local time, accurate to about a second. `None` if the response has no valid

@@ -201,7 +201,7 @@ struct Driver<R: Reconcile> {
     report: Arc<Report>,
     backoff: Backoff,
     queue: Queue,
-    /// `None` if another operator manages the objects.
+    /// Writes the conditions `Managed` and `Unreadable`. `None` if another operator manages the objects.
     marks: Option<Marks<R::Object>>,
 }
 
@@ -236,7 +236,7 @@ impl<R: Reconcile> Driver<R> {
         let Some(pause) = pause else {
             return Action::await_change();
         };
-        // A time that the clock cannot represent is never due.
+        // If the clock cannot represent the time, the metrics of the queue do not count this requeue.
         if let Some(due) = Instant::now().checked_add(pause) {
             self.queue.request(key(object), due);
         }

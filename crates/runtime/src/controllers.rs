@@ -189,14 +189,15 @@ impl<K> Cache<K>
 where
     K: Resource<DynamicType = ()> + Clone + 'static,
 {
-    /// All objects. A reconcile uses [`Self::select`] instead.
+    /// All objects in the cache. A reconcile must call [`Self::select`] instead, which copies only the selected
+    /// objects.
     pub fn state(&self) -> Vec<Arc<Guarded<K>>> {
         self.0.iter().flat_map(Store::state).collect()
     }
 
-    /// The objects for which `matches` is true. The predicate sees each object in the cache, before anything of it is
-    /// copied. The predicate therefore compares the namespace first, and copies nothing: the objects of one namespace
-    /// must not slow down the reconciles of another namespace.
+    /// The objects for which `matches` is true. The predicate is called for each object in the cache, before the object
+    /// is copied. It should compare the namespace first and copy nothing, so that the objects of one namespace do not
+    /// slow down the reconciles of another namespace.
     pub fn select(&self, matches: impl Fn(&Guarded<K>) -> bool) -> Vec<Arc<Guarded<K>>> {
         let selected = self.0.iter().map(|store| store.state_filter(&matches));
         selected.flatten().collect()
@@ -207,7 +208,7 @@ where
         self.select(|object| object.meta().namespace.as_deref() == Some(namespace))
     }
 
-    /// The object, if it exists.
+    /// The object in the cache; `None` if the cache does not contain it.
     pub fn get(&self, object: &ObjectRef<Guarded<K>>) -> Option<Arc<Guarded<K>>> {
         self.0.iter().find_map(|store| store.get(object))
     }

@@ -116,11 +116,12 @@ async fn install(client: &Client, mut wanted: CustomResourceDefinition) -> Resul
     Ok(())
 }
 
-/// Whether the operator updates the installed CRD. A CRD without the release annotation was installed by the chart or a
-/// person, and is not updated.
+/// True if the operator overwrites the installed CRD `found` with `wanted`. A CRD without the release annotation was
+/// installed by the chart or a person, so the operator keeps it.
 fn should_write(found: &CustomResourceDefinition, wanted: &CustomResourceDefinition) -> bool {
     let Some(release) = found.annotations().get(RELEASE) else {
-        // Only coreos/etcd-operator created CRDs without subresources. The operator updates such a CRD.
+        // A CRD without subresources is an exception: only coreos/etcd-operator created such CRDs, so the operator
+        // overwrites it.
         return found.spec.versions.iter().all(|v| v.subresources.is_none());
     };
     let same = serde_json::to_value(&found.spec.versions).ok()

@@ -259,7 +259,9 @@ fn text(secret: &Secret, key: &str) -> Result<String, String> {
     let value = secret.data.as_ref().and_then(|data| data.get(key));
     let value = value.ok_or_else(|| format!("has no key {key}: add it"))?;
     let text = String::from_utf8(value.0.clone());
-    let text = text.map_err(|_| format!("has a key {key} that is not UTF-8 text: correct it"))?;
+    let text = text.map_err(|_| {
+        format!("has a value of the key {key} that is not UTF-8 text: correct the value")
+    })?;
     // Editors and `echo` append a line break, which is not part of the password.
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {
@@ -341,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn incomplete_secret_is_reported_with_key() {
+    fn incomplete_credentials_secret_is_reported_with_missing_key() {
         let whole = secret(&[("username", "root"), ("password", "p\n")]);
         assert_eq!(pair(&whole), Ok(("root".to_owned(), "p".to_owned())));
         let long = "x".repeat(73);

@@ -264,7 +264,7 @@ fn split_port(text: &str, usual: u16) -> Option<(&str, u16)> {
     let Some((host, port)) = text.split_once(':') else {
         return Some((text, usual));
     };
-    // `parse` would also accept a sign, as in `+2379`.
+    // The port must consist of digits, because `parse` would also accept a sign, as in `+2379`.
     let is_number = port.bytes().all(|byte| byte.is_ascii_digit());
     let port = port.parse::<u16>().ok();
     let port = port.filter(|port| *port > 0 && is_number)?;
@@ -441,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_grants_are_rejected() {
+    fn malformed_endpoint_grants_are_rejected() {
         for text in [
             "",
             "team-a",

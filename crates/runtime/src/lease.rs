@@ -179,8 +179,8 @@ impl Lease {
     }
 }
 
-/// Groups failed renewals into outages. If the pause between two failures is long enough, a renewal in between has
-/// succeeded.
+/// Groups failed renewals into outages. If the pause between two failures is long enough, a renewal has succeeded
+/// during the pause, so the second failure starts a new outage.
 #[derive(Default)]
 struct Outage {
     began: Option<Instant>,
@@ -207,7 +207,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn leader_gives_up_before_lease_expires() {
+    fn leader_stops_before_lease_expires() {
         let renewed = Instant::now();
         let first = renewed + DURATION.saturating_sub(GRACE) + CALL_TIMEOUT;
         let mut outage = Outage::default();
@@ -218,7 +218,7 @@ mod tests {
         assert!(gave_up > first, "the leader gave up after one failure");
         assert!(
             gave_up <= renewed + DURATION,
-            "the leader gave up {:?} after its last renewal",
+            "the leader stopped {:?} after its last renewal",
             gave_up - renewed
         );
     }

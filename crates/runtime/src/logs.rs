@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn event_field_does_not_replace_field_of_object() {
+    async fn log_event_field_does_not_replace_object_field() {
         let lines = logged("info", async {
             in_reconcile(&object(), async { tracing::info!(name = "other", "x") }).await;
         })
@@ -297,7 +297,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn spans_that_are_only_traced_add_no_fields() {
+    async fn trace_only_spans_add_no_log_fields() {
         let lines = logged(DEFAULT_FILTER, async {
             let span = tracing::debug_span!(target: TRACE_ONLY, "request", verb = "get");
             span.in_scope(|| tracing::info!("x"));

@@ -32,7 +32,7 @@ pub const MANAGED: &str = "Managed";
 /// manages the object may be starting or waiting for its lease.
 const GRACE: Duration = Duration::from_secs(30);
 
-/// An object that still cannot be parsed is reported again if no watch event about it arrived for this time.
+/// If an object still cannot be parsed and no watch event about it arrived for this time, the object is reported again.
 const REPEAT_AFTER: Duration = Duration::from_hours(24);
 
 type Unreadable = HashMap<String, (String, Instant)>;

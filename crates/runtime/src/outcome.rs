@@ -92,7 +92,8 @@ impl Metrics {
             "Duration of a reconcile in seconds",
             metrics.duration.clone(),
         );
-        // The name of coreos/etcd-operator has no unit.
+        // coreos/etcd-operator uses the name above, which has no unit. The metric is also exported under a name with
+        // the unit.
         registry.register(
             "reconcile_duration_seconds",
             "Duration of a reconcile in seconds",
@@ -166,9 +167,9 @@ impl Allowance {
 
 enum Decision {
     Publish(Series),
-    /// The same state was published before, and has not ended.
+    /// Not published: the same state was published before, and has not ended.
     Duplicate,
-    /// The rate limit allows no Event.
+    /// Not published: the rate limit allows no Event now.
     RateLimited,
 }
 
@@ -198,7 +199,7 @@ impl Report {
         }
     }
 
-    /// Creates a series of each metric.
+    /// Creates one series of each metric, because metrics without a series are not exported.
     #[cfg(test)]
     pub(crate) fn fill_metrics(&self) {
         let namespace = String::new();
@@ -395,7 +396,7 @@ mod tests {
         assert!(is_published(&other, now));
         assert!(
             !is_published(&first, now),
-            "an Event repeats, although both states continue"
+            "the Event of a state that continues was published twice"
         );
         assert!(is_published(&other, now + REPEAT_AFTER));
         // If a state has ended and occurs again, it is published again.

@@ -41,7 +41,8 @@ impl Queue {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Records that the object must be reconciled at this time. An earlier time stays.
+    /// Records that the object must be reconciled at this time. If an earlier time is recorded for the object, the
+    /// earlier time stays.
     pub(crate) fn request(&self, object: Key, at: Instant) {
         let mut due = self.due();
         let time = due.entry(object).or_insert(at);
@@ -53,7 +54,7 @@ impl Queue {
         self.due().remove(object);
     }
 
-    /// The number of objects that wait, and the time for which the first of them has waited.
+    /// The number of objects whose reconcile is due, and the longest time for which one of them has waited.
     fn depth(&self, now: Instant) -> (usize, Duration) {
         let due = self.due();
         let waits = due
@@ -118,7 +119,7 @@ mod tests {
         queue.request(key("c"), after(100));
         assert_eq!(queue.depth(now), (1, Duration::ZERO));
         assert_eq!(queue.depth(after(9)), (2, Duration::from_secs(9)));
-        // Neither a second change nor a later time makes the entry younger.
+        // The age of an entry counts from its first due time, even after a second change with a later time.
         queue.request(key("a"), after(8));
         assert_eq!(queue.depth(after(9)), (2, Duration::from_secs(9)));
         queue.remove(&key("a"));

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn schedule_has_five_fields() {
+    fn cron_schedule_must_have_five_fields() {
         for text in [
             "",
             "* * * *",

@@ -87,7 +87,7 @@ impl Drop for Slot {
 }
 
 impl Slots {
-    /// Slots within these limits.
+    /// Creates slots with these limits.
     pub fn new(limits: SlotLimits) -> Arc<Self> {
         Arc::new(Self {
             limits,
@@ -95,8 +95,8 @@ impl Slots {
         })
     }
 
-    /// Waits for a slot. If the future is dropped, the task leaves the queue. Returns always a slot while these slots
-    /// exist.
+    /// Waits for a slot. If the future is dropped, the task leaves the queue. The result is never `None` while `self`
+    /// exists.
     pub async fn acquire(self: &Arc<Self>, place: Place) -> Option<Slot> {
         let (admit, admitted) = oneshot::channel();
         self.tasks().waiting.push_back(Waiting { place, admit });
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn tenant_gets_half_of_reads() {
+    fn namespace_gets_half_of_read_slots_of_shared_operator() {
         let own = SlotLimits::of_reads(&Scope::namespace("n"));
         assert_eq!((own.concurrent, own.per_namespace), (4, 4));
         for shared in [Scope::Annotated, Scope::All] {
@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn canceled_task_leaves_queue() {
+    async fn canceled_task_leaves_slot_queue() {
         let slots = slots();
         let first = slots.acquire(place("a", "s")).await;
         let second = slots.acquire(place("b", "s")).await;

@@ -97,7 +97,8 @@ impl Traces {
     }
 }
 
-/// Whether a span is part of the traces. Events are not: they are in the logs, under the same ID of the reconcile.
+/// Whether a span is part of the traces. Events are not traced, because the logs contain them, with the ID of the same
+/// reconcile.
 fn is_traced(metadata: &Metadata<'_>) -> bool {
     metadata.is_span() && (metadata.target() == TRACE_ONLY || metadata.name() == "reconcile")
 }
@@ -125,7 +126,7 @@ mod tests {
     use super::*;
     use crate::logs::{in_reconcile, in_stage};
 
-    /// A collector that keeps what it receives.
+    /// A collector that stores the received requests.
     #[derive(Clone, Default)]
     struct Collector(Arc<Mutex<Vec<ExportTraceServiceRequest>>>);
 

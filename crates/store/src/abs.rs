@@ -38,12 +38,12 @@ pub use access::{AbsAccess, AbsCloud, AbsConfig};
 /// Number of blobs requested for each page of a listing. A page of the default size, 5,000 blobs, can have 10 MiB.
 const BLOBS_PER_PAGE: u32 = 1_000;
 
-/// A container of Azure Blob Storage, as a store.
+/// A [`Store`] in one container of Azure Blob Storage.
 #[derive(Clone)]
 pub struct AbsStore {
     /// The client for requests that send no content.
     container: ContainerClient,
-    /// The client for blocks. Its timeout allows slow connections.
+    /// The client that sends blocks. Its timeout is long enough for slow connections.
     bulk: ContainerClient,
     place: Place,
     part: usize,
@@ -119,7 +119,7 @@ impl AbsStore {
             Ok(Committed { size, tag })
         } else {
             Err(Error::Other(format!(
-                "the store has {size} bytes, but {written} bytes were sent"
+                "the object in the store has {size} bytes, but {written} bytes were sent"
             )))
         }
     }
@@ -180,8 +180,8 @@ fn described(blob: &Blob) -> Object {
 struct AbsSink {
     store: AbsStore,
     key: String,
-    /// A random number in the block IDs of this upload. It distinguishes the blocks from those of other uploads of the
-    /// same key.
+    /// A random number in the block IDs of this upload. The block IDs of other uploads of the same key contain other
+    /// numbers.
     upload: u64,
 }
 
@@ -233,8 +233,8 @@ impl Upload for AbsUpload {
                 let committed = store.bulk.blob_client(key).put_block_list(list).await;
                 if let Err(error) = committed {
                     let failure = store.explain(key, &error);
-                    // If the response was lost, the service rejects the retry, because the blocks are committed by now.
-                    // If the blob consists of these blocks, the upload has succeeded.
+                    // If the blocks were committed but the response was lost, the service rejects the retry of the
+                    // commit. The upload has succeeded if the blob consists of the blocks of this upload.
                     return if self.has_own_blocks().await {
                         store.verify(key, self.parts.written()).await
                     } else {

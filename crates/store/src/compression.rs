@@ -1,11 +1,11 @@
-//! Compresses and decompresses Zstandard streams in constant memory. The size of an output piece is limited,
-//! independent of the input.
+//! Compresses and decompresses Zstandard streams in constant memory. Each output piece has a limited size, however
+//! large the input is.
 
 use std::io;
 
 use zstd::stream::raw::{Decoder, Encoder, InBuffer, Operation, OutBuffer};
 
-/// The name of the compression in a manifest.
+/// The name of this compression in the manifest of a backup.
 pub const ZSTD: &str = "zstd";
 
 /// First bytes of a Zstandard stream. An etcd database starts with zeros instead.
@@ -33,7 +33,7 @@ pub struct Compressor {
 }
 
 impl Compressor {
-    /// Starts a stream. zstd adds a checksum at its end.
+    /// Starts a compressed stream. zstd adds a checksum at the end of the stream.
     ///
     /// # Errors
     /// Fails if zstd cannot allocate the stream.
@@ -76,18 +76,18 @@ impl Compressor {
     }
 }
 
-/// Decompresses a stream.
+/// Decompresses a Zstandard stream.
 pub struct Decompressor {
     decoder: Decoder<'static>,
     piece: Vec<u8>,
     /// Whether the input so far is a complete stream.
     complete: bool,
-    /// Whether zstd may have more output without more input.
+    /// True if zstd may return more output before it gets more input.
     full: bool,
 }
 
 impl Decompressor {
-    /// Starts a stream.
+    /// Starts the decompression of a stream.
     ///
     /// # Errors
     /// Fails if zstd cannot allocate the stream.
@@ -124,7 +124,7 @@ impl Decompressor {
         Ok(None)
     }
 
-    /// Ends the stream.
+    /// Ends the decompression, and checks that the stream was complete.
     ///
     /// # Errors
     /// Fails if the stream is truncated.

@@ -30,8 +30,8 @@ impl Place {
         }
     }
 
-    /// Converts the error of a request that reads no object. If such a request fails because an object is missing, the
-    /// bucket is missing.
+    /// Converts [`Error::NoSuchObject`] into [`Error::NoSuchBucket`], for requests that read no object. If a store
+    /// answers such a request with status 404, the bucket is missing.
     pub(crate) fn about_bucket(&self, error: Error) -> Error {
         match error {
             Error::NoSuchObject { .. } => Error::NoSuchBucket {
@@ -64,8 +64,8 @@ impl Place {
         }
     }
 
-    /// The error for an error response without a reason. It comes from another server than an object store, or from
-    /// another port of the store.
+    /// The error for an error response that has no error code. Either the server is not an object store, or the port is
+    /// not the port of the store's API.
     pub(crate) fn foreign(&self, answer: &str) -> Error {
         Error::Other(format!(
             "{answer}: {} does not respond like an object store: correct the endpoint, and check whether it starts with \
@@ -74,9 +74,9 @@ impl Place {
         ))
     }
 
-    /// Like [`Place::answered`], for the response to a HEAD request. Such a response never has a body, so it can come
-    /// from an object store although it has no reason. Only a redirection or "method not allowed" comes from another
-    /// server.
+    /// Like [`Place::answered`], for the response to a HEAD request. An object store gives no reason in such a
+    /// response, because the response has no body. Only a redirection or "method not allowed" comes from another kind
+    /// of server.
     pub(crate) fn answered_to_head(
         &self,
         key: &str,
@@ -101,7 +101,7 @@ impl Place {
         message: &str,
         status: Option<u16>,
     ) -> Error {
-        // Without a limit for each message, a store could fill conditions, Events and the log.
+        // Messages are shortened. Otherwise a store could fill conditions, Events and the log.
         let short = |text: &str| text.chars().take(MAX_MESSAGE).collect::<String>();
         let text = || {
             let message = short(message);
@@ -119,7 +119,7 @@ impl Place {
                 key: key.to_owned(),
             },
             ("RequestTimeTooSkewed" | "RequestExpired", _) => Error::ClockSkew(text()),
-            // Azure has no error code for clock skew
+            // Azure reports clock skew only in the message, because it has no error code for it
             // (https://learn.microsoft.com/rest/api/storageservices/authorize-with-shared-key).
             ("AuthenticationFailed", _) if message.contains("date header") => {
                 Error::ClockSkew(text())

@@ -12,23 +12,23 @@ use crate::port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upl
 /// The requests that a [`FaultyStore`] can make fail.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Call {
-    /// [`Store::begin`].
+    /// A call of [`Store::begin`].
     Begin,
-    /// [`Upload::write`].
+    /// A call of [`Upload::write`].
     Write,
-    /// [`Upload::commit`], before the object is visible.
+    /// A call of [`Upload::commit`] that fails before the object is visible.
     Commit,
-    /// [`Upload::commit`] with a lost response: the object exists.
+    /// A call of [`Upload::commit`] whose response is lost: the object exists.
     CommitAnswer,
-    /// [`Store::put`].
+    /// A call of [`Store::put`].
     Put,
-    /// [`Store::get`].
+    /// A call of [`Store::get`].
     Get,
-    /// [`Store::head`].
+    /// A call of [`Store::head`].
     Head,
-    /// [`Store::list`].
+    /// A call of [`Store::list`].
     List,
-    /// [`Store::delete`].
+    /// A call of [`Store::delete`].
     Delete,
 }
 

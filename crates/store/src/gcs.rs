@@ -29,7 +29,7 @@ pub use access::{GcsAccess, GcsConfig};
 use json::{Json, Resource};
 use package::Package;
 
-/// A bucket of Google Cloud Storage.
+/// A [`Store`] in one bucket of Google Cloud Storage.
 #[derive(Clone)]
 pub struct GcsStore {
     /// Google's own client. `None` if the user has chosen the endpoint.
@@ -48,7 +48,8 @@ impl GcsStore {
         Self::with_package(config, is_googles).await
     }
 
-    /// A client that also writes small objects to a custom endpoint with Google's own client, for tests.
+    /// Like [`GcsStore::new`], but uses Google's own client for small objects even if the user has chosen the endpoint.
+    /// For tests.
     ///
     /// # Errors
     /// Fails if the endpoint or the credentials are invalid.
@@ -98,7 +99,7 @@ fn check(stored: &Resource, written: u64, crc32c: &str) -> Result<(), Error> {
     let size = stored.size()?;
     if size != written {
         return Err(Error::Other(format!(
-            "the store has {size} bytes, but {written} bytes were sent"
+            "the object in the store has {size} bytes, but {written} bytes were sent"
         )));
     }
     if stored
@@ -132,7 +133,7 @@ impl Version for GcsVersion {
     }
 }
 
-/// Forwards the content. At its end, fails if the content does not match the CRC32C of the object.
+/// Forwards the content of an object. Fails at the end if the content does not match the CRC32C of the object.
 fn verified(content: Body, expected: Option<String>) -> Body {
     let Some(expected) = expected else {
         return content;

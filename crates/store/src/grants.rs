@@ -42,8 +42,8 @@ impl FromStr for Grant {
     }
 }
 
-/// Whether no part of the path is empty, `.` or `..`. A client or a store might resolve such a part, and the path could
-/// then leave the granted location.
+/// True if no part of the path is empty, `.` or `..`. A client or a store might resolve such a part, and the path could
+/// then lead out of the granted location.
 fn is_plain(path: &str) -> bool {
     path.split('/').all(|part| !matches!(part, "" | "." | ".."))
 }
@@ -110,8 +110,8 @@ impl Grants {
     }
 }
 
-/// The location that a grant must cover. Fails if TLS verification is off or the object names a CA: users of the
-/// namespace could then impersonate the store and get the operator's token.
+/// The location of an S3 block that a grant must cover. Fails if TLS verification is off or the object names a CA:
+/// users of the namespace could then impersonate the store and get the operator's token.
 fn s3_place(s3: &S3Source) -> Result<String, &'static str> {
     if s3.insecure_skip_verify {
         return Err("insecureSkipVerify is set");
@@ -122,8 +122,8 @@ fn s3_place(s3: &S3Source) -> Result<String, &'static str> {
     without_endpoint("s3", s3.endpoint.as_deref(), &s3.path)
 }
 
-/// The location that a grant must cover. Fails for a custom endpoint, because the client would send the operator's
-/// token to this server.
+/// The location of a block that a grant must cover. Fails for a custom endpoint, because the client would send the
+/// operator's token to this endpoint.
 fn without_endpoint(
     scheme: &str,
     endpoint: Option<&str>,
@@ -135,8 +135,8 @@ fn without_endpoint(
     Ok(format!("{scheme}://{path}"))
 }
 
-/// The location that a grant must cover. The endpoint names the storage account, and the client sends it the operator's
-/// token. Fails unless the endpoint is one of Azure's own servers.
+/// The location of an Azure block that a grant must cover. The endpoint names the storage account, and the client sends
+/// the operator's token to the endpoint. Fails unless the endpoint is one of Azure's own servers.
 fn abs_place(abs: &AbsSource) -> Result<String, &'static str> {
     let account = abs.endpoint.as_deref().and_then(account_at);
     let account = account.ok_or(
@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn malformed_grants_are_rejected() {
+    fn malformed_storage_grants_are_rejected() {
         for text in [
             "",
             "team-a",

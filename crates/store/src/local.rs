@@ -37,7 +37,7 @@ const OWNER_DIGITS: usize = 8;
 /// Number of bytes in each read.
 const CHUNK: u64 = 1 << 20;
 
-/// A directory with objects, as a store.
+/// A [`Store`] in a directory.
 #[derive(Clone, Debug)]
 pub struct LocalStore {
     directory: Directory,
@@ -137,7 +137,7 @@ impl LocalStore {
         }
     }
 
-    /// Invariant 13: no path leads out of the directory of a namespace.
+    /// Invariant 13: fails if a symbolic link in `path` could lead out of the directory of the namespace.
     fn check_links(&self, path: &Path) -> Result<(), Error> {
         match &self.tenant {
             Some(_) => Tenant::check_links(self.directory.root(), path),
@@ -204,7 +204,8 @@ impl LocalStore {
     }
 
     fn all_unfinished(&self, prefix: &str) -> Result<Vec<Unfinished>, Error> {
-        // Unfinished files are in the directories of their targets.
+        // The search starts in the directory of the prefix, because an unfinished file is in the same directory as its
+        // target file.
         let below = prefix.rsplit_once('/').map_or("", |(folder, _)| folder);
         self.check_links(&self.base().join(below))?;
         let mut folders = vec![below.to_owned()];
@@ -262,7 +263,7 @@ fn unfinished_name(owner: Option<&str>, target: &str) -> String {
     let random = rand::random::<u64>();
     match owner {
         None => format!("{UNFINISHED}{random:016x}-{target}"),
-        // The file name must have the same length as a name without an owner.
+        // With an owner, the name has fewer random digits, so that it has the same length as a name without an owner.
         Some(owner) => format!("{UNFINISHED}{owner}.{:07x}-{target}", random >> 36),
     }
 }

@@ -171,7 +171,7 @@ mod tests {
         let cases = [
             (
                 secret(&[KEY_ID]),
-                "accessKeySecret: is missing (the Secret has accessKeyID)",
+                "accessKeySecret: is missing (the Secret has only these keys: accessKeyID)",
             ),
             (secret(&[KEY_SECRET]), "accessKeyID: is missing"),
             (

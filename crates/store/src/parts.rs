@@ -29,7 +29,7 @@ const MAX_PARTS: usize = 10_000;
 /// The requests with which a store receives the parts of an upload.
 #[async_trait]
 pub(crate) trait Sink: Clone + Send + Sync + 'static {
-    /// What the store must know about each part to complete the upload.
+    /// The data about a sent part that the request to complete the upload needs.
     type Part: Send + 'static;
     /// Starts the upload. Called once, before the first part is sent.
     async fn begin(&self) -> Result<(), Error>;
@@ -37,11 +37,11 @@ pub(crate) trait Sink: Clone + Send + Sync + 'static {
     async fn send(&self, number: usize, content: Bytes) -> Result<Self::Part, Error>;
 }
 
-/// The content of an upload after its last byte was written.
+/// The result of [`Parts::finish`].
 pub(crate) enum Written<P> {
     /// The content fits into one request and was not sent yet.
     Whole(Bytes),
-    /// All parts, in order. They were already sent.
+    /// The content was sent in parts. Contains the results of all parts, in order.
     Parts(Vec<P>),
 }
 

@@ -38,9 +38,9 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// The reported start of an upload may be this number of seconds after the end of its process: times are whole
-    /// seconds, and clocks differ. Some stores (versitygw) report the time of the last part as the start, and may
-    /// accept a part after the process has ended.
+    /// A store may report that an upload started this number of seconds after the end of the process that started it:
+    /// times are whole seconds, and clocks differ. Some stores (versitygw) report the time of the last part as the
+    /// start, and may accept a part after the process has ended.
     const CLOCK_TOLERANCE: i64 = 5;
 
     /// Whether the upload started before a process that started at `unix_seconds`.
@@ -54,11 +54,11 @@ impl Unfinished {
 pub struct Committed {
     /// Size of the stored object in bytes, read from the store after the commit.
     pub size: u64,
-    /// The same value as [`Object::tag`], until the next write to the key.
+    /// The tag of this version of the object, as [`Object::tag`] reports it.
     pub tag: Option<String>,
 }
 
-/// The remedy for a denied access. `text` contains the error code of the store, if it has one.
+/// The remedy for a denied access. `text` contains the error code, if the store sent one.
 fn denial_remedy(text: &str) -> &'static str {
     let holds = |codes: &[&str]| codes.iter().any(|code| text.contains(code));
     if holds(&["SignatureDoesNotMatch"]) {
@@ -145,7 +145,7 @@ pub enum Error {
         /// The problem and the remedy.
         problem: String,
     },
-    /// Any other error.
+    /// An error that no other variant describes.
     #[error("store error: {0}")]
     Other(String),
 }

@@ -38,7 +38,7 @@ pub struct Meter {
 }
 
 impl Meter {
-    /// The current progress.
+    /// Returns the current progress.
     pub fn read(&self) -> Moved {
         let total = self.total.load(Ordering::Relaxed);
         Moved {
@@ -78,7 +78,7 @@ async fn serve_at(listener: TcpListener, now: impl Fn() -> Moved) {
         match listener.accept().await {
             Ok((mut stream, _)) => {
                 let text = written(now());
-                // A client that does not read must not block the server.
+                // The write has a timeout, so that a client that does not read does not block the server.
                 let _ = timeout(TIMEOUT, stream.write_all(text.as_bytes())).await;
             }
             Err(error) => {

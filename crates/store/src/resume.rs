@@ -27,7 +27,7 @@ pub(crate) const PART: u64 = 8 << 20;
 /// caller consumes.
 const CONCURRENT_PARTS: usize = 6;
 
-/// Chunks with fewer bytes than this number are joined.
+/// Chunks with fewer bytes than this number are joined, except at the end of a part.
 const MIN_CHUNK: usize = 16 << 10;
 
 /// The content of a part of an object.
@@ -46,7 +46,7 @@ pub(crate) trait Version: Send + Sync + 'static {
 pub(crate) struct First {
     /// Number of bytes in `body`.
     pub(crate) size: u64,
-    /// The content of these first bytes.
+    /// The first bytes of the object.
     pub(crate) body: Body,
 }
 
@@ -92,7 +92,7 @@ pub(crate) fn check_range(
     }
     let range = content_range.unwrap_or("the whole object");
     Err(Error::Other(format!(
-        "the response contains {range} instead of the bytes from {} on",
+        "the response contains {range}, but the bytes from {} on were requested",
         part.start
     )))
 }
@@ -131,7 +131,7 @@ struct Reading<V> {
     failures: u32,
 }
 
-/// Reads a part with retries. `body` is the response to a request for this part, if it was already sent.
+/// Reads a part with retries. `body` is the response to a request for this part, if such a request was already sent.
 fn resumed<V: Version>(version: Arc<V>, part: Range<u64>, body: Option<Body>) -> Body {
     let reading = Reading {
         version,
@@ -204,7 +204,7 @@ mod tests {
     /// An object that records the requested ranges.
     struct TestObject {
         content: Bytes,
-        /// Number of requests that break, and the number of bytes before each break.
+        /// Number of requests whose connection breaks, and number of bytes that each of them delivers before the break.
         breaks: (AtomicUsize, usize),
         /// Each request waits until this number of requests are in flight.
         concurrent: Option<Barrier>,
@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn oversized_response_is_requested_again() {
+    async fn part_with_too_many_bytes_is_requested_again() {
         let source = Arc::new(TestObject::of(2 * PART));
         let longer = First {
             size: PART,
@@ -347,7 +347,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn requested_parts_are_contiguous(from in 1..10 * PART, more in 0..100 * PART) {
+        fn requested_parts_of_download_are_contiguous(from in 1..10 * PART, more in 0..100 * PART) {
             let size = from + more;
             let mut at = from;
             for part in parts(from, size) {

@@ -4,8 +4,8 @@
 //! - A store that supports CRC32C says so when an upload starts. It calculates and reports the CRC32C of each part.
 //! - Other stores compare the `Content-MD5` of each part.
 //!
-//! In both cases, the store checks the signed SHA-256 of the body. This module then compares the size of the complete
-//! object, and its checksum or entity tag, with the sent data.
+//! With and without CRC32C, the store checks the signed SHA-256 of the body. This module then compares the size of the
+//! complete object, and its checksum or entity tag, with the sent data.
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -38,12 +38,12 @@ use crate::failure::Place;
 use crate::limits::{Listing, within};
 use crate::parts::PART;
 
-/// A bucket of S3 or of an S3-compatible store.
+/// A [`Store`] in one bucket of S3 or of an S3-compatible store.
 #[derive(Clone)]
 pub struct S3Store {
     /// The client for requests that send no content.
     client: Client,
-    /// The client for parts. Its timeout allows slow connections.
+    /// The client that sends parts. Its timeout is long enough for slow connections.
     bulk: Client,
     place: Place,
     protection: S3Protection,

@@ -13,7 +13,7 @@ pub(crate) fn text<'a>(data: &'a SecretData, key: &str, remedy: &str) -> Result<
         let others: Vec<&str> = data.keys().map(String::as_str).collect();
         let others = match others.as_slice() {
             [] => "the Secret has no keys".to_owned(),
-            others => format!("the Secret has {}", others.join(", ")),
+            others => format!("the Secret has only these keys: {}", others.join(", ")),
         };
         invalid_key(key, format!("is missing ({others}): {remedy}"))
     })

@@ -64,7 +64,7 @@ pub async fn download(store: &dyn Store, key: &str) -> Result<Bytes, Error> {
     assert_eq!(
         whole.len() as u64,
         stream.size,
-        "the store announced a wrong size for {key}"
+        "the reported size of {key} differs from the size of its content"
     );
     Ok(whole)
 }
@@ -89,7 +89,7 @@ pub async fn conforms(store: &dyn Store, leftovers: Leftovers) {
     special_characters_in_keys_are_kept(store).await;
 }
 
-/// For a missing object, all requests succeed except reads.
+/// For a missing object, `get` fails with [`Error::NoSuchObject`], `head` returns `None`, and `delete` succeeds.
 async fn missing_objects_are_reported(store: &dyn Store) {
     assert_eq!(store.head("a/nothing").await.unwrap(), None);
     assert_eq!(store.list("").await.unwrap(), []);

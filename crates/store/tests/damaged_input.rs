@@ -132,7 +132,7 @@ fn answers() -> impl Strategy<Value = (usize, u16, String)> {
 }
 
 #[test]
-fn undamaged_listings_are_read() {
+fn undamaged_store_listings_are_read() {
     let clients = Clients::start();
     for (store, list) in [S3_LIST, GOOGLE_LIST, AZURE_LIST].into_iter().enumerate() {
         let names = clients.list(store, 200, list).unwrap();
@@ -144,7 +144,7 @@ fn undamaged_listings_are_read() {
 }
 
 #[test]
-fn damaged_responses_are_read_or_rejected() {
+fn damaged_store_responses_are_read_or_rejected() {
     let clients = Clients::start();
     proptest!(cases(48), |((store, status, body) in answers())| {
         if let Ok(names) = clients.list(store, status, &body) {

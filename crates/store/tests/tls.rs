@@ -39,7 +39,7 @@ fn s3_server(folder: &Path) -> S3Server {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn untrusted_certificate_is_reported() {
+async fn untrusted_store_certificate_is_reported_with_remedy() {
     let folder = tempfile::tempdir().unwrap();
     let ca = authority(folder.path());
     let server = s3_server(folder.path());

@@ -20,7 +20,7 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// An executable file.
+    /// An entry for an executable file.
     pub(crate) fn program(source: &Path, path: &str) -> Self {
         Self {
             source: source.to_path_buf(),
@@ -94,7 +94,7 @@ impl Image {
         Ok(digest)
     }
 
-    /// All properties of the image except the content of its files. Part of the hash in the image's tag.
+    /// All properties of the image except the content of its files. The hash in the image's tag includes them.
     pub(crate) fn settings(&self) -> String {
         let paths: Vec<_> = self
             .entries

@@ -113,7 +113,7 @@ fn bench_backup(args: &[String]) -> Result<ExitCode> {
     let options =
         match <BackupBench as clap::Parser>::try_parse_from(std::iter::once(&name).chain(args)) {
             Ok(options) => options,
-            // clap reports help texts and wrong options as an error.
+            // clap reports a request for the help text as an error, too. Only wrong options make the command fail.
             Err(message) => {
                 message.print().context("cannot write")?;
                 return Ok(if message.use_stderr() {

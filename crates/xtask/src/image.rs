@@ -71,7 +71,7 @@ pub(crate) const FAIL_POINTS: &[&str] = &["--features", "operators/failpoints"];
 /// The program that compiles the crates of the workspace. Dependencies are always compiled by rustc.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Compiler {
-    /// rustc.
+    /// The dependencies and the crates are compiled with rustc.
     Rustc,
     /// clippy, which compiles like rustc and also lints. `cargo clippy` is not used: it only checks dependencies, so
     /// the tests would need a second compilation of them.
@@ -293,7 +293,7 @@ fn remove_old_archives(folder: &Path) -> Result<()> {
     archives.sort();
     let old = archives.len().saturating_sub(KEPT_ARCHIVES);
     for (_, archive) in &archives[..old] {
-        // Another command may have removed the archive already.
+        // An error is ignored, because another command may have removed the archive already.
         let _ = fs::remove_file(archive);
     }
     Ok(())

@@ -77,9 +77,9 @@ const TESTBED: &[Need] = &[
 /// The task for which packages are needed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Purpose {
-    /// Compile the operators.
+    /// The packages are needed to compile the operators.
     Build,
-    /// Build and run the testbed.
+    /// The packages are needed to build and run the testbed.
     Testbed,
 }
 

@@ -233,7 +233,7 @@ impl Testbed {
         })
     }
 
-    /// The names of the daemons that are not running. Azurite is not included if the testbed runs without it.
+    /// The names of the daemons that are not running. Azurite is listed only if the testbed runs with Azurite.
     fn stopped(&self) -> Vec<String> {
         daemons(self.state.nodes)
             .filter(|(name, _)| name != "azurite" || control::stores::has_azurite(self))

@@ -100,7 +100,7 @@ impl Recorder {
         }
     }
 
-    /// Nanoseconds since the start.
+    /// Nanoseconds since the start of the soak.
     #[must_use]
     pub fn now(&self) -> u64 {
         u64::try_from(self.start.elapsed().as_nanos()).unwrap_or(u64::MAX)
@@ -125,7 +125,7 @@ impl Recorder {
         all.iter().filter(|one| one.end.is_some()).count()
     }
 
-    /// All operations so far.
+    /// All operations that were recorded so far.
     #[must_use]
     pub fn operations(&self) -> Vec<Operation> {
         let all = self

@@ -59,12 +59,12 @@ pub enum Fault {
     },
     /// Deletes the volume of one member together with its pod.
     LoseVolume {
-        /// Selects the member.
+        /// Selects the member whose volume is deleted.
         pick: usize,
     },
     /// Stops a node like a power failure. Its disks still have their data when the node returns.
     StopNode {
-        /// Selects the node.
+        /// Selects the node to stop.
         pick: usize,
         /// How long the node is down.
         seconds: u64,
@@ -74,7 +74,7 @@ pub enum Fault {
         /// The number of the operator.
         which: usize,
     },
-    /// Stops the API server.
+    /// Stops the API server, and starts it again after some time.
     StopApiServer {
         /// How long the API server is down.
         seconds: u64,

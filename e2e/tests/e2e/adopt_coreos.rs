@@ -299,7 +299,8 @@ async fn make_old_cluster(sandbox: &Sandbox, form: Form, version: &str) -> Resul
             let mut add = vec!["exec", NAMES[0], "--"];
             add.extend(words);
             add.extend(["member", "add", initial_members[count - 1], &url]);
-            // etcd accepts a new member only after the existing members have been connected for some seconds.
+            // The request is repeated, because etcd accepts a new member only after the existing members have been
+            // connected for some seconds.
             until("etcd adds a member", DEADLINE, async || {
                 match sandbox.kubectl(&add).await {
                     // An earlier request, whose response was lost, has already added the member.

@@ -35,7 +35,8 @@ async fn losing_all_pods_keeps_data_on_volumes() {
     .await;
 }
 
-/// Without a volume, the data is in the pod. If only the containers of the pod are killed, the pod keeps the data.
+/// Without a volume, the data of a member is in its pod. If only the containers of the pod are killed, the data
+/// remains.
 #[tokio::test]
 async fn killed_containers_restart_with_their_data() {
     cluster_scenario("all_containers", async |sandbox| {
@@ -94,7 +95,7 @@ async fn loss_of_all_data_is_reported_without_new_bootstrap() {
 }
 
 /// Waits until none of the pods in `before` exists and as many new pods are ready. The function does not read the
-/// status of the cluster: it can change and change back between two polls.
+/// status of the cluster, because the status can change and change back between two polls.
 async fn await_other_pods(sandbox: &Sandbox, before: &[Pod]) -> Result<()> {
     let old: Vec<_> = before.iter().map(|pod| &pod.metadata.uid).collect();
     until("every member has a new pod", DEADLINE, async || {

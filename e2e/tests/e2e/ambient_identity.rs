@@ -178,7 +178,8 @@ pub(crate) async fn only_granted_identity_is_used(
     let backups = allowed.objects(Kind::EtcdBackup);
     let done = await_complete(&backups, "kept", DEADLINE).await?;
     ensure!(*field(&done, "/status/location") == format!("s3://{path}"));
-    // The name of this location begins with the name of the granted location, but it is not inside of it.
+    // The name of this location begins with the name of the granted location, but the location is not inside the
+    // granted location.
     let adjacent = format!("{}-b/etcd", grant.place);
     is_refused(allowed, Kind::EtcdBackup, "adjacent", &adjacent).await?;
     is_refused(other, Kind::EtcdBackup, "foreign", &path).await?;

@@ -12,8 +12,8 @@ use crate::fixtures::cluster;
 use crate::restore_sources::await_equal_restore;
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
-/// Lines under `spec`, first without and then with a `backupPolicy`. Without a policy, the backup is stored at the path
-/// itself. With this policy, the backup is compressed, and its name contains the revision.
+/// Lines under `spec`, first without and then with a `backupPolicy`. Without a policy, the operator stores the backup
+/// at the path itself. With this policy, the operator compresses the backup, and its name contains the revision.
 const POLICIES: [(&str, &str); 2] = [
     ("once", ""),
     (

@@ -1,4 +1,5 @@
-//! The proof that a backup restores: a pod restores it, and the operator reports the result. A damaged backup is found.
+//! Verification of backups: a pod restores the backup, and the operator reports the result. A damaged backup is
+//! reported as not restorable.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
@@ -19,7 +20,7 @@ const KEYS: usize = 300;
 const KEY: &str = "etcd/damaged";
 
 #[tokio::test]
-async fn backup_verified_and_damaged_backup_is_found() {
+async fn intact_backup_is_verified_and_damaged_backup_is_reported() {
     scenario("backup_verified", async |sandbox| {
         let manifest = cluster(&sandbox.env, "c", 1)?;
         let (bucket, keys) = filled_cluster(sandbox, &manifest, 1).await?;
@@ -90,8 +91,8 @@ async fn is_verified(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace) -> Res
     .await
 }
 
-/// One byte of the stored snapshot is changed. The verification reports the damage, until the stored snapshot is whole
-/// again.
+/// Changes one byte of a stored snapshot, and ensures that the verification reports the damage. Then writes the
+/// original snapshot again, and ensures that the next verification succeeds.
 async fn backup_verification_finds_damage(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let path = format!("{}/{KEY}", bucket.name);
     let manifest = backup_with(sandbox.env.s3()?, "damaged", "c", &path, "");

@@ -165,7 +165,8 @@ async fn invalid_backups_and_restores_are_rejected_or_reported() {
     .await;
 }
 
-/// Restores that name objects that do not exist. They must not create a cluster.
+/// Ensures that restores with an unknown storage type, a missing backup or a missing Secret fail, and create no
+/// cluster.
 async fn restores_of_nothing(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     sandbox.apply(&aws_secret(s3, "aws")).await?;
@@ -196,7 +197,8 @@ async fn clusters_are(sandbox: &Sandbox, count: usize) -> Result<()> {
     Ok(())
 }
 
-/// Some backups of the cluster `c` wait until a user corrects a mistake. Another backup completes.
+/// Ensures that each backup with a mistake waits until the user corrects the mistake, while a backup without mistakes
+/// completes.
 async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let kind = Kind::EtcdBackup;
@@ -243,7 +245,7 @@ async fn backups_wait_for_correction(sandbox: &Sandbox, bucket: &Bucket) -> Resu
     let unreachable = ["spec.etcdEndpoints", "no-such-host"];
     await_waiting(sandbox, "unreachable", "EtcdUnreachable", &unreachable).await?;
     await_complete(&backups, "good", DEADLINE).await?;
-    // The invalid backups have stored nothing.
+    // The EtcdBackups `bucket` and `unreachable` still wait, and must have stored nothing.
     ensure_backups(bucket, &["good", "one"]).await
 }
 
@@ -259,8 +261,8 @@ async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// The backup exists, but its manifest or the template in the EtcdRestore contradicts it. The restore must not create a
-/// cluster.
+/// Ensures that restores fail and create no cluster if the manifest of the backup contradicts the stored backup, or the
+/// template in the EtcdRestore.
 async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let path = format!("{}/good", bucket.name);
@@ -289,7 +291,7 @@ async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()
     clusters_are(sandbox, 1).await
 }
 
-/// Mistakes in in-place restores are reported, and the running cluster is not changed.
+/// Ensures that mistakes in in-place restores are reported, and that the running cluster is not changed.
 async fn running_cluster_is_unchanged(
     sandbox: &Sandbox,
     bucket: &Bucket,

@@ -1,6 +1,6 @@
 //! Installs the operators with all optional objects and settings of the chart: other names, no fixed user, two
-//! replicas, PodDisruptionBudgets and NetworkPolicies. They manage a cluster, a backup and a restore. The testbed does
-//! not enforce NetworkPolicies, so the test checks only that they exist.
+//! replicas, PodDisruptionBudgets and NetworkPolicies. The operators manage a cluster, a backup and a restore. The
+//! testbed does not enforce NetworkPolicies, so the test checks only that they exist.
 
 use std::io::Write as _;
 

@@ -130,7 +130,8 @@ async fn have_least_rights(namespaced: &Sandbox, wide: &Sandbox, elsewhere: &str
 }
 
 /// The cluster-wide operators connect only to clusters in the namespace of the object that they reconcile. The cluster
-/// `own` in the other namespace has neither TLS nor authentication. So only this check of the operators protects it.
+/// `own` in the other namespace has neither TLS nor authentication, so only this check in the operators protects the
+/// cluster.
 async fn have_no_access_to_other_namespaces(
     grant: &Grant,
     tenant: &Sandbox,

@@ -94,10 +94,10 @@ async fn await_root(sandbox: &Sandbox, password: &str) -> Result<()> {
 
 /// The crashes leave these states:
 ///
-/// - authorities without certificates
-/// - a user root while authentication is disabled
-/// - two recorded passwords, of which one is valid
-/// - recorded passwords while authentication is disabled
+/// - The Secrets of the authorities exist, but no Secret with a certificate.
+/// - etcd has a user root, but authentication is disabled.
+/// - Two passwords are recorded, of which etcd accepts one.
+/// - Passwords are recorded, but authentication is disabled.
 #[tokio::test]
 async fn clients_keep_access_after_operator_crashes() {
     cluster_scenario_without_leaks("crash_access", async |sandbox| {

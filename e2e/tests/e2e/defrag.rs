@@ -23,10 +23,10 @@ const DURABLE: &str = "  pod:
       resources: {requests: {storage: 256Mi}}
 ";
 
-/// How many MiB the test writes and then deletes.
+/// The size of the values that the test writes and then deletes, in MiB.
 const FREE: i64 = 32;
 
-/// This label decides whether a member is an endpoint of the client Service.
+/// The label of a pod by which the client Service selects its endpoints.
 const ROLE_LABEL: &str = "etcd.database.coreos.com/role";
 const MEMBERS: &str = "app=etcd,etcd_cluster=c";
 
@@ -66,7 +66,7 @@ async fn removed_from_endpoints(sandbox: &Sandbox, since: &str) -> Result<BTreeS
     Ok(all)
 }
 
-/// How many changes of the leader this member has seen.
+/// The number of leader changes that this member has seen.
 async fn elections(sandbox: &Sandbox, member: &str) -> Result<f64> {
     let page = Page::of_member(sandbox, member).await?;
     Ok(page.sum("etcd_server_leader_changes_seen_total", ""))

@@ -11,8 +11,8 @@ use crate::all_pods_lost::same_members;
 use crate::fixtures::cluster;
 use crate::node_loss::members_on;
 
-/// The node runs two of three members with volumes, and all members of a cluster without volumes. If all were evicted
-/// at the same time, both clusters would lose their quorum.
+/// Drains a node that runs two of three members with volumes, and all members of a cluster without volumes. If all
+/// members on the node were evicted at the same time, both clusters would lose their quorum.
 pub(crate) async fn drain_keeps_quorum(sandbox: &Sandbox, testbed: &Testbed<'_>) -> Result<()> {
     let before = sandbox.await_members("durable", 3).await?;
     let node_with_two_members = node_with_two_members(sandbox, "durable").await?;

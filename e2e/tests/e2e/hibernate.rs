@@ -53,7 +53,7 @@ async fn hibernated_cluster_resumes_with_its_data() {
             "something was deleted"
         );
 
-        // A restarted operator must not change the hibernated cluster either.
+        // A restarted operator must not change the hibernated cluster.
         sandbox
             .kubectl(&[
                 "delete",

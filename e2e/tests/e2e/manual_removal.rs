@@ -11,7 +11,7 @@ use kube::api::{DynamicObject, PostParams};
 
 use crate::fixtures::{DURABLE, cluster_with};
 
-/// The annotation on a PVC of a removed member.
+/// The annotation that the operator sets on a PVC of a removed member.
 const REMOVED: &str = "etcd.database.coreos.com/removed";
 const KEYS: usize = 200;
 

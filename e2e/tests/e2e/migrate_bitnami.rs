@@ -92,7 +92,8 @@ async fn make_old(sandbox: &Sandbox, auth: Auth) -> Result<StoreState> {
     keys.fill_mixed("mixed/", 40).await?;
     let state = StoreState::now(&keys).await?;
     if auth == Auth::On {
-        // Bitnami's start script does this.
+        // Bitnami's start script enables authentication. The script does not run in the fixture, so the test enables
+        // it.
         keys.enable_auth(PASSWORD).await?;
     }
     Ok(state)
@@ -149,7 +150,7 @@ async fn migrate(sandbox: &Sandbox, auth: Auth) -> Result<()> {
     sandbox.await_members("new", 3).await.map(drop)
 }
 
-/// The volumes of the old release are deleted too.
+/// Waits until the StatefulSet, the Services and the volumes of the old release are deleted.
 async fn await_no_old_data(sandbox: &Sandbox) -> Result<()> {
     let words = ["get", "pvc,statefulset,service", "-l"];
     let selector = format!("app.kubernetes.io/instance={OLD}");

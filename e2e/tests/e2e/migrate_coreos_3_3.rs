@@ -1,5 +1,5 @@
-//! Moves clusters of coreos/etcd-operator with etcd 3.3 to this operator, by the ways in `docs/migration.md`: by an
-//! adoption and an upgrade, and by a backup and a restore. The etcd is 3.3.27, built from its source.
+//! Moves clusters of coreos/etcd-operator with etcd 3.3 to this operator, by the two procedures in `docs/migration.md`:
+//! adoption and upgrade, or backup and restore. The etcd is 3.3.27, built from its source.
 
 use anyhow::{Result, ensure};
 use e2e::bucket::Bucket;

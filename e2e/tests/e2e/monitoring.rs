@@ -45,7 +45,7 @@ const NOT_CAUSED: [(&str, &str); 9] = [
     ("EtcdSlowCommit", "needs a slow disk"),
     ("EtcdSlowFsync", "needs a slow disk"),
 ];
-/// Leadership moves within a few seconds. EtcdLeaderChangesOften needs four.
+/// The number of leadership transfers, all within a few seconds. The alert EtcdLeaderChangesOften needs four.
 const LEADER_MOVES: usize = 6;
 /// The number of writes between two checks of the time limit.
 const WRITES: usize = 32;
@@ -140,7 +140,7 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Every member of both clusters is scraped, with the labels that the alerts need.
+    /// Waits until Prometheus scrapes every member of both clusters, with the labels that the alerts need.
     async fn members_are_found(&self) -> Result<()> {
         let mut expected = BTreeSet::new();
         for cluster in ["c", "p"] {
@@ -181,7 +181,7 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Waits until an alert that has fired ends.
+    /// Waits until an alert that has fired no longer fires.
     async fn ends(&self, alert: &str, labels: &[(&str, &str)]) -> Result<()> {
         self.prometheus.await_resolved(alert, labels).await?;
         let mut fired = self.fired.borrow_mut();
@@ -189,7 +189,7 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Every alert of the chart has fired and ended, except those in [`NOT_CAUSED`].
+    /// Checks that every alert of the chart has fired and ended, except those in [`NOT_CAUSED`].
     fn all_alerts_ended(&self) -> Result<()> {
         let fired = self.fired.borrow();
         let ended = fired.iter().filter(|(_, ended)| **ended);
@@ -207,7 +207,8 @@ impl<'a> Monitor<'a> {
         self.sandbox.kubectl(&words).await.map(drop)
     }
 
-    /// Certificates that expire soon, many elections, a missing member, a lost quorum.
+    /// Causes certificates that expire soon, many elections, a missing member and a lost quorum in the cluster `c`.
+    /// Waits until the alert of each fault fires, and until it ends after the repair.
     async fn faults_of_tls_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [("namespace", sandbox.namespace.as_str()), ("cluster", "c")];
@@ -270,7 +271,8 @@ impl<'a> Monitor<'a> {
         sandbox.trigger_reconcile("c").await
     }
 
-    /// Data that differs, and a full database.
+    /// Raises the alarm CORRUPT and fills the database of the cluster `p`. Waits until the alerts of both faults fire,
+    /// and until they end after the repair.
     async fn faults_of_plain_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [("namespace", sandbox.namespace.as_str()), ("cluster", "p")];
@@ -312,7 +314,8 @@ impl<'a> Monitor<'a> {
         sandbox.await_members("p", 1).await.map(drop)
     }
 
-    /// The store rejects the key of the Secret `wrong`.
+    /// Creates EtcdBackups whose Secret `wrong` has a key that the store rejects. Waits until the backup alerts fire,
+    /// and until they end after the Secret is corrected.
     async fn faults_of_backups(&self, bucket: &Bucket) -> Result<()> {
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
         let mut other = s3.clone();
@@ -345,7 +348,8 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdBackupOld", &often).await
     }
 
-    /// The operator has no rights in the namespace, and later no pod.
+    /// Removes the rights of the restore operator in the namespace, and later scales its Deployment to zero. Waits
+    /// until the alert of each fault fires, and until it ends after the repair.
     async fn faults_of_restore_operator(&self, path: &str) -> Result<()> {
         const OPERATOR: &str = "etcd-restore-operator";
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);

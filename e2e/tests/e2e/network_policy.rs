@@ -28,7 +28,7 @@ async fn await_policy(sandbox: &Sandbox, is: impl Fn(Option<&Value>) -> bool) ->
 }
 
 #[tokio::test]
-async fn network_policy_follows_the_spec() {
+async fn network_policy_is_created_restored_and_deleted_by_spec() {
     scenario("network_policy", async |sandbox| {
         let with = |more: &str| cluster_with(&sandbox.env, "c", 1, more);
         let team = "{namespaceSelector: {matchLabels: {team: a}}}";
@@ -58,7 +58,7 @@ async fn network_policy_follows_the_spec() {
         ensure!(policy["spec"]["ingress"] == expected, "{}", policy["spec"]["ingress"]);
         ensure!(policy["spec"]["podSelector"] == member["podSelector"]);
 
-        // The operator must restore the policy after a change by a user, and delete it when the spec disables it.
+        // The operator must restore the policy after a user has changed it, and delete it when the spec disables it.
         let patch = "{\"spec\":{\"ingress\":[{}]}}";
         sandbox
             .kubectl(&["patch", "networkpolicy", "c-members", "--type=merge", "-p", patch])

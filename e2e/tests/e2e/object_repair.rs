@@ -123,7 +123,7 @@ async fn objects(sandbox: &Sandbox, cluster: &str) -> Result<BTreeMap<Name, Dyna
         for mut object in list.items {
             let name = object.name_any();
             if name == cluster || name.starts_with(&prefix) {
-                // The items of a list do not contain their kind.
+                // The kind is added, because the items of a list do not contain it.
                 object.data["kind"] = json!(kind);
                 all.insert((kind, name), object);
             }

@@ -51,7 +51,8 @@ async fn recreate_pods(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Replaces the operator. The test must have created a cluster `c` with three members on volumes.
+/// Replaces the operator, and ensures that no member restarts. The test must have created a cluster `c` with three
+/// members on volumes.
 pub(crate) async fn restarts_no_member(sandbox: &Sandbox) -> Result<()> {
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])

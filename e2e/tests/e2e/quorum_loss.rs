@@ -180,7 +180,8 @@ async fn is_recovered(sandbox: &Sandbox, before: Before, approved_by: &str) -> R
     Ok(())
 }
 
-/// Without volumes, members are lost permanently when their pods are deleted.
+/// Without volumes, members are lost permanently when their pods are deleted. The recovery starts after an approval, or
+/// by the policy.
 #[tokio::test]
 async fn lost_majority_without_volumes_is_recovered_by_approval_or_policy() {
     cluster_scenario("quorum_plain", async |sandbox| {
@@ -201,8 +202,8 @@ async fn lost_majority_with_volumes_is_recovered_after_approval() {
     .await;
 }
 
-/// A user approves the recovery. The operator crashes before it records the recovery, and the next process completes
-/// it.
+/// Deletes a majority, and approves the recovery as a user does. The operator crashes before it records the recovery,
+/// and the next process completes it.
 async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &cluster(&sandbox.env, "c", 3)?).await?;
     delete_at_once(sandbox, "pod", &before.victims).await?;
@@ -272,8 +273,8 @@ async fn await_offer(sandbox: &Sandbox, before: &Before) -> Result<DynamicObject
     Ok(silent)
 }
 
-/// The volumes exist, but pods cannot be created. Without an approval, no recovery starts. An approved recovery is
-/// canceled when the quorum returns.
+/// Deletes the pods of a majority while quotas prevent new pods. Ensures that no recovery starts without an approval,
+/// and that an approved recovery is canceled when the quorum returns.
 async fn canceled(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
     // With these quotas, neither a second pod nor a fourth volume can be created.
@@ -336,8 +337,9 @@ async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
-/// A majority hangs with its data, and the user knows that it will not return. The cluster continues with the data of
-/// the survivor. The status names the hanging members, which are removed from the cluster and from the endpoints.
+/// Suspends the processes of a majority, and approves a recovery without these members. Ensures that the cluster
+/// continues with the data of the survivor, and that the status names the suspended members. They are removed from the
+/// cluster and from the endpoints.
 async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
     let testbed = Testbed::of(sandbox)?;
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;

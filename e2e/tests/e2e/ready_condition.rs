@@ -176,7 +176,8 @@ async fn patch(sandbox: &Sandbox, spec: &str) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// A cluster is bootstrapped, scaled, upgraded to an unsupported version, corrected, paused, and hibernated.
+/// Bootstraps and scales a cluster, sets an unsupported version, corrects it, pauses the cluster, and resumes it. Waits
+/// for the expected condition after each change.
 async fn walk_cluster(sandbox: &Sandbox) -> Result<()> {
     let object = "etcdcluster/c";
     let manifest = cluster_with(&sandbox.env, "c", 1, DURABLE)?;
@@ -196,7 +197,7 @@ async fn walk_cluster(sandbox: &Sandbox) -> Result<()> {
     kubectl_wait(sandbox, object, "Ready").await
 }
 
-/// Backups wait for a PVC, succeed, follow a schedule, and fail.
+/// Runs backups that wait for a PVC, succeed, follow a schedule, or fail. Waits for the expected condition of each.
 async fn walk_backups(sandbox: &Sandbox) -> Result<()> {
     let late = pvc_backup("late", "  backupPolicy: {timeoutInSecond: 1}\n");
     sandbox.apply(&pvc_backup("once", "")).await?;
@@ -211,7 +212,8 @@ async fn walk_backups(sandbox: &Sandbox) -> Result<()> {
     kubectl_wait(sandbox, "etcdbackup/hourly", "Ready").await
 }
 
-/// A restore creates a cluster, and another restore is refused because the cluster exists.
+/// Restores into a new cluster, and requests a restore that the operator rejects because the cluster exists. Waits for
+/// the expected condition of each restore.
 async fn walk_restores(sandbox: &Sandbox) -> Result<()> {
     let version = newest_version(&sandbox.env)?;
     let restore = |name: &str, cluster: &str| {

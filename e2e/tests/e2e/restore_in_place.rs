@@ -235,7 +235,7 @@ async fn while_clients_write_and_read(sandbox: &Sandbox, running: &RunningCluste
     keys.verify("later/", 0)
         .await
         .context("keys newer than the backup")?;
-    // The old volumes are kept for a time that starts when the new cluster is complete. It has started now.
+    // The time for which the old volumes are kept starts when the new cluster is complete, which is the case now.
     old_volumes_expire(sandbox, &after, old).await?;
     await_one_volume_per_member(sandbox, &ready_members(&after)).await
 }

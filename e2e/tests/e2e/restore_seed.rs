@@ -18,7 +18,7 @@ use crate::restore_in_place::ensure_new_token;
 use crate::restore_sources::{await_equal_restore, filled_cluster};
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
-/// The operator stops here when it has verified the seed.
+/// The failpoint at which the operator stops when it has verified the seed.
 const VERIFIED: &str = "restore-before-record-formed";
 
 #[tokio::test]

@@ -68,7 +68,8 @@ fn class_of(sandbox: &Sandbox) -> String {
 }
 
 /// The restore that [`restore_without_class`] has started waits for the StorageClass, and completes when the class
-/// exists. Then the class is deleted, and an in-place restore needs it. At the end, the cluster is deleted.
+/// exists. Then the class is deleted, and an in-place restore that needs the class reports this. At the end, the
+/// cluster is deleted.
 pub(crate) async fn new_cluster_without_class(
     sandbox: &Sandbox,
     running: &RunningCluster,
@@ -93,8 +94,8 @@ pub(crate) async fn new_cluster_without_class(
     sandbox.delete_cluster("d").await
 }
 
-/// The StorageClass of an existing volume was deleted. The in-place restore reports this, and does not change the
-/// cluster.
+/// Restores in place after the StorageClass of the existing volume was deleted. Ensures that the restore reports the
+/// missing class, and does not change the cluster.
 async fn in_place_restore_without_class(
     sandbox: &Sandbox,
     backup: &str,
@@ -176,7 +177,8 @@ pub(crate) async fn await_no_seed(sandbox: &Sandbox, cluster: &str) -> Result<()
     .await
 }
 
-/// A ResourceQuota of the namespace rejects the PVC of the seed. The restore fails after half a minute.
+/// Restores in place while a ResourceQuota of the namespace rejects the PVC of the seed. Ensures that the restore fails
+/// and names the quota.
 pub(crate) async fn running_cluster_without_quota(
     sandbox: &Sandbox,
     running: &RunningCluster,

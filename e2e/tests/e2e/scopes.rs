@@ -36,7 +36,8 @@ async fn is_managed(sandbox: &Sandbox, cluster: &str, reason: &str, by: &Sandbox
     .map(drop)
 }
 
-/// Invariant 28: an EtcdBackup of another namespace does not reach the cluster `c` of the operators' namespace.
+/// Invariant 28: ensures that an EtcdBackup in the namespace of `tenant` is not allowed to back up the cluster `c` in
+/// the namespace of the operators.
 async fn has_no_access(tenant: &Sandbox, operators: &Sandbox, name: &str) -> Result<()> {
     let foreign = format!("http://c-client.{}.svc:2379", operators.namespace);
     let manifest = format!(

@@ -45,7 +45,7 @@ async fn back_up(sandbox: &Sandbox, bucket: &Bucket, authority: &Authority) -> R
     sandbox.apply(&by_endpoint).await?;
     await_complete(&backups, "by-endpoint", DEADLINE).await?;
 
-    // etcd rejects a client certificate of another CA. The EtcdBackup must report this.
+    // etcd rejects a client certificate of another CA. The EtcdBackup must report the rejection.
     let stranger = Authority::new("a stranger")?;
     let foreign = tls::secret("foreign", tls::CLIENT, &stranger.client()?, &authority.pem);
     sandbox.apply(&foreign).await?;

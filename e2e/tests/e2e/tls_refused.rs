@@ -20,7 +20,8 @@ use crate::tls_generated::{client, value};
 /// The length of the random part at the end of an authority's name.
 const RANDOM_NAME_LENGTH: usize = 12;
 
-/// A cluster with static certificates. One authority signs the certificates for both ports.
+/// Ensures that both ports of a member with static certificates reject clients without a certificate, with an expired
+/// certificate, and with a certificate of another authority. One authority signs the certificates for both ports.
 pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let pod = format!("pod/{}", pods.first().context("no pod")?.name_any());
@@ -64,7 +65,8 @@ pub(crate) async fn rejects_strangers(sandbox: &Sandbox, authority: &Authority) 
     serves_no_data(sandbox, &pod).await
 }
 
-/// A cluster with generated certificates. Each port has its own authority.
+/// Ensures that each port of a member with generated certificates rejects certificates of the authority for the other
+/// port. Each port has its own authority.
 pub(crate) async fn rejects_other_authorities(sandbox: &Sandbox) -> Result<()> {
     let pods = sandbox.member_pods("c").await?;
     let member = pods.first().context("no pod")?.name_any();

@@ -92,7 +92,8 @@ async fn await_started_with(sandbox: &Sandbox, count: usize) -> Result<()> {
     sandbox.await_members("c", 3).await.map(drop)
 }
 
-/// The Secrets get new certificates of the same CA. Members use them without a restart.
+/// Writes new certificates of the same CA to the Secrets. Ensures that members present the new certificates without a
+/// restart.
 pub(crate) async fn renews(
     sandbox: &Sandbox,
     authority: &Authority,
@@ -111,7 +112,8 @@ pub(crate) async fn renews(
     Ok(())
 }
 
-/// The peer Secret gets a CA that no running member trusts. The operator must not restart a member with it.
+/// Writes a CA that no running member trusts to the peer Secret. Ensures that the operator reports the fault and
+/// restarts no member with this CA.
 async fn replaced_at_once_is_reported(
     sandbox: &Sandbox,
     (old, new): (&Authority, &Authority),

@@ -206,7 +206,7 @@ async fn rejects_switch_at_once(sandbox: &Sandbox) -> Result<()> {
     writer.finish("rejected switch").await.map(drop)
 }
 
-/// The members have volumes. They keep their volumes and their identities.
+/// The members have volumes, so they must keep their volumes and their identities.
 #[tokio::test]
 async fn tls_is_switched_on_and_off_under_load() {
     cluster_scenario("tls_switch", async |sandbox| {
@@ -250,8 +250,8 @@ async fn merge(sandbox: &Sandbox, patch: &str) -> Result<()> {
     sandbox.kubectl(&patch).await.map(drop)
 }
 
-/// The members start without TLS, as before the hibernation, and are switched afterwards. The operator crashes before
-/// each kind of write of the switch.
+/// Resumes the hibernated cluster with TLS between members. The members first start without TLS, as before the
+/// hibernation, and the operator then switches TLS on. The operator crashes before each kind of write of the switch.
 async fn wakes_up_and_crashes(sandbox: &Sandbox) -> Result<()> {
     let mut operator = CrashingOperator {
         sandbox,
@@ -359,7 +359,7 @@ mod full {
     use super::*;
     use crate::certificates::{STATIC, client};
 
-    /// Members have no volumes, so each stage of the switch replaces them.
+    /// Members without volumes are replaced in each stage of the switch.
     #[tokio::test]
     async fn tls_is_switched_off_without_volumes() {
         cluster_scenario_without_leaks("tls_switch_off", async |sandbox| {
@@ -373,8 +373,8 @@ mod full {
         .await;
     }
 
-    /// Static and generated certificates have different CAs. So clients and members use plaintext between the two
-    /// switches.
+    /// Static and generated certificates have different CAs, so a direct change is impossible. Clients and members use
+    /// plaintext between the two switches.
     #[tokio::test]
     async fn static_certificates_are_replaced_by_generated_ones() {
         cluster_scenario_without_leaks("tls_static_to_generated", async |sandbox| {

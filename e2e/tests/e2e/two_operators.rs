@@ -164,7 +164,8 @@ async fn concurrent_operators_and_failover_lose_no_writes() {
     .await;
 }
 
-/// The leader crashes in the middle of a change. Later, another leader shuts down gracefully.
+/// Crashes the leader in the middle of a change, and later shuts another leader down gracefully. The standby must take
+/// over each time.
 async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     let two = [
         "--set",
@@ -219,8 +220,8 @@ async fn standby_takes_over(sandbox: &Sandbox) -> Result<()> {
     await_no_leftovers(sandbox, 3).await
 }
 
-/// Adds a second Deployment of the operator. It has its own lease, so both operators are leaders. This also happens for
-/// a moment if a process is suspended for longer than its lease.
+/// Adds a second Deployment of the operator. The second operator has its own lease, so both operators are leaders. Two
+/// processes can also be leaders for a moment if one is suspended for longer than its lease.
 async fn add_another(sandbox: &Sandbox) -> Result<()> {
     let rights = "apiVersion: rbac.authorization.k8s.io/v1
 kind: Role

@@ -267,7 +267,8 @@ async fn is_changed_in_place(sandbox: &Sandbox, name: &str, version: &str) -> Re
     Ok(())
 }
 
-/// Requests versions to which etcd cannot change directly. No member restarts, and the status reports the reason.
+/// Requests versions to which etcd cannot change directly. Ensures that the status reports the reason, and that no
+/// member restarts.
 async fn are_rejected(
     sandbox: &Sandbox,
     name: &str,
@@ -288,8 +289,8 @@ async fn are_rejected(
     in_place(&before, &pods(sandbox, name).await?, 0)
 }
 
-/// An upgrade to an image that does not exist stops at the first member. When the version is set back, the cluster is
-/// as before.
+/// Requests a version whose image does not exist. Ensures that the upgrade stops at the first member, and that the
+/// cluster keeps its members when the old version is set again.
 async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let missing = "3.5.999";
@@ -317,7 +318,7 @@ async fn missing_image(sandbox: &Sandbox, writer: &Writer, old: &str) -> Result<
     Ok(())
 }
 
-/// An upgrade that has stopped is redirected to another version and another size.
+/// Stops an upgrade by a version without an image. Then redirects the upgrade to another version and another size.
 async fn is_redirected(sandbox: &Sandbox, version: &str) -> Result<()> {
     change(sandbox, "c", json!({ "version": "3.6.999" })).await?;
     await_reason(sandbox, "c", "Upgrading", "True", "UpgradeStopped").await?;
@@ -348,8 +349,8 @@ async fn are_downgraded(sandbox: &Sandbox, version: &str) -> Result<()> {
     finish(writer, "downgrade without volumes").await
 }
 
-/// The version is set back when one member runs the new version. Changed members return to the old version in their
-/// pods, and the others do not restart.
+/// Sets the old version again when one member runs the new version. Ensures that changed members return to the old
+/// version in their pods, and that the others do not restart.
 async fn is_rolled_back(sandbox: &Sandbox, old: &str, new: &str) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let pods_before = pods(sandbox, "c").await?;

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[test]
-    fn each_invalid_field_of_stored_object_is_reported() {
+    fn each_invalid_field_of_stored_etcdbackup_is_reported() {
         let cases = [
             (
                 r#"{"etcdEndpoints":null,"storageType":"S3","s3":{"path":"b/k"}}"#,

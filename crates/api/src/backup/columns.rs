@@ -158,7 +158,7 @@ mod tests {
         assert_eq!(text(0, Some(7)), "0%");
         assert_eq!(text(999_999, Some(1_000_000)), "99%");
         assert_eq!(text(7, Some(7)), "100%");
-        // The database can grow while it is transferred.
+        // The database can grow during the transfer, so more bytes than the total can be transferred.
         assert_eq!(text(9, Some(7)), "100%");
         assert_eq!(text(2048, None), "2.0 KiB");
         assert_eq!(text(0, Some(0)), "0 B");

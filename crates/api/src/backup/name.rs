@@ -103,12 +103,12 @@ mod tests {
         ] {
             assert_eq!(parse("etcd", other), None, "{other}");
         }
-        // The list above contains this name. It is a valid name for a backup at the path `etcd_v2`.
+        // This name is in the list above. It belongs to the path `etcd_v2`, but not to the path `etcd`.
         assert!(parse("etcd_v2", "etcd_v2_v99_2018-12-31-23:59:59").is_some());
     }
 
     #[test]
-    fn numbers_of_backups_sort_by_age() {
+    fn backup_names_sort_by_time_then_by_numeric_revision() {
         let new = Numbered {
             time: at(20),
             revision: 7,

@@ -78,7 +78,8 @@ pub fn refused_argument(argument: &str) -> Option<&'static str> {
     }
 }
 
-/// The remedy if `etcdEnv` must not contain a variable; `None` if the variable is allowed. The value does not matter.
+/// The remedy if `etcdEnv` must not contain a variable; `None` if the variable is allowed. The result does not depend
+/// on the value of the variable.
 pub fn refused_variable(variable: &str) -> Option<&'static str> {
     let flag = flag_of_env(variable)?;
     is_owned(&flag).then_some("remove the variable, because the operator sets the flag")

@@ -16,9 +16,9 @@ use crate::text::text_enum;
 text_enum! {
     /// Start of the first members.
     BootstrapMode {
-        /// All first members together.
+        /// All first members start at the same time.
         Parallel = "Parallel",
-        /// One seed member, then the others one by one.
+        /// One seed member starts first, and the other members join one by one.
         Seed = "Seed",
     }
 }
@@ -43,11 +43,11 @@ text_enum! {
 text_enum! {
     /// Type of the client Service.
     ClientServiceType {
-        /// Reachable only inside the Kubernetes cluster.
+        /// Clients reach the Service only inside the Kubernetes cluster.
         ClusterIp = "ClusterIP",
-        /// Reachable on a port of every node.
+        /// Clients reach the Service on a port of every node.
         NodePort = "NodePort",
-        /// Reachable through a load balancer.
+        /// Clients reach the Service through a load balancer.
         LoadBalancer = "LoadBalancer",
     }
 }
@@ -55,9 +55,9 @@ text_enum! {
 text_enum! {
     /// What the operator does after a permanent loss of quorum.
     RecoveryPolicy {
-        /// Report the loss and wait for an approval.
+        /// The operator reports the loss and waits for an approval.
         Manual = "Manual",
-        /// Continue from the most advanced survivor and record what was lost.
+        /// The operator continues with the data of the most advanced survivor, and records what was lost.
         Automatic = "Automatic",
     }
 }
@@ -65,9 +65,9 @@ text_enum! {
 text_enum! {
     /// Criterion of etcd's automatic compaction.
     AutoCompactionMode {
-        /// Age of revisions.
+        /// etcd compacts revisions that are older than the retention.
         Periodic = "periodic",
-        /// Number of revisions.
+        /// etcd keeps as many of the newest revisions as the retention says.
         Revision = "revision",
     }
 }
@@ -328,7 +328,7 @@ pub struct ClusterBackup {
     /// Compression of stored backups. Default `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// Proof that the newest backup restores: the backup operator restores it in a pod of its own.
+    /// Proof that the newest backup restores: the backup operator restores it in a separate pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
     /// Make no backups while this is true.

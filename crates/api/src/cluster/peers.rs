@@ -16,13 +16,13 @@ pub type PeerListener = (bool, u16);
 /// Stage of a switch of TLS between peers. A switch passes through the stages in this order, or in reverse.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum PeerStage {
-    /// Without TLS.
+    /// One listener, without TLS.
     Plain,
-    /// Without TLS on the first port, with TLS on the second port.
+    /// Two listeners: without TLS on the first port, with TLS on the second port.
     PlainAndTls,
-    /// With TLS on both ports.
+    /// Two listeners, both with TLS.
     TlsTwice,
-    /// With TLS.
+    /// One listener, with TLS.
     Tls,
 }
 
@@ -52,7 +52,7 @@ impl PeerStage {
         self.listeners().iter().find(shared).copied()
     }
 
-    /// The next stage on the way to `other`. If both stages are equal, returns `other`.
+    /// The stage that follows this stage on the way to `other`. If both stages are equal, returns `other`.
     #[must_use]
     pub fn towards(self, other: Self) -> Self {
         let stages = Self::ALL;

@@ -16,11 +16,11 @@ use crate::text::text_enum;
 text_enum! {
     /// When the image is pulled.
     ImagePullPolicy {
-        /// The image is pulled at every start.
+        /// The kubelet pulls the image at every start of the container.
         Always = "Always",
-        /// The image is pulled if the node does not have it.
+        /// The kubelet pulls the image if the node does not have it.
         IfNotPresent = "IfNotPresent",
-        /// The image is never pulled.
+        /// The kubelet never pulls the image, so the node must have it.
         Never = "Never",
     }
 }

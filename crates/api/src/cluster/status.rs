@@ -15,16 +15,16 @@ use crate::text::text_enum;
 text_enum! {
     /// Phase of a cluster, derived from its conditions. For display and for readers of v1beta2.
     ClusterPhase {
-        /// The first members are being started.
+        /// The operator is starting the first members.
         Creating = "Creating",
-        /// The cluster has formed.
+        /// The first members have formed the cluster.
         Running = "Running",
-        /// The members are being stopped, because `spec.hibernate` is set.
+        /// The operator is stopping the members, because `spec.hibernate` is set.
         Hibernating = "Hibernating",
         /// No member runs, because `spec.hibernate` is set. The operator keeps the volumes.
         Hibernated = "Hibernated",
-        /// The spec is invalid. In coreos/etcd-operator this phase was final; here the cluster leaves it when
-        /// the spec is valid.
+        /// The spec is invalid. In coreos/etcd-operator, this phase was final. In this project, the phase ends when the
+        /// spec is valid.
         Failed = "Failed",
     }
 }
@@ -32,11 +32,11 @@ text_enum! {
 text_enum! {
     /// Role of a member.
     MemberRole {
-        /// Voter that is the leader.
+        /// A voter that is the leader.
         Leader = "Leader",
-        /// Voter.
+        /// A voter that is not the leader.
         Voter = "Voter",
-        /// Member without a vote.
+        /// A member without a vote.
         Learner = "Learner",
     }
 }
@@ -56,9 +56,9 @@ text_enum! {
 text_enum! {
     /// How a recovery was approved.
     RecoveryApproval {
-        /// A user set the annotation.
+        /// A user set the annotation `etcd.database.coreos.com/recover`.
         Annotation = "Annotation",
-        /// `spec.recovery.policy: Automatic`.
+        /// The spec contains `recovery.policy: Automatic`.
         Policy = "Policy",
     }
 }
@@ -266,12 +266,12 @@ impl TlsStatus {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct CertificatesStatus {
-    /// Name of the Secret.
+    /// Name of the Secret with the certificate.
     pub secret: String,
-    /// Key in the Secret.
+    /// Key of the certificate in the Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub key: Option<String>,
-    /// End of the validity.
+    /// End of the validity of the certificate.
     pub not_after: Time,
     /// Remaining validity, if short: `30d`, `7d`, `1d` or `Expired`. For a generated certificate, only
     /// reported if its renewal is overdue.
@@ -323,7 +323,7 @@ pub struct RecoveryStatus {
         skip_serializing_if = "Option::is_none"
     )]
     pub to_cluster_id: Option<String>,
-    /// Time of the decision.
+    /// Time at which the operator decided to start the recovery.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
     /// Time at which the new cluster was recorded or the recovery was abandoned.
@@ -355,7 +355,7 @@ pub struct ReplacedStatus {
         skip_serializing_if = "Vec::is_empty"
     )]
     pub members: Vec<String>,
-    /// Time of the replacement.
+    /// Time at which the restore replaced the cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
     /// Earliest time at which the volumes of the replaced cluster are deleted. If not set, they are deleted when

@@ -18,9 +18,9 @@ pub const DEFAULT_QUOTA_BYTES: i64 = 2_147_483_648;
 text_enum! {
     /// What the operator does if a database has reached its quota.
     NoSpacePolicy {
-        /// Compact as configured, defragment the members one at a time, disarm the alarm.
+        /// The operator compacts as configured, defragments the members one at a time, and disarms the alarm.
         Cure = "Cure",
-        /// Report the problem and change nothing.
+        /// The operator reports the problem and changes nothing.
         Report = "Report",
     }
 }
@@ -28,9 +28,9 @@ text_enum! {
 text_enum! {
     /// Cause of a defragmentation.
     DefragmentationCause {
-        /// The database has reached its quota.
+        /// The database of a member has reached its quota.
         NoSpace = "NoSpace",
-        /// The schedule.
+        /// A time in `spec.upkeep.defragmentation.schedule` has come.
         Schedule = "Schedule",
         /// The free share of the database file exceeds the threshold.
         Threshold = "Threshold",
@@ -120,7 +120,7 @@ pub struct DefragmentationStatus {
     /// `NoSpace`, `Schedule` or `Threshold`.
     #[schemars(with = "String")]
     pub cause: DefragmentationCause,
-    /// Time of the decision.
+    /// Time at which the operator decided to start the defragmentation.
     pub start_time: Time,
     /// Time at which the defragmentation ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]

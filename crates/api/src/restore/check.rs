@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn each_invalid_field_of_stored_object_is_reported() {
+    fn each_invalid_field_of_stored_etcdrestore_is_reported() {
         let cases = [
             (
                 r#"{"etcdCluster":{"name":"main"}}"#,

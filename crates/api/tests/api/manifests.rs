@@ -86,7 +86,7 @@ fn expect_good(path: &Path) -> usize {
 }
 
 #[test]
-fn manifests_of_v0_9_4_parse_and_are_accepted() {
+fn manifests_of_coreos_operator_v0_9_4_are_accepted() {
     let files = yaml_files("e2e/fixtures/v0.9.4");
     assert!(files.len() >= 5, "{files:?}");
     for path in files {
@@ -107,7 +107,7 @@ fn examples_parse_and_are_accepted() {
 }
 
 #[test]
-fn examples_mark_fields_without_effect() {
+fn examples_say_whether_fields_are_not_in_effect_yet() {
     for path in yaml_files("examples") {
         let text = std::fs::read_to_string(&path).unwrap();
         let waiting = objects(&path)
@@ -124,7 +124,7 @@ fn examples_mark_fields_without_effect() {
 }
 
 #[test]
-fn first_example_has_default_spec() {
+fn example_etcd_cluster_has_default_spec() {
     let path = root().join("examples/example-etcd-cluster.yaml");
     let object = objects(&path).remove(0);
     let typed: EtcdCluster = round_trip(&object, &path);
@@ -132,7 +132,7 @@ fn first_example_has_default_spec() {
 }
 
 #[test]
-fn objects_stored_by_v0_9_4_can_be_read() {
+fn objects_stored_by_coreos_operator_v0_9_4_can_be_read() {
     // A Go client stored these objects with an empty status, null lists, and conditions in the format of v0.9.4.
     let stored = [
         r#"{"metadata":{"name":"a"},"spec":{"size":3,"pod":{"ClusterDomain":"","resources":{}}},"status":{"phase":"Running","size":3,

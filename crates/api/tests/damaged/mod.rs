@@ -36,7 +36,7 @@ const TOKENS: &[&str] = &[
     "*/0",
 ];
 
-/// Time limit for one parse. It is far more than a parser needs, even on a busy machine.
+/// Time limit for one parse. The limit is far more than a parser needs, even on a busy machine.
 const LIMIT: Duration = Duration::from_secs(5);
 
 /// The number of test cases: `default`, or the value of the environment variable `PROPTEST_CASES`.

@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_newest_backup_from_all_etcd_backups_of_cluster() {
+    fn cluster_status_reports_newest_backup_of_all_its_etcdbackups() {
         let backup = |name: &str, of: &str, date: Option<&str>| -> EtcdBackup {
             serde_json::from_value(json!({
                 "apiVersion": "etcd.database.coreos.com/v1beta2",

@@ -15,8 +15,8 @@ fn source_of(backup: &EtcdBackup) -> Option<StorageSource<'_>> {
     source.ok()
 }
 
-/// Whether the other object is a periodic EtcdBackup with the same path. An EtcdBackup that this release cannot parse
-/// may have that path, so it counts.
+/// True if `other` is another periodic EtcdBackup with the same path. Also true if this release cannot parse `other`,
+/// because `other` may have that path.
 ///
 /// A bucket may be used by several namespaces, so this function sees the EtcdBackups of all namespaces. It copies
 /// nothing. Endpoints are not compared, because one store may have several endpoints.

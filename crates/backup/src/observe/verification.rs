@@ -50,7 +50,8 @@ async fn pod(context: &ObserveContext, backup: &EtcdBackup, name: &str) -> PodSt
     }
 }
 
-/// The repository of etcd images in the EtcdCluster. `None` if it cannot be read: the pod then uses the default.
+/// The repository of etcd images in the EtcdCluster. `None` if the EtcdCluster cannot be read: the pod then uses the
+/// default repository.
 async fn repository(context: &ObserveContext, backup: &EtcdBackup) -> Option<String> {
     let name = &backup.spec.etcd_cluster.as_ref()?.name;
     let namespace = backup.namespace().unwrap_or_default();

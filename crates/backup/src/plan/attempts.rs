@@ -35,8 +35,8 @@ pub(super) fn count_without_current(transfer: &WorkState<Stored>) -> Option<i32>
     transfer.recorded_count.map(|count| count.saturating_sub(1))
 }
 
-/// The problem to report if the limit is reached. `None` if this process has made an attempt, because it knows the
-/// result.
+/// The problem to report if the limit is reached. `None` if this process has made an attempt, because the result of
+/// that attempt is known.
 pub(super) fn attempts_exhausted(backup: &EtcdBackup, work: &Work) -> Option<Trouble> {
     let unfinished = unfinished(backup);
     (*work == Work::Idle && unfinished >= MAX_UNFINISHED).then(|| {

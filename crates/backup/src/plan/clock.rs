@@ -55,7 +55,7 @@ fn reported(backup: &EtcdBackup) -> Option<String> {
 }
 
 /// The time with which the ages of backups are computed: the earlier of both clocks. `None` if the clocks were not
-/// compared or do not agree.
+/// compared, or if they disagree.
 pub(super) fn agreed_time(snapshot: &Snapshot, now: Timestamp) -> Option<Timestamp> {
     let difference = snapshot.clock_difference?;
     (difference.abs() <= MAX_DIFFERENCE).then(|| runtime::clock::earlier(now, Some(difference)))

@@ -1,5 +1,5 @@
-//! Plans the deletion of an EtcdBackup: of an expired one, and of the stored backups of one that is being deleted.
-//! Performs no I/O.
+//! Plans the deletion of an expired EtcdBackup, and the removal of the stored backups of an EtcdBackup that is being
+//! deleted. Performs no I/O.
 
 use api::EtcdBackup;
 use jiff::{SignedDuration, Timestamp};

@@ -77,8 +77,8 @@ pub(super) fn transfer(
     else {
         return Ok(None);
     };
-    // The backup pod of a PersistentVolumeClaim runs in the namespace of the EtcdBackup. This pod reaches the same
-    // endpoints as the other pods of that namespace.
+    // The backup pod of a PersistentVolumeClaim runs in the namespace of the EtcdBackup, so it can connect to the same
+    // endpoints as other pods of that namespace. Its endpoints need no grant.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {

@@ -13,7 +13,7 @@ use crate::snapshot::{Snapshot, Work};
 /// The data that the plan needs. Data that cannot change the plan is not read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// No data.
+    /// The plan needs no additional data.
     Nothing,
     /// The content of the store at the path, and the inputs of a transfer.
     Destination,
@@ -42,7 +42,7 @@ pub fn need(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Need {
     if intent(backup).is_some() {
         let state = &snapshot.transfer;
         let ended = !state.work.is_active() && !matches!(state.work, Work::Ended(Ok(_)));
-        // The content of the store shows whether an overdue backup is complete or has failed.
+        // The store is read for an overdue backup, too: its content shows whether the backup is complete or has failed.
         let reads = state.may_begin(now) || overdue(backup, snapshot, now);
         return need_if(Need::Destination, ended && reads);
     }

@@ -11,7 +11,7 @@ use kube::ResourceExt;
 
 use crate::reason::Reason;
 
-/// A recorded time may be this far in the future. If it is later, a wrong clock wrote it, and it is ignored.
+/// A recorded time that is further in the future than this was written with a wrong clock, and is ignored.
 pub(super) const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
 
 /// True if the status reports that the backup for this generation of the spec has succeeded or failed. Never true for a

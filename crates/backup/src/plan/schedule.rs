@@ -96,7 +96,7 @@ impl Schedule {
         // Skips the runs whose starting deadline has passed. There may be many such runs if the operator was down for a
         // long time.
         let from = match self.deadline {
-            // A starting deadline before the first representable time skips no run.
+            // If the starting deadline reaches back before the first representable time, no run is skipped.
             Some(deadline) => {
                 let since = now.checked_sub(deadline).ok();
                 let since = since.and_then(|it| it.checked_sub(SignedDuration::from_secs(1)).ok());
@@ -200,7 +200,7 @@ mod tests {
 
     /// Requirement "backups 4" of docs/conformance.md.
     #[test]
-    fn jitter_is_deterministic_and_bounded() {
+    fn schedule_jitter_is_deterministic_and_bounded() {
         let last = at("2026-01-15T12:00:00Z");
         for (seconds, max) in [(3600, 30), (100, 5), (10, 0)] {
             let text = format!(r#"{{"backupIntervalInSecond":{seconds}}}"#);

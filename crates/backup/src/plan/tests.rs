@@ -117,7 +117,7 @@ fn invariant_10_backup_start_is_recorded_before_other_steps() {
 }
 
 #[test]
-fn transfer_starts_if_destination_is_free() {
+fn transfer_starts_if_store_has_no_complete_backup() {
     let backup = begun(|_| ());
     assert!(needs_destination(&backup, &Snapshot::default(), at(1)));
     let plan = plan(&backup, &known(Work::Idle, Destination::Free), at(1));
@@ -248,7 +248,7 @@ fn failed_attempt_is_retried_after_pause() {
 }
 
 #[test]
-fn next_reconcile_is_not_later_than_deadline() {
+fn backup_is_reconciled_at_its_deadline_or_earlier() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 310 }));
     let unknown = known(Work::Idle, Destination::Unknown(refused()));
     let failed = Snapshot {

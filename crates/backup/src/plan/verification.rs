@@ -27,7 +27,7 @@ use crate::verification::{Failure, PodState, Proof};
 
 /// Interval between two reads of the pod.
 const POLL: Duration = Duration::from_secs(3);
-/// A verification that waits for another one of its namespace asks again after this time.
+/// A verification that waits for another verification of its namespace checks again after this time.
 const TURN_RETRY: Duration = Duration::from_secs(15);
 /// Pause after the first failure. Each further failure doubles the pause.
 const RETRY: SignedDuration = SignedDuration::from_mins(1);
@@ -41,19 +41,19 @@ const NAME_DIGITS: usize = 20;
 /// What the operator does for the verification.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Step {
-    /// Nothing.
+    /// The operator does nothing in this reconcile.
     #[default]
     Nothing,
-    /// Create the pod.
+    /// The operator creates the pod of the verification.
     Create(Box<Pod>),
-    /// Delete the pod with this name, if the EtcdBackup owns it.
+    /// The operator deletes the pod with this name, if the EtcdBackup owns the pod.
     Delete(String),
 }
 
 /// What the status reports about the verification.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum VerificationVerdict {
-    /// No change.
+    /// The status does not change.
     #[default]
     Unchanged,
     /// `spec.verification` is not set: the status reports nothing about verifications.
@@ -62,9 +62,9 @@ pub enum VerificationVerdict {
     Starting(String),
     /// The verification waits, for this reason.
     Waiting(String),
-    /// The backup restores.
+    /// The verification has succeeded: the backup can be restored.
     Verified(Proof),
-    /// The backup does not restore, or the operator could not find out.
+    /// The verification has failed: the backup cannot be restored, or the attempt had no result.
     Failed(Failure),
 }
 
@@ -97,7 +97,7 @@ impl VerificationPlan {
 /// The data that the plan needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VerificationNeed {
-    /// No data.
+    /// The plan needs no data about verifications.
     Nothing,
     /// Whether the EtcdBackup may verify now.
     Turn,
@@ -188,7 +188,7 @@ pub(crate) fn plan(
         ),
         PodState::Unknown(why) => VerificationPlan::wait(why, INPUT_RETRY),
         PodState::NotRead => VerificationPlan::wait(RUNNING, INPUT_RETRY),
-        // The pod was lost, and a newer backup exists: that one is verified instead.
+        // The pod was lost, and a newer backup exists, so the operator verifies the newer backup instead.
         PodState::Missing if location(backup) != Some(record.location.as_str()) => {
             let location = location(backup).unwrap_or_default().to_owned();
             let verdict = VerificationVerdict::Starting(location);
@@ -224,7 +224,7 @@ fn plan_off(backup: &EtcdBackup) -> VerificationPlan {
     VerificationPlan::new(step, VerificationVerdict::Off, None)
 }
 
-/// The settings of an EtcdBackup that is verified; `None` if it is not.
+/// The verification settings of an EtcdBackup; `None` if its backups are not verified.
 fn settings(backup: &EtcdBackup) -> Option<&Verification> {
     let settings = backup.spec.verification.as_deref()?;
     let live = backup.metadata.deletion_timestamp.is_none();
@@ -246,8 +246,8 @@ fn location(backup: &EtcdBackup) -> Option<&str> {
     backup.status.as_ref()?.location.as_deref()
 }
 
-/// The time from which the newest backup must be verified. `None` if nothing must be verified, because there is no backup
-/// or because it is verified.
+/// The time from which the newest backup must be verified. `None` if there is no backup, or if the newest backup needs
+/// no further verification.
 fn due(backup: &EtcdBackup, now: Timestamp) -> Option<Timestamp> {
     let settings = backup.spec.verification.as_ref()?;
     let status = backup.status.as_ref()?;

@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_of_another_owner_is_foreign() {
+    fn backup_pod_of_another_owner_counts_as_foreign() {
         let mut pod = built();
         pod.metadata.owner_references = None;
         assert_eq!(pod_state(&pod, &Order::example()), PodState::Foreign);

@@ -114,7 +114,7 @@ fn access(reach: &Reach) -> Result<Access, Trouble> {
             let value = value.and_then(Result::ok);
             let value = value
                 .ok_or_else(|| trouble(format!("Secret {secret} has no key {key}: add it")))?;
-            // An editor may have added a line break at the end of the password.
+            // Line breaks at the end of the password are removed, because an editor may have added them.
             Ok::<_, Trouble>(value.trim_end_matches(['\r', '\n']).to_owned())
         };
         access.credentials = Some(Credentials {

@@ -34,7 +34,7 @@ pub(super) fn record(
                 failures,
                 last_failure_time: None,
             });
-            // Until the verification has ended, the condition reports the previous one.
+            // Until the verification has ended, the condition reports the previous verification.
             return;
         }
         VerificationVerdict::Waiting(why)
@@ -42,7 +42,7 @@ pub(super) fn record(
         {
             finding(ConditionStatus::Unknown, Reason::Verifying, why)
         }
-        // While a later verification waits, the condition reports the result of the previous one.
+        // While a later verification waits, the condition reports the result of the previous verification.
         VerificationVerdict::Unchanged | VerificationVerdict::Waiting(_) => return,
         VerificationVerdict::Verified(proof) => {
             let begun = status.verification.take().unwrap_or_default();
@@ -82,7 +82,7 @@ pub(super) fn record(
             });
             match (failure.damaged, is_failed(status)) {
                 (true, _) => finding(ConditionStatus::False, Reason::VerificationFailed, &message),
-                // An attempt without a result does not replace the report of a backup that does not restore.
+                // A verification without a result does not overwrite the report that a backup cannot be restored.
                 (false, true) => return,
                 (false, false) => finding(
                     ConditionStatus::Unknown,
@@ -219,7 +219,7 @@ mod tests {
         let mut verdicts = vec![starting("s3://b/1"), failed(true)];
         let reported = Some(("False", "VerificationFailed"));
         assert_eq!(condition(&after_verdicts(&verdicts)), reported);
-        // An attempt without a result proves nothing.
+        // An attempt without a result does not prove that the backup can be restored.
         verdicts.extend([starting("s3://b/2"), failed(false)]);
         let status = after_verdicts(&verdicts);
         assert_eq!(condition(&status), reported);
@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn attempt_without_result_is_reported_as_unknown() {
+    fn verification_without_result_is_reported_as_unknown() {
         let status = after_verdicts(&[starting("s3://b/1"), failed(false)]);
         assert_eq!(
             condition(&status),
@@ -241,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn removed_settings_remove_every_record() {
+    fn removal_of_verification_settings_clears_status() {
         let status = after_verdicts(&[starting("s3://b/1"), verified(), VerificationVerdict::Off]);
         assert_eq!(status, EtcdBackupStatus::default());
     }

@@ -31,8 +31,8 @@ pub struct Owner<'a> {
     /// cluster. The start time in the manifest has whole seconds, so it cannot exclude a backup that was made just
     /// before a change of the spec.
     pub cluster: Option<&'a str>,
-    /// Whether the whole content is read and compared if the store has no tags. A reconcile does not set this, because
-    /// the read takes too long.
+    /// True if the whole object is read and compared when the store has no tags. A reconcile sets false, because such a
+    /// read takes too long.
     pub verify_content: bool,
 }
 

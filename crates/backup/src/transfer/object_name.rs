@@ -40,7 +40,7 @@ impl ObjectName {
         }
     }
 
-    /// The same name, for an attempt that replaces this incomplete object. An exact name does not change.
+    /// The name for an attempt that replaces the incomplete object `leftover`. An exact name does not change.
     #[must_use]
     pub fn replacing(self, leftover: Option<String>) -> Self {
         match self {

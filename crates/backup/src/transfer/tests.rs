@@ -19,7 +19,7 @@ async fn is_ended(step: u64) -> bool {
 }
 
 #[tokio::test]
-async fn transfer_without_progress_is_ended() {
+async fn transfer_below_minimum_progress_is_ended() {
     let mebibyte = 1 << 20;
     // A transfer of only one byte in each step is ended too.
     for (step, expected) in [(0, true), (1, true), (4 * mebibyte, false)] {

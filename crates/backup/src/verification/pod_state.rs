@@ -30,9 +30,9 @@ pub struct Proof {
 pub(super) enum Report {
     /// The restored data equals the data in the manifest.
     Verified(Proof),
-    /// The restored data differs.
+    /// The restored data differs from the data in the manifest.
     Failed {
-        /// The difference.
+        /// The difference between the restored data and the manifest, as a text for users.
         message: String,
     },
 }
@@ -40,7 +40,7 @@ pub(super) enum Report {
 /// Why a verification failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// True if the backup does not restore. False if the operator could not find out.
+    /// True if the backup cannot be restored. False if the verification has no result.
     pub damaged: bool,
     /// The cause and the remedy.
     pub message: String,
@@ -62,7 +62,7 @@ pub enum PodState {
     Starting(String),
     /// The pod fetches, restores or compares the backup.
     Running,
-    /// The verification has ended.
+    /// The verification has ended with this result.
     Ended(Result<Proof, Failure>),
 }
 
@@ -154,7 +154,8 @@ fn fetch_failure(status: &ContainerStatus) -> Option<Failure> {
     let Some(member::Report::Failed { reason, message }) = member::Report::read(message) else {
         return Some(killed_or(code, "fetch", message, false));
     };
-    // The names of reasons are the same in all operators.
+    // These are the reasons in reports of the restore operator's program. The backup operator uses the same names for
+    // `BackupMissing` and `BucketMissing`.
     let damaged = [
         "SnapshotUnreadable",
         Reason::BackupMissing.as_str(),
@@ -286,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn pod_after_time_limit_names_the_field() {
+    fn failure_at_time_limit_names_timeout_field() {
         let status = json!({ "phase": "Failed", "reason": "DeadlineExceeded" });
         let PodState::Ended(Err(failure)) = state(&status) else {
             panic!("{status}");
@@ -296,7 +297,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_pod_reports_message_of_kubelet() {
+    fn state_of_waiting_pod_contains_message_of_kubelet() {
         let waiting = json!({ "reason": "ImagePullBackOff", "message": "no such image" });
         let containers = json!([{ "name": "etcd", "image": "", "imageID": "", "ready": false, "restartCount": 0,
                                   "state": { "waiting": waiting } }]);

@@ -35,8 +35,8 @@ pub struct Verify {
     report: PathBuf,
 }
 
-/// Compares the restored data with the manifest, and writes the report. Returns true if they are equal. Waits for etcd
-/// without a limit: the pod has a deadline.
+/// Compares the restored data with the manifest, and writes the report. Returns true if both are equal. Waits for etcd
+/// without a time limit, because the pod has a deadline.
 pub async fn run(arguments: &Verify) -> bool {
     let report = compare(arguments).await;
     let text = serde_json::to_string(&report).unwrap_or_default();

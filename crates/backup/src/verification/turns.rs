@@ -8,8 +8,9 @@ use std::sync::{Mutex, PoisonError};
 pub(crate) struct Turns(Mutex<HashMap<String, String>>);
 
 impl Turns {
-    /// True if the EtcdBackup with this UID may verify now. `running` contains the UIDs of the EtcdBackups of the namespace
-    /// whose status reports a running verification, oldest first. `exists` tells whether an EtcdBackup with a UID exists.
+    /// True if the EtcdBackup with this UID may verify now. `running` contains the UIDs of the EtcdBackups of the
+    /// namespace whose status reports a running verification, oldest first. `exists` returns whether an EtcdBackup with
+    /// a UID exists.
     ///
     /// The watch may deliver a status late, so this process also remembers to which EtcdBackup it gave the turn.
     pub(crate) fn take(
@@ -58,7 +59,7 @@ mod tests {
     }
 
     #[test]
-    fn turn_of_deleted_backup_ends() {
+    fn verification_turn_of_deleted_etcdbackup_ends() {
         let turns = Turns::default();
         assert!(turns.take("prod", "a", &[], |_| true));
         assert!(turns.take("prod", "b", &[], |uid| uid != "a"));

@@ -504,7 +504,7 @@ async fn invariant_12_backup_fails_if_store_fails() {
         );
         // An object without its manifest is no backup.
         assert_eq!(found(&store, "uid-1", long_ago()).await.unwrap(), None);
-        // The next attempt succeeds.
+        // The next attempt of the transfer succeeds.
         run.run(&Meter::default(), &CancellationToken::new())
             .await
             .unwrap();

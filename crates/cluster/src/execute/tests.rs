@@ -190,7 +190,7 @@ const CLAIMS: &str = "persistentvolumeclaims";
 const LONG: Duration = Duration::from_mins(1);
 
 #[tokio::test]
-async fn invariant_11_start_mark_is_removed_if_observation_expires() {
+async fn invariant_11_start_mark_is_removed_if_observation_expires_before_next_object() {
     let (little, more) = (Duration::from_millis(500), Duration::from_millis(600));
     let (asked, acted) = started(("services", Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
@@ -242,10 +242,10 @@ async fn invariant_6_start_mark_is_removed_only_if_no_pod_was_created() {
     }
 }
 
-/// Invariants 6 and 11: the operator retries the creation after the start mark, but only while its observation is
-/// fresh.
+/// Invariants 6 and 11: after the operator has set the start mark, it retries the creation of the next object, but only
+/// while its observation is fresh.
 #[tokio::test]
-async fn creation_after_start_mark_is_retried_while_observation_is_fresh() {
+async fn object_after_start_mark_is_retried_while_observation_is_fresh() {
     for (code, reason) in [
         (429, "TooManyRequests"),
         (503, "ServiceUnavailable"),

@@ -97,7 +97,7 @@ pub fn member_service(
     uid: &str,
 ) -> Option<snapshot::Service> {
     let name = service.name_any();
-    // Other software may have changed the member label. The name still identifies the Service of a member.
+    // The name identifies the Service of a member, even if other software has changed the member label.
     let is_named = names::cluster_of_member(&name) == Some(members.cluster);
     let is_labelled = service.labels().get(names::LABEL_MEMBER) == Some(&name);
     let owner = owner(&service.metadata);

@@ -14,8 +14,9 @@ const LONG: Duration = Duration::from_mins(10);
 
 /// Returns the time since which etcd has not been ready. `since` is the time since which the pod has not been ready.
 ///
-/// Without sidecars, both are the same. With sidecars, the result is not earlier than the start of the etcd container's
-/// last run that ended. After a run of more than [`LONG`], the result is not earlier than its end.
+/// Without sidecars, the result equals `since`. With sidecars, the result is not earlier than the start of the etcd
+/// container's last run that ended. After a run of more than [`LONG`], the result is not earlier than the end of that
+/// run.
 pub(super) fn unready_since(
     pod: &Pod,
     etcd: Option<&ContainerStatus>,

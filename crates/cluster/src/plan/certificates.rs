@@ -156,7 +156,7 @@ impl Keeper<'_> {
             .collect()
     }
 
-    /// True if the member has no object and is in no list.
+    /// True if the member has no Kubernetes object and is in no member list.
     fn is_gone(&self, member: &str) -> bool {
         let observed = self.observed;
         let first = observed.intent.as_ref();

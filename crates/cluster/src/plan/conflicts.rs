@@ -72,7 +72,8 @@ impl Draft<'_> {
         true
     }
 
-    /// If one of its actions is forbidden, removes the change of the members from the plan and returns it.
+    /// If an action of the change of the members is forbidden, removes the change from the plan and returns its
+    /// actions.
     fn forbid_change(&mut self, forbidden: impl Fn(&Action) -> bool) -> Option<Vec<Action>> {
         let change = self
             .change

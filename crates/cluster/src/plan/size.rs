@@ -192,7 +192,7 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
         let has = answer
             .map(|status| status.raft_applied_index)
             .or(member.follows)
-            // The operator promotes no learner without published client URLs. If it did, the module `second` would take
+            // A learner is promoted only after its client URLs are published. Otherwise, the module `second` would take
             // the member for one that was added as a voter.
             .filter(|_| member.joined() && !concurrent_join::begins_apart(member));
         match has {

@@ -326,8 +326,8 @@ impl Run<'_> {
                 return;
             }
             (None, Some(member)) if !drain::is_drained(self.view, member, draft) => return,
-            // This operator process has not sent the defragmentation call. If an earlier process has sent it, a second
-            // call does no harm.
+            // The operator sends the defragmentation call, because this process has not sent it. If an earlier process
+            // has sent it, a second call does no harm.
             (None, Some(_)) => {
                 draft.say(format!("defragment {}", last.name));
                 draft.add(actions::defragment(&last.name, last.start_time.0));

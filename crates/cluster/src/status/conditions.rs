@@ -52,7 +52,7 @@ pub(super) fn conditions(
     (conditions, state, last_errors)
 }
 
-/// True if this module writes the condition.
+/// True if this module writes the condition, so that a report may replace it.
 pub(super) fn is_ours(condition: &Condition) -> bool {
     let ours = [
         ConditionType::Ready,
@@ -94,7 +94,8 @@ fn tls_ready(report: &Report) -> Option<Finding> {
     })
 }
 
-/// Available: etcd has answered a linearizable request for the member list, so a quorum serves.
+/// Computes the condition `Available`: true if etcd has answered a linearizable request for the member list, so that a
+/// quorum serves.
 fn available(report: &Report, view: Option<&View>) -> Finding {
     let kind = ConditionType::Available;
     let Some(cluster_id) = report.observed.cluster_id else {
@@ -227,7 +228,8 @@ fn is_short(view: &View) -> bool {
     view.voters().any(MemberState::is_down)
 }
 
-/// Recovering: true from the loss of a member until the desired number of voters is healthy again.
+/// Computes the condition `Recovering`: true from the loss of a member until the desired number of voters is healthy
+/// again.
 fn recovering(report: &Report, view: Option<&View>, before: &EtcdClusterStatus) -> Finding {
     let kind = ConditionType::Recovering;
     let awake = report.hibernation().is_none();

@@ -162,7 +162,7 @@ fn detail(
     }
 }
 
-/// The old value, as long as the new value differs by less than `step`.
+/// Returns the old value as long as the new value differs from it by less than `step`, and otherwise the new value.
 fn steady(now: Option<i64>, old: Option<i64>, step: i64) -> Option<i64> {
     match (now, old) {
         (Some(now), Some(old)) if (now - old).abs() < step.max(old / 10) => Some(old),

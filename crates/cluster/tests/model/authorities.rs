@@ -30,7 +30,7 @@ const CIRCLES: [(CaScope, CertificateUse); 2] = [
     (CaScope::Peers, CertificateUse::Peer),
     (CaScope::Clients, CertificateUse::Server),
 ];
-/// So long that no certificate authority expires during a run.
+/// A validity that is so long that no certificate authority expires during a run.
 const LONG: Duration = Duration::from_hours(100_000);
 
 /// A certificate and its trust bundle, as files of a pod.
@@ -292,7 +292,7 @@ impl World {
 
     // ---- annotations of pods ----
 
-    /// Sets the certificate annotations of a pod that this operator creates.
+    /// Sets the annotations about certificates on a pod that this operator creates.
     pub(crate) fn note_trust(&mut self, uid: u64) {
         if self.plays_authorities() {
             let noted = self.switch.sender.noted.clone();

@@ -143,7 +143,8 @@ impl Cluster {
         at.term == entry.term && at.index >= entry.index
     }
 
-    /// The leader of this group, if it has one. CheckQuorum ensures that a group with a leader contains a quorum.
+    /// The leader of this group; `None` if the group has no leader. CheckQuorum ensures that a group with a leader
+    /// contains a quorum.
     pub(crate) fn leader(&self, group: usize) -> Option<u64> {
         let leads = |process: &&Process| process.group == group && process.leads.is_some();
         let mut leaders = self.running.iter().filter(|(_, process)| leads(process));

@@ -55,7 +55,7 @@ impl Memory {
         self.ran.extend(members.cloned());
     }
 
-    /// Forgets the cluster: the user who deleted the EtcdCluster gave up its data.
+    /// Forgets the cluster. The user who deleted the EtcdCluster has accepted the loss of its data.
     pub(crate) fn forget_all(&mut self) {
         self.recorded.clear();
         (self.writes_to, self.in_flight) = (None, None);

@@ -1,7 +1,7 @@
 //! Members that follow the leader and do not serve clients yet: etcd answers only on its health listener.
 //!
-//! This file also contains the deliberate mistakes about such members. The checks in this file, or the checks of
-//! promotions, must detect each mistake.
+//! This file also contains the deliberate mistakes about members that do not serve clients yet. The checks in this
+//! file, or the checks of promotions, must detect each mistake.
 
 use std::collections::BTreeSet;
 

@@ -160,11 +160,11 @@ pub(crate) enum Mutation {
     SkipsAStage,
     /// A reverted TLS change skips a stage.
     TurnsBackByAJump,
-    /// The next stage and its peer URLs are recorded before all members run with the current stage.
+    /// The next TLS stage and its peer URLs are recorded before all members run with the current stage.
     SwitchesWithSomeBehind,
-    /// The next stage is recorded while a member is down.
+    /// The next TLS stage is recorded while a member is down.
     SwitchesWhileOneIsDown,
-    /// The next stage is recorded while members have peer URLs on which they will not listen.
+    /// The next TLS stage is recorded while members have peer URLs on which they will not listen.
     LeavesPeerUrls,
     /// All members are restarted at once for a TLS change.
     RestartsForTlsTogether,
@@ -334,8 +334,8 @@ impl Mutation {
         if self != Self::DrawsTheSameNames {
             world.use_names(&names);
         }
-        // In these states, the model rejects every write of the operator. A failure would not prove that the model
-        // detects this mistake.
+        // If the operator is paused, the cluster is being deleted or a certificate is invalid, the model rejects every
+        // write of the operator. A failure would not prove that the model detects this mistake.
         if desired.paused || observed.deleting || !observed.tls.faults.is_empty() {
             return planned;
         }

@@ -57,7 +57,7 @@ pub(crate) struct Fault {
     too_old: Option<(usize, u8)>,
 }
 
-/// The result of one write.
+/// The result of the operator's attempt to send one write.
 #[derive(PartialEq, Eq)]
 enum Sent {
     Done,

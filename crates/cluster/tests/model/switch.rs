@@ -45,7 +45,7 @@ fn policy(which: u8) -> Option<TlsPolicy> {
     all[usize::from(which) % all.len()].clone()
 }
 
-/// What the sender of the current writes observed when it planned them.
+/// What the operator that sends the current writes had observed when it planned them.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Sender {
     /// The TLS settings with which members start.

@@ -34,7 +34,7 @@ pub(crate) struct Wishes {
     pub(crate) hibernate: bool,
     /// `spec.paused`.
     pub(crate) paused: bool,
-    /// The class and the size that PVCs should request.
+    /// The StorageClass and the size that the spec requests for PVCs.
     pub(crate) volume: Volume,
     /// The active alarms, and the token of the cluster that raised them.
     alarms: Vec<Alarm>,
@@ -239,7 +239,7 @@ impl World {
         self.wishes.call = None;
     }
 
-    /// Applies a write that the operator sends for one of these requests.
+    /// Applies a write with which the operator fulfills a request of a user or handles an alarm.
     pub(crate) fn fulfil(&mut self, write: &Write) -> Answer {
         match write {
             Write::RecordDefragmentation { record, over } => {

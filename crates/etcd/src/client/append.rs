@@ -1,5 +1,5 @@
-//! Appends entries to the Raft log that change nothing. After `--snapshot-count` entries, etcd saves a snapshot. When
-//! it starts, it reads only the entries after the snapshot.
+//! Appends entries to the Raft log that change no data. After `--snapshot-count` entries, etcd saves a snapshot. At its
+//! next start, etcd reads only the entries after the snapshot.
 
 use std::time::Duration;
 
@@ -9,8 +9,8 @@ use tokio::time::Instant;
 use super::EtcdClient;
 use crate::port::{Alarm, AlarmKind, Error, Etcd, MemberId};
 
-/// Each entry disarms an alarm of this member, which does not exist. etcd makes an entry of each such request, and the
-/// entry changes nothing (`Alarm` in etcd's `server/etcdserver/apply`).
+/// The alarm that each request disarms. No member has raised this alarm, so the entry that etcd appends for the request
+/// changes nothing (`Alarm` in etcd's `server/etcdserver/apply`).
 const NO_ALARM: Alarm = Alarm {
     member: MemberId(1),
     kind: AlarmKind::NoSpace,
@@ -19,7 +19,8 @@ const NO_ALARM: Alarm = Alarm {
 const CONCURRENT: usize = 32;
 /// The applied index of the member is read again after this number of entries.
 const BATCH: u64 = 1_000;
-/// No request starts later. A busy machine needs minutes for 10,000 entries, the default `--snapshot-count`.
+/// After this time, no further request is started. A busy machine needs minutes for 10,000 entries, the default
+/// `--snapshot-count`.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Appends entries until the member has applied the entry `until`, or until the deadline.

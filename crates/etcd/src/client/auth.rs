@@ -228,7 +228,7 @@ impl EtcdClient {
 /// The role that has all permissions.
 const ROOT: &str = "root";
 
-/// Whether the object was created. False if etcd answers that it already exists.
+/// True if etcd has created the user or role. False if etcd answers that the user or role already exists.
 fn or_exists<T>(
     answer: Result<T, etcd_client::Error>,
     exists: &str,

@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn partial_and_foreign_metrics_are_rejected() {
+    fn partial_metrics_and_metrics_not_from_etcd_are_rejected() {
         let second = "etcd_server_id{server_id=\"1\"} 1\n";
         for answer in [
             String::new(),

@@ -1,8 +1,8 @@
-//! Reads what a restored etcd serves, over plain HTTP and without credentials. The restored data may require a login, but
-//! its passwords are those at the time of the backup.
+//! Reads the revision, the hash of the keys and their number from a restored etcd, over plain HTTP and without
+//! credentials. The restored data may require a login, but its passwords are those at the time of the backup.
 //!
-//! etcd answers `GET /members/hashkv` on its peer listener, since members compare their data over it. The request reads
-//! every key of the database. etcd 3.4 and earlier do not have it.
+//! etcd answers `GET /members/hashkv` on its peer listener, because members use this request to compare their data.
+//! etcd reads every key of the database for the answer. etcd 3.4 and earlier do not support the request.
 
 use std::time::Duration;
 
@@ -11,12 +11,12 @@ use serde::Deserialize;
 use super::plain;
 use crate::port::{Error, KeyHash};
 
-/// What a restored etcd serves.
+/// Properties of the data that a restored etcd serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
     /// The current revision of the store.
     pub revision: i64,
-    /// The hash of all keys at the requested revision. `None` if etcd does not have this request.
+    /// The hash of all keys at the requested revision. `None` if this release of etcd does not support the request.
     pub hash: Option<KeyHash>,
     /// Number of keys.
     pub keys: Option<i64>,

@@ -222,7 +222,8 @@ impl EtcdClient {
     /// other error, etcd may have applied the change, and a repetition would fail for that reason alone. The caller
     /// reads the state again instead.
     ///
-    /// `call` sends one request, because a repetition would also repeat the requests before the failed one.
+    /// `call` must send only one request. If it sent several requests, a repetition would also repeat the requests
+    /// before the failed one.
     pub(super) async fn change_before<T, C, F>(
         &self,
         end: Instant,

@@ -31,7 +31,7 @@ pub(super) async fn run(access: &Access, args: &ChangeAndWaitArgs) -> Result<()>
     let claims: Vec<PersistentVolumeClaim> = access.list(&names::cluster_selector(name)).await?;
     say(&losses(&cluster, &view, &claims))?;
     let question =
-        format!("Start a new cluster from the surviving data of {name}, and give up later writes?");
+        format!("Start a new cluster from the surviving data of {name}, and lose later writes?");
     if !confirm(&question, args.consent)? {
         return Ok(());
     }
@@ -150,7 +150,7 @@ fn losses(cluster: &EtcdCluster, view: &ClusterView, claims: &[PersistentVolumeC
     ));
     if !is_lost {
         lines.push(
-            "WARNING: the operator does not report that the data of a majority is lost. Approve only if the members that do not answer have stopped for good: otherwise two clusters may serve clients"
+            "WARNING: the operator does not report that the data of a majority is lost. Approve only if the members that do not answer have stopped permanently: otherwise two clusters may serve clients"
                 .to_owned(),
         );
     }

@@ -49,7 +49,7 @@ fn all_answer(view: &ClusterView) -> Result<()> {
     if view.source == Source::Status {
         let why = view.source_problem.as_deref().unwrap_or("no answer");
         return Err(Error::refused(
-            format!("the members of cluster {name} cannot be asked: {why}"),
+            format!("the members of cluster {name} cannot be queried: {why}"),
             "you need the right to create pods/exec, and a member that runs",
         ));
     }

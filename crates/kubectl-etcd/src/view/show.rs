@@ -166,7 +166,9 @@ pub fn details(view: &ClusterView, wide: bool, now: Timestamp, paint: Paint) -> 
     }
     if let Some(why) = &view.source_problem {
         let what = match view.source {
-            Source::Status => "the members could not be asked, so the numbers are from the status",
+            Source::Status => {
+                "the members could not be queried, so the numbers come from the status"
+            }
             Source::Members => "not all members answered",
         };
         line(

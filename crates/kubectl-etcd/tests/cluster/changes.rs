@@ -219,6 +219,6 @@ async fn upkeep_commands_are_refused_without_member_answers() {
     ] {
         fixture
             .run(line)
-            .fails(3, &["the members of cluster main cannot be asked"]);
+            .fails(3, &["the members of cluster main cannot be queried"]);
     }
 }

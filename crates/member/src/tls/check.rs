@@ -115,7 +115,7 @@ impl<'a> SecretCheck<'a> {
         if fault.as_ref().is_ok_and(Option::is_none) || valid.len() == authorities.len() {
             return fault?.map_or(Ok(()), Err);
         }
-        // If an expired authority issued the certificate, the message should name that authority as the cause.
+        // If an expired authority issued the certificate, the message names that authority as the cause.
         for one in authorities {
             let own = std::slice::from_ref(one);
             let Some(end) = expired(&one).map(|expired| expired.not_after) else {

@@ -15,7 +15,7 @@ const BETWEEN: i64 = 40;
 /// The revision of the compaction.
 const COMPACTED: i64 = 20;
 
-/// A key with its metadata, as etcd reports them.
+/// A key with its value and metadata, as etcd reports them.
 #[derive(Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 struct Stored {

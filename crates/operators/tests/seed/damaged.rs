@@ -1,4 +1,4 @@
-//! Backups that the seed rejects: damaged ones, and others than the chosen one.
+//! Tests that the seed rejects damaged backups, and backups other than the chosen backup.
 
 use super::*;
 

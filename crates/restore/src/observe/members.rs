@@ -228,7 +228,8 @@ pub(super) async fn cluster_serving(
     let addresses = addresses(cluster, namespace);
     let status = cluster.status.as_ref();
     let members = status.iter().flat_map(|status| &status.member_details);
-    // The certificates always cover the names of the members, but not always the name of the client Service.
+    // If the certificates do not cover the name of the client Service, the operator calls the members at their own
+    // names, which the certificates always cover.
     let members = members.map(|member| addresses.client_url(&member.name));
     let mut answer = Serving::NotRead;
     for url in std::iter::once(addresses.service_url()).chain(members) {

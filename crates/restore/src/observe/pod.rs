@@ -94,7 +94,7 @@ fn ended_well(status: &ContainerStatus) -> bool {
     ended.is_some_and(|ended| ended.exit_code == 0)
 }
 
-/// Whether the container of etcd runs. Before it runs, no process listens at the pod's address.
+/// Whether the container of etcd runs. Before this container runs, no process listens at the pod's address.
 pub(super) fn etcd_runs(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let containers = status.and_then(|status| status.container_statuses.as_ref());

@@ -54,7 +54,8 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
 /// data on the volume. A pod of the cluster operator would fail repeatedly on an empty volume.
 fn on_volume(seed: &Seed) -> Plan {
     match &seed.pod {
-        // The volume of a seed that has joined contains the verified backup. The cluster operator can replace its pod.
+        // The volume of a seed that has joined contains the verified backup. The cluster operator can replace the pod
+        // of such a seed.
         Pod::Present(pod) if pod.joined => hand_over(),
         Pod::Present(pod) => ended::replace(pod),
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),

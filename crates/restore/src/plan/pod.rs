@@ -21,7 +21,7 @@ pub struct From<'a> {
     pub sha256: Option<&'a str>,
     /// The number by which the revision is increased; `None` for no increase.
     pub bump_revision: Option<u64>,
-    /// Whether the seed runs next to old members that serve.
+    /// True for a restore in place: the seed runs at the same time as old members that serve.
     pub in_place: bool,
 }
 

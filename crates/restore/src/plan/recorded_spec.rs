@@ -226,7 +226,7 @@ mod tests {
         json!({ "pod": { field: value } })
     }
 
-    /// Specs with one dangerous part each, and the field of the part.
+    /// Specs that each contain one dangerous part, and the name of the field that contains this part.
     fn dangerous() -> Vec<(Value, &'static str)> {
         let rows = containers_and_volumes()
             .into_iter()

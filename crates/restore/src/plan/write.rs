@@ -51,7 +51,7 @@ pub enum Object {
 pub enum Request {
     /// Check the precondition. If it is not met, send no further request.
     Confirm(Check),
-    /// Set the finalizer of the EtcdRestore, or remove it.
+    /// Set the finalizer of the EtcdRestore (true), or remove it (false).
     SetFinalizer(bool),
     /// Create an object. Its name is fixed, so a second creation fails.
     Create(Object),

@@ -149,7 +149,7 @@ async fn fetch_now(arguments: &Fetch) -> Result<Contents, Trouble> {
         }
     };
     write_json(&paths.expected(), &contents)?;
-    // Neither file is synced: the next start verifies the whole snapshot anyway.
+    // Neither the description nor the snapshot is synced, because the next start verifies the whole snapshot.
     fs::rename(&unfinished, paths.snapshot())
         .map_err(|error| volume_trouble("write", &paths.snapshot(), &error))?;
     Ok(contents)

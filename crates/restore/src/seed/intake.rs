@@ -155,7 +155,7 @@ impl Download {
         let written = self.file.write_all(&piece);
         written.map_err(|error| volume_trouble("write", &self.path, &error))?;
         self.written += piece.len() as u64;
-        // The receiver is dropped only if the inspection panicked, which `write` reports.
+        // The send fails only if the inspection panicked. `write` reports that panic.
         let _ = reader.send(piece);
         Ok(())
     }

@@ -182,7 +182,7 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
     });
     let mut command = Command::new(tool);
     command
-        // etcdctl before 3.4 uses the v2 API by default.
+        // The variable selects the v3 API, because etcdctl before 3.4 uses the v2 API by default.
         .env("ETCDCTL_API", "3")
         .args(["snapshot", "restore"])
         .arg(paths.snapshot())

@@ -23,7 +23,7 @@ fn names(word: &str) -> BTreeSet<String> {
     let options = crate::cli::tests::common(&[]);
     let clients = (client.clone(), client);
     let (operator, _) = assemble(&definition, &options, clients, &mut registry).unwrap();
-    // A metric without a series is not exported.
+    // Each metric gets a series, because a metric without a series is not exported.
     requests.fill();
     operator.report.fill_metrics();
     let mut page = String::new();

@@ -64,7 +64,7 @@ async fn cluster(client: &Client, name: &str) -> EtcdCluster {
 async fn clock_difference_is_read_from_api_server() {
     let server = ApiServer::start().await;
     let client = server.client();
-    // A busy machine may delay a single request, but not every request.
+    // The test tries several times, because a busy machine may delay a single request.
     eventually("the difference of the clocks", async || {
         let clock = runtime::clock::difference(&client).await.unwrap();
         let clock = clock.expect("the response has a Date header");

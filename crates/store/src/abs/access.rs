@@ -65,14 +65,14 @@ impl fmt::Debug for AbsAccess {
 /// The clouds of Azure, with the names that the v1beta2 Secret uses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum AbsCloud {
-    /// `AzurePublicCloud`.
+    /// The public cloud, named `AzurePublicCloud`.
     #[default]
     Public,
-    /// `AzureChinaCloud`.
+    /// The cloud for China, named `AzureChinaCloud`.
     China,
-    /// `AzureUSGovernmentCloud`.
+    /// The cloud for the US government, named `AzureUSGovernmentCloud`.
     UsGovernment,
-    /// `AzureGermanCloud`.
+    /// The cloud for Germany, named `AzureGermanCloud`.
     German,
 }
 
@@ -246,7 +246,7 @@ mod tests {
     }
 
     #[test]
-    fn secret_keys_of_v1beta2_are_read() {
+    fn keys_of_v1beta2_azure_secret_are_read() {
         let access = AbsAccess::from_secret(&secret(&[
             (ACCOUNT, "myaccount\n"),
             (KEY, "c2VjcmV0"),
@@ -262,14 +262,14 @@ mod tests {
             config.display_endpoint(),
             "https://myaccount.blob.core.chinacloudapi.cn"
         );
-        // Invariant 14: the key is not printed.
+        // Invariant 14: the debug output does not contain the storage key.
         let shown = format!("{config:?}");
         assert!(!shown.contains("c2VjcmV0"), "{shown}");
         assert!(clients(&config).is_ok());
     }
 
     #[test]
-    fn invalid_secret_key_is_reported_with_remedy() {
+    fn invalid_key_of_azure_secret_is_reported_with_remedy() {
         let cases: [(&[(&str, &str)], &str); 6] = [
             (&[], "storage-account: is missing (the Secret has no keys)"),
             (&[(ACCOUNT, "myaccount")], "storage-key: is missing"),

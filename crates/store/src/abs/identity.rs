@@ -141,7 +141,7 @@ impl Identity {
             Unread::Broken(error) => Chain(&error).to_string(),
         })?;
         if !status.is_success() {
-            // An error response contains the tenant and the client, but no token.
+            // The message quotes the error response, which contains the tenant and the client, but no token.
             let text: String = String::from_utf8_lossy(&body).chars().take(500).collect();
             return Err(format!("{status} {text}"));
         }
@@ -206,7 +206,7 @@ mod tests {
             while !String::from_utf8_lossy(&request[..read]).contains("\r\n\r\n") {
                 read += stream.read(&mut request[read..]).await.unwrap();
             }
-            // The body of the request may arrive in a separate packet after the headers.
+            // Reads the body of the request, which may arrive in a separate packet after the headers.
             let rest = tokio::time::timeout(
                 Duration::from_millis(200),
                 stream.read(&mut request[read..]),

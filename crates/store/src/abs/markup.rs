@@ -30,8 +30,8 @@ pub(super) fn check(xml: &[u8]) -> Result<(), &'static str> {
                 if tags > MAX_TAGS {
                     return Err("an XML response has more tags than one page may have");
                 }
-                // In comments, CDATA sections and processing instructions, a `>` may not end a tag. They are rejected,
-                // so that this check and the parser always find the same end of a tag.
+                // In comments, CDATA sections and processing instructions, a `>` may not end a tag. This check rejects
+                // them, so that the check and the parser always find the same end of a tag.
                 match xml.get(at + 1) {
                     Some(b'!') => {
                         return Err("an XML response contains a comment or a CDATA section");
@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn azure_lists_and_errors_are_accepted() {
+    fn xml_check_accepts_azure_lists_and_errors() {
         let list = "\u{feff}<?xml version=\"1.0\" encoding=\"utf-8\"?><EnumerationResults ServiceEndpoint=\"https://a/\" \
                     ContainerName=\"c\"><Blobs><Blob><Name>a > b 'c</Name></Blob></Blobs><NextMarker /></EnumerationResults>";
         assert_eq!(check(list.as_bytes()), Ok(()));

@@ -31,7 +31,7 @@ impl HttpClient for Transport {
         }
         sent = match request.body() {
             Body::Bytes(bytes) => sent.body(bytes.clone()),
-            // This operator sends all content as blocks of bytes, never as streams.
+            // This branch is never reached, because this operator sends all content as blocks of bytes.
             Body::SeekableStream(_) => {
                 return Err(azure_core::Error::message(
                     ErrorKind::Other,

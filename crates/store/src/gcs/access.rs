@@ -204,12 +204,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn secret_keys_of_v1beta2_are_read() {
+    async fn keys_of_v1beta2_google_secret_are_read() {
         let account = r#"{"type":"service_account","client_email":"a@b","private_key_id":"i",
             "private_key":"hidden","project_id":"p"}"#;
         let access = GcsAccess::from_secret(&secret(&[(CREDENTIALS, account)])).unwrap();
         assert!(matches!(access, GcsAccess::Json(_)));
-        // Invariant 14: credentials are not printed.
+        // Invariant 14: the debug output contains no credentials.
         assert!(!format!("{access:?}").contains("hidden"));
         let user =
             r#"{"type":"authorized_user","client_id":"i","client_secret":"s","refresh_token":"r"}"#;
@@ -272,13 +272,13 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn invalid_secret_key_is_reported_with_remedy() {
+    async fn invalid_key_of_google_secret_is_reported_with_remedy() {
         let external = r#"{"type":"external_account","credential_source":{"file":"/etc/passwd"}}"#;
         let cases: [(&[(&str, &str)], &str); 5] = [
             (&[], "credentials.json: is missing (the Secret has no keys)"),
             (
                 &[("credentials", "{}")],
-                "credentials.json: is missing (the Secret has credentials)",
+                "credentials.json: is missing (the Secret has only these keys: credentials)",
             ),
             (
                 &[("access_token", "t")],

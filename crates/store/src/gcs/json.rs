@@ -32,7 +32,7 @@ const BULK_TIMEOUT: Duration = Duration::from_mins(5);
 pub(super) struct Json {
     /// The client for requests that send no content.
     pub(super) client: reqwest::Client,
-    /// The client for content. Its timeout allows slow connections.
+    /// The client for requests that send content. Its timeout is long enough for slow connections.
     pub(super) bulk: reqwest::Client,
     endpoint: Url,
     credentials: Credentials,
@@ -119,7 +119,7 @@ impl<'de> Deserialize<'de> for Items {
 /// Start of the path of objects in the API.
 const OBJECTS: &[&str] = &["storage", "v1", "b"];
 
-/// A successful response.
+/// The response to a successful request.
 pub(super) struct Answer {
     pub(super) status: StatusCode,
     headers: HeaderMap,
@@ -310,8 +310,8 @@ impl Json {
         }
     }
 
-    /// The URL of the bucket's objects in the API. `path` is the start of the API path. With `key`, the URL of one
-    /// object.
+    /// The URL of the bucket's objects, or of the object `key` if it is given. `path` is the first part of the URL
+    /// path.
     pub(super) fn url(&self, path: &[&str], key: Option<&str>) -> Result<Url, Error> {
         let mut url = self.endpoint.clone();
         url.path_segments_mut()
@@ -354,7 +354,7 @@ impl Json {
         }
     }
 
-    /// Sends a request once. The flag next to an error is true if a retry would certainly fail too.
+    /// Sends a request once. The Boolean next to an error is true if a retry would fail too.
     pub(super) async fn once(
         &self,
         key: &str,

@@ -64,7 +64,7 @@ fn explain(place: &Place, key: &str, error: &google_cloud_storage::Error) -> Err
         let message = error
             .status()
             .map_or(text.as_str(), |status| &status.message);
-        // An error without an HTTP status has a gRPC code instead.
+        // If the error has no HTTP status, the status follows from its gRPC code.
         let status = status.or_else(|| {
             use google_cloud_gax::error::rpc::Code;
             match error.status()?.code {

@@ -22,7 +22,8 @@ const CHUNK: usize = 8 << 20;
 /// How long an abort waits for the chunk in flight before it cancels the upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Maximum number of "continue" responses for one chunk. A faulty store may accept only small pieces, or no bytes.
+/// Maximum number of "continue" responses for one chunk, because a faulty store may accept only small pieces, or no
+/// bytes.
 const MAX_CONTINUES: u32 = 100;
 
 /// The HTTP status with which the protocol says "continue".
@@ -77,7 +78,7 @@ impl Session {
         let until = chunk.from + chunk.content.len() as u64;
         let mut held = chunk.from;
         let mut failures = 0;
-        // Whether the number of bytes that the store has is known. It is unknown after a failure, because the store
+        // True if `held` is the number of bytes that the store has received. False after a failure, because the store
         // may have received any part of the chunk. The next request then reads the number.
         let mut known = true;
         let mut continues = 0;
@@ -106,7 +107,7 @@ impl Session {
             let now = stored_bytes(&answer);
             if now < chunk.from || now > until {
                 return Err(Error::Other(format!(
-                    "the store has {now} bytes, but the bytes {} to {until} were sent",
+                    "the store reports {now} received bytes, but the bytes {} to {until} were sent",
                     chunk.from
                 )));
             }

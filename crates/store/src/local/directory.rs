@@ -171,7 +171,7 @@ mod tests {
 
     impl Drop for Hung {
         fn drop(&mut self) {
-            // A failed test must not wait for blocked threads.
+            // Ends all blocked operations, so that a failed test does not wait for their threads.
             self.answer();
         }
     }
@@ -224,7 +224,7 @@ mod tests {
             assert!(store.head("key").await.unwrap().is_some());
             assert!(begun.elapsed() < Duration::from_secs(10));
 
-            // When the volume answers again, the directory works again.
+            // When the volume answers again, operations in the directory succeed again.
             hung.answer();
             while hung.open().await.is_err() {}
             let store = LocalStore::in_directory(hung.directory.clone());

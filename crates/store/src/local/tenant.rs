@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use crate::port::Error;
 
-/// This directory contains one directory for each namespace except the operator's own.
+/// The directory that contains one directory for each namespace except the operator's own.
 const NAMESPACES: &str = "namespaces";
 
 /// An upload measures the space in use again after it has written this number of bytes. Each concurrent upload of a
@@ -63,7 +63,7 @@ pub(super) struct Room {
     quota: u64,
     /// The space in use at the last measurement.
     used: u64,
-    /// Bytes that this upload has written since then.
+    /// Bytes that this upload has written since the last measurement.
     written: u64,
 }
 

@@ -19,7 +19,7 @@ fn hostile_store_directory_listing_ends_after_limit() {
 }
 
 #[test]
-fn listing_enters_only_matching_directories() {
+fn local_listing_reads_only_directories_matching_prefix() {
     for (folder, prefix, expected) in [
         ("etcd/", "etcd/main_v", true),
         ("etcd/main_v2/", "etcd/main_v", true),
@@ -209,7 +209,7 @@ async fn quota_of_namespace_limits_uploads() {
 }
 
 #[tokio::test]
-async fn dropped_upload_removes_its_file() {
+async fn dropping_upload_removes_unfinished_file() {
     let dir = tempfile::tempdir().unwrap();
     let store = LocalStore::new(dir.path());
     let mut upload = store.begin("key").await.unwrap();

@@ -77,7 +77,7 @@ impl UnfinishedFile {
 }
 
 fn remove(file: Option<File>, path: Option<PathBuf>) {
-    // On a network volume, closing a file writes its content.
+    // The file is closed in this function, because on a network volume, closing a file writes its content.
     drop(file);
     if let Some(path) = path {
         let _ = std::fs::remove_file(path);
@@ -87,7 +87,8 @@ fn remove(file: Option<File>, path: Option<PathBuf>) {
 impl Drop for UnfinishedFile {
     fn drop(&mut self) {
         let (file, path) = (self.file.take(), self.path.take());
-        // The removal may block, and a destructor must not block a thread of the runtime.
+        // The file is removed in the background: the removal may block, and a destructor must not block a thread of the
+        // runtime.
         if file.is_some() || path.is_some() {
             self.directory.run_detached(move || remove(file, path));
         }
@@ -151,7 +152,7 @@ impl Upload for LocalUpload {
                 return Ok(Committed { size, tag: None });
             }
             Err(Error::Other(format!(
-                "the store has {size} of {} bytes",
+                "the file has {size} bytes, but {} bytes were written",
                 unfinished.written
             )))
         })

@@ -144,7 +144,7 @@ fn default_profile(file: &str) -> BTreeMap<&str, &str> {
     let mut inside = false;
     let mut settings = BTreeMap::new();
     for line in file.trim_start_matches('\u{feff}').lines() {
-        // Nested settings of a profile are indented. This crate uses none of them.
+        // Skips comments, and indented lines, which are nested settings that this crate does not use.
         if line.starts_with([' ', '\t']) || line.starts_with(['#', ';']) {
             continue;
         }
@@ -330,7 +330,7 @@ pub(super) async fn clients_over(
         )
         .interceptor(LimitResponses)
         .retry_classifier(NoRetryOfTooLong)
-        // Some S3-compatible stores reject checksum trailers. This crate does not need them.
+        // Checksum trailers are sent only if an operation requires them, because some S3-compatible stores reject them.
         .request_checksum_calculation(RequestChecksumCalculation::WhenRequired)
         .response_checksum_validation(ResponseChecksumValidation::WhenRequired);
     if let Some(endpoint) = config.endpoint {

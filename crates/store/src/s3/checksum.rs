@@ -45,7 +45,7 @@ impl Whole {
         let (md5, tag) = (hex::encode(md5), tag.trim_matches('"'));
         Self {
             crc32c: None,
-            // A tag that is not an MD5 cannot verify the content.
+            // If the entity tag is not the MD5 of the content, the tag of the stored object is not checked.
             tag: (tag == md5).then_some(md5),
             composed: None,
         }
@@ -68,7 +68,7 @@ impl Whole {
     /// Invariant 12: the checksums that the store reports must match the sent data. If the store has reported checksums
     /// of the parts, it must also report the checksum of the object, or an entity tag that it derives from the parts.
     pub(super) fn verify(&self, crc32c: Option<&str>, tag: Option<&str>) -> Result<(), Error> {
-        // A composite checksum ends with a dash and the number of parts.
+        // Removes the end of a composite checksum, which is a dash and the number of parts.
         let reported = crc32c.map(|text| text.split('-').next().unwrap_or_default());
         let by_crc32c = match (&self.crc32c, reported) {
             (Some(expected), Some(reported)) => Some(expected.iter().any(|text| text == reported)),

@@ -8,7 +8,7 @@ use aws_sdk_s3::types::{ObjectLockMode, ServerSideEncryption};
 
 use crate::port::Error;
 
-/// Server-side encryption and locks of stored objects. The default is none.
+/// Server-side encryption and locks of stored objects. By default, uploads request neither.
 #[derive(Clone, Debug, Default)]
 pub struct S3Protection {
     /// Server-side encryption.

@@ -206,7 +206,7 @@ impl Sink for S3Sink {
 pub(super) struct S3Upload {
     sink: S3Sink,
     parts: Parts<S3Sink>,
-    /// True if the upload was committed or aborted. When the value is dropped, there is then nothing to remove.
+    /// True if the upload was committed or aborted. The destructor then sends no request.
     ended: bool,
 }
 
@@ -281,7 +281,7 @@ impl S3Upload {
             .unwrap_or_default();
         if size != self.parts.written() {
             return Err(Error::Other(format!(
-                "the store has {size} bytes, but {} bytes were sent",
+                "the object in the store has {size} bytes, but {} bytes were sent",
                 self.parts.written()
             )));
         }

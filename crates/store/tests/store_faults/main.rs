@@ -145,7 +145,7 @@ impl Rig {
     async fn clean(&self, case: &str) {
         self.proxy.harm(&[]);
         if let Some(server) = &self.s3 {
-            // A dropped upload is discarded in the background.
+            // The test waits, because a dropped upload is discarded in the background.
             let end = Instant::now() + Duration::from_secs(10);
             while !server.unfinished("bucket").is_empty() && Instant::now() < end {
                 tokio::time::sleep(Duration::from_millis(50)).await;

@@ -457,7 +457,7 @@ fn image_repository_with_tag_or_scheme_is_rejected() {
 }
 
 #[test]
-fn folder_with_other_files_is_not_replaced() {
+fn release_folder_with_other_files_is_not_replaced() {
     let dir = tempfile::tempdir().unwrap();
     check_output(dir.path()).unwrap();
     check_output(&dir.path().join("missing")).unwrap();

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn two_random_words_differ() {
+    fn random_passwords_of_testbed_differ() {
         assert_ne!(random_word(16), random_word(16));
         assert_eq!(random_word(16).len(), 32);
     }

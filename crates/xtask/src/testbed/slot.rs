@@ -151,7 +151,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_free_slot_is_chosen() {
+    fn testbed_claims_first_free_slot() {
         assert_eq!(choose(|_| false, &[]).unwrap(), Slot(0));
         assert_eq!(choose(|slot| slot.0 < 3, &[]).unwrap(), Slot(3));
     }
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn lack_of_slots_is_reported_with_remedy() {
+    fn lack_of_testbed_slots_is_reported_with_remedy() {
         let error = choose(|_| false, &[(Ipv4Addr::new(10, 0, 0, 0), 8)]).unwrap_err();
         assert!(error.to_string().contains("testbed down"));
     }

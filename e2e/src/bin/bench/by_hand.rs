@@ -54,7 +54,7 @@ fn program(name: &str) -> Result<PathBuf> {
     Ok(found.path().join(name))
 }
 
-/// A local etcd process. It is killed when the value is dropped.
+/// A local etcd process. The process is killed when this value is dropped.
 struct Running {
     child: Child,
     url: String,

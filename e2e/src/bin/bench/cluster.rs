@@ -28,22 +28,22 @@ const CLUSTERS: usize = 10;
 #[serde(rename_all = "snake_case")]
 #[value(rename_all = "snake_case")]
 pub(crate) enum Row {
-    /// From apply to 3 ready members that are voters.
+    /// The time from the creation of a cluster to 3 ready members that are voters.
     Create,
-    /// From the deletion of one pod to 3 healthy voters.
+    /// The time from the deletion of one pod to 3 healthy voters.
     DeleteOne,
-    /// From the deletion of one pod and its volume to 3 healthy voters.
+    /// The time from the deletion of one pod and its volume to 3 healthy voters.
     LoseVolume,
-    /// From a request for size 5 to 5 healthy voters.
+    /// The time from the change of the size from 3 to 5 to 5 healthy voters.
     Grow,
-    /// From a request for size 3 to exactly 3 voters.
+    /// The time from the change of the size from 5 to 3 to exactly 3 voters.
     Shrink,
-    /// From the deletion of 2 pods to 3 healthy voters.
+    /// The time from the deletion of 2 of the 3 pods to 3 healthy voters.
     DeleteTwo,
-    /// From the deletion of 3 pods to 3 healthy voters.
+    /// The time from the deletion of all 3 pods to 3 healthy voters.
     DeleteAll,
-    /// From apply to 10 ready clusters of one member each. The CPU time and the memory of the operator are measured
-    /// afterwards, while it is idle.
+    /// The time from the creation of 10 clusters of one member each until all are ready. Afterwards, while the operator
+    /// is idle, its CPU time and its memory are measured.
     TenClusters,
 }
 
@@ -86,8 +86,8 @@ impl Row {
         }
     }
 
-    /// Whether this kind of cluster can be measured. A StatefulSet neither changes etcd's member list nor replaces lost
-    /// data. A cluster without volumes does not survive the loss of most of its pods.
+    /// False for measurements that this kind of cluster does not support. A StatefulSet neither changes etcd's member
+    /// list nor replaces lost data. A cluster without volumes does not survive the loss of most of its pods.
     fn is_measured(self, subject: Subject) -> bool {
         match self {
             Self::Create | Self::DeleteOne => true,

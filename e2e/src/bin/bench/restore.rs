@@ -25,8 +25,8 @@ const STEP_TIMEOUT: Duration = Duration::from_mins(15);
 /// The largest database that is also restored in place, in MiB. In-place restores of larger databases would take too
 /// long.
 const IN_PLACE_LIMIT: usize = 1024;
-/// The goals in docs/benchmarks.md. This goal is the ratio of the operator's time to the time of the manual restore.
-/// The other two are durations in seconds.
+/// The goals in docs/benchmarks.md: `GOAL_RATIO` is the ratio of the operator's time to the time of the manual restore.
+/// `GOAL_VOTERS` and `GOAL_DOWNTIME` are durations in seconds.
 const GOAL_RATIO: f64 = 1.1;
 const GOAL_VOTERS: f64 = 6.0;
 const GOAL_DOWNTIME: f64 = 5.0;
@@ -40,13 +40,15 @@ struct Round {
     by_hand: Option<ByHand>,
     /// The manual restore whose download is a single HTTP request.
     by_hand_bare: ByHand,
-    /// The restore by the operator: from the creation of the EtcdRestore to a verified seed that serves clients.
+    /// The duration of the operator's restore: from the creation of the EtcdRestore to a verified seed that serves
+    /// clients.
     ours: f64,
-    /// From the verified seed to three voters. From then on, the cluster tolerates the loss of a member.
+    /// The time from the verified seed to three voters. With three voters, the cluster tolerates the loss of a member.
     voters: f64,
-    /// From the verified seed to three members that serve clients.
+    /// The time from the verified seed to three members that serve clients.
     serving: f64,
-    /// The longest time between two acknowledged writes during an in-place restore.
+    /// The longest time between two acknowledged writes during an in-place restore. `None` for databases larger than
+    /// [`IN_PLACE_LIMIT`].
     #[serde(skip_serializing_if = "Option::is_none")]
     downtime: Option<f64>,
     /// The time at which each stage of the restore was first observed, in seconds since the creation of the

@@ -112,7 +112,7 @@ mod tests {
     use super::{Spread, spread};
 
     #[test]
-    fn median_of_even_count_is_midpoint() {
+    fn median_of_even_sample_count_is_midpoint_of_middle_two() {
         let cases = [
             (vec![5.0, 1.0, 3.0], 1.0, 3.0, 5.0),
             (vec![4.0, 1.0, 2.0, 9.0], 1.0, 3.0, 9.0),

@@ -62,8 +62,8 @@ pub(crate) async fn inject(
                     .chain(volume.and_then(|it| it.uid())),
             );
             story.tell(&format!("  fault: {fault}: {name}"));
-            // The deletion of the PersistentVolumeClaim does not wait, because Kubernetes keeps the claim while the pod
-            // runs.
+            // The deletion of the PersistentVolumeClaim (PVC) does not wait, because Kubernetes keeps the PVC while the
+            // pod runs.
             for (kind, how) in [("pvc", "--wait=false"), ("pod", "--now")] {
                 let words = [
                     "delete",
@@ -117,7 +117,7 @@ async fn kill(testbed: &Testbed<'_>, pods: &[Pod], fault: &Fault, story: &Story)
     let names: Vec<String> = running.iter().map(ResourceExt::name_any).collect();
     story.tell(&format!("  fault: {fault}: {}", names.join(" ")));
     if let Err(error) = testbed.kill_containers(&running).await {
-        // The container may have ended before the signal was sent. This is no failure of the soak.
+        // The container may have ended before the signal was sent. In this case, the soak continues.
         story.tell(&format!("  a container was not killed: {error:#}"));
     }
 }

@@ -29,7 +29,7 @@ impl Story {
         self.start.elapsed()
     }
 
-    /// Adds a line with the current time to the log.
+    /// Writes a line with the time since the start of the soak to standard output and to the file.
     pub(crate) fn tell(&self, text: &str) {
         let clock = jiff::Timestamp::now().strftime("%H:%M:%S");
         let line = format!("{:7.1} s  {clock}  {text}", self.elapsed().as_secs_f64());

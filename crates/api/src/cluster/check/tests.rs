@@ -10,7 +10,7 @@ fn cluster(spec: EtcdClusterSpec) -> EtcdCluster {
 }
 
 #[test]
-fn default_spec_is_valid() {
+fn default_etcdcluster_spec_is_valid() {
     let spec = EtcdClusterSpec::default();
     assert_eq!(validate(&cluster(spec.clone())), []);
     assert_eq!(not_in_effect(&spec), Vec::<String>::new());
@@ -18,7 +18,7 @@ fn default_spec_is_valid() {
 }
 
 #[test]
-fn each_invalid_field_of_stored_object_is_reported() {
+fn each_invalid_field_of_stored_etcdcluster_is_reported() {
     let spec = EtcdClusterSpec {
         size: 9,
         version: "latest".into(),

@@ -182,7 +182,7 @@ fn transfer_replaces_incomplete_object_of_earlier_attempt() {
 }
 
 #[test]
-fn backup_pod_gets_its_task_and_mounts_cluster_secrets() {
+fn backup_pod_arguments_contain_task_and_pod_mounts_cluster_secrets() {
     let inputs = of_cluster(volume(), false, false);
     let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
     let Some(Job::InPod { pod, order }) = planned else {

@@ -109,7 +109,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(20_000))]
 
     #[test]
-    fn plans_every_parsable_object(
+    fn planner_plans_every_parsable_etcdbackup(
         fields in prop::collection::vec(field(), 0..8),
         work in prop::sample::select(vec![0, 1, 2, 3, 4, 5, 6]),
         second in prop::sample::select(vec![0, 5, 100_000, -100_000]),
@@ -140,7 +140,7 @@ proptest! {
         let plan = plan(&backup, &snapshot, at(second));
         notices(&backup, &plan);
         let next = after(backup, &plan, at(second));
-        // The written object can be parsed and planned again.
+        // The EtcdBackup with the new status can be parsed and planned again.
         let read: EtcdBackup = serde_json::from_value(serde_json::to_value(&next).unwrap()).unwrap();
         super::plan(&read, &Snapshot::default(), at(second + 1));
         // Invariant 15: the operator starts no work for a rejected spec.

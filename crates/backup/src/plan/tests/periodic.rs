@@ -104,7 +104,7 @@ fn next_run_is_due_after_interval() {
 }
 
 #[test]
-fn backups_do_not_overlap() {
+fn next_backup_does_not_start_while_backup_runs() {
     let backup = with_retention(first_complete(|_| ()));
     let due = plan(&backup, &Snapshot::default(), at(4000));
     let running = after(backup, &due, at(4000));
@@ -185,7 +185,7 @@ fn failed_backup_is_repeated_at_next_run_or_spec_change() {
 }
 
 #[test]
-fn suspended_backup_starts_no_run() {
+fn suspended_etcdbackup_starts_no_backup() {
     for suspended in [
         with(|object| object["spec"]["backupPolicy"] = json!({ "suspend": true })),
         periodic(|object| object["spec"]["backupPolicy"]["suspend"] = json!(true)),
@@ -313,7 +313,7 @@ fn without_retention_rules_no_backup_is_removed() {
 }
 
 #[test]
-fn rejects_invalid_schedule_and_time_zone() {
+fn etcdbackup_with_invalid_schedule_or_time_zone_is_rejected() {
     for (policy, field) in [
         (
             json!({ "schedule": "61 * * * *" }),

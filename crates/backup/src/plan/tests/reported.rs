@@ -38,7 +38,7 @@ fn started() -> [(EtcdBackup, Timestamp); 3] {
 }
 
 #[test]
-fn waiting_backup_reports_what_it_waits_for() {
+fn waiting_backup_reports_reason_of_wait() {
     let troubles = [
         Trouble::new(
             Reason::SecretMissing,
@@ -75,7 +75,7 @@ fn waiting_backup_reports_what_it_waits_for() {
 }
 
 #[test]
-fn queued_backup_reports_the_queue() {
+fn queued_backup_reports_wait_for_other_transfers() {
     let queued = known(Work::Queued, Destination::Free);
     for (backup, now) in started() {
         let status = status(&backup, &plan(&backup, &queued, now), now);
@@ -163,7 +163,8 @@ fn completed_backup_reports_cluster_size_and_duration() {
     assert_eq!(status.schedule, None);
 }
 
-/// Otherwise `kubectl wait`, Helm and Flux would wait for this EtcdBackup without end.
+/// If the status did not report the new generation, `kubectl wait`, Helm and Flux would wait for this EtcdBackup
+/// forever.
 #[test]
 fn changed_spec_of_complete_backup_is_reported_as_observed() {
     let backup = begun(|_| ());

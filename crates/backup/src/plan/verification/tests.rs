@@ -71,7 +71,7 @@ fn new_backup_is_verified_after_it_is_complete() {
 }
 
 #[test]
-fn schedule_determines_time_of_verification() {
+fn verification_starts_at_scheduled_time() {
     let verified = json!({ "lastVerified": { "location": OLDER, "time": "2026-01-02T00:10:00Z" } });
     let weekly = backup(json!({ "schedule": "@weekly" }), verified.clone());
     let waits = planned(&weekly, PodState::NotRead);
@@ -106,7 +106,7 @@ fn second_verification_of_namespace_waits() {
 }
 
 #[test]
-fn pod_restores_the_newest_backup_with_its_version() {
+fn verification_pod_restores_newest_backup_with_its_etcd_version() {
     let recorded = backup(json!({}), running_since("2026-01-02T11:59:00Z"));
     let Step::Create(pod) = planned(&recorded, PodState::Missing).step else {
         panic!("no pod");
@@ -132,7 +132,7 @@ fn pod_restores_the_newest_backup_with_its_version() {
 }
 
 #[test]
-fn result_is_recorded_after_pod_is_deleted() {
+fn verification_pod_is_deleted_before_result_is_recorded() {
     let recorded = backup(json!({}), running_since("2026-01-02T11:59:00Z"));
     let proof = Proof {
         revision: 9,
@@ -160,7 +160,7 @@ fn verification_ends_after_time_limit() {
         assert!(!failure.damaged, "{failure:?}");
         assert!(failure.message.contains("timeoutSeconds"), "{failure:?}");
     }
-    // A result counts even if it is late.
+    // A result that the pod reports after the time limit counts.
     let failure = Failure {
         damaged: true,
         message: "different".to_owned(),
@@ -195,7 +195,7 @@ fn failed_verification_is_repeated_with_growing_pauses() {
 }
 
 #[test]
-fn lost_pod_of_older_backup_gives_way_to_newest_backup() {
+fn newest_backup_is_verified_if_pod_of_older_backup_is_lost() {
     let older =
         json!({ "verification": { "location": OLDER, "startTime": "2026-01-02T11:59:00Z" } });
     let begins = VerificationVerdict::Starting(NEWEST.to_owned());
@@ -211,7 +211,7 @@ fn lost_pod_of_older_backup_gives_way_to_newest_backup() {
 }
 
 #[test]
-fn removed_settings_delete_the_pod_and_the_record() {
+fn removal_of_verification_settings_deletes_pod_and_record() {
     let mut recorded = backup(json!({}), running_since("2026-01-02T11:59:00Z"));
     recorded.spec.verification = None;
     let ended = planned(&recorded, PodState::NotRead);
@@ -224,7 +224,7 @@ fn removed_settings_delete_the_pod_and_the_record() {
     );
 }
 
-/// Invariant 31: the rule that keeps the newest verified backup gets its name.
+/// Invariant 31: the retention rules get the name of the newest verified backup, and keep this backup.
 #[test]
 fn invariant_31_verified_backup_is_passed_to_retention() {
     let verified = json!({ "lastVerified": { "location": OLDER } });
@@ -233,7 +233,7 @@ fn invariant_31_verified_backup_is_passed_to_retention() {
         name::name("etcd/main", parts),
         "etcd/main_v7_2026-01-01-00:00:00"
     );
-    // Without verifications, or with another path, no backup is kept for this reason.
+    // Without verifications, or with another path in the spec, the retention rules get no verified backup.
     let mut off = backup(json!({}), verified);
     off.spec.verification = None;
     assert_eq!(super::verified(&off), None);

@@ -197,7 +197,7 @@ fn says(mut scene: Scene, tls: &str) -> Scene {
     scene
 }
 
-/// The external members use TLS.
+/// Makes the external members use TLS.
 fn with_tls(mut scene: Scene) -> Scene {
     if let Seen::Known(list) = &mut scene.observed.members {
         let urls = list.members.iter_mut().flat_map(|it| &mut it.peer_urls);
@@ -266,7 +266,7 @@ fn join_adds_no_member_while_peer_tls_settings_differ() {
     assert!(late.plan().problems.is_empty());
 }
 
-/// The administrator of a cluster-wide release has given these grants to namespace `team-b`.
+/// Sets the grants that the administrator of a cluster-wide release has given to namespace `team-b`.
 fn granted(mut scene: Scene, grants: &[&str]) -> Scene {
     let grants = grants.iter().map(|text| text.parse().unwrap()).collect();
     let by = crate::app::JOINS;
@@ -275,7 +275,7 @@ fn granted(mut scene: Scene, grants: &[&str]) -> Scene {
     scene
 }
 
-/// The external members advertise these URLs.
+/// Makes the external members advertise URLs with this host.
 fn advertising(mut scene: Scene, host: &str) -> Scene {
     if let Seen::Known(list) = &mut scene.observed.members {
         let theirs = list

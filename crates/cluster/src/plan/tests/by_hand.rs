@@ -108,7 +108,7 @@ fn removed_labels_of_pods_and_pvcs_are_restored() {
 
 // ---- changes with etcdctl ----
 
-/// A person changed the member's peer URL with `etcdctl member update`.
+/// Changes the member's peer URL in etcd's list, as a person does with `etcdctl member update`.
 fn moved(mut scene: Scene, member: &str, url: &str) -> Scene {
     if let Seen::Known(list) = &mut scene.observed.members {
         let found = list.members.iter_mut().find(|one| one.name == member);

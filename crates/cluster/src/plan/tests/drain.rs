@@ -42,7 +42,7 @@ impl Scene {
         self
     }
 
-    /// The spec requests another patch release, and all members have the same data.
+    /// Makes the spec request another patch release, and all members report the same data.
     fn upgraded(mut self) -> Self {
         self.desired.version = "3.6.17".into();
         self.desired.image = "etcd:v3.6.17".into();
@@ -57,7 +57,7 @@ impl Scene {
         self
     }
 
-    /// The status records the defragmentation of this member.
+    /// Records the defragmentation of this member in the status.
     pub(super) fn defragmented(mut self, member: &str) -> Self {
         self.observed.upkeep.record = Some(DefragmentationStatus {
             cause: DefragmentationCause::Threshold,

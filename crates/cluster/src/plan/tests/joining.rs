@@ -8,7 +8,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Role, Seen};
 
 impl Scene {
-    /// The member does not answer clients. Its health listener reports that it follows the leader.
+    /// Makes the member follow the leader without answering clients: only its health listener answers.
     pub(crate) fn follows(mut self, member: &str) -> Self {
         let pulse = Pulse {
             member_id: MemberId(u64::from(member.as_bytes()[0])),
@@ -26,7 +26,7 @@ impl Scene {
         self
     }
 
-    /// A voter that the operator promoted before it served clients.
+    /// Makes the member a voter that the operator promoted before it served clients.
     fn joining(self, member: &str) -> Self {
         self.follows(member).role(member, out())
     }

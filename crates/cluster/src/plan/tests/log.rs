@@ -34,7 +34,7 @@ fn upgrade() -> Scene {
     recorded(towards("3.6.16", "3.7.3"), &CLUSTER.to_string(), 10_000)
 }
 
-/// All members have applied this entry.
+/// Makes all members report this index as their newest and applied entry.
 fn applied(mut scene: Scene, index: u64) -> Scene {
     for seen in scene.observed.statuses.values_mut() {
         let Seen::Known(status) = seen else {
@@ -45,7 +45,7 @@ fn applied(mut scene: Scene, index: u64) -> Scene {
     scene
 }
 
-/// All members have prepared their Raft logs for a change of the version.
+/// Makes all members report logs that are prepared for a change of the version.
 pub(super) fn prepared(scene: Scene) -> Scene {
     applied(recorded(scene, &CLUSTER.to_string(), 10_000), 25_000)
 }
@@ -71,7 +71,7 @@ fn invariant_29_raft_log_is_recorded_before_entries_are_appended() {
     }
 }
 
-/// The only write is a record of this entry.
+/// Asserts that the plan's only write is a record of this entry.
 fn assert_records_newest(scene: &Scene, newest: u64) {
     let writes = change(scene);
     let [

@@ -37,7 +37,7 @@ impl Scene {
         self
     }
 
-    /// The pod of the member is built for this version, and the member reports this version.
+    /// Sets this version as the version of the member's pod and of the member's answer.
     pub(super) fn runs(self, member: &str, version: &str) -> Self {
         self.made_for(member, version).answers_as(member, version)
     }
@@ -65,7 +65,7 @@ impl Scene {
         self
     }
 
-    /// All members have reported their hashes, and the hashes are equal.
+    /// Makes all members report equal hashes of their data.
     pub(super) fn compared(mut self) -> Self {
         for member in ["a", "b", "c"] {
             self = self.hash(member, 7);
@@ -80,7 +80,7 @@ impl Scene {
         self
     }
 
-    /// The operator has changed the image of the member, and the member has not become healthy since then.
+    /// Records that the operator has changed the image of the member. The member has not become healthy since then.
     pub(super) fn changed(mut self, member: &str, from: &str, to: &str) -> Self {
         self = self.made_for(member, to);
         let pod = self.observed.pods.get_mut(member).unwrap();
@@ -94,7 +94,7 @@ impl Scene {
         self
     }
 
-    /// The pods have a flag that etcd 3.5 does not know.
+    /// Gives the pods a flag that etcd 3.5 does not know.
     pub(super) fn with_max_learners_flag(mut self) -> Self {
         for pod in self.observed.pods.values_mut() {
             pod.flags = ["--max-learners".to_owned()].into();
@@ -102,7 +102,7 @@ impl Scene {
         self
     }
 
-    /// The log of this member is far behind the logs of the others.
+    /// Sets the log of this member far behind the logs of the others.
     pub(super) fn lags(mut self, member: &str) -> Self {
         for (name, seen) in &mut self.observed.statuses {
             if let Seen::Known(status) = seen {
@@ -284,7 +284,7 @@ fn single_failed_member_is_rolled_back_without_quorum() {
 }
 
 impl Scene {
-    /// The pod of the member was recreated on its volume, and its image cannot be pulled. No member answers.
+    /// Replaces the pod of the member by a pod on the same volume whose image cannot be pulled. No member answers.
     fn recreated_without_image(self, member: &str, served: &str, version: &str) -> Self {
         let mut scene = self.changed(member, served, version).image_missing(member);
         let pod = scene.pod_of(member);
@@ -328,7 +328,8 @@ fn invariant_30_only_member_is_rolled_back_to_version_that_served() {
     assert_eq!(patched(&lost.wants("3.4.40")), []);
 }
 
-/// The next minor release may have changed the data, so the member must not go back without etcd's downgrade.
+/// The next minor release may have changed the data, so the operator must not roll the member back without etcd's
+/// downgrade.
 #[test]
 fn invariant_30_member_is_not_rolled_back_if_next_version_may_have_run() {
     let lost = || {

@@ -111,7 +111,7 @@ impl Scene {
         Self { desired, observed }
     }
 
-    /// The names of the bootstrap members are recorded, and no object exists.
+    /// A cluster whose bootstrap members are recorded, but that has no object yet.
     pub(crate) fn begun(members: &[&str]) -> Self {
         let mut scene = Self::nothing(members.len());
         let members = members.iter().map(|&member| member.to_owned()).collect();
@@ -122,7 +122,7 @@ impl Scene {
         scene
     }
 
-    /// All objects exist and the pods run, but etcd does not answer yet.
+    /// A cluster whose objects exist and whose pods run, but whose etcd does not answer yet.
     pub(crate) fn starting(members: &[&str]) -> Self {
         let mut scene = Self::begun(members);
         for member in members {
@@ -279,14 +279,14 @@ impl Scene {
         self
     }
 
-    /// The spec requests volumes.
+    /// Makes the spec request volumes.
     pub(crate) fn asks_for_volumes(mut self) -> Self {
         self.desired.durable = true;
         self.desired.object.spec.pod = Some(with_volumes());
         self
     }
 
-    /// Every member has its data on a PVC.
+    /// Puts the data of every member on a PVC.
     pub(crate) fn durable(mut self) -> Self {
         self = self.asks_for_volumes();
         for (member, pod) in &mut self.observed.pods {
@@ -297,7 +297,7 @@ impl Scene {
         self
     }
 
-    /// The member's Service exists, without the mark that its pod may have started.
+    /// Adds the member's Service, without the mark that its pod may have started.
     pub(crate) fn reserved(mut self, member: &str) -> Self {
         let service = Service {
             uid: format!("service-{member}"),
@@ -318,7 +318,7 @@ impl Scene {
         self
     }
 
-    /// The member was added to etcd as a learner, and has never started.
+    /// Adds the member to etcd's list as a learner that has never started.
     pub(crate) fn added(mut self, member: &str) -> Self {
         self.enlist(member, true, false);
         self
@@ -349,7 +349,7 @@ impl Scene {
             .pod(member, Role::Voter)
     }
 
-    /// All pods were created at the same, earlier time.
+    /// Gives all pods the same, earlier creation time.
     pub(crate) fn aged(mut self) -> Self {
         for pod in self.observed.pods.values_mut() {
             pod.created = at(900);

@@ -71,7 +71,8 @@ fn changed_labels_and_annotations_need_no_restart() {
     let scene = differ(three(), &["a", "b", "c"], &metadata());
     assert_eq!(patched(&scene), 3);
     assert!(!ends_pods(&scene));
-    // A change of labels and annotations restarts no container, so the operator makes it even without a quorum.
+    // A change of labels and annotations restarts no container, so the operator makes this change even without a
+    // quorum.
     assert_eq!(patched(&scene.down("b").down("c")), 3);
 }
 

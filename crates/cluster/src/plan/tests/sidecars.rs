@@ -3,7 +3,7 @@
 use crate::plan::tests::scene::{self, Scene};
 use crate::snapshot::{Cause, Ending};
 
-/// etcd runs in every pod, but the pods of these members have never been ready.
+/// Marks the pods of these members as never ready. etcd runs in every pod.
 fn late(mut scene: Scene, members: &[&str]) -> Scene {
     for member in members {
         let pod = scene.observed.pods.get_mut(*member).unwrap();

@@ -250,7 +250,7 @@ fn cluster_scales_to_even_sizes() {
         Scene::formed(&["a", "b"]).size(1).changes(),
         [scene::remove("b")]
     );
-    // Neither of two members is removed while one of them is down.
+    // The operator removes neither of two members while one of them is down.
     let down = Scene::formed(&["a", "b"])
         .size(1)
         .leader("a")

@@ -80,7 +80,8 @@ fn cause(
     let class = class(pvc);
     let selected = pvc.annotations().contains_key(SELECTED);
     if scheduler.contains(UNBOUND) && provisioner.is_none() {
-        // The message of the scheduler does not name the unbound PVC, so it may be another PVC of the pod.
+        // The message of the scheduler does not name the unbound PVC. If the pod has other PVCs, the message may be
+        // about one of them.
         let others = others(pod, &pvc.name_any());
         return Some(if others.is_empty() {
             (no_provisioner(pvc), changed, PROVISIONER_TIMEOUT)

@@ -140,7 +140,7 @@ struct ModelPod {
     /// Whether the pod accepts only the SHA-256 of this backup.
     checks_sha256: bool,
     fetched: bool,
-    /// Whether the report is lost.
+    /// Whether the report of the pod is lost.
     report_lost: bool,
     prepared: bool,
     serving: bool,
@@ -180,9 +180,9 @@ struct World {
     stamps: u32,
     /// The earlier observation of the second operator process.
     delayed: Option<Box<World>>,
-    /// Whether the second process has acted.
+    /// Whether the second process has executed an action.
     two: bool,
-    /// Whether the second process executes the current action.
+    /// Whether the second process, and not the first, executes the current action.
     is_delayed: bool,
     /// Whether the EtcdRestore no longer exists.
     deleted: bool,

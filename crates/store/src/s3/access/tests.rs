@@ -12,7 +12,7 @@ fn secret(entries: &[(&str, &str)]) -> BTreeMap<String, Vec<u8>> {
 const CREDENTIALS: &str = "# a comment\n[other]\naws_access_key_id = WRONG\n\n[default]\r\naws_access_key_id = AKIA\r\naws_secret_access_key=s3cr3t=with=signs\n";
 
 #[test]
-fn secret_files_of_v1beta2_are_read() {
+fn keys_of_v1beta2_aws_secret_are_read() {
     let config = "[default]\nregion = eu-central-1\ns3 =\n  addressing_style = path\n";
     let keys =
         S3Keys::from_secret(&secret(&[("credentials", CREDENTIALS), ("config", config)])).unwrap();
@@ -27,7 +27,7 @@ fn secret_files_of_v1beta2_are_read() {
 }
 
 #[test]
-fn invalid_secret_key_is_reported_with_remedy() {
+fn invalid_key_of_aws_secret_is_reported_with_remedy() {
     let cases: [(&[(&str, &str)], &str); 4] = [
         (&[], "credentials: is missing"),
         (

@@ -85,7 +85,7 @@ fn used_variables(expression: &str) -> BTreeSet<&str> {
         .collect()
 }
 
-/// The expression with a value for each variable.
+/// Replaces each variable in an expression by a value.
 fn filled(expression: &str) -> String {
     let ranged = expression.replace(&format!("${RATE_INTERVAL}"), "5m");
     let names = used_variables(&ranged);
@@ -168,7 +168,7 @@ fn prometheus_accepts_all_dashboard_queries() {
     promtool(&["check", "rules", "rules.yaml"], folder.path());
 }
 
-/// The configuration for a Prometheus without the Prometheus operator.
+/// The example is the configuration of a Prometheus that runs without the Prometheus operator.
 #[test]
 fn prometheus_accepts_example_configuration() {
     let example = root().join("examples/example-monitoring.yaml");

@@ -35,8 +35,8 @@ struct Paths<'a> {
 }
 
 impl Paths<'_> {
-    /// Adds the module in which the item of this path is: the longest prefix of the path that is a module. Paths that
-    /// do not start with `crate`, `self` or `super` are skipped.
+    /// Adds the module that contains the item of this path: the longest prefix of the path that names a module. Paths
+    /// that do not start with `crate`, `self` or `super` are skipped.
     fn add(&mut self, path: &[String]) {
         let mut at = self.module.clone();
         let mut rest = path;

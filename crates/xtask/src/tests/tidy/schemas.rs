@@ -15,7 +15,7 @@ pub(super) const KINDS: [&str; 3] = ["EtcdCluster", "EtcdBackup", "EtcdRestore"]
 /// The key in [`SCHEMAS`] of the schema for the chart's values.
 const VALUES: &str = "values";
 
-/// Parsing takes most of the time, so each schema is parsed once.
+/// The parsed schemas by kind. Each schema is parsed only once, because parsing takes most of the time of these tests.
 static SCHEMAS: LazyLock<BTreeMap<&str, Schema>> = LazyLock::new(|| {
     let chart = root().join("charts/etcd-operator");
     let of_kind = |kind: &'static str| {

@@ -33,7 +33,7 @@ impl Story {
         leaf.unwrap().subject
     }
 
-    /// The member of the pod that the plan deletes. The plan must not delete two pods.
+    /// The member of the pod that the plan deletes. Fails if the plan deletes two pods.
     fn deletes(&self) -> Option<String> {
         let writes = self.writes();
         let mut members = writes.iter().filter_map(|write| match write {
@@ -45,13 +45,14 @@ impl Story {
         first
     }
 
-    /// Lets no member answer: no member accepts the operator's certificate.
+    /// Removes all answers of etcd, as if no member accepted the operator's certificate.
     fn silent(&mut self) {
         self.scene.observed.statuses.clear();
         self.scene.observed.members = Seen::Unknown("bad certificate".into());
     }
 
-    /// Lets the CA of this scope expire while the operator is not running. The operator then replaces the certificates.
+    /// Makes the CA of this scope expire while the operator is not running. The operator then replaces the
+    /// certificates.
     fn expires(&mut self, scope: CaScope) {
         let end = self.now().checked_add(Duration::from_mins(1)).unwrap();
         self.expire(scope, end);
@@ -333,7 +334,8 @@ fn invariant_18_expired_client_authority_restarts_members_one_by_one() {
     story.restarts_one_by_one();
 }
 
-/// Members do not accept their peers. The same applies to the unknown CAs for peers of a lost Secret.
+/// If the CAs for peers have expired, members accept no connection from each other. If the Secret of these CAs is lost,
+/// the operator assumes the same.
 #[test]
 fn expired_peer_authority_restarts_members_together() {
     let mut story = Story::formed(true);

@@ -9,7 +9,7 @@ pub(super) struct Story {
     pub(super) scene: Scene,
     pub(super) now: Timestamp,
     drawn: u32,
-    /// When each drawn certificate expires, by its fingerprint.
+    /// The expiry of each certificate that a test has set, by the fingerprint of the certificate.
     ends: BTreeMap<String, Timestamp>,
     pub(super) told: Vec<Write>,
 }
@@ -154,14 +154,14 @@ impl Story {
         }
     }
 
-    /// The entry of a trust bundle for a drawn CA.
+    /// The entry of a trust bundle for a generated CA, with the expiry that a test has set.
     fn drawn_anchor(&self, pem: &[u8]) -> (String, Anchor) {
         let (print, mut entry) = anchor(pem);
         entry.not_after = self.ends.get(&print).copied().unwrap_or(entry.not_after);
         (print, entry)
     }
 
-    /// Lets the CAs of this scope, and their certificates, expire at this time.
+    /// Sets the expiry of the CAs of this scope, and of their certificates, to this time.
     pub(super) fn expire(&mut self, scope: CaScope, end: Timestamp) {
         let prints: Vec<String> = self.authority(scope).trusts.keys().cloned().collect();
         for print in &prints {

@@ -21,7 +21,7 @@ impl Scene {
         })
     }
 
-    /// The pod runs, but its etcd does not answer.
+    /// Removes the answers of the member's etcd. Its pod still runs.
     pub(crate) fn down(mut self, member: &str) -> Self {
         self.observed
             .statuses
@@ -29,7 +29,7 @@ impl Scene {
         self
     }
 
-    /// The node of the pod has been lost for this number of seconds, and etcd in the pod does not answer.
+    /// Marks the node of the pod as lost for this number of seconds. etcd in the pod does not answer.
     pub(crate) fn node_lost(self, member: &str, seconds: i64) -> Self {
         self.down(member).with_pod(member, |pod| {
             pod.ready = false;
@@ -38,14 +38,14 @@ impl Scene {
         })
     }
 
-    /// The pod was deleted, and its grace period ended this number of seconds ago. The pod still exists.
+    /// Marks the pod as deleted, with a grace period that ended this number of seconds ago. The pod still exists.
     pub(crate) fn stuck(self, member: &str, seconds: i64) -> Self {
         self.terminating(member).with_pod(member, |pod| {
             pod.lost_since = Some(at(1000 - seconds));
         })
     }
 
-    /// The container has been crashing for this number of seconds.
+    /// Marks the container of the member as crashing for this number of seconds.
     pub(crate) fn crashes(self, member: &str, cause: Cause, restarts: i32, seconds: i64) -> Self {
         self.not_running(member).with_pod(member, |pod| {
             pod.unready_since = Some(at(1000 - seconds));
@@ -55,19 +55,19 @@ impl Scene {
         })
     }
 
-    /// The PVC is being deleted. Kubernetes keeps it as long as its pod exists.
+    /// Marks the PVC as being deleted. Kubernetes keeps the PVC as long as its pod exists.
     pub(crate) fn claim_deleted(mut self, member: &str) -> Self {
         self.observed.disks.get_mut(member).unwrap().terminating = true;
         self
     }
 
-    /// The PVC exists, but its volume is lost.
+    /// Marks the volume of the member as lost. Its PVC still exists.
     pub(crate) fn volume_lost(mut self, member: &str) -> Self {
         self.observed.disks.get_mut(member).unwrap().lost = true;
         self
     }
 
-    /// The PVC is deleted.
+    /// Removes the PVC of the member.
     pub(crate) fn without_claim(mut self, member: &str) -> Self {
         self.observed.disks.remove(member);
         self
@@ -80,7 +80,7 @@ impl Scene {
         self
     }
 
-    /// The PVC of a member that the operator removed from etcd.
+    /// Adds the PVC of a member that the operator removed from etcd.
     pub(crate) fn with_leftover_disk(self, member: &str) -> Self {
         let mut scene = self.with_disk(member);
         let disk = scene.observed.disks.get_mut(member).unwrap();
@@ -93,13 +93,13 @@ impl Scene {
         self.pod(member, Role::Voter)
     }
 
-    /// The member was added to etcd as a voter, and has never started.
+    /// Adds the member to etcd's list as a voter that has never started.
     pub(crate) fn added_with_vote(mut self, member: &str) -> Self {
         self.enlist(member, false, false);
         self
     }
 
-    /// The member answers, but reports no leader.
+    /// Removes the leader from the answer of the member.
     pub(crate) fn silent_voter(mut self, member: &str) -> Self {
         if let Some(Seen::Known(status)) = self.observed.statuses.get_mut(member) {
             status.leader = None;
@@ -113,7 +113,7 @@ impl Scene {
         })
     }
 
-    /// No member answers.
+    /// Removes all answers of etcd.
     pub(crate) fn silent(mut self) -> Self {
         self.observed.members = Seen::Unknown("connection refused".into());
         self.observed.statuses.clear();

@@ -324,7 +324,7 @@ fn restore_lock_is_kept_while_seed_is_unknown() {
 }
 
 #[test]
-fn temporary_problems_do_not_abandon_restore() {
+fn temporary_problems_before_cutover_do_not_abandon_restore() {
     for reason in [Reason::PodNotStarting, Reason::StoreUnreachable] {
         let pod = Pod::Present(PodFacts {
             trouble: Some(Trouble::new(reason, "for now")),
