@@ -14,7 +14,7 @@ use crate::storage::StorageType;
 /// Default of `verification.timeoutSeconds`.
 pub const DEFAULT_TIMEOUT_SECONDS: i32 = 1800;
 
-/// When and how the operator restores the newest backup in a pod of its own, to prove that the backup restores.
+/// When and how the operator restores the newest backup in a separate pod, to prove that the backup restores.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (

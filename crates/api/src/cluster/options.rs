@@ -328,7 +328,7 @@ pub struct ClusterBackup {
     /// Compression of stored backups. Default `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// Proof that the newest backup restores: the backup operator restores it in a pod of its own.
+    /// Proof that the newest backup restores: the backup operator restores it in a separate pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
     /// Make no backups while this is true.
