@@ -21,7 +21,7 @@ pub(crate) use kubernetes::Kubernetes;
 pub(crate) use tools::actionlint;
 pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, hyperlink, mdbook, olm_validate};
 #[cfg(test)]
-pub(crate) use tools::{etcds, promtool};
+pub(crate) use tools::{etcds, lua, promtool};
 
 /// Part of the name of each module's cache folder. Change it when the build procedure changes, so that programs built
 /// by the old procedure are not used.
