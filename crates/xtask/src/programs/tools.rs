@@ -46,6 +46,19 @@ pub(crate) fn actionlint() -> Result<PathBuf> {
     tool(&module, "actionlint")
 }
 
+/// Krew, the manager of plugins of kubectl. Only the unit tests of xtask need it.
+#[cfg(test)]
+pub(crate) fn krew() -> Result<PathBuf> {
+    let module = Module {
+        name: "krew",
+        builds: &[Build {
+            packages: &["sigs.k8s.io/krew/cmd/krew"],
+            ..PLAIN
+        }],
+    };
+    tool(&module, "krew")
+}
+
 /// The folder with the programs of Debian's package of Prometheus.
 pub(super) fn prometheus(cache: &Path) -> Result<PathBuf> {
     unpacked(cache, "prometheus")
