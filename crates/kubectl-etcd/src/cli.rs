@@ -120,7 +120,7 @@ pub enum Command {
     Restore(RestoreArgs),
     /// Show how the operator verified a backup, or test the backup with a restore into a temporary cluster.
     Verify(VerifyArgs),
-    /// Move an existing etcd into a new EtcdCluster, whose members join the existing etcd and replace its members.
+    /// Move an existing etcd into a new EtcdCluster: new members join the existing etcd and replace its members.
     ///
     /// The command creates the EtcdCluster with the annotation `etcd.database.coreos.com/join`. If the EtcdCluster
     /// exists and joins the same etcd, the command only waits. `--finish` removes the annotation after the move.

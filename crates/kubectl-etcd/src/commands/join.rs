@@ -1,4 +1,4 @@
-//! `join`: creates an EtcdCluster whose members join an existing etcd, and ends the move (docs/adoption.md).
+//! `join`: creates an EtcdCluster that joins an existing etcd, and ends the move (docs/adoption.md).
 
 use std::fs;
 

@@ -27,7 +27,7 @@ fn refusal(result: Result<EtcdCluster>) -> String {
     format!("{error}: {}", error.remedy().unwrap())
 }
 
-/// An EtcdCluster whose members join [`URL`], with this status.
+/// An EtcdCluster that joins [`URL`], with this status.
 fn joining(mut status: Value) -> EtcdCluster {
     status["observedGeneration"] = json!(1);
     status["clusterID"] = json!("7f1c0d1f2a3b4c5d");
