@@ -56,7 +56,7 @@ struct Gauge {
 const PREFIX: &str = "etcd_operator_cluster_";
 
 /// The gauges, each with one series per cluster.
-static GAUGES: [Gauge; 14] = [
+static GAUGES: [Gauge; 15] = [
     Gauge {
         name: "certificate_expiry_timestamp_seconds",
         help: "Time at which the next certificate of the cluster expires, in seconds since 1970",
@@ -96,6 +96,11 @@ static GAUGES: [Gauge; 14] = [
         name: "available",
         help: "1 while the condition Available is True: a quorum answers and the client Service has an endpoint",
         of: |_, status| Some(is_true(&status.conditions, &ConditionType::Available).into()),
+    },
+    Gauge {
+        name: "ready",
+        help: "1 while the condition Ready is True: the cluster matches its spec",
+        of: |_, status| Some(is_true(&status.conditions, &ConditionType::Ready).into()),
     },
     Gauge {
         name: "degraded",
@@ -421,6 +426,7 @@ mod tests {
             "etcd_operator_cluster_healthy_voters{namespace=\"prod\",cluster=\"db\"} 1",
             "etcd_operator_cluster_has_quorum{namespace=\"prod\",cluster=\"db\"} 1",
             "etcd_operator_cluster_available{namespace=\"prod\",cluster=\"db\"} 1",
+            "etcd_operator_cluster_ready{namespace=\"prod\",cluster=\"db\"} 0",
             "etcd_operator_cluster_degraded{namespace=\"prod\",cluster=\"db\"} 0",
             "etcd_operator_cluster_paused{namespace=\"prod\",cluster=\"db\"} 0",
             "etcd_operator_cluster_db_size_bytes{namespace=\"prod\",cluster=\"db\"} 20480",

@@ -98,6 +98,25 @@ impl Access {
         })
     }
 
+    /// Reads the object `name` in the namespace of the command. `None` if it does not exist.
+    ///
+    /// # Errors
+    /// Fails if the object cannot be read.
+    pub async fn find<K>(&self, name: &str) -> Result<Option<K>>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned,
+    {
+        let answer = self.api::<K>().get_opt(name).await;
+        answer.map_err(|source| Error::Request {
+            verb: "get",
+            object: self.named::<K>(name),
+            source: Box::new(source),
+        })
+    }
+
     /// Lists the objects in the namespace that match the label selector.
     ///
     /// # Errors
@@ -174,6 +193,34 @@ impl Access {
             .await;
         answer.map_err(|source| Error::Request {
             verb: "patch",
+            object: self.named::<K>(name),
+            source: Box::new(source),
+        })
+    }
+
+    /// Asks the API server whether it would create the object of a manifest. Creates nothing. Unknown fields are errors.
+    ///
+    /// # Errors
+    /// Fails if the API server rejects the object.
+    pub async fn check<K>(&self, name: &str, manifest: &Value) -> Result<()>
+    where
+        K: Resource<Scope = k8s_openapi::NamespaceResourceScope, DynamicType = ()>
+            + Clone
+            + Debug
+            + DeserializeOwned,
+    {
+        // `PostParams` of kube has no field for the validation of fields.
+        let request = http::Request::post(format!(
+            "{}?dryRun=All&fieldManager={MANAGER}&fieldValidation=Strict",
+            self.api::<K>().resource_url()
+        ));
+        let request = request.header(http::header::CONTENT_TYPE, "application/json");
+        let answer = match request.body(manifest.to_string().into_bytes()) {
+            Ok(request) => self.client.request::<K>(request).await,
+            Err(error) => Err(kube::Error::HttpError(error)),
+        };
+        answer.map(drop).map_err(|source| Error::Request {
+            verb: "create",
             object: self.named::<K>(name),
             source: Box::new(source),
         })

@@ -1,8 +1,12 @@
 //! The command line.
 
+mod join;
+
 use std::path::PathBuf;
 
 use clap::{Args, Parser, Subcommand, ValueEnum, ValueHint};
+
+pub use join::JoinArgs;
 
 /// Show and change the etcd clusters of etcd-operator.
 ///
@@ -116,6 +120,11 @@ pub enum Command {
     Restore(RestoreArgs),
     /// Show how the operator verified a backup, or test the backup with a restore into a temporary cluster.
     Verify(VerifyArgs),
+    /// Move an existing etcd into a new EtcdCluster: new members join the existing etcd and replace its members.
+    ///
+    /// The command creates the EtcdCluster with the annotation `etcd.database.coreos.com/join`. If the EtcdCluster
+    /// exists and joins the same etcd, the command only waits. `--finish` removes the annotation after the move.
+    Join(JoinArgs),
     /// Show the logs of the members or of the operators.
     Logs(LogsArgs),
     /// Show the Events of a cluster, its pods, volumes, backups and restores.

@@ -4,6 +4,7 @@ mod backup;
 mod bundle;
 mod ctl;
 mod events;
+mod join;
 mod logs;
 mod plan;
 mod recover;
@@ -63,6 +64,7 @@ pub async fn run(cli: Cli) -> Result<u8> {
         Command::Backup(args) => Box::pin(backup::run(&access, &args)).await?,
         Command::Restore(args) => Box::pin(restore::run(&access, &args)).await?,
         Command::Verify(args) => Box::pin(verify::run(&access, &args)).await?,
+        Command::Join(args) => Box::pin(join::run(&access, &args)).await?,
         Command::Logs(args) => logs::run(&access, &args).await?,
         Command::Events(args) => events::run(&access, &args).await?,
         Command::Report(args) => Box::pin(bundle::run(&access, &args)).await?,

@@ -183,7 +183,7 @@ fn request_remedy(verb: &str, object: &str, source: &kube::Error) -> Option<Stri
         kube::Error::Api(answer) if answer.code == 404 => Some(
             "check the name, the namespace (-n) and the context (--context). If the kind is unknown, the CRDs are not installed".into(),
         ),
-        kube::Error::Api(answer) if answer.code == 422 => {
+        kube::Error::Api(answer) if [400, 422].contains(&answer.code) => {
             Some("correct the field that the message names".into())
         }
         kube::Error::Api(answer) if answer.code == 409 => {
@@ -216,6 +216,7 @@ mod tests {
             (403, "the right to get etcdcluster/main in namespace prod"),
             (401, "log in again"),
             (404, "the namespace (-n)"),
+            (400, "the field"),
             (422, "the field"),
             (409, "run the command again"),
         ] {

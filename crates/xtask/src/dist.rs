@@ -8,6 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 
 mod chart;
+mod krew;
 mod listing;
 mod names;
 mod olm;
@@ -44,6 +45,12 @@ pub(crate) struct Options {
     /// Add the image of another architecture: an archive that `dist` wrote on another machine.
     #[arg(long = "add-image", value_name = "FILE")]
     others: Vec<PathBuf>,
+    /// Add the plugin of another architecture: an archive that `dist` wrote on another machine.
+    #[arg(long = "add-plugin", value_name = "FILE")]
+    plugins: Vec<PathBuf>,
+    /// Address below which you publish the files, for the manifest of the plugin [default: SOURCE/releases/download/vVERSION]
+    #[arg(long, value_name = "URL")]
+    files_url: Option<String>,
     /// Folder into which the files are written [default: dist in the target directory]
     #[arg(long, value_name = "FOLDER")]
     output: Option<PathBuf>,
@@ -85,6 +92,10 @@ fn check(options: &Options) -> Result<()> {
     origin::check_version(&options.version)?;
     if let Some(repository) = &options.repository {
         check_repository(repository)?;
+    }
+    let url = options.files_url.as_deref();
+    if let Some(url) = url.filter(|url| !url.starts_with("https://")) {
+        bail!("--files-url {url} does not begin with https://");
     }
     if options.profile == Profile::Fast {
         progress::say("profile fast: the files are a trial, and not a release");
@@ -131,7 +142,7 @@ fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
     let origin = Origin::of_checkout(&options.version, options.source.as_deref())?;
     if origin.source.is_none() {
         progress::say(
-            "the labels and the provenance of the release will not name the source: set --source URL",
+            "the labels and the provenance of the release will not name the source, and without --files-url the manifest of the plugin will be missing: set --source URL",
         );
     }
     let helm = programs::helm()?;
@@ -148,6 +159,8 @@ fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
             .clone()
             .unwrap_or_else(|| image::NAME.into()),
         digest: None,
+        files: files_url(options, &origin),
+        plugins: Vec::new(),
         origin,
     };
     let archive = new.join(release.image_archive());
@@ -165,6 +178,9 @@ fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
         image::check_size(written.layer)?;
     }
     release.digest = options.repository.as_ref().map(|_| written.digest);
+    release.plugins = progress::step("writing the plugin of kubectl", || {
+        krew::write(&release, &built, &options.plugins, new)
+    })?;
     let chart = chart::released(chart::files()?, &release)?;
     write_manifests(&release, &chart, &helm, new)?;
     progress::step("writing the bundle for OLM", || {
@@ -182,6 +198,16 @@ fn write(options: &Options, work: &Path, new: &Path) -> Result<()> {
         provenance::statement(&release, &options.builder, &inputs(options, &helm)?, &sums)?;
     put(new, listing::PROVENANCE, &statement)?;
     put(new, listing::SUMS, listing::text(&listing::sums(new)?))
+}
+
+/// The address below which the files of the release are published. `None` if it is unknown.
+fn files_url(options: &Options, origin: &Origin) -> Option<String> {
+    let source = origin.source.as_ref();
+    let page = source.map(|source| format!("{source}/releases/download/v{}", options.version));
+    let given = options.files_url.as_deref();
+    given
+        .map(|url| url.trim_end_matches('/').to_owned())
+        .or(page)
 }
 
 /// Writes the chart, the CRDs, and the manifests that Helm renders from the chart.
@@ -248,7 +274,7 @@ fn inputs(options: &Options, helm: &Path) -> Result<provenance::Inputs> {
     if certificates.is_file() {
         files.push(listing::sum(certificates, "ca-certificates.crt")?);
     }
-    for other in &options.others {
+    for other in options.others.iter().chain(&options.plugins) {
         let name = other.file_name().unwrap_or_default().to_string_lossy();
         files.push(listing::sum(other, &name)?);
     }
@@ -272,8 +298,16 @@ fn verify(options: &Options, work: &Path, output: &Path) -> Result<()> {
     if let Some(address) = &origin.source {
         command.args(["--source", address]);
     }
-    for other in &options.others {
-        command.arg("--add-image").arg(std::path::absolute(other)?);
+    if let Some(url) = &options.files_url {
+        command.args(["--files-url", url]);
+    }
+    for (flag, others) in [
+        ("--add-image", &options.others),
+        ("--add-plugin", &options.plugins),
+    ] {
+        for other in others {
+            command.arg(flag).arg(std::path::absolute(other)?);
+        }
     }
     command.current_dir(&source);
     command.env("CARGO_TARGET_DIR", again.join("target"));

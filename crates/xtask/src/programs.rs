@@ -17,11 +17,9 @@ mod kubernetes;
 mod tools;
 
 pub(crate) use kubernetes::Kubernetes;
-#[cfg(test)]
-pub(crate) use tools::actionlint;
 pub(crate) use tools::{CYCLONEDX, cyclonedx, helm, hyperlink, mdbook, olm_validate};
 #[cfg(test)]
-pub(crate) use tools::{etcds, promtool};
+pub(crate) use tools::{actionlint, etcds, krew, lua, promtool};
 
 /// Part of the name of each module's cache folder. Change it when the build procedure changes, so that programs built
 /// by the old procedure are not used.

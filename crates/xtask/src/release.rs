@@ -1,4 +1,4 @@
-//! Compiles the program of a release. The result depends only on the source and the toolchain. Paths of this machine do
+//! Compiles the programs of a release. The result depends only on the source and the toolchain. Paths of this machine do
 //! not affect it.
 
 use std::fs;
@@ -13,7 +13,7 @@ use crate::{checkout, image, shell};
 /// passes.
 const SECTION: &str = r#"target.'cfg(all(target_os = "linux", target_env = "gnu"))'.rustflags"#;
 
-/// Compiles the program of the operators with the profile `release`.
+/// Compiles the program of the operators and the plugin of kubectl with the profile `release`.
 pub(crate) fn compile() -> Result<Vec<PathBuf>> {
     let folders = folders()?;
     let flags = flags(&folders);
@@ -23,6 +23,7 @@ pub(crate) fn compile() -> Result<Vec<PathBuf>> {
         "--locked",
         "--profile=release",
         "--package=operators",
+        "--package=kubectl-etcd",
         "--bins",
         "--config",
         &config,

@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use e2e::leaks::cluster_scenario_without_leaks;
 use e2e::objects::{Kind, await_object, field, members};
-use e2e::{DEADLINE, Sandbox, Writer};
+use e2e::{DEADLINE, Sandbox, Writer, plugin};
 use serde_json::{Value, json};
 
 use crate::certificates::{client, make_secrets};
@@ -147,8 +147,14 @@ async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> R
             "the operator joined with a wrong spec"
         );
         object["spec"]["TLS"]["static"]["member"]["peerSecret"] = json!("peer");
+        sandbox.apply(&object.to_string()).await?;
+    } else {
+        let file = std::env::temp_dir().join(format!("{namespace}-join.json"));
+        std::fs::write(&file, object.to_string())?;
+        let path = file.to_string_lossy();
+        plugin::run(sandbox, &["join", "c", "--file", &path, "--yes"]).await?;
+        std::fs::remove_file(&file)?;
     }
-    sandbox.apply(&object.to_string()).await?;
     let seen = await_object(
         &clusters,
         "c",
@@ -163,6 +169,7 @@ async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> R
             .is_none_or(Vec::is_empty),
         "the operator bootstrapped a cluster"
     );
+    plugin::run(sandbox, &["join", "c", "--wait", "--timeout", "10m"]).await?;
     let after = sandbox.await_members("c", 3).await?;
     ensure!(
         field(&after, "/status/clusterID") == field(&seen, "/status/clusterID"),
@@ -174,14 +181,7 @@ async fn join(sandbox: &Sandbox, version: &str, form: Form, writer: Writer) -> R
     sandbox
         .kubectl(&["delete", "statefulset,service", "old"])
         .await?;
-    sandbox
-        .kubectl(&[
-            "annotate",
-            "etcdcluster",
-            "c",
-            "etcd.database.coreos.com/join-",
-        ])
-        .await?;
+    plugin::run(sandbox, &["join", "c", "--finish", "--yes"]).await?;
     sandbox.await_members("c", 3).await?;
     writer.await_more(10).await?;
     writer

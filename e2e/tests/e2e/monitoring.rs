@@ -1,6 +1,6 @@
 //! A real Prometheus scrapes the operators and the members with the jobs of the chart's PodMonitors, and evaluates the
-//! chart's alerts with short times. The test finds every member, causes faults until the alerts fire, repairs the faults
-//! until the alerts end, and runs every query of the dashboards.
+//! chart's rules with short times. The test finds every member, causes faults until the alerts fire, repairs the faults
+//! until the alerts end, and runs every query of the dashboards and every recording rule.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -34,13 +34,17 @@ const SMALL: &str = "  etcd: {quotaBackendBytes: 16777216}
       resources: {requests: {storage: 128Mi}}
 ";
 /// The alerts that the test does not cause, each with the reason. promtool tests these alerts too.
-const NOT_CAUSED: [(&str, &str); 9] = [
+const NOT_CAUSED: [(&str, &str); 10] = [
     ("EtcdBackupNotVerified", "needs a failed verification"),
     ("EtcdBackupUnrestorable", "needs a damaged backup"),
     ("EtcdFragmented", "needs a database of 256 MiB"),
     ("EtcdHighRoundTrip", "needs a slow network"),
     ("EtcdMembersReplacedOften", "needs four replacements"),
     ("EtcdNoEndpoint", "needs a foreign Service"),
+    (
+        "EtcdOperatorQueueOld",
+        "needs an operator with too much work",
+    ),
     ("EtcdSlowApply", "needs a slow disk"),
     ("EtcdSlowCommit", "needs a slow disk"),
     ("EtcdSlowFsync", "needs a slow disk"),
@@ -57,6 +61,8 @@ struct Monitor<'a> {
     prometheus: Prometheus,
     /// The alerts of the chart.
     alerts: BTreeSet<String>,
+    /// The names of the chart's recording rules.
+    recordings: Vec<String>,
     /// The alerts that have fired, and whether they have ended.
     fired: RefCell<BTreeMap<String, bool>>,
 }
@@ -108,9 +114,15 @@ impl<'a> Monitor<'a> {
         let groups = shortened(&rule["spec"]["groups"]);
         let rules = groups.as_array().into_iter().flatten();
         let rules = rules.flat_map(|group| group["rules"].as_array().into_iter().flatten());
-        let alerts = rules.filter_map(|rule| rule["alert"].as_str());
+        let (mut alerts, mut recordings) = (BTreeSet::new(), Vec::new());
+        for rule in rules {
+            alerts.extend(rule["alert"].as_str().map(str::to_owned));
+            recordings.extend(rule["record"].as_str().map(str::to_owned));
+        }
+        ensure!(!recordings.is_empty(), "no recording rules: {groups}");
         Ok(Self {
-            alerts: alerts.map(str::to_owned).collect(),
+            alerts,
+            recordings,
             prometheus: Prometheus::start(sandbox, jobs, &groups).await?,
             sandbox,
             testbed,
@@ -202,6 +214,26 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
+    /// Waits until each recording rule has a value for this cluster.
+    async fn recordings_have_data(&self, cluster: &str) -> Result<()> {
+        let mut missing = self.recordings.clone();
+        until("every recording rule has a value", DEADLINE, async || {
+            for name in missing.clone() {
+                let namespace = &self.sandbox.namespace;
+                let series = format!("{name}{{namespace=\"{namespace}\", cluster=\"{cluster}\"}}");
+                if !self.prometheus.query(&series).await?.is_empty() {
+                    missing.retain(|one| *one != name);
+                }
+            }
+            Ok(if missing.is_empty() {
+                Poll::Done(())
+            } else {
+                Poll::NotYet(format!("no value: {missing:?}"))
+            })
+        })
+        .await
+    }
+
     async fn patch(&self, kind: &str, name: &str, patch: &str) -> Result<()> {
         let words = ["patch", kind, name, "--type=merge", "-p", patch];
         self.sandbox.kubectl(&words).await.map(drop)
@@ -243,8 +275,10 @@ impl<'a> Monitor<'a> {
         self.fires("EtcdQuorumLost", &labels).await?;
         let of_survivor = [labels[0], labels[1], ("pod", survivor.as_str())];
         self.fires("EtcdNoLeader", &of_survivor).await?;
+        self.fires("EtcdStepStuck", &labels).await?;
         self.testbed.signal_containers(&pods, "SIGCONT").await?;
         for alert in [
+            "EtcdStepStuck",
             "EtcdQuorumLost",
             "EtcdNoLeader",
             "EtcdMemberMissing",
@@ -373,10 +407,26 @@ impl<'a> Monitor<'a> {
             .apply(&restore_with(s3, "back", &into, path, ""))
             .await?;
         let labels = [("operator", OPERATOR)];
+        let namespace = ("namespace", sandbox.namespace.as_str());
+        let (back, refused) = (
+            [namespace, ("name", "back")],
+            [namespace, ("name", "refused")],
+        );
         self.fires("EtcdOperatorFails", &labels).await?;
+        self.fires("EtcdRestoreSlow", &back).await?;
         bind(OPERATOR).await?;
         await_complete(&sandbox.objects(Kind::EtcdRestore), "back", DEADLINE).await?;
         self.ends("EtcdOperatorFails", &labels).await?;
+        self.ends("EtcdRestoreSlow", &back).await?;
+
+        // The cluster `p` exists.
+        sandbox
+            .apply(&restore_with(s3, "refused", "{name: p}", path, ""))
+            .await?;
+        self.fires("EtcdRestoreFailed", &refused).await?;
+        let delete = ["delete", "etcdrestore", "refused"];
+        sandbox.kubectl(&delete).await?;
+        self.ends("EtcdRestoreFailed", &refused).await?;
 
         let scale = async |replicas: &str| {
             let words = ["scale", "deployment", OPERATOR, replicas];
@@ -414,7 +464,9 @@ mod full {
             .await?;
             monitor.all_alerts_ended()?;
             let data = dashboards::have_data(sandbox, &monitor.prometheus, "c");
-            step("run the queries of the dashboards", data).await
+            step("run the queries of the dashboards", data).await?;
+            let data = monitor.recordings_have_data("c");
+            step("read the values of the recording rules", data).await
         })
         .await;
     }

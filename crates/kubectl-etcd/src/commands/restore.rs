@@ -6,7 +6,7 @@ use api::restore::{BackupReference, RestorePhase, RestoreTarget};
 use api::{EtcdBackup, EtcdCluster, EtcdRestore, EtcdRestoreSpec};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use kube::{Api, ResourceExt};
+use kube::ResourceExt;
 
 use super::{backup::suffix, status};
 use crate::access::Access;
@@ -19,13 +19,7 @@ use crate::view::ClusterView;
 pub(super) async fn run(access: &Access, args: &RestoreArgs) -> Result<()> {
     let now = Timestamp::now();
     let backup: EtcdBackup = access.get(&args.from).await?;
-    let clusters: Api<EtcdCluster> = access.api();
-    let existing = clusters.get_opt(&args.cluster).await;
-    let existing = existing.map_err(|source| Error::Request {
-        verb: "get",
-        object: access.named::<EtcdCluster>(&args.cluster),
-        source: Box::new(source),
-    })?;
+    let existing: Option<EtcdCluster> = access.find(&args.cluster).await?;
     let view = match existing {
         Some(_) => Some(status::one(access, &args.cluster, false).await?),
         None => None,

@@ -222,3 +222,80 @@ async fn upkeep_commands_are_refused_without_member_answers() {
             .fails(3, &["the members of cluster main cannot be queried"]);
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn join_creates_cluster_waits_and_removes_annotation() {
+    const ANNOTATION: &str = "etcd.database.coreos.com/join";
+    const URL: &str = "http://etcd-0.etcd.prod.svc:2379";
+    let fixture = Fixture::start().await;
+    let clusters: Api<EtcdCluster> = fixture.api();
+    let line = format!("join main --endpoints {URL} --etcd-version 3.5.35 --storage 1Gi");
+    let shown = fixture.run(&format!("{line} --dry-run")).ok();
+    assert!(
+        shown.contains("Service main-client") && shown.contains("nothing was changed"),
+        "{shown}"
+    );
+    // The API server reports an unknown field of a manifest.
+    let manifest = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdCluster\n\
+                    metadata: {name: main}\nspec: {sise: 3, version: 3.5.35}\n";
+    std::fs::write(fixture.folder.path().join("main.yaml"), manifest).unwrap();
+    fixture
+        .run(&format!(
+            "join main --file main.yaml --endpoints {URL} --yes"
+        ))
+        .fails(1, &["sise", "correct the field"]);
+    assert!(clusters.get_opt("main").await.unwrap().is_none());
+
+    let running = fixture.spawn(&format!("{line} --yes --wait --timeout 1m"));
+    eventually("the EtcdCluster", async || {
+        clusters.get_opt("main").await.unwrap().is_some()
+    })
+    .await;
+    let made = fixture.cluster().await;
+    assert_eq!(made.annotations()[ANNOTATION], URL);
+    assert!(made.spec.is_durable());
+    let old = json!([{ "name": "etcd-0", "role": "Leader", "healthy": true }]);
+    let busy = [
+        condition("Ready", "False", "Scaling"),
+        condition("Available", "True", "QuorumHealthy"),
+    ];
+    fixture
+        .set_status(json!({ "memberDetails": old, "conditions": busy }))
+        .await;
+    fixture
+        .run("join main --finish --yes")
+        .fails(3, &["old members are left in etcd: etcd-0"]);
+    assert!(
+        fixture
+            .cluster()
+            .await
+            .annotations()
+            .contains_key(ANNOTATION)
+    );
+    tokio::time::sleep(std::time::Duration::from_secs(3)).await;
+    fixture.set_status(json!({})).await;
+    let ended = Ended::from(running.wait_with_output().unwrap());
+    assert!(
+        ended
+            .errors
+            .contains("0 of 3 new members vote, old members left: 1"),
+        "{ended:?}"
+    );
+    assert!(ended.ok().contains("kubectl etcd join main --finish"));
+
+    fixture
+        .run("join main --endpoints http://b:2379 --yes")
+        .fails(3, &[URL, "leave out --endpoints"]);
+    fixture.run("join main --finish --yes").ok();
+    let moved = fixture.cluster().await;
+    assert!(!moved.annotations().contains_key(ANNOTATION));
+    assert!(
+        fixture
+            .run("join main --finish --yes")
+            .ok()
+            .contains("nothing to do")
+    );
+    fixture
+        .run("join main --wait")
+        .fails(3, &["do not join another etcd", "choose another name"]);
+}

@@ -14,6 +14,8 @@ use super::names::Release;
 pub(super) const INSTALL: &str = "install.yaml";
 pub(super) const INSTALL_CLUSTER_WIDE: &str = "install-cluster-wide.yaml";
 pub(super) const CRDS: &str = "crds.yaml";
+/// The manifest of the plugin. Krew requires the name of the plugin as the name of the file.
+pub(super) const PLUGIN: &str = "etcd.yaml";
 pub(super) const PROVENANCE: &str = "provenance.intoto.json";
 pub(super) const README: &str = "README.md";
 pub(super) const SUMS: &str = "SHA256SUMS";
@@ -79,7 +81,7 @@ pub(super) fn files(release: &Release) -> Vec<(String, String)> {
     let manifest = |scope: &str, namespace: &str| {
         format!("the operators for {scope}, in the namespace `{namespace}`, for `kubectl apply`")
     };
-    [
+    let mut files = vec![
         (
             release.image_archive(),
             format!(
@@ -109,7 +111,7 @@ pub(super) fn files(release: &Release) -> Vec<(String, String)> {
         ),
         (
             release.sbom(),
-            "the software bill of materials (CycloneDX)".to_owned(),
+            "the software bill of materials of the operators (CycloneDX)".to_owned(),
         ),
         (
             PROVENANCE.to_owned(),
@@ -117,8 +119,15 @@ pub(super) fn files(release: &Release) -> Vec<(String, String)> {
         ),
         (README.to_owned(), "this page".to_owned()),
         (SUMS.to_owned(), "checksums of all other files".to_owned()),
-    ]
-    .into()
+    ];
+    let plugin = "the plugin `kubectl etcd` and its license";
+    let plugins = release.plugins.iter();
+    files.extend(plugins.map(|name| (name.clone(), plugin.to_owned())));
+    if release.files.is_some() {
+        let text = "the manifest with which Krew installs the plugin";
+        files.push((PLUGIN.to_owned(), text.to_owned()));
+    }
+    files
 }
 
 /// The page that describes the files of the release, in Markdown.
@@ -136,6 +145,17 @@ pub(super) fn readme(release: &Release) -> String {
             release.image_archive()
         )
     };
+    let mut plugins = String::new();
+    for name in &release.plugins {
+        let _ = writeln!(plugins, "tar -xzf {name} kubectl-etcd");
+    }
+    let krew = if release.files.is_some() {
+        format!(
+            "\nOr with Krew, after the files are published:\n\n```sh\nkubectl krew install --manifest={PLUGIN}\n```\n"
+        )
+    } else {
+        String::new()
+    };
     format!(
         "# etcd-operator {version}\n\n\
          | file | content |\n|---|---|\n{rows}\n\
@@ -147,7 +167,9 @@ pub(super) fn readme(release: &Release) -> String {
          kubectl apply --server-side -f {CRDS}\n\
          kubectl apply -f {INSTALL}\n```\n\n\
          `kubectl delete -f {INSTALL}` removes the operators. The clusters continue to run.\n\n\
-         {page} explains all options.\n",
+         {page} explains all options.\n\n\
+         ## Install the plugin of kubectl\n\nChoose the archive for the architecture of your machine:\n\n```sh\n{plugins}\
+         install kubectl-etcd /usr/local/bin/\nkubectl etcd --version\n```\n{krew}",
         version = release.version,
         chart = release.chart(),
         page = release.page("docs/install.md"),

@@ -11,6 +11,10 @@ pub(super) struct Release {
     /// The digest of the image (`sha256:...`). `None` if the image is not pushed to a registry.
     pub(super) digest: Option<String>,
     pub(super) origin: Origin,
+    /// The address below which the files of the release are published. `None` if it is unknown.
+    pub(super) files: Option<String>,
+    /// The names of the archives of the plugin.
+    pub(super) plugins: Vec<String>,
 }
 
 impl Release {
@@ -36,6 +40,11 @@ impl Release {
 
     pub(super) fn bundle(&self) -> String {
         format!("etcd-operator-bundle-{}.tgz", self.version)
+    }
+
+    /// The archive of the plugin `kubectl etcd` for an architecture.
+    pub(super) fn plugin(&self, architecture: &str) -> String {
+        format!("kubectl-etcd-{}-linux-{architecture}.tar.gz", self.version)
     }
 
     pub(super) fn sbom(&self) -> String {

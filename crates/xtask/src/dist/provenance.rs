@@ -65,6 +65,7 @@ pub(super) fn statement(
                     "repository": release.repository,
                     "version": release.version,
                     "source": origin.source,
+                    "filesUrl": release.files,
                 },
                 "internalParameters": {"tools": tools},
                 "resolvedDependencies": dependencies,

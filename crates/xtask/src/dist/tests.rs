@@ -7,6 +7,8 @@ use serde_yaml_ng::Value;
 
 use super::*;
 
+mod plugin;
+
 const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 fn release(repository: &str, digest: Option<&str>) -> Release {
@@ -18,6 +20,10 @@ fn release(repository: &str, digest: Option<&str>) -> Release {
             source: Some("https://git.example.com/etcd-operator".into()),
             created: Some("2026-11-01T00:00:00Z".into()),
         },
+        files: Some(format!(
+            "https://git.example.com/etcd-operator/releases/download/v{version}"
+        )),
+        plugins: vec![format!("kubectl-etcd-{version}-linux-amd64.tar.gz")],
         version,
         repository: repository.into(),
         digest: digest.map(str::to_owned),
@@ -374,7 +380,15 @@ fn release_readme_describes_every_file() {
             page.contains("No registry serves"),
             release.digest.is_none()
         );
+        assert!(page.contains("kubectl krew install --manifest=etcd.yaml"));
     }
+    let mut unknown = published();
+    unknown.files = None;
+    let page = listing::readme(&unknown);
+    assert!(
+        !page.contains("etcd.yaml") && page.contains("kubectl-etcd-"),
+        "{page}"
+    );
 }
 
 #[test]

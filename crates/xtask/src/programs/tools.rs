@@ -46,17 +46,31 @@ pub(crate) fn actionlint() -> Result<PathBuf> {
     tool(&module, "actionlint")
 }
 
-/// The folder of Debian's package of Prometheus. The package is unpacked into the cache and not installed, because the
-/// installation would start a server.
+/// Krew, the manager of plugins of kubectl. Only the unit tests of xtask need it.
+#[cfg(test)]
+pub(crate) fn krew() -> Result<PathBuf> {
+    let module = Module {
+        name: "krew",
+        builds: &[Build {
+            packages: &["sigs.k8s.io/krew/cmd/krew"],
+            ..PLAIN
+        }],
+    };
+    tool(&module, "krew")
+}
+
+/// The folder with the programs of Debian's package of Prometheus.
 pub(super) fn prometheus(cache: &Path) -> Result<PathBuf> {
-    let folder = cached(cache, "prometheus", &digest(&[b"debian"]), |folder| {
+    unpacked(cache, "prometheus")
+}
+
+/// The folder with the programs of a Debian package. The package is unpacked into the cache and not installed, because
+/// the installation of Prometheus would start a server.
+fn unpacked(cache: &Path, package: &str) -> Result<PathBuf> {
+    let folder = cached(cache, package, &digest(&[b"debian"]), |folder| {
         shell::output(Command::new("apt-get").arg("update"))?;
         let mut download = Command::new("apt-get");
-        shell::output(
-            download
-                .args(["download", "prometheus"])
-                .current_dir(folder),
-        )?;
+        shell::output(download.args(["download", package]).current_dir(folder))?;
         let mut files = fs::read_dir(folder)?;
         let package = files.next().context("apt-get downloaded no file")??.path();
         let mut unpack = Command::new("dpkg-deb");
@@ -74,6 +88,16 @@ pub(crate) fn promtool() -> Result<PathBuf> {
     }
     let (cache, _lock) = super::lock()?;
     Ok(prometheus(&cache)?.join("promtool"))
+}
+
+/// Lua 5.4, in which health checks of Argo CD are written.
+#[cfg(test)]
+pub(crate) fn lua() -> Result<PathBuf> {
+    if let Some(program) = shell::which("lua5.4") {
+        return Ok(program);
+    }
+    let (cache, _lock) = super::lock()?;
+    Ok(unpacked(&cache, "lua5.4")?.join("lua5.4"))
 }
 
 /// The etcd programs of the testbed, one for each version.

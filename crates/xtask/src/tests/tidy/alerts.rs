@@ -1,4 +1,4 @@
-//! Checks the alerts of the chart with promtool.
+//! Checks the alerts and recording rules of the chart with promtool.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,6 +11,7 @@ use super::root;
 use crate::{programs, shell};
 
 const CASES: &str = "crates/xtask/src/tests/tidy/alerts.yaml";
+const RECORDING_CASES: &str = "crates/xtask/src/tests/tidy/recordings.yaml";
 
 /// The alerts of the chart as a rule file of Prometheus. They are rendered for the cluster operator in the namespace
 /// `operators`.
@@ -20,10 +21,21 @@ fn rules() -> Value {
     let text = text
         .replace("BACKUP_SECONDS", "93600")
         .replace("CERTIFICATE_SECONDS", "604800")
+        .replace("RESTORE_SECONDS", "3600")
         .replace("NAMESPACE", "operators")
         .replace("OPERATOR", "etcd-operator")
         .replace("WORD", "cluster");
     serde_yaml_ng::from_str(&text).unwrap()
+}
+
+/// The recording rules of the chart, each with `record` and `expr`.
+pub(super) fn recordings() -> Vec<Value> {
+    let chart = root().join("charts/etcd-operator/recordings.yaml");
+    serde_yaml_ng::from_str(&fs::read_to_string(chart).unwrap()).unwrap()
+}
+
+fn recording_file() -> String {
+    rule_file(&mapping([("recordings", recordings().into())]))
 }
 
 fn rule_file(alerts: &Value) -> String {
@@ -47,12 +59,14 @@ pub(super) fn promtool(arguments: &[&str], folder: &Path) {
     shell::output(command.args(arguments).current_dir(folder)).unwrap();
 }
 
-/// Alerts are not evaluated here: promtool only parses every expression and template.
+/// Rules are not evaluated here: promtool only parses every name, expression and template.
 #[test]
-fn prometheus_accepts_all_alerts() {
+fn prometheus_accepts_all_rules() {
     let folder = tempfile::tempdir().unwrap();
     fs::write(folder.path().join("rules.yaml"), rule_file(&rules())).unwrap();
-    promtool(&["check", "rules", "rules.yaml"], folder.path());
+    fs::write(folder.path().join("recordings.yaml"), recording_file()).unwrap();
+    let words = ["check", "rules", "rules.yaml", "recordings.yaml"];
+    promtool(&words, folder.path());
 }
 
 #[test]
@@ -79,4 +93,28 @@ fn each_alert_fires_and_ends() {
         .map(|evaluation| evaluation["alertname"].as_str().unwrap().to_owned())
         .collect();
     assert_eq!(tested, names, "{CASES} must test each alert of the chart");
+}
+
+#[test]
+fn each_recording_rule_has_expected_value() {
+    let folder = tempfile::tempdir().unwrap();
+    let rules = folder.path().join("recordings.rules.yaml");
+    fs::write(rules, recording_file()).unwrap();
+    let cases = fs::read_to_string(root().join(RECORDING_CASES)).unwrap();
+    fs::write(folder.path().join("recordings.yaml"), &cases).unwrap();
+    promtool(&["test", "rules", "recordings.yaml"], folder.path());
+    let cases: Value = serde_yaml_ng::from_str(&cases).unwrap();
+    let tests = cases["tests"].as_sequence().unwrap().iter();
+    let evaluations = tests.flat_map(|test| test["promql_expr_test"].as_sequence().unwrap());
+    let with_value = evaluations.filter(|it| it["exp_samples"].as_sequence().is_some());
+    let tested: BTreeSet<String> = with_value
+        .map(|evaluation| evaluation["expr"].as_str().unwrap().to_owned())
+        .collect();
+    let recordings = recordings();
+    let names = recordings.iter().map(|it| it["record"].as_str().unwrap());
+    assert_eq!(
+        tested,
+        names.map(str::to_owned).collect(),
+        "{RECORDING_CASES} must test each recording rule of the chart"
+    );
 }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use serde_json::Value as Json;
 use serde_yaml_ng::Value;
 
+use super::alerts::recordings;
 use super::documents::anchors;
 use super::root;
 
@@ -285,5 +286,28 @@ fn alerts_have_switches_runbooks_and_documentation() {
         let (page, anchor) = runbook.split_once('#').unwrap();
         let page = read(root().join("docs").join(page));
         assert!(anchors(&page).contains(anchor), "{name}: {runbook}");
+    }
+}
+
+/// The convention of Prometheus: the labels of the series, the metric, and the operations.
+#[test]
+fn recording_rules_have_conventional_names_and_documentation() {
+    let metrics = read(root().join("docs/metrics.md"));
+    for rule in recordings() {
+        let name = rule["record"].as_str().unwrap();
+        let parts: Vec<&str> = name.split(':').collect();
+        let [labels, metric, operations] = parts[..] else {
+            panic!("{name} has not the form LABELS:METRIC:OPERATIONS");
+        };
+        let by = format!("by ({})", labels.replace('_', ", "));
+        let expression = rule["expr"].as_str().unwrap();
+        let (first, rest) = expression.split_once(' ').unwrap();
+        assert!(rest.starts_with(&by), "{name}: {expression}");
+        assert!(operations.starts_with(first), "{name}: {expression}");
+        assert!(
+            metric.starts_with("etcd_") && !metric.ends_with("_total"),
+            "{name}"
+        );
+        assert!(metrics.contains(&format!("`{name}`")), "{name}");
     }
 }

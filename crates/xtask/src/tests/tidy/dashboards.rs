@@ -1,5 +1,5 @@
-//! Checks the Grafana dashboards of the chart, and the metrics of etcd that dashboards and alerts use. The end-to-end
-//! tests run every query.
+//! Checks the Grafana dashboards of the chart, and the metrics of etcd that dashboards, alerts and recording rules use.
+//! The end-to-end tests run every query.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use serde_json::Value as Json;
 use serde_yaml_ng::Value;
 
-use super::alerts::{mapping, promtool};
+use super::alerts::{mapping, promtool, recordings};
 use super::documents::metrics;
 use super::root;
 use crate::{programs, shell};
@@ -276,9 +276,12 @@ impl Etcd {
 
 /// The metrics of etcd differ between its minor releases.
 #[test]
-fn every_etcd_version_serves_metrics_of_dashboards_and_alerts() {
+fn every_etcd_version_serves_metrics_of_dashboards_and_rules() {
     let alerts = root().join("charts/etcd-operator/alerts.yaml");
     let mut texts = vec![fs::read_to_string(alerts).unwrap()];
+    let recordings = recordings();
+    let expressions = recordings.iter().map(|it| it["expr"].as_str().unwrap());
+    texts.extend(expressions.map(str::to_owned));
     let all = dashboards().into_iter();
     texts.extend(
         all.filter(|one| one.file == "cluster.json")

@@ -1,4 +1,4 @@
-//! Runs the health check for Argo CD in docs/gitops.md with Lua 5.4, if it is installed.
+//! Runs the health check for Argo CD in docs/gitops.md with Lua 5.4.
 
 use std::fs;
 use std::io::Write;
@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 use serde_json::{Value, json};
 
 use super::root;
+use crate::programs;
 
 /// The script of the first health check in docs/gitops.md.
 fn script() -> String {
@@ -36,19 +37,20 @@ fn lua(value: &Value) -> String {
     }
 }
 
-/// The health and the message of an object. `None` if Lua is not installed.
-fn health(object: &Value) -> Option<(String, String)> {
+/// The health and the message of an object.
+fn health(object: &Value) -> (String, String) {
     let program = format!(
         "local obj = {}\nlocal function check()\n{}end\nlocal health = check()\nprint(health.status)\nprint(health.message)\n",
         lua(object),
         script()
     );
-    let mut child = Command::new("lua5.4")
+    let lua = programs::lua().expect("Lua is missing: run `apt-get install lua5.4`");
+    let mut child = Command::new(lua)
         .arg("-")
         .stdin(Stdio::piped())
         .stdout(Stdio::piped())
         .spawn()
-        .ok()?;
+        .unwrap();
     let mut input = child.stdin.take().unwrap();
     input.write_all(program.as_bytes()).unwrap();
     drop(input);
@@ -56,7 +58,7 @@ fn health(object: &Value) -> Option<(String, String)> {
     assert!(output.status.success(), "Lua rejects\n{program}");
     let text = String::from_utf8(output.stdout).unwrap();
     let (status, message) = text.split_once('\n').unwrap();
-    Some((status.to_owned(), message.trim_end().to_owned()))
+    (status.to_owned(), message.trim_end().to_owned())
 }
 
 fn condition(kind: &str, status: &str, reason: &str, message: &str) -> Value {
@@ -118,10 +120,7 @@ fn argo_cd_health_check_follows_ready_condition() {
     ];
     for (status, generation, expected, message) in cases {
         let object = json!({ "metadata": { "generation": generation }, "status": status });
-        let Some(found) = health(&object) else {
-            println!("skipped: lua5.4 is not installed (Debian: apt-get install lua5.4)");
-            return;
-        };
+        let found = health(&object);
         assert_eq!(found, (expected.to_owned(), message.to_owned()), "{object}");
     }
 }
