@@ -353,7 +353,7 @@ mod tests {
         }
     }
 
-    fn stored(name: &str, status: Value) -> EtcdBackup {
+    fn stored(name: &str, status: &Value) -> EtcdBackup {
         serde_json::from_value(json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2",
             "kind": "EtcdBackup",
@@ -370,7 +370,7 @@ mod tests {
             let date = format!("2026-11-27T{hour:02}:00:00Z");
             stored(
                 name,
-                json!({ "succeeded": true, "clusterID": id, "lastSuccessDate": date }),
+                &json!({ "succeeded": true, "clusterID": id, "lastSuccessDate": date }),
             )
         };
         let all = [
@@ -398,10 +398,10 @@ mod tests {
             json!({ "succeeded": true, "clusterID": ID, "lastSuccessDate": "2026-11-27T03:00:00Z",
                     "lastVerified": proven })
         };
-        let unproven = stored("main", status(Value::Null));
+        let unproven = stored("main", &status(Value::Null));
         assert_eq!(backup_for_changes(&verified, &[&unproven]), None);
         let proof = json!({ "location": "s3://b/k", "clusterID": ID, "backupTime": "2026-11-27T02:00:00Z" });
-        let proven = stored("main", status(proof));
+        let proven = stored("main", &status(proof));
         let found = backup_for_changes(&verified, &[&proven]).unwrap();
         assert_eq!(found.location.as_deref(), Some("s3://b/k"));
         assert_eq!(found.time.unwrap().0.to_string(), "2026-11-27T02:00:00Z");

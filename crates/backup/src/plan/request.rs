@@ -59,7 +59,7 @@ mod tests {
         text.parse().unwrap()
     }
 
-    fn backup(requested: &str, status: Value) -> EtcdBackup {
+    fn backup(requested: &str, status: &Value) -> EtcdBackup {
         serde_json::from_value(json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2",
             "kind": "EtcdBackup",
@@ -74,9 +74,7 @@ mod tests {
     #[test]
     fn requested_backup_is_due_until_complete() {
         let none = json!({ "succeeded": false });
-        let due = |requested: &str, status: &Value| {
-            super::due(&backup(requested, status.clone()), at(NOW))
-        };
+        let due = |requested: &str, status: &Value| super::due(&backup(requested, status), at(NOW));
         assert_eq!(due(NOW, &none), Some(at(NOW)));
         let older = json!({ "succeeded": true, "lastSuccessDate": "2026-11-27T11:59:59Z" });
         assert_eq!(due(NOW, &older), Some(at(NOW)));
@@ -91,7 +89,7 @@ mod tests {
     fn failed_requested_backup_is_repeated_after_pause() {
         let failed = |ended: &str| {
             let status = json!({ "succeeded": false, "startTime": ended, "completionTime": ended });
-            due(&backup("2026-11-27T11:00:00Z", status), at(NOW))
+            due(&backup("2026-11-27T11:00:00Z", &status), at(NOW))
         };
         assert_eq!(
             failed("2026-11-27T11:50:00Z"),
@@ -108,7 +106,7 @@ mod tests {
             json!({ "succeeded": true, "location": "s3://b/l", "lastSuccessDate": NOW, "lastVerified": verified })
         };
         let wants =
-            |requested: &str, proven| wants_verification(&backup(requested, status(proven)));
+            |requested: &str, proven| wants_verification(&backup(requested, &status(proven)));
         assert!(wants("2026-11-27T11:00:00Z", None));
         assert!(wants("2026-11-27T11:00:00Z", Some("2026-11-27T10:59:59Z")));
         assert!(!wants("2026-11-27T11:00:00Z", Some("2026-11-27T11:30:00Z")));

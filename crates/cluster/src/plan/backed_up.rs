@@ -64,8 +64,8 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
     let backup = observed.before_change.backup.as_ref();
     let backup = backup.filter(|backup| backup.covers(&id, since, now));
     let waiver = backup_waiver(change, requested);
-    let waived = known.is_some() && observed.before_change.waiver.as_ref() == Some(&waiver);
-    if backup.is_some() || waived {
+    let is_waived = known.is_some() && observed.before_change.waiver.as_ref() == Some(&waiver);
+    if backup.is_some() || is_waived {
         let passed = BeforeChangeStatus {
             backup: backup.cloned(),
             waived: backup.is_none(),

@@ -17,7 +17,7 @@ use crate::snapshot::{Cluster, Snapshot};
 
 /// Delays the lock of an existing cluster until its backup is recent.
 #[must_use]
-pub fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
+pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let Cluster::Present(cluster) = &snapshot.cluster else {
         return plan;
     };
@@ -150,9 +150,9 @@ mod tests {
 
     #[test]
     fn waived_or_unguarded_restore_does_not_wait() {
-        let waived = |waiver| held(&restore(Some(waiver)), cluster(), 9000).action;
-        assert_eq!(waived("Restore"), Action::Lock);
-        assert_eq!(waived("Upgrade"), Action::Nothing);
+        let with = |waiver| held(&restore(Some(waiver)), cluster(), 9000).action;
+        assert_eq!(with("Restore"), Action::Lock);
+        assert_eq!(with("Upgrade"), Action::Nothing);
         for free in [
             ClusterFacts {
                 max_backup_age: None,
