@@ -86,18 +86,18 @@ impl World {
                 self.shared.budget = Kept::AsMade(*quorum);
                 Answer::Done(None)
             }
-            // The model has no state for these writes: etcd's users, the NetworkPolicy, backups, and the labels,
-            // annotations and resources of pods.
-            Write::Access(_)
-            | Write::RecordBeforeChange { .. }
-            | Write::ResizePod { .. }
-            | Write::PatchMetadata { .. } => Answer::Done(None),
+            // The model has no state for these writes: etcd's users, the NetworkPolicy, and the labels, annotations and
+            // resources of pods.
+            Write::Access(_) | Write::ResizePod { .. } | Write::PatchMetadata { .. } => {
+                Answer::Done(None)
+            }
             Write::Certificate(_) | Write::NotifyPod { .. } | Write::DeleteSecret { .. } => {
                 self.write_certificate(write)
             }
             Write::RecordTls { record, over } => self.record_tls(record, over),
             Write::RecordDefragmentation { .. }
             | Write::RecordRaftLog { .. }
+            | Write::RecordBeforeChange { .. }
             | Write::Compact { .. }
             | Write::AppendEntries { .. }
             | Write::Disarm { .. }
