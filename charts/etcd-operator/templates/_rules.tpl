@@ -32,7 +32,7 @@
   resources: [etcdbackups]
   verbs: [get, list, watch, create, patch, delete]
 - apiGroups: [etcd.database.coreos.com]
-  # The status of EtcdClusters contains lastBackup.
+  # The status of EtcdClusters contains lastBackup and backupForChanges.
   resources: [etcdbackups/status, etcdclusters/status]
   verbs: [patch]
 - apiGroups: [etcd.database.coreos.com]

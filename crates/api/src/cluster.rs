@@ -2,6 +2,7 @@
 
 mod access;
 mod advice;
+mod before_changes;
 mod check;
 mod flags;
 mod join;
@@ -18,6 +19,10 @@ use serde::{Deserialize, Serialize};
 
 pub use access::{Auth, NetworkAccess, ROOT_USER};
 pub use advice::Advice;
+pub use before_changes::{
+    BeforeChangeStatus, ClusterChange, DEFAULT_BEFORE_CHANGES_MAX_AGE_SECONDS, LastBackup,
+    backup_waiver, earliest_backup,
+};
 pub(crate) use check::{can_restore_from, validate_spec};
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
 pub use flags::{
@@ -31,9 +36,9 @@ pub use options::{
 pub use peers::{PeerListener, PeerStage};
 pub use pod::{ImagePullPolicy, PodPolicy};
 pub use status::{
-    BootstrapStatus, CertificatesStatus, ClusterPhase, EtcdClusterStatus, LastBackup, LastError,
-    MemberRole, MemberStatus, MembersStatus, RaftLogStatus, RecoveryApproval, RecoveryPhase,
-    RecoveryStatus, ReplacedStatus, TlsStatus,
+    BootstrapStatus, CertificatesStatus, ClusterPhase, EtcdClusterStatus, LastError, MemberRole,
+    MemberStatus, MembersStatus, RaftLogStatus, RecoveryApproval, RecoveryPhase, RecoveryStatus,
+    ReplacedStatus, TlsStatus,
 };
 pub use tls::{GeneratedTls, KeyNames, MemberTls, StaticTls, TlsPolicy, peers_of};
 pub use upkeep::{

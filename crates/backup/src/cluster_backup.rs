@@ -1,11 +1,12 @@
-//! Maintains the EtcdBackup for `spec.backup` of an EtcdCluster, and `status.lastBackup` of the EtcdCluster.
+//! Maintains the EtcdBackup for `spec.backup` of an EtcdCluster, and two fields of the EtcdCluster's status:
+//! `lastBackup` and `backupForChanges`.
 //!
 //! The EtcdCluster owns the EtcdBackup, so Kubernetes deletes both together. The stored backups stay, because users
 //! need them after the loss of a cluster. A new cluster of the same name continues with the same path.
 
 use std::sync::Arc;
 
-use api::cluster::{EtcdClusterStatus, LastBackup};
+use api::cluster::EtcdClusterStatus;
 use api::names::MANAGER_BACKUP;
 use api::{EtcdBackup, EtcdCluster};
 use kube::{Api, Client, Resource, ResourceExt};
@@ -14,7 +15,7 @@ use runtime::{Done, Reconcile, apply};
 
 mod plan;
 
-use plan::{Action, last_backup, plan, taken};
+use plan::{Action, backup_for_changes, last_backup, plan, taken};
 
 /// The client and the cache of all reconciles.
 pub(crate) struct ClusterBackups {
@@ -60,8 +61,12 @@ impl Reconcile for ClusterBackups {
             }
             Action::Taken => notices.push(taken(&cluster)),
         }
-        let last = last_backup(&cluster, &in_namespace);
-        self.report(&cluster, last).await?;
+        let desired = EtcdClusterStatus {
+            last_backup: last_backup(&cluster, &in_namespace),
+            backup_for_changes: backup_for_changes(&cluster, &in_namespace),
+            ..EtcdClusterStatus::default()
+        };
+        self.report(&cluster, &desired).await?;
         Ok(Done {
             requeue: None,
             notices,
@@ -70,29 +75,27 @@ impl Reconcile for ClusterBackups {
 }
 
 impl ClusterBackups {
-    /// Applies only `status.lastBackup`. The cluster operator owns the other fields of the status.
+    /// Applies only the fields about backups. The cluster operator owns the other fields of the status.
     async fn report(
         &self,
         cluster: &EtcdCluster,
-        last: Option<LastBackup>,
+        desired: &EtcdClusterStatus,
     ) -> Result<(), apply::Error> {
-        let current = cluster
-            .status
-            .as_ref()
-            .and_then(|status| status.last_backup.as_ref());
-        // If no EtcdBackup reports a backup, because the EtcdBackup was deleted, the status keeps the last backup.
-        if last.is_none() || last.as_ref() == current {
+        let of = |status: &EtcdClusterStatus| {
+            (
+                status.last_backup.clone(),
+                status.backup_for_changes.clone(),
+            )
+        };
+        let current = cluster.status.as_ref().map(of).unwrap_or_default();
+        if of(desired) == current {
             return Ok(());
         }
         let clusters = Api::<EtcdCluster>::namespaced(
             self.client.clone(),
             &cluster.namespace().unwrap_or_default(),
         );
-        let desired = EtcdClusterStatus {
-            last_backup: last,
-            ..EtcdClusterStatus::default()
-        };
-        apply::status(&clusters, MANAGER_BACKUP, cluster, None, &desired).await?;
+        apply::status(&clusters, MANAGER_BACKUP, cluster, None, desired).await?;
         Ok(())
     }
 }

@@ -25,6 +25,7 @@ mod next_attempt;
 mod pod;
 mod recorded;
 mod refusal;
+mod request;
 mod requeue;
 pub mod schedule;
 pub(crate) mod verification;

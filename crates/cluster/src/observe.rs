@@ -50,7 +50,7 @@ use crate::clock::ApiServerClock;
 use crate::objects::Objects;
 use crate::plan::diff;
 use crate::plan::effective::Effective;
-use crate::snapshot::{Intent, Observed, Role, Seen};
+use crate::snapshot::{BeforeChange, Intent, Observed, Role, Seen};
 use crate::switch::TlsRollout;
 use crate::tls::Tls;
 use crate::upkeep::Upkeep;
@@ -442,6 +442,14 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         pulses: BTreeMap::new(),
         hashes: BTreeMap::new(),
         recovery,
+        before_change: BeforeChange {
+            record: status.before_change,
+            backup: status.backup_for_changes,
+            waiver: cluster
+                .annotations()
+                .get(names::ANNOTATION_SKIP_BACKUP)
+                .cloned(),
+        },
         upkeep: Upkeep {
             record: status.defragmentation,
             raft_log: status.raft_log,

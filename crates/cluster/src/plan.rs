@@ -12,6 +12,7 @@ pub(crate) mod actions;
 mod adoption;
 mod age;
 mod auth;
+mod backed_up;
 mod blind;
 mod bootstrap;
 mod certificates;

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::Duration;
 
 use api::EtcdCluster;
-use api::cluster::{RecoveryPhase, RecoveryStatus, ReplacedStatus};
+use api::cluster::{BeforeChangeStatus, LastBackup, RecoveryPhase, RecoveryStatus, ReplacedStatus};
 use etcd::{ClusterId, KeyHash, MemberId, Members, Pulse, Status};
 use jiff::Timestamp;
 use member::{OperatorImage, Operators};
@@ -110,6 +110,17 @@ pub struct SeedAnswer {
     pub status: Status,
 }
 
+/// The records about backups before changes (`spec.backup.beforeChanges`).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct BeforeChange {
+    /// `status.beforeChange`.
+    pub record: Option<BeforeChangeStatus>,
+    /// `status.backupForChanges`, which the backup operator reports.
+    pub backup: Option<LastBackup>,
+    /// The value of the annotation with which a user waives the backup.
+    pub waiver: Option<String>,
+}
+
 /// The complete observation of one cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Observed {
@@ -159,6 +170,8 @@ pub struct Observed {
     pub hashes: BTreeMap<String, Seen<Option<KeyHash>>>,
     /// The records and answers for the recovery from a lost quorum.
     pub recovery: Recovery,
+    /// The records about backups before changes.
+    pub before_change: BeforeChange,
     /// The state of the members' databases.
     pub upkeep: Upkeep,
     /// The source of the cluster's certificates, and their problems.

@@ -1,8 +1,9 @@
 //! The status, computed from the observation, the plan and the executed step. Pure and deterministic: the same input
 //! gives the same bytes. An unchanged status is not written, so status writes do not trigger reconciles in a loop.
 //!
-//! This report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation`, `raftLog` and `TLS`:
-//! actions of the plan write these fields. If a person deletes the other fields, the operator computes them again.
+//! This report never contains `bootstrap`, `clusterID`, `recovery`, `replaced`, `defragmentation`, `raftLog`,
+//! `beforeChange` and `TLS`: actions of the plan write these fields. If a person deletes the other fields, the operator
+//! computes them again.
 
 mod advice;
 mod conditions;
@@ -80,8 +81,10 @@ impl Report<'_> {
             replaced: None,
             defragmentation: None,
             raft_log: None,
+            before_change: None,
             tls: None,
             last_backup: None,
+            backup_for_changes: None,
             ..current
         }
     }

@@ -11,7 +11,7 @@ mod tls;
 use std::sync::Arc;
 use std::time::Duration;
 
-use api::cluster::{self, EtcdClusterSpec};
+use api::cluster::{self, ClusterChange, EtcdClusterSpec};
 use api::conditions::{self, ConditionType};
 use api::names::ANNOTATION_RESTORE;
 use api::problem::Chain;
@@ -248,17 +248,21 @@ where
 fn facts(cluster: &EtcdCluster) -> ClusterFacts {
     let mut problems = cluster::validate(cluster);
     problems.extend(cluster::unsafe_to_ignore(&cluster.spec));
+    let available = conditions::find(cluster.conditions(), &ConditionType::Available);
+    let status = cluster.status.as_ref();
     ClusterFacts {
         uid: cluster.uid().unwrap_or_default(),
         paused: cluster.spec.paused,
         lock: cluster.annotations().get(ANNOTATION_RESTORE).cloned(),
-        cluster_id: cluster
-            .status
-            .as_ref()
-            .and_then(|status| status.cluster_id.clone()),
+        cluster_id: status.and_then(|status| status.cluster_id.clone()),
         available: conditions::is_true(cluster.conditions(), &ConditionType::Available),
         durable: cluster.spec.is_durable(),
         problems,
+        max_backup_age: cluster.spec.max_backup_age_before(&ClusterChange::Restore),
+        backup: status.and_then(|status| status.backup_for_changes.clone()),
+        unavailable_since: available
+            .filter(|condition| condition.status == "False")
+            .map(|condition| condition.last_transition_time.0),
     }
 }
 

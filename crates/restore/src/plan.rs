@@ -27,6 +27,7 @@ use crate::snapshot::{
 
 mod abandoned;
 pub mod action;
+mod backed_up;
 pub mod choice;
 pub mod effective;
 mod ended;
@@ -81,9 +82,11 @@ pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     }
 }
 
-/// Plans the next action. The time `now` decides whether the EtcdRestore expires, and how long a problem has lasted.
+/// Plans the next action. The time `now` decides whether the EtcdRestore expires, how long a problem has lasted, and how
+/// old a backup is.
 pub fn plan_at(restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
-    let plan = expiry::expire(plan(restore, snapshot), restore, now);
+    let plan = backed_up::hold(plan(restore, snapshot), restore, snapshot, now);
+    let plan = expiry::expire(plan, restore, now);
     missing_storage::delay_abandonment(plan, restore, snapshot, now)
 }
 

@@ -42,6 +42,8 @@ api::reasons! {
         InvalidSpec,
         /// A Secret lacks a key.
         KeyMissing,
+        /// The EtcdCluster may be replaced only after a recent backup, and there is none.
+        NoRecentBackup,
         /// The spec uses a field that this release does not support and must not ignore.
         NotSupported,
         /// The spec uses fields that this release ignores.

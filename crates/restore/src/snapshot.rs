@@ -1,12 +1,15 @@
 //! The types that observe returns: plain data without clients. Data that cannot be read is `Unknown` with the reason,
 //! never empty (invariant 1).
 
+use std::time::Duration;
+
 use api::EtcdCluster;
-use api::cluster::EtcdClusterSpec;
+use api::cluster::{EtcdClusterSpec, LastBackup};
 use api::problem::Problem;
 use api::restore::{ChosenBackup, ReplacesStatus};
 use etcd::KeyHash;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod as KubePod, Service};
+use k8s_openapi::jiff::Timestamp;
 use kube::Resource;
 use member::{OperatorImage, Origin};
 use runtime::apply::is_owned;
@@ -146,6 +149,12 @@ pub struct ClusterFacts {
     pub durable: bool,
     /// The problems of the spec. With a problem, no seed is started.
     pub problems: Vec<Problem>,
+    /// The maximum age of the backup that a restore in place needs. `None` if it needs no backup.
+    pub max_backup_age: Option<Duration>,
+    /// The newest backup of the cluster that counts for `spec.backup.beforeChanges`.
+    pub backup: Option<LastBackup>,
+    /// Time since which the condition `Available` has been False. `None` while it is not False.
+    pub unavailable_since: Option<Timestamp>,
 }
 
 impl ClusterFacts {

@@ -19,6 +19,7 @@ mod backup_schedule;
 mod backup_stores;
 mod backup_verified;
 mod bad_input;
+mod before_upgrade;
 mod bootstrap;
 mod certificates;
 mod chart_install;

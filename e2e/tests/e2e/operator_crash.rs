@@ -399,6 +399,7 @@ fn crash_tests_include_every_failpoint_of_cluster_operator() {
     let mut crashed_at = owned(&full::POINTS);
     crashed_at.extend(owned(&crate::crash_access::POINTS));
     crashed_at.extend(owned(&[
+        crate::before_upgrade::CRASHES,
         crate::tls_switch::CRASHES,
         crate::quorum_loss::CRASHES,
     ]));

@@ -96,6 +96,12 @@ pub struct VerifiedBackup {
     /// only the checksum of the snapshot and the revision were compared.
     #[serde(default)]
     pub hash_compared: bool,
+    /// Time at which the backup completed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup_time: Option<Time>,
+    /// Cluster ID of the backed up cluster, in hexadecimal without leading zeros.
+    #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
+    pub cluster_id: Option<String>,
     /// Time at which the verification ended.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub time: Option<Time>,
@@ -110,6 +116,12 @@ pub struct VerifiedBackup {
 pub struct VerificationStatus {
     /// Location of the backup that is verified.
     pub location: String,
+    /// Time at which this backup completed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup_time: Option<Time>,
+    /// Cluster ID of this backup, in hexadecimal without leading zeros.
+    #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
+    pub cluster_id: Option<String>,
     /// Start of the current verification. Absent between two attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,

@@ -6,8 +6,8 @@ use std::collections::BTreeSet;
 use super::flags::{flag_of_env, refused_argument, refused_variable};
 use super::pod::PodPolicy;
 use super::{
-    BootstrapMode, EtcdCluster, EtcdClusterSpec, EtcdOptions, GeneratedTls, MAX_SIZE, MIN_SIZE,
-    MemberAddress, RecoveryPolicy, TlsPolicy,
+    BootstrapMode, ClusterChange, EtcdCluster, EtcdClusterSpec, EtcdOptions, GeneratedTls,
+    MAX_SIZE, MIN_SIZE, MemberAddress, RecoveryPolicy, TlsPolicy,
 };
 use crate::names::{is_reserved_annotation, is_reserved_label};
 use crate::problem::{Problem, names_of_set};
@@ -260,6 +260,21 @@ fn backup_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
             .iter()
             .flat_map(|block| block.problems("spec.backup.verification", &backup.storage_type)),
     );
+    let changes = backup.before_changes.iter();
+    problems.extend(changes.filter(|change| !change.is_known()).map(|change| {
+        let known = ClusterChange::KNOWN;
+        Problem::unknown("spec.backup.beforeChanges", change.as_str(), known)
+    }));
+    let age = backup.before_changes_max_age.as_ref();
+    let field = "spec.backup.beforeChangesMaxAge";
+    problems.extend(Problem::invalid_duration(field, age));
+    if age.is_some() && backup.before_changes.is_empty() {
+        problems.push(Problem::new(
+            field,
+            "is set without spec.backup.beforeChanges",
+            "name changes in spec.backup.beforeChanges or remove beforeChangesMaxAge",
+        ));
+    }
     problems
 }
 

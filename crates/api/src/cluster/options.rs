@@ -5,6 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::TYPED_FLAGS;
+use super::before_changes::ClusterChange;
 use crate::backup::{BackupPolicy, Compression, Verification};
 use crate::duration::DurationText;
 use crate::schema::{TextMap, is_false, text_map};
@@ -299,6 +300,10 @@ fn milliseconds(text: &DurationText) -> Option<String> {
     "spec.backup.verification is not possible for storageType Local, because no pod can mount the operator's directory: remove spec.backup.verification, or use a bucket or a PVC"
 ))]
 #[x_kube(validation = (
+    "!has(self.beforeChangesMaxAge) || (has(self.beforeChanges) && self.beforeChanges.size() > 0)",
+    "spec.backup.beforeChangesMaxAge has no effect without a change: name changes in spec.backup.beforeChanges or remove beforeChangesMaxAge"
+))]
+#[x_kube(validation = (
     "has(self.backupPolicy.schedule) || (has(self.backupPolicy.backupIntervalInSecond) && self.backupPolicy.backupIntervalInSecond > 0)",
     "spec.backup.backupPolicy has no schedule or interval: set schedule or backupIntervalInSecond"
 ))]
@@ -331,6 +336,16 @@ pub struct ClusterBackup {
     /// Proof that the newest backup restores: the backup operator restores it in a separate pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
+    /// Changes that start only after a recent backup: `Upgrade`, `Recovery`, `Restore`, `Shrink`. For an upgrade or a
+    /// removal of members, the operator requests a backup if there is none. A recovery from a lost quorum and a restore
+    /// in place need an existing backup. By default, no change waits.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 8))]
+    pub before_changes: Vec<ClusterChange>,
+    /// Maximum age of the backup before such a change, such as `15m`. Default `1h`. The age counts from the end of the
+    /// backup to the start of the change. Without a quorum, it counts to the loss of the quorum.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before_changes_max_age: Option<DurationText>,
     /// Make no backups while this is true.
     #[serde(default, skip_serializing_if = "is_false")]
     pub suspend: bool,

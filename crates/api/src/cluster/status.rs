@@ -6,6 +6,7 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::before_changes::{BeforeChangeStatus, LastBackup};
 use super::peers::PeerStage;
 use super::tls::{TlsPolicy, peers_of};
 use super::upkeep::{AlarmStatus, DefragmentationStatus};
@@ -64,7 +65,7 @@ text_enum! {
 }
 
 /// Observed state of an EtcdCluster. All fields can be rebuilt, except `bootstrap`, `clusterID`, `recovery`,
-/// `staleApproval`, `replaced`, `defragmentation`, `raftLog` and `TLS`.
+/// `staleApproval`, `replaced`, `defragmentation`, `raftLog`, `beforeChange` and `TLS`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct EtcdClusterStatus {
@@ -133,6 +134,9 @@ pub struct EtcdClusterStatus {
     /// The Raft log before an upgrade to etcd 3.7, recorded before the operator appends entries to it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub raft_log: Option<RaftLogStatus>,
+    /// The last upgrade or removal of members that had to wait for a backup, recorded before the change starts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub before_change: Option<BeforeChangeStatus>,
     /// The TLS that members are started with. During a switch, this is an intermediate state on the way to
     /// `spec.TLS`.
     #[serde(default, rename = "TLS", skip_serializing_if = "Option::is_none")]
@@ -178,6 +182,10 @@ pub struct EtcdClusterStatus {
     /// The newest known backup of this cluster.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_backup: Option<LastBackup>,
+    /// The newest backup that counts for `spec.backup.beforeChanges`: a complete backup of this cluster ID that an
+    /// EtcdBackup reports. With `spec.backup.verification`, a backup that is proven to restore.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup_for_changes: Option<LastBackup>,
     /// Conditions, one of each type.
     #[serde(
         default,
@@ -426,21 +434,4 @@ pub struct BootstrapStatus {
     /// Names of the first members.
     #[serde(default, deserialize_with = "null_as_empty")]
     pub members: Vec<String>,
-}
-
-/// A backup of the cluster.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct LastBackup {
-    /// Name of the EtcdBackup.
-    pub name: String,
-    /// Time at which the backup completed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub time: Option<Time>,
-    /// Revision of the backup.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub revision: Option<i64>,
-    /// Location, such as `s3://bucket/key`.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub location: Option<String>,
 }

@@ -1,9 +1,9 @@
-//! Plans the EtcdBackup that belongs to an EtcdCluster, and computes the cluster's `status.lastBackup`. Performs no
-//! I/O.
+//! Plans the EtcdBackup that belongs to an EtcdCluster, and computes the cluster's `status.lastBackup` and
+//! `status.backupForChanges`. Performs no I/O.
 
 use api::backup::{ClusterReference, EtcdBackupSpec};
 use api::cluster::{ClusterBackup, LastBackup};
-use api::names::{ANNOTATION_SCOPE, APP, LABEL_APP, LABEL_CLUSTER};
+use api::names::{ANNOTATION_BACKUP_REQUESTED, ANNOTATION_SCOPE, APP, LABEL_APP, LABEL_CLUSTER};
 use api::{EtcdBackup, EtcdCluster};
 use kube::{Resource, ResourceExt};
 use runtime::Notice;
@@ -39,10 +39,16 @@ pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Acti
         (Some(_), Some(backup)) if !owned(backup) => Action::Taken,
         (Some(settings), existing) => {
             let desired = desired(cluster, settings);
+            let requested = desired.annotations().get(ANNOTATION_BACKUP_REQUESTED);
             let same = existing.is_some_and(|backup| {
+                let annotations = backup.annotations();
+                // A request that is fulfilled may stay on the EtcdBackup.
+                let has_request = requested.is_none()
+                    || annotations.get(ANNOTATION_BACKUP_REQUESTED) == requested;
                 backup.spec == desired.spec
-                    && backup.annotations().get(ANNOTATION_SCOPE)
+                    && annotations.get(ANNOTATION_SCOPE)
                         == desired.annotations().get(ANNOTATION_SCOPE)
+                    && has_request
             });
             if same {
                 Action::Nothing
@@ -85,28 +91,28 @@ fn desired(cluster: &EtcdCluster, settings: &ClusterBackup) -> EtcdBackup {
             .map(|(key, value)| (key.to_owned(), value.to_owned()))
             .into(),
     );
-    let scope = cluster.annotations().get(ANNOTATION_SCOPE);
-    backup.metadata.annotations =
-        scope.map(|scope| [(ANNOTATION_SCOPE.to_owned(), scope.clone())].into());
+    let scope = cluster.annotations().get(ANNOTATION_SCOPE).cloned();
+    let annotations = [
+        (ANNOTATION_SCOPE, scope),
+        (ANNOTATION_BACKUP_REQUESTED, requested(cluster)),
+    ];
+    let annotations = annotations.into_iter();
+    let annotations = annotations.filter_map(|(key, value)| Some((key.to_owned(), value?)));
+    backup.metadata.annotations = Some(annotations.collect());
     backup
+}
+
+/// The time since which a change of the cluster waits for a backup.
+fn requested(cluster: &EtcdCluster) -> Option<String> {
+    let status = cluster.status.as_ref()?;
+    let (record, id) = (status.before_change.as_ref()?, status.cluster_id.as_ref()?);
+    let waits = record.requests_backup(id);
+    waits.then(|| record.start_time.0.to_string())
 }
 
 /// The newest backup of the cluster, from the status of all EtcdBackups and the current status of the cluster.
 pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Option<LastBackup> {
-    let name = cluster.name_any();
-    let of_cluster = backups.iter().filter(|backup| {
-        let reference = backup.spec.etcd_cluster.as_ref();
-        reference.is_some_and(|reference| reference.name == name)
-    });
-    let reported = of_cluster.filter_map(|backup| {
-        let status = backup.status.as_ref()?;
-        Some(LastBackup {
-            name: backup.name_any(),
-            time: Some(status.last_success_date.clone()?),
-            revision: status.etcd_revision,
-            location: status.location.clone(),
-        })
-    });
+    let reported = of_cluster(cluster, backups).filter_map(newest);
     let recorded = cluster
         .status
         .as_ref()
@@ -114,6 +120,67 @@ pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Opt
     reported
         .chain(recorded)
         .max_by_key(|last| last.time.as_ref().map(|time| time.0))
+}
+
+/// The newest backup that counts for `spec.backup.beforeChanges`. `None` if no change waits for backups.
+///
+/// Invariant 32: the backup has the cluster ID of this cluster, and an EtcdBackup reports it now. If the spec asks for
+/// verifications, the backup is proven to restore.
+pub(super) fn backup_for_changes(
+    cluster: &EtcdCluster,
+    backups: &[&EtcdBackup],
+) -> Option<LastBackup> {
+    let settings = cluster.spec.backup.as_ref();
+    let settings = settings.filter(|settings| !settings.before_changes.is_empty())?;
+    let id = cluster.status.as_ref()?.cluster_id.as_ref()?;
+    let found = if settings.verification.is_some() {
+        proven
+    } else {
+        newest
+    };
+    // If an EtcdBackup is being deleted, its stored backups may be deleted too.
+    let live = |backup: &&EtcdBackup| backup.meta().deletion_timestamp.is_none();
+    of_cluster(cluster, backups)
+        .filter(live)
+        .filter_map(found)
+        .filter(|backup| backup.cluster_id.as_ref() == Some(id))
+        .max_by_key(|backup| backup.time.as_ref().map(|time| time.0))
+}
+
+/// The EtcdBackups that name this cluster.
+fn of_cluster<'a>(
+    cluster: &EtcdCluster,
+    backups: &[&'a EtcdBackup],
+) -> impl Iterator<Item = &'a EtcdBackup> {
+    let name = cluster.name_any();
+    backups.iter().copied().filter(move |backup| {
+        let reference = backup.spec.etcd_cluster.as_ref();
+        reference.is_some_and(|reference| reference.name == name)
+    })
+}
+
+/// The newest complete backup of an EtcdBackup.
+fn newest(backup: &EtcdBackup) -> Option<LastBackup> {
+    let status = backup.status.as_ref()?;
+    Some(LastBackup {
+        name: backup.name_any(),
+        time: Some(status.last_success_date.clone()?),
+        revision: status.etcd_revision,
+        location: status.location.clone(),
+        cluster_id: status.cluster_id.clone(),
+    })
+}
+
+/// The newest backup of an EtcdBackup that is proven to restore.
+fn proven(backup: &EtcdBackup) -> Option<LastBackup> {
+    let verified = backup.status.as_ref()?.last_verified.as_ref()?;
+    Some(LastBackup {
+        name: backup.name_any(),
+        time: Some(verified.backup_time.clone()?),
+        revision: verified.etcd_revision,
+        location: Some(verified.location.clone()),
+        cluster_id: verified.cluster_id.clone(),
+    })
 }
 
 /// The Event for an EtcdBackup of another owner with the cluster's name.
@@ -247,5 +314,96 @@ mod tests {
         });
         assert_eq!(last_backup(&cluster, &[&all[0]]), Some(last));
         assert_eq!(last_backup(&self::cluster(|_| ()), &[&all[3]]), None);
+    }
+
+    const ID: &str = "ab";
+
+    fn waiting(change: impl FnOnce(&mut Value)) -> EtcdCluster {
+        cluster(|object| {
+            object["spec"]["backup"]["beforeChanges"] = json!(["Upgrade"]);
+            object["status"] = json!({
+                "clusterID": ID,
+                "beforeChange": { "change": "Upgrade", "clusterID": ID, "startTime": "2026-11-27T12:00:00Z" },
+            });
+            change(object);
+        })
+    }
+
+    #[test]
+    fn change_that_waits_requests_backup_once() {
+        let asked = |cluster: &EtcdCluster| {
+            let annotations = created(cluster).metadata.annotations.unwrap_or_default();
+            annotations.get(ANNOTATION_BACKUP_REQUESTED).cloned()
+        };
+        let requested = waiting(|_| ());
+        assert_eq!(asked(&requested).as_deref(), Some("2026-11-27T12:00:00Z"));
+        let backup = created(&requested);
+        assert_eq!(plan(&requested, Some(&backup)), Action::Nothing);
+        let earlier = created(&cluster(|_| ()));
+        assert!(matches!(plan(&requested, Some(&earlier)), Action::Apply(_)));
+        for (field, value) in [
+            ("backup", json!({ "name": "main" })),
+            ("waived", json!(true)),
+            ("completionTime", json!("2026-11-27T12:00:00Z")),
+            ("clusterID", json!("cd")),
+        ] {
+            let ended = waiting(|object| object["status"]["beforeChange"][field] = value);
+            assert_eq!(asked(&ended), None, "{field}");
+            assert_eq!(plan(&ended, Some(&backup)), Action::Nothing, "{field}");
+        }
+    }
+
+    fn stored(name: &str, status: &Value) -> EtcdBackup {
+        serde_json::from_value(json!({
+            "apiVersion": "etcd.database.coreos.com/v1beta2",
+            "kind": "EtcdBackup",
+            "metadata": { "name": name, "namespace": "prod" },
+            "spec": { "etcdCluster": { "name": "main" }, "storageType": "S3", "s3": { "path": "b/k" } },
+            "status": status,
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn invariant_32_only_backup_of_this_cluster_id_counts() {
+        let complete = |name: &str, id: &str, hour: u8| {
+            let date = format!("2026-11-27T{hour:02}:00:00Z");
+            stored(
+                name,
+                &json!({ "succeeded": true, "clusterID": id, "lastSuccessDate": date }),
+            )
+        };
+        let all = [
+            complete("old", ID, 1),
+            complete("new", ID, 2),
+            complete("former", "cd", 3),
+        ];
+        let all: Vec<&EtcdBackup> = all.iter().collect();
+        let found = backup_for_changes(&waiting(|_| ()), &all).unwrap();
+        assert_eq!(
+            (found.name.as_str(), found.cluster_id.as_deref()),
+            ("new", Some(ID))
+        );
+        assert_eq!(backup_for_changes(&cluster(|_| ()), &all), None);
+        let mut deleted = all[1].clone();
+        deleted.metadata.deletion_timestamp =
+            deleted.status.as_ref().unwrap().last_success_date.clone();
+        assert_eq!(backup_for_changes(&waiting(|_| ()), &[&deleted]), None);
+    }
+
+    #[test]
+    fn invariant_32_with_verification_only_proven_backup_counts() {
+        let verified = waiting(|object| object["spec"]["backup"]["verification"] = json!({}));
+        let status = |proven: Value| {
+            json!({ "succeeded": true, "clusterID": ID, "lastSuccessDate": "2026-11-27T03:00:00Z",
+                    "lastVerified": proven })
+        };
+        let unproven = stored("main", &status(Value::Null));
+        assert_eq!(backup_for_changes(&verified, &[&unproven]), None);
+        let proof = json!({ "location": "s3://b/k", "clusterID": ID, "backupTime": "2026-11-27T02:00:00Z" });
+        let proven = stored("main", &status(proof));
+        let found = backup_for_changes(&verified, &[&proven]).unwrap();
+        assert_eq!(found.location.as_deref(), Some("s3://b/k"));
+        assert_eq!(found.time.unwrap().0.to_string(), "2026-11-27T02:00:00Z");
     }
 }

@@ -5,6 +5,7 @@ use jiff::{SignedDuration, Timestamp};
 
 use super::clock::obstacle;
 use super::recorded::{MAX_CLOCK_SKEW, failed_generation, is_open};
+use super::request;
 use super::schedule::{Next, Schedule};
 use crate::retention::Rules;
 use crate::snapshot::{RemovalResult, Snapshot, Work};
@@ -39,7 +40,13 @@ pub(super) fn next_run(backup: &EtcdBackup, now: Timestamp) -> Next {
     let created = backup.metadata.creation_timestamp.as_ref();
     let created = created.map_or(Timestamp::UNIX_EPOCH, |time| time.0);
     let seed = backup.metadata.uid.as_deref().unwrap_or_default();
-    schedule.next(last, created, seed, now)
+    let planned = schedule.next(last, created, seed, now);
+    match (request::due(backup, now), planned) {
+        (Some(time), _) if time <= now => Next::Due,
+        (Some(time), Next::At(planned)) => Next::At(planned.min(time)),
+        (Some(time), Next::Never) => Next::At(time),
+        (_, planned) => planned,
+    }
 }
 
 pub(super) fn is_due(backup: &EtcdBackup, now: Timestamp) -> bool {

@@ -20,6 +20,7 @@ use runtime::schedule::Schedule;
 use sha2::{Digest, Sha256};
 
 use super::refusal::refusal;
+use super::request;
 use super::requeue::{INPUT_RETRY, until};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::VerificationInputs;
@@ -260,9 +261,10 @@ fn due(backup: &EtcdBackup, now: Timestamp) -> Option<Timestamp> {
         }
         Some(text) => {
             let schedule = Schedule::parse(text, settings.time_zone.as_deref()).ok()?;
+            let requested = request::wants_verification(backup).then_some(now);
             let created = backup.metadata.creation_timestamp.as_ref();
             let last = last.and_then(|last| last.time.as_ref()).or(created)?;
-            schedule.next_after(last.0)?
+            requested.or_else(|| schedule.next_after(last.0))?
         }
     };
     let failed = record(backup).filter(|record| record.location == newest);

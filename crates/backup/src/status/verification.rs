@@ -30,6 +30,9 @@ pub(super) fn record(
             let failures = status.verification.as_ref().and_then(|last| last.failures);
             status.verification = Some(VerificationStatus {
                 location: location.clone(),
+                // A newer backup may be complete before the verification ends, so the data of this one is recorded now.
+                backup_time: status.last_success_date.clone(),
+                cluster_id: status.cluster_id.clone(),
                 start_time: Some(now.clone()),
                 failures,
                 last_failure_time: None,
@@ -65,6 +68,8 @@ pub(super) fn record(
                 etcd_revision: Some(proof.revision),
                 keys: proof.keys,
                 hash_compared: proof.hash_compared,
+                backup_time: begun.backup_time,
+                cluster_id: begun.cluster_id,
                 time: Some(now.clone()),
                 duration_seconds: seconds,
             });
@@ -76,6 +81,8 @@ pub(super) fn record(
             let failures = begun.failures.unwrap_or_default().saturating_add(1);
             status.verification = Some(VerificationStatus {
                 location: begun.location,
+                backup_time: begun.backup_time,
+                cluster_id: begun.cluster_id,
                 start_time: None,
                 failures: Some(failures),
                 last_failure_time: Some(now.clone()),

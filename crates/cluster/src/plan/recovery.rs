@@ -24,7 +24,7 @@ use crate::plan::actions::Builder;
 use crate::plan::age::age;
 use crate::plan::evidence::{Evidence, Member};
 use crate::plan::quorum::quorum_of;
-use crate::plan::{BLIND, Draft, NewNames, SHORTLY, replaced};
+use crate::plan::{BLIND, Draft, NewNames, SHORTLY, backed_up, replaced};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Intent, Observed, Pod};
 
@@ -153,7 +153,10 @@ pub(super) fn without_quorum<'a>(
     } else {
         scene.silent(approval, why, &mut draft)
     };
-    if let Some((survivor, by)) = begins.filter(|_| !scene.stops) {
+    // Invariant 32: if the spec requires a recent backup before a recovery, the recovery starts only with this backup.
+    if let Some((survivor, by)) = begins.filter(|_| !scene.stops)
+        && backed_up::may_recover(&mut draft)
+    {
         scene.begin(intent, survivor, by, names, &mut draft);
     }
     refuse(approval, cluster_id, &mut draft);

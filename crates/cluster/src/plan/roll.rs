@@ -10,6 +10,7 @@
 
 use std::time::Duration;
 
+use api::cluster::ClusterChange;
 use api::version::EtcdVersion;
 use api::version::path::UpgradeDirection;
 use etcd::MemberId;
@@ -22,7 +23,7 @@ use crate::plan::compared::holds_the_same;
 use crate::plan::versions::{self, Course, Downgrade};
 use crate::plan::view::Fate;
 use crate::plan::view::{Data, MemberState, View};
-use crate::plan::{BLIND, Draft, Explanation, SHORTLY, drain, raft_log};
+use crate::plan::{BLIND, Draft, Explanation, SHORTLY, backed_up, drain, raft_log};
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Changed, Desired, Disk, Ending, Intent, Observed, Pod, Trouble};
 
@@ -98,6 +99,10 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     let downgrade = versions::downgrade(&course, observed);
     stopped(view, draft);
     raft_log::forget(&course, view, draft);
+    let upgrades = needs.iter().any(changes_version);
+    if !upgrades {
+        backed_up::end(&ClusterChange::Upgrade, draft);
+    }
     if needs.is_empty() && downgrade != Downgrade::TakeBack {
         return;
     }
@@ -105,6 +110,11 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
         return;
     }
     if !at_rest(view, draft) {
+        return;
+    }
+    // Invariant 32: the first member changes its version after a recent backup.
+    let what = format!("the change to etcd {}", desired.version);
+    if upgrades && !backed_up::is_backed_up(&ClusterChange::Upgrade, &what, draft) {
         return;
     }
     if requests_downgrade(view, &downgrade, draft) || needs.is_empty() {
@@ -150,6 +160,11 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     if member.pod.is_none_or(|pod| pod.changed.is_none()) {
         change(member, need, draft);
     }
+}
+
+/// True if the member's pod was built for another version than it needs.
+fn changes_version((member, need): &(&MemberState, Need)) -> bool {
+    member.pod.and_then(versions::made_for).as_ref() != Some(need.version())
 }
 
 /// True if the member stays and its pod is changed or recreated. False if a new member replaces it.
@@ -426,7 +441,10 @@ pub(super) fn outdated(
     );
     // An image changes in place. The operator changes images before it replaces members for other reasons.
     let images = needs.iter().any(|(_, need)| matches!(need, Need::Image(_)));
-    if !ready || images {
+    // Invariant 32: the replacement of a member can change its version too.
+    let waits = needs.iter().any(changes_version)
+        && !backed_up::has_passed(desired, observed, &ClusterChange::Upgrade);
+    if !ready || images || waits {
         return None;
     }
     let all = needs.into_iter().filter(|(member, need)| {

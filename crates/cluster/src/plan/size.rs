@@ -3,6 +3,7 @@
 //! The operator sends a request only when etcd would accept it, by etcd's rules `mayAddMember`, `mayRemoveMember` and
 //! `mayPromoteMember`.
 
+use api::cluster::ClusterChange;
 use jiff::Timestamp;
 
 use crate::plan::age::age;
@@ -13,7 +14,8 @@ use crate::plan::quorum::Quorum;
 use crate::plan::versions::VersionRules;
 use crate::plan::view::{Data, MemberState, View};
 use crate::plan::{
-    BLIND, CONNECTED, Draft, NewNames, SHORTLY, SOON, STEADY, actions, concurrent_join, objects,
+    BLIND, CONNECTED, Draft, NewNames, SHORTLY, SOON, STEADY, actions, backed_up, concurrent_join,
+    objects,
 };
 use crate::reason::Reason;
 use crate::snapshot::Desired;
@@ -81,6 +83,9 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
         .members
         .iter()
         .find(|member| member.leaves() && (all_vote || stay > size) && spared(member));
+    if stay <= size {
+        backed_up::end(&ClusterChange::Shrink, draft);
+    }
     if stay <= size && replaced.is_none() {
         return false;
     }
@@ -89,6 +94,11 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
         draft.wait(Reason::NoMemberToRemove, text, STEADY);
         return true;
     };
+    // Invariant 32: surplus members are removed after a recent backup. A member that must be replaced does not wait.
+    let what = "the removal of surplus members";
+    if replaced.is_none() && !backed_up::is_backed_up(&ClusterChange::Shrink, what, draft) {
+        return true;
+    }
     if victim.votes() {
         // Invariant 3: the operator removes a voter only if the remaining voters are a healthy quorum.
         if let Some(risk) = view.quorum().unsafe_without(victim.id()) {

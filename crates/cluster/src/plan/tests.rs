@@ -2,6 +2,7 @@
 
 mod actions;
 mod adoption;
+mod backed_up;
 mod by_hand;
 mod disks;
 mod drain;

@@ -104,6 +104,8 @@ pub(crate) enum Mutation {
     SkipsAMinor,
     /// A pod on an existing disk starts with the version of the bootstrap instead of the recorded version.
     ForgetsTheNotedVersion,
+    /// Members change their version without a backup, although the spec requires one.
+    ChangesWithoutBackup,
     /// A member that was drained from the client Service does not get its endpoints back.
     LeavesMembersOut,
     /// All members are drained from the client Service at the same time.
@@ -187,7 +189,7 @@ pub(crate) enum Mutation {
 }
 
 impl Mutation {
-    pub(crate) const ALL: [Self; 51] = [
+    pub(crate) const ALL: [Self; 52] = [
         Self::IgnoresThePause,
         Self::ActsOnADeletedObject,
         Self::IgnoresCertificates,
@@ -201,6 +203,7 @@ impl Mutation {
         Self::ChangesTheLeadersImage,
         Self::SkipsAMinor,
         Self::ForgetsTheNotedVersion,
+        Self::ChangesWithoutBackup,
         Self::LeavesMembersOut,
         Self::TakesAllOut,
         Self::AddsBeforeRemoving,

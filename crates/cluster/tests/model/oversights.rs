@@ -15,6 +15,7 @@ impl Mutation {
         let (mut desired, mut observed) = (desired.clone(), observed.clone());
         match self {
             Self::IgnoresThePause => desired.paused = false,
+            Self::ChangesWithoutBackup => desired.object.spec.backup = None,
             Self::ActsOnADeletedObject => observed.deleting = false,
             Self::IgnoresCertificates => observed.tls.faults.clear(),
             _ if Self::ABOUT_TLS.contains(&self) => self.overlooks_a_switch(&mut observed),

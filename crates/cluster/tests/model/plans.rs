@@ -19,6 +19,7 @@ impl World {
         if atomic {
             self.judge_recovery(plan);
             self.judge_roll(plan);
+            self.judge_backup(plan);
         }
         let Some(change) = &plan.step.change else {
             return;

@@ -88,6 +88,7 @@ impl World {
             pulses: BTreeMap::new(),
             hashes: BTreeMap::new(),
             recovery: self.read_recovery(),
+            before_change: self.read_before_change(),
             upkeep: cluster::upkeep::Upkeep::default(),
             tls: cluster::tls::Tls::default(),
             tls_rollout: None,

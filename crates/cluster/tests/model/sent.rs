@@ -152,6 +152,10 @@ impl Reader<'_> {
             let record = serde_json::from_value(status["raftLog"].clone()).unwrap();
             return Write::RecordRaftLog { record, over };
         }
+        if point == "before-record-before-change" {
+            let record = serde_json::from_value(status["beforeChange"].clone()).unwrap();
+            return Write::RecordBeforeChange { record, over };
+        }
         if point == "before-record-defragmentation" {
             let record = Box::new(value(&status["defragmentation"]));
             return Write::RecordDefragmentation { record, over };

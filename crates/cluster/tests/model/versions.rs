@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::writes::Write;
+use api::cluster::ClusterChange;
 use api::version::EtcdVersion;
 use cluster::snapshot::{Changed, Observed, Pod, Role, Seen, Trouble};
 
@@ -406,6 +407,39 @@ impl World {
             "invariant 18: the leader {name} is changed before a leadership transfer: {}",
             said(plan)
         );
+    }
+
+    /// Checks invariant 32: a serving member changes its version only after a backup of the recorded cluster.
+    pub(crate) fn judge_backup(&mut self, plan: &Plan) {
+        let Some(cluster) = self.recorded().cloned() else {
+            return;
+        };
+        let id = self.cluster_id.map(|id| id.to_string());
+        let record = self.wishes.before_change.as_ref();
+        let has_backup = record.is_some_and(|record| {
+            record.change == ClusterChange::Upgrade
+                && Some(&record.cluster_id) == id.as_ref()
+                && record.completion_time.is_none()
+                && record.backup.is_some()
+        });
+        for write in plan.step.chains.iter().flatten() {
+            let Write::PatchImage {
+                member, version, ..
+            } = write
+            else {
+                continue;
+            };
+            let is_up = cluster.by_name(member).is_some_and(|id| cluster.is_up(id));
+            let pod = self.pods.get(member);
+            let serves = is_up && pod.is_some_and(|pod| pod.shown.ready);
+            let changes = self.runs(member).is_some_and(|runs| runs != *version);
+            demand!(
+                self,
+                has_backup || !serves || !changes,
+                "invariant 32: {member} changes to {version} without a recorded backup: {}",
+                said(plan)
+            );
+        }
     }
 
     /// True if every member runs the desired version.

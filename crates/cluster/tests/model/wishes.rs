@@ -4,8 +4,8 @@
 use std::collections::BTreeMap;
 
 use crate::writes::Write;
-use api::cluster::{DefragmentationStatus, RaftLogStatus};
-use cluster::snapshot::{Observed, Seen};
+use api::cluster::{BeforeChangeStatus, DefragmentationStatus, LastBackup, RaftLogStatus};
+use cluster::snapshot::{BeforeChange, Observed, Seen};
 use cluster::upkeep::{Call, UpkeepRule};
 use etcd::{Alarm, AlarmKind, KeyHash, MemberId};
 use jiff::Timestamp;
@@ -45,6 +45,8 @@ pub(crate) struct Wishes {
     pub(crate) record: Option<DefragmentationStatus>,
     /// `status.raftLog`.
     raft_log: Option<RaftLogStatus>,
+    /// `status.beforeChange`.
+    pub(crate) before_change: Option<BeforeChangeStatus>,
     /// The number of entries that the operator has appended to the log.
     appended: u64,
     /// The member that this operator process is defragmenting, and the time of its record in the status.
@@ -234,6 +236,25 @@ impl World {
         observed.upkeep.call = done.then_some(Call::Done);
     }
 
+    /// The record of a change that waits for a backup. The backup operator makes a requested backup at once.
+    pub(crate) fn read_before_change(&self) -> BeforeChange {
+        let record = self.wishes.before_change.clone();
+        let cluster_id = self.cluster_id.map(|id| id.to_string());
+        let own = record.as_ref().zip(cluster_id.as_ref());
+        let requested = own.filter(|(record, id)| record.requests_backup(id));
+        let backup = requested.map(|(record, id)| LastBackup {
+            name: "db".to_owned(),
+            time: Some(record.start_time.clone()),
+            cluster_id: Some(id.clone()),
+            ..LastBackup::default()
+        });
+        BeforeChange {
+            backup,
+            record,
+            waiver: None,
+        }
+    }
+
     /// Forgets the defragmentation, because the operator process that requested it has ended.
     pub(crate) fn forget_call(&mut self) {
         self.wishes.call = None;
@@ -256,6 +277,14 @@ impl World {
                 }
                 self.object_version += 1;
                 self.wishes.raft_log.clone_from(record);
+                Answer::Done(None)
+            }
+            Write::RecordBeforeChange { record, over } => {
+                if *over != self.object_version.to_string() {
+                    return Answer::Failed;
+                }
+                self.object_version += 1;
+                self.wishes.before_change.clone_from(record);
                 Answer::Done(None)
             }
             Write::AppendEntries { member, .. } => {

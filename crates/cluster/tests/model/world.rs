@@ -266,8 +266,10 @@ fn object(setup: &Setup) -> EtcdCluster {
     } else {
         json!({})
     };
-    let spec =
-        json!({ "size": setup.size, "version": setup.version, "repository": "etcd", "pod": pod });
+    let backup = json!({ "storageType": "S3", "s3": { "path": "b/k" }, "backupPolicy": { "schedule": "@daily" },
+        "beforeChanges": ["Upgrade", "Shrink"] });
+    let spec = json!({ "size": setup.size, "version": setup.version, "repository": "etcd", "pod": pod,
+        "backup": backup });
     let mut object = EtcdCluster::new("db", serde_json::from_value(spec).unwrap());
     object.metadata.namespace = Some("ns".to_owned());
     object.metadata.uid = Some("uid".to_owned());

@@ -97,6 +97,7 @@ impl World {
             Write::RecordTls { record, over } => self.record_tls(record, over),
             Write::RecordDefragmentation { .. }
             | Write::RecordRaftLog { .. }
+            | Write::RecordBeforeChange { .. }
             | Write::Compact { .. }
             | Write::AppendEntries { .. }
             | Write::Disarm { .. }

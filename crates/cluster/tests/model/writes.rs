@@ -5,7 +5,8 @@ use std::fmt;
 use std::time::Duration;
 
 use api::cluster::{
-    DefragmentationStatus, RaftLogStatus, RecoveryPhase, RecoveryStatus, TlsStatus,
+    BeforeChangeStatus, DefragmentationStatus, RaftLogStatus, RecoveryPhase, RecoveryStatus,
+    TlsStatus,
 };
 use cluster::action::{StartPart, Undo};
 use cluster::certificates::CertificateWrite;
@@ -162,6 +163,11 @@ pub(crate) enum Write {
     /// Writes the record of the Raft log. `None` removes the record.
     RecordRaftLog {
         record: Option<RaftLogStatus>,
+        over: String,
+    },
+    /// Writes the record of a change that waits for a backup. `None` removes the record.
+    RecordBeforeChange {
+        record: Option<BeforeChangeStatus>,
         over: String,
     },
     Defragment {

@@ -141,6 +141,10 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     spec.client_tls_secret = None;
     spec.auth_secret = None;
     spec.ttl_seconds_after_finished = None;
+    // If backups are verified, the new one is verified at once.
+    if let Some(verification) = &mut spec.verification {
+        (verification.schedule, verification.time_zone) = (None, None);
+    }
     // The new EtcdBackup makes one backup, and is not periodic. The stored backup is kept even if the EtcdBackup is
     // deleted.
     spec.deletion_policy = Some(DeletionPolicy::Retain);

@@ -255,6 +255,9 @@ fn observation_contains_restore_lock_and_cluster_id() {
         available: true,
         durable: false,
         problems: vec![],
+        max_backup_age: None,
+        backup: None,
+        unavailable_since: None,
     };
     assert_eq!(facts(&cluster), expected);
 }

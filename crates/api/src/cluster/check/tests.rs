@@ -55,6 +55,25 @@ fn each_invalid_field_of_stored_etcdcluster_is_reported() {
     assert!(problems.iter().all(|problem| !problem.remedy.is_empty()));
 }
 
+#[test]
+fn changes_that_wait_for_backup_are_checked() {
+    let problems = |more: &str| {
+        let text = format!(
+            r#"{{"backup":{{"storageType":"S3","s3":{{"path":"b/k"}},"backupPolicy":{{"schedule":"@daily"}},{more}}}}}"#
+        );
+        validate(&cluster(serde_json::from_str(&text).unwrap()))
+    };
+    let all = r#""beforeChanges":["Upgrade","Recovery","Restore","Shrink"],"beforeChangesMaxAge":"15m""#;
+    assert_eq!(problems(all), []);
+    let unknown = problems(r#""beforeChanges":["Upgrade","Reboot"]"#);
+    assert_eq!(fields(&unknown), ["spec.backup.beforeChanges"]);
+    assert!(unknown[0].remedy.contains("Shrink"), "{unknown:?}");
+    let field = ["spec.backup.beforeChangesMaxAge"];
+    let text = r#""beforeChanges":["Upgrade"],"beforeChangesMaxAge":"1d""#;
+    assert_eq!(fields(&problems(text)), field);
+    assert_eq!(fields(&problems(r#""beforeChangesMaxAge":"1h""#)), field);
+}
+
 fn with_variables(names: &[&str], etcd: &str) -> EtcdCluster {
     let variable = |name: &&str| serde_json::json!({ "name": name, "value": "secret" });
     let variables: Vec<_> = names.iter().map(variable).collect();

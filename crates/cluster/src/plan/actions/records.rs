@@ -5,7 +5,8 @@
 //! manager. Even an outdated report therefore never removes a record.
 
 use api::cluster::{
-    BootstrapStatus, DefragmentationStatus, RecoveryPhase, RecoveryStatus, TlsStatus,
+    BeforeChangeStatus, BootstrapStatus, DefragmentationStatus, RecoveryPhase, RecoveryStatus,
+    TlsStatus,
 };
 use etcd::ClusterId;
 use serde_json::{Value, json};
@@ -24,6 +25,8 @@ const MANAGER_IDENTITY: &str = "etcd-operator-identity";
 const MANAGER_UPKEEP: &str = "etcd-operator-upkeep";
 /// Field manager of `status.raftLog`, the record of the Raft log before an upgrade to etcd 3.7.
 const MANAGER_RAFT_LOG: &str = "etcd-operator-raft-log";
+/// Field manager of `status.beforeChange`, the request for a backup before a change.
+const MANAGER_BEFORE_CHANGE: &str = "etcd-operator-before-change";
 /// Field manager of the TLS settings with which members are started.
 const MANAGER_TLS: &str = "etcd-operator-tls";
 
@@ -194,6 +197,19 @@ impl Builder<'_> {
         )
     }
 
+    /// Records that a change waits for a backup, or why it may start. `None` removes the record.
+    pub(crate) fn record_before_change(&self, record: Option<&BeforeChangeStatus>) -> Action {
+        let (event, text) = before_change_event(record);
+        let status = record.map_or_else(|| json!({}), |record| json!({ "beforeChange": record }));
+        self.record(
+            "before-record-before-change",
+            event,
+            text,
+            (MANAGER_BEFORE_CHANGE, status),
+            None,
+        )
+    }
+
     fn record(
         &self,
         point: &'static str,
@@ -233,6 +249,34 @@ fn recovery_text(recovery: Option<&RecoveryStatus>) -> String {
         ),
         (phase, Some(message)) => format!("recovery {phase}: {message}"),
         (phase, None) => format!("recovery {phase}"),
+    }
+}
+
+fn before_change_event(record: Option<&BeforeChangeStatus>) -> (Event, String) {
+    let Some(record) = record else {
+        return (None, "remove the request for a backup".to_owned());
+    };
+    let change = &record.change;
+    let event = |reason| Some((reason, "Backup"));
+    match &record.backup {
+        _ if record.completion_time.is_some() => {
+            (None, format!("record the end of the change {change}"))
+        }
+        Some(backup) => {
+            let place = backup.location.as_deref().unwrap_or(&backup.name);
+            (
+                event(Reason::BackupPresent),
+                format!("start the change {change} after the backup {place}"),
+            )
+        }
+        None if record.waived => (
+            event(Reason::BackupWaived),
+            format!("start the change {change} without a backup, because a user has waived it"),
+        ),
+        None => (
+            event(Reason::BackupRequested),
+            format!("request a backup before the change {change}"),
+        ),
     }
 }
 

@@ -97,6 +97,7 @@ impl Scene {
             pulses: BTreeMap::new(),
             hashes: BTreeMap::new(),
             recovery: Recovery::default(),
+            before_change: crate::snapshot::BeforeChange::default(),
             upkeep: Upkeep::default(),
             tls: crate::tls::Tls::default(),
             tls_rollout: None,

@@ -29,7 +29,7 @@ impl World {
                 cluster_id: cluster.cluster_id.clone(),
                 available: cluster.available,
                 durable: self.durable,
-                problems: vec![],
+                ..ClusterFacts::default()
             }));
             snapshot.seed = self.seed(cluster, &hidden);
             snapshot.old_members = if hidden(4) {

@@ -1,0 +1,196 @@
+//! `spec.backup.beforeChanges`: the changes of a cluster that wait for a recent backup, and the record of the last one.
+
+use std::time::Duration;
+
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::jiff::{SignedDuration, Timestamp};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::EtcdClusterSpec;
+use crate::duration::DurationText;
+use crate::schema::is_false;
+use crate::text::text_enum;
+
+/// Default of `spec.backup.beforeChangesMaxAge`, in seconds.
+pub const DEFAULT_BEFORE_CHANGES_MAX_AGE_SECONDS: u64 = 3600;
+
+/// A backup whose time is later than the current time by more than this counts as old, because a wrong clock wrote its
+/// time.
+const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
+
+text_enum! {
+    /// A change of a cluster that can wait for a recent backup.
+    ClusterChange {
+        /// A change of the etcd version, to a later or an earlier one.
+        Upgrade = "Upgrade",
+        /// A recovery from a lost quorum.
+        Recovery = "Recovery",
+        /// A restore in place.
+        Restore = "Restore",
+        /// The removal of members after `spec.size` was reduced.
+        Shrink = "Shrink",
+    }
+}
+
+/// A backup of the cluster.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct LastBackup {
+    /// Name of the EtcdBackup.
+    pub name: String,
+    /// Time at which the backup completed.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub time: Option<Time>,
+    /// Revision of the backup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub revision: Option<i64>,
+    /// Location, such as `s3://bucket/key`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub location: Option<String>,
+    /// Cluster ID of the backed up cluster, in hexadecimal without leading zeros.
+    #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
+    pub cluster_id: Option<String>,
+}
+
+/// The last upgrade or the last removal of members that `spec.backup.beforeChanges` names: the request for a backup,
+/// recorded before the change starts, and the backup after which the change started.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct BeforeChangeStatus {
+    /// `Upgrade` or `Shrink`.
+    #[schemars(with = "String")]
+    pub change: ClusterChange,
+    /// ID of the cluster that this record belongs to.
+    #[serde(rename = "clusterID")]
+    pub cluster_id: String,
+    /// Time from which on the change waited. A backup is requested if this record has no backup.
+    pub start_time: Time,
+    /// The backup after which the change started. Absent while the change waits, and if the wait was waived.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub backup: Option<LastBackup>,
+    /// Whether a user let the change start without a backup.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub waived: bool,
+    /// Time at which the change was complete.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub completion_time: Option<Time>,
+}
+
+impl BeforeChangeStatus {
+    /// Whether the change may start.
+    pub fn has_passed(&self) -> bool {
+        self.backup.is_some() || self.waived
+    }
+
+    /// Whether the change of the cluster with this ID waits for a backup.
+    pub fn requests_backup(&self, cluster_id: &str) -> bool {
+        self.cluster_id == cluster_id && !self.has_passed() && self.completion_time.is_none()
+    }
+}
+
+impl EtcdClusterSpec {
+    /// The maximum age of the backup for which this change waits. `None` if the change does not wait.
+    pub fn max_backup_age_before(&self, change: &ClusterChange) -> Option<Duration> {
+        let backup = self.backup.as_ref()?;
+        let age = backup.before_changes_max_age.as_ref();
+        let default = Duration::from_secs(DEFAULT_BEFORE_CHANGES_MAX_AGE_SECONDS);
+        let waits = backup.before_changes.contains(change);
+        waits.then(|| age.and_then(DurationText::parse).unwrap_or(default))
+    }
+
+    /// Whether `spec.backup` makes no backups at present.
+    pub fn suspends_backups(&self) -> bool {
+        let backup = self.backup.as_ref();
+        backup.is_some_and(|backup| backup.suspend || backup.backup_policy.suspend)
+    }
+}
+
+impl LastBackup {
+    /// Whether the backup is of the cluster with this ID, and was complete at the time `since` or later.
+    pub fn covers(&self, cluster_id: &str, since: Timestamp, now: Timestamp) -> bool {
+        let is_own = self.cluster_id.as_deref() == Some(cluster_id);
+        let time = self.time.as_ref().map(|time| time.0);
+        is_own
+            && time.is_some_and(|time| time >= since && time.duration_since(now) <= MAX_CLOCK_SKEW)
+    }
+}
+
+/// The earliest time at which a backup may have been complete to be at most `age` old at the time `at`.
+pub fn earliest_backup(at: Timestamp, age: Duration) -> Timestamp {
+    let age = SignedDuration::try_from(age).unwrap_or(SignedDuration::MAX);
+    at.checked_sub(age).unwrap_or(Timestamp::MIN)
+}
+
+/// The value of the annotation [`crate::names::ANNOTATION_SKIP_BACKUP`] that waives the backup before one change. The
+/// time is the start of the wait, so that the value never waives a later wait.
+pub fn backup_waiver(change: &ClusterChange, since: Timestamp) -> String {
+    format!("{change}/{since}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn at(text: &str) -> Timestamp {
+        text.parse().unwrap()
+    }
+
+    fn backup(cluster_id: &str, time: &str) -> LastBackup {
+        LastBackup {
+            cluster_id: Some(cluster_id.into()),
+            time: Some(Time(at(time))),
+            ..LastBackup::default()
+        }
+    }
+
+    #[test]
+    fn only_listed_changes_wait_for_backup() {
+        let spec = |more: &str| -> EtcdClusterSpec {
+            let text = format!(
+                r#"{{"backup":{{"storageType":"S3","s3":{{"path":"b/k"}},"backupPolicy":{{"schedule":"@daily"}}{more}}}}}"#
+            );
+            serde_json::from_str(&text).unwrap()
+        };
+        let none = spec("");
+        assert_eq!(none.max_backup_age_before(&ClusterChange::Upgrade), None);
+        let some = spec(r#","beforeChanges":["Upgrade"]"#);
+        let hour = Some(Duration::from_hours(1));
+        assert_eq!(some.max_backup_age_before(&ClusterChange::Upgrade), hour);
+        assert_eq!(some.max_backup_age_before(&ClusterChange::Shrink), None);
+        let short = spec(r#","beforeChanges":["Shrink"],"beforeChangesMaxAge":"5m""#);
+        let age = short.max_backup_age_before(&ClusterChange::Shrink);
+        assert_eq!(age, Some(Duration::from_mins(5)));
+        assert!(!short.suspends_backups());
+        assert!(spec(r#","suspend":true"#).suspends_backups());
+    }
+
+    #[test]
+    fn backup_covers_only_its_own_cluster_and_recent_times() {
+        let now = at("2026-11-27T12:00:00Z");
+        let since = earliest_backup(now, Duration::from_hours(1));
+        assert_eq!(since, at("2026-11-27T11:00:00Z"));
+        for (time, covers) in [
+            ("2026-11-27T10:59:59Z", false),
+            ("2026-11-27T11:00:00Z", true),
+            ("2026-11-27T12:30:00Z", true),
+            ("2026-11-27T13:00:01Z", false),
+        ] {
+            assert_eq!(
+                backup("ab", time).covers("ab", since, now),
+                covers,
+                "{time}"
+            );
+            assert!(!backup("cd", time).covers("ab", since, now), "{time}");
+        }
+        assert!(!LastBackup::default().covers("ab", since, now));
+        assert_eq!(earliest_backup(now, Duration::MAX), Timestamp::MIN);
+    }
+
+    #[test]
+    fn waiver_names_change_and_start_of_wait() {
+        let since = at("2026-11-27T12:00:00Z");
+        let waiver = backup_waiver(&ClusterChange::Upgrade, since);
+        assert_eq!(waiver, "Upgrade/2026-11-27T12:00:00Z");
+    }
+}

@@ -1,0 +1,146 @@
+//! Invariant 32: a change that `spec.backup.beforeChanges` names starts only after a recent backup of this cluster, or
+//! after a user has waived the backup.
+//!
+//! Before an upgrade and before a removal of members, the operator records a request for a backup in the status
+//! (invariant 10). The backup operator reads the request there, makes the backup, and reports it in
+//! `status.backupForChanges`. The operator then records this backup, and the change starts. The operator checks once: a
+//! change that has started continues with the recorded backup.
+//!
+//! A cluster without a quorum cannot be backed up. Before a recovery, only an existing backup counts.
+
+use std::time::Duration;
+
+use api::cluster::{BeforeChangeStatus, ClusterChange, backup_waiver, earliest_backup};
+use api::names::ANNOTATION_SKIP_BACKUP;
+use jiff::Timestamp;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+use crate::plan::{BLIND, Draft, STEADY};
+use crate::reason::Reason;
+use crate::snapshot::{Desired, Observed};
+
+/// The record of a change of this kind that has not ended. A record of a former cluster does not count.
+fn current<'a>(observed: &'a Observed, change: &ClusterChange) -> Option<&'a BeforeChangeStatus> {
+    let record = observed.before_change.record.as_ref()?;
+    let is_own = observed.cluster_id?.to_string() == record.cluster_id;
+    (is_own && record.change == *change && record.completion_time.is_none()).then_some(record)
+}
+
+/// True if a change of this kind needs no backup, or if its backup is recorded.
+pub(super) fn has_passed(desired: &Desired, observed: &Observed, change: &ClusterChange) -> bool {
+    max_age(desired, change).is_none()
+        || current(observed, change).is_some_and(BeforeChangeStatus::has_passed)
+}
+
+fn max_age(desired: &Desired, change: &ClusterChange) -> Option<Duration> {
+    desired.object.spec.max_backup_age_before(change)
+}
+
+/// True if the change may start or continue. Otherwise, plans the next record, or reports the wait. `what` is the change
+/// as the subject of a sentence.
+pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft) -> bool {
+    let (desired, observed, now) = draft.build.inputs();
+    let (Some(age), Some(id)) = (max_age(desired, change), observed.cluster_id) else {
+        return true;
+    };
+    if has_passed(desired, observed, change) {
+        return true;
+    }
+    let id = id.to_string();
+    // Kubernetes stores times in whole seconds.
+    let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
+    let known = current(observed, change);
+    let record = known.cloned().unwrap_or_else(|| BeforeChangeStatus {
+        change: change.clone(),
+        cluster_id: id.clone(),
+        start_time: Time(now),
+        backup: None,
+        waived: false,
+        completion_time: None,
+    });
+    let requested = record.start_time.0;
+    // A backup that was made for this change counts, even if its verification took longer than the maximum age.
+    let since = earliest_backup(now, age).min(requested);
+    let backup = observed.before_change.backup.as_ref();
+    let backup = backup.filter(|backup| backup.covers(&id, since, now));
+    let waiver = backup_waiver(change, requested);
+    let is_waived = known.is_some() && observed.before_change.waiver.as_ref() == Some(&waiver);
+    if backup.is_some() || is_waived {
+        let passed = BeforeChangeStatus {
+            backup: backup.cloned(),
+            waived: backup.is_none(),
+            ..record
+        };
+        draft.add(draft.build.record_before_change(Some(&passed)));
+        return false;
+    }
+    if known.is_none() {
+        draft.add(draft.build.record_before_change(Some(&record)));
+    }
+    let needed = needed(what, age, desired);
+    let waiver = format!("set the annotation {ANNOTATION_SKIP_BACKUP}={waiver} on the EtcdCluster");
+    if desired.object.spec.suspends_backups() {
+        let text = format!(
+            "{needed}, but spec.backup is suspended: set suspend to false in spec.backup, or, to continue without a \
+             backup, {waiver}"
+        );
+        draft.problem(Reason::NoRecentBackup, text);
+    } else {
+        let text = format!(
+            "{needed}; one was requested at {requested}. To continue without a backup, {waiver}"
+        );
+        draft.wait(Reason::AwaitingBackup, text, STEADY);
+    }
+    false
+}
+
+/// Ends the record of the last change of this kind. Called while no such change is needed. A change that has not started
+/// leaves no record.
+pub(super) fn end(change: &ClusterChange, draft: &mut Draft) {
+    let (_, observed, now) = draft.build.inputs();
+    let Some(record) = current(observed, change) else {
+        return;
+    };
+    let ended = record.has_passed().then(|| BeforeChangeStatus {
+        completion_time: Some(Time(now)),
+        ..record.clone()
+    });
+    draft.add(draft.build.record_before_change(ended.as_ref()));
+}
+
+/// True if a recovery may start. Without a quorum, etcd acknowledges no writes, so the age of a backup counts to the loss
+/// of the quorum.
+pub(super) fn may_recover(draft: &mut Draft) -> bool {
+    let (desired, observed, now) = draft.build.inputs();
+    let change = ClusterChange::Recovery;
+    let (Some(age), Some(id)) = (max_age(desired, &change), observed.cluster_id) else {
+        return true;
+    };
+    let lost = observed.recovery.unavailable_since;
+    let since = earliest_backup(lost.unwrap_or(now), age);
+    let backup = observed.before_change.backup.as_ref();
+    let waiver = lost.map(|lost| backup_waiver(&change, lost));
+    if backup.is_some_and(|backup| backup.covers(&id.to_string(), since, now))
+        || waiver.is_some() && observed.before_change.waiver == waiver
+    {
+        return true;
+    }
+    let needed = needed("the recovery", age, desired);
+    let waiver = waiver.unwrap_or_else(|| change.to_string());
+    let text = format!(
+        "{needed} at the loss of the quorum, and without a quorum no backup can be made. To recover without a backup, set \
+         the annotation {ANNOTATION_SKIP_BACKUP}={waiver} on the EtcdCluster"
+    );
+    draft.problem(Reason::NoRecentBackup, text);
+    draft.requeue = draft.requeue.min(BLIND);
+    false
+}
+
+/// The sentence that says which backup the change needs.
+fn needed(what: &str, age: Duration, desired: &Desired) -> String {
+    let backup = desired.object.spec.backup.as_ref();
+    let proven = backup.is_some_and(|backup| backup.verification.is_some());
+    let proven = if proven { "proven to restore and " } else { "" };
+    let age = age.as_secs();
+    format!("{what} needs a backup of this cluster that is {proven}at most {age} s old")
+}

@@ -1,0 +1,182 @@
+//! Invariant 32: if `spec.backup.beforeChanges` of the EtcdCluster names `Restore`, the cluster is locked only after a
+//! recent backup of its current data, or after a user has waived this backup.
+//!
+//! The backup to restore is recorded before this check, so that a new backup never becomes the restored one. The
+//! operator requests no backup: the retention rules could then delete the backup to restore.
+
+use api::EtcdRestore;
+use api::cluster::{ClusterChange, earliest_backup};
+use api::names::ANNOTATION_SKIP_BACKUP;
+use k8s_openapi::jiff::Timestamp;
+use kube::ResourceExt;
+
+use super::action::{Action, PROBLEM_POLL, Plan};
+use crate::naming;
+use crate::reason::{Reason, Trouble};
+use crate::snapshot::{Cluster, Snapshot};
+
+/// Delays the lock of an existing cluster until its backup is recent.
+#[must_use]
+pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
+    let Cluster::Present(cluster) = &snapshot.cluster else {
+        return plan;
+    };
+    // A cluster that has never formed has no data.
+    let (Some(age), Some(id)) = (cluster.max_backup_age, &cluster.cluster_id) else {
+        return plan;
+    };
+    if plan.action != Action::Lock || is_waived(restore) {
+        return plan;
+    }
+    // Without a quorum, etcd acknowledges no writes, so the age of a backup counts to the loss of the quorum.
+    let since = earliest_backup(cluster.unavailable_since.unwrap_or(now), age);
+    let backup = cluster.backup.as_ref();
+    if backup.is_some_and(|backup| backup.covers(id, since, now)) {
+        return plan;
+    }
+    let name = naming::target(restore);
+    let remedy = if cluster.unavailable_since.is_some() {
+        "The cluster does not serve, so no backup can be made now".to_owned()
+    } else {
+        format!("Make one: kubectl etcd backup {name}")
+    };
+    let message = format!(
+        "spec.backup.beforeChanges of the EtcdCluster {name} requires a backup that counts and is at most {} s old before \
+         its data is replaced; nothing was changed. {remedy}. To continue without this backup, set the annotation \
+         {ANNOTATION_SKIP_BACKUP}={} on the EtcdRestore",
+        age.as_secs(),
+        ClusterChange::Restore
+    );
+    let mut plan = Plan::wait(Trouble::new(Reason::NoRecentBackup, message));
+    plan.requeue = Some(PROBLEM_POLL);
+    plan
+}
+
+/// An EtcdRestore replaces the data of a cluster once, so its annotation needs no time.
+fn is_waived(restore: &EtcdRestore) -> bool {
+    let waiver = restore.annotations().get(ANNOTATION_SKIP_BACKUP);
+    waiver.is_some_and(|waiver| waiver == ClusterChange::Restore.as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use api::cluster::LastBackup;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+
+    use super::*;
+    use crate::plan::PlanState;
+    use crate::snapshot::ClusterFacts;
+
+    fn at(seconds: i64) -> Timestamp {
+        Timestamp::from_second(seconds).unwrap()
+    }
+
+    fn restore(waiver: Option<&str>) -> EtcdRestore {
+        let spec = r#"{"etcdCluster":{"name":"main"},"overwrite":true,"backupStorageType":"S3","s3":{"path":"b/k"}}"#;
+        let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
+        if let Some(waiver) = waiver {
+            let waiver = (ANNOTATION_SKIP_BACKUP.to_owned(), waiver.to_owned());
+            restore.metadata.annotations = Some([waiver].into());
+        }
+        restore
+    }
+
+    /// A cluster that may be replaced after a backup that is at most 100 s old. Its backup was complete at the time 800.
+    fn cluster() -> ClusterFacts {
+        ClusterFacts {
+            cluster_id: Some("ab".into()),
+            max_backup_age: Some(Duration::from_secs(100)),
+            backup: Some(LastBackup {
+                cluster_id: Some("ab".into()),
+                time: Some(Time(at(800))),
+                ..LastBackup::default()
+            }),
+            ..ClusterFacts::default()
+        }
+    }
+
+    /// The plan at this time, if the plan without the check is to lock the cluster.
+    fn held(restore: &EtcdRestore, cluster: ClusterFacts, now: i64) -> Plan {
+        let snapshot = Snapshot {
+            cluster: Cluster::Present(Box::new(cluster)),
+            ..Snapshot::not_read()
+        };
+        hold(
+            Plan::act(Action::Lock, "locking"),
+            restore,
+            &snapshot,
+            at(now),
+        )
+    }
+
+    #[test]
+    fn invariant_32_cluster_is_locked_only_after_recent_backup() {
+        let plan = held(&restore(None), cluster(), 901);
+        assert_eq!(plan.action, Action::Nothing);
+        let PlanState::Working(trouble) = plan.state else {
+            panic!("{:?}", plan.state);
+        };
+        assert_eq!(trouble.reason, Reason::NoRecentBackup);
+        for part in [
+            "main",
+            "100 s",
+            "kubectl etcd backup main",
+            "skip-backup=Restore",
+        ] {
+            assert!(
+                trouble.message.contains(part),
+                "{part}: {}",
+                trouble.message
+            );
+        }
+        assert_eq!(held(&restore(None), cluster(), 900).action, Action::Lock);
+        let mut other = cluster();
+        other.cluster_id = Some("cd".into());
+        assert_eq!(held(&restore(None), other, 900).action, Action::Nothing);
+    }
+
+    #[test]
+    fn age_of_backup_counts_to_the_loss_of_the_quorum() {
+        let lost = |since: i64| ClusterFacts {
+            unavailable_since: Some(at(since)),
+            ..cluster()
+        };
+        assert_eq!(held(&restore(None), lost(900), 9000).action, Action::Lock);
+        let plan = held(&restore(None), lost(901), 9000);
+        assert_eq!(plan.action, Action::Nothing);
+    }
+
+    #[test]
+    fn waived_or_unguarded_restore_does_not_wait() {
+        let with = |waiver| held(&restore(Some(waiver)), cluster(), 9000).action;
+        assert_eq!(with("Restore"), Action::Lock);
+        assert_eq!(with("Upgrade"), Action::Nothing);
+        for free in [
+            ClusterFacts {
+                max_backup_age: None,
+                ..cluster()
+            },
+            ClusterFacts {
+                cluster_id: None,
+                ..cluster()
+            },
+        ] {
+            assert_eq!(held(&restore(None), free, 9000).action, Action::Lock);
+        }
+    }
+
+    #[test]
+    fn steps_after_the_lock_do_not_wait() {
+        let snapshot = Snapshot {
+            cluster: Cluster::Present(Box::new(cluster())),
+            ..Snapshot::not_read()
+        };
+        let plan = Plan::act(Action::CreatePod, "starting");
+        assert_eq!(
+            hold(plan.clone(), &restore(None), &snapshot, at(9000)),
+            plan
+        );
+    }
+}
