@@ -207,7 +207,8 @@ async fn listen_address(log: &mut Lines<BufReader<ChildStderr>>) -> Result<Strin
         last = line;
     }
     bail!(
-        "prometheus cannot be started: is it on PATH? (`cargo xtask testbed env` adds Debian's package): {last}"
+        "prometheus ended before it listened; its last output: {last}. If prometheus is not on the PATH, run the test with \
+         the environment of `cargo xtask testbed env`"
     )
 }
 

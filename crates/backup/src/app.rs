@@ -133,10 +133,10 @@ fn removals(scope: &Scope) -> Limits {
 /// Runs the operator until it shuts down. The shutdown cancels running transfers. A canceled transfer leaves no object
 /// in the store.
 pub async fn work(operator: Operator, settings: Settings) {
-    let (changes, changed) = mpsc::unbounded_channel();
+    let (changes, requests) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
     // When a worker ends, the controller reconciles its EtcdBackup, so that the worker's result is reported at once.
-    let backups = Controllers::<EtcdBackup>::new(&operator).reconcile_on(changed);
+    let backups = Controllers::<EtcdBackup>::new(&operator).reconcile_on(requests);
     let turns = Arc::new(Turns::default());
     let execute = ExecuteContext {
         turns: turns.clone(),

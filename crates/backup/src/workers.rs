@@ -272,7 +272,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
                 let _ = work.await;
                 workers.with(|entries| entries.remove(&uid));
             }
-            let _ = workers.changes.send(owner);
+            let _ = workers.changes.send(owner.clone());
         };
         // The log lines of the task have the ID of the reconcile that started the task.
         self.tasks.spawn(in_background(task));
@@ -290,13 +290,14 @@ impl<T: Clone + Send + 'static> Workers<T> {
         tokio::pin!(acquire);
         let at_once = acquire.as_mut().now_or_never();
         let queued = at_once.is_none();
-        let slot = match at_once {
-            Some(slot) => slot,
-            None => tokio::select! {
+        let slot = if let Some(slot) = at_once {
+            slot
+        } else {
+            tokio::select! {
                 slot = &mut acquire => slot,
                 // A canceled task runs without a slot, in order to clean up its upload.
                 () = cancelled.cancelled() => None,
-            },
+            }
         };
         let waits = job.records_attempts() && slot.is_some();
         let start = self.with(|entries| {

@@ -26,7 +26,7 @@ pub(crate) fn client(
 
 /// Why the body of a response was not read completely.
 pub(crate) enum Unread {
-    /// The body has more bytes than the limit.
+    /// The announced length or the counted length of the body exceeds the limit.
     TooLong,
     /// The connection failed.
     Broken(reqwest::Error),

@@ -245,7 +245,7 @@ mod tests {
                 counts.0 += 1;
                 counts.1 = counts.1.max(counts.0);
             }
-            // Sending a part with an even number takes longer, so later parts complete before earlier ones.
+            // Sending a part with an odd number takes longer, so later parts complete before earlier parts.
             tokio::time::sleep(Duration::from_millis(if number.is_multiple_of(2) {
                 1
             } else {

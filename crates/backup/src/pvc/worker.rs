@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn stuck_pvc_backup_pod_is_replaced() {
+    async fn stuck_pvc_backup_pod_fails_with_reason_of_kubelet() {
         for (may_list_events, expected) in [(true, MULTI_ATTACH), (false, "kubectl describe pod")] {
             let worker = worker(api_server(may_list_events), Duration::from_millis(200));
             let (progress, cancelled) = (Progress::default(), CancellationToken::new());

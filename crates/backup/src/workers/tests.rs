@@ -515,12 +515,14 @@ async fn slow_store_of_one_namespace_does_not_delay_other_namespaces() {
     for index in 0..5 {
         let uid = index.to_string();
         let transfer = Unrecorded(case.transfer(&uid, &uid));
-        case.workers.enqueue(("slow", &uid), transfer, || true);
+        case.workers
+            .enqueue((owner(&uid).within("slow"), &uid), transfer, || true);
     }
     case.until("two transfers run", |case| case.count(true) == 2)
         .await;
     let other = Unrecorded(case.transfer("5", "5"));
-    case.workers.enqueue(("other", "5"), other, || true);
+    case.workers
+        .enqueue((owner("5").within("other"), "5"), other, || true);
     case.until("the transfer of the other namespace runs", |case| {
         matches!(case.workers.observe("5").work, Work::Running(_))
     })

@@ -284,8 +284,8 @@ async fn failed_removal_of_start_mark_is_retried() {
         assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
     }
-    // Status 409 means that another operator process has changed the Service in the meantime. The start mark now
-    // belongs to that process.
+    // Status 409 means that another process has changed the Service since the operator set the start mark. The operator
+    // then does not retry the removal of the mark, and records both errors.
     let does = Does::InTurn(&[200, 403, 503, 409]);
     let (asked, acted) = started(("", does), (true, LONG)).await;
     assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);

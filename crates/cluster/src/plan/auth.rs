@@ -88,8 +88,8 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
         // Without a record of a password, another program or a person enabled authentication, so the operator does
         // not disable it.
         (Some(false), Login::Accepted | Login::Former) if seen.record == Record::None => {
-            let text = "spec.auth.enabled is false, but the operator did not enable authentication: \
-             authentication stays enabled. To disable authentication, run: etcdctl auth disable";
+            let text = "spec.auth.enabled is false, but another program or a person enabled authentication \
+             in etcd, so the operator does not disable it. To disable authentication, run: etcdctl auth disable";
             draft.wait(Reason::AuthLeftOn, text, STEADY);
         }
         (Some(false), Login::Accepted | Login::Former) => {

@@ -17,7 +17,7 @@ const SHOWN_PROBLEMS: usize = 5;
 
 pub(super) async fn run(access: &Access, name: &str) -> Result<()> {
     let cluster = access.cluster(name).await?;
-    let view = status::one(access, name, true).await?;
+    let view = Box::pin(status::one(access, name, true)).await?;
     say(&explanation(&cluster, &view, Timestamp::now(), paint()))
 }
 

@@ -34,7 +34,7 @@ struct Seen {
 async fn see(access: &Access, name: &str) -> Result<Seen> {
     let cluster = access.cluster(name).await?;
     let pods = access.pods(name).await?;
-    let view = status::one(access, name, false).await?;
+    let view = Box::pin(status::one(access, name, false)).await?;
     all_answer(&view)?;
     Ok(Seen {
         cluster,

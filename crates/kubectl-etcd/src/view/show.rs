@@ -165,16 +165,13 @@ pub fn details(view: &ClusterView, wide: bool, now: Timestamp, paint: Paint) -> 
         );
     }
     if let Some(why) = &view.source_problem {
-        let what = match view.source {
-            Source::Status => {
-                "the members could not be queried, so the numbers come from the status"
-            }
-            Source::Members => "not all members answered",
+        let text = match view.source {
+            Source::Status => format!(
+                "the members could not be queried ({why}), so the numbers come from the status of the EtcdCluster"
+            ),
+            Source::Members => format!("not all members answered: {why}"),
         };
-        line(
-            "Note",
-            &paint.paint(&format!("{what}: {why}"), Tone::Warning),
-        );
+        line("Note", &paint.paint(&text, Tone::Warning));
     }
     text.push('\n');
     if view.members.is_empty() {

@@ -96,7 +96,8 @@ pub(super) fn newest_of(
         Trouble::new(Reason::BackupMissing, message)
     };
     let location = location.ok_or_else(none)?;
-    let current = block.source().path();
+    let source = block.source();
+    let current = source.path();
     // The spec may have changed since the backup was stored, and may name another PVC or another path.
     let path = { block.path_in(location) }
         .filter(|path| *path == current || name::parse(current, path).is_some());

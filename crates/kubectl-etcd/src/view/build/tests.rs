@@ -170,7 +170,7 @@ fn status_details_show_health_size_backups_and_certificates() {
     let text = details(&viewed(&[], &failed), false, now, Paint(false));
     assert!(
         text.contains(
-            "the members could not be queried, so the numbers come from the status: forbidden"
+            "the members could not be queried (forbidden), so the numbers come from the status of the EtcdCluster"
         ),
         "{text}"
     );

@@ -96,8 +96,9 @@ fn cause(
     // Each failed attempt updates the PVC. The time limit therefore counts from the creation of the PVC, not from its
     // last change.
     if FAILED.iter().any(|text| scheduler.contains(text)) {
-        let why =
-            format!("no volume of {class} is created for the PersistentVolumeClaim ({scheduler})");
+        let why = format!(
+            "a volume for the PersistentVolumeClaim with {class} could not be provisioned or bound ({scheduler})"
+        );
         return Some((why, created, VOLUME_TIMEOUT));
     }
     if let Some(provisioner) = provisioner.filter(|_| scheduler.contains(UNBOUND) || selected) {
