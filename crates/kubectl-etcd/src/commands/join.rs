@@ -229,8 +229,10 @@ fn members(cluster: &EtcdCluster) -> (usize, Vec<&str>) {
     let all = cluster.status.iter().flat_map(|it| &it.member_details);
     let (own, old): (Vec<_>, Vec<_>) =
         all.partition(|member| names::cluster_of_member(&member.name) == Some(name.as_str()));
-    let votes = |role: &MemberRole| matches!(role, MemberRole::Leader | MemberRole::Voter);
-    let voters = own.iter().filter(|it| it.role.as_ref().is_some_and(votes));
+    let is_voter = |role: &MemberRole| matches!(role, MemberRole::Leader | MemberRole::Voter);
+    let voters = own
+        .iter()
+        .filter(|it| it.role.as_ref().is_some_and(is_voter));
     let old = old.iter().map(|member| member.name.as_str());
     (voters.count(), old.collect())
 }
