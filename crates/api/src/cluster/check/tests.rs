@@ -63,7 +63,8 @@ fn changes_that_wait_for_backup_are_checked() {
         );
         validate(&cluster(serde_json::from_str(&text).unwrap()))
     };
-    let all = r#""beforeChanges":["Upgrade","Recovery","Restore","Shrink"],"beforeChangesMaxAge":"15m""#;
+    let all =
+        r#""beforeChanges":["Upgrade","Recovery","Restore","Shrink"],"beforeChangesMaxAge":"15m""#;
     assert_eq!(problems(all), []);
     let unknown = problems(r#""beforeChanges":["Upgrade","Reboot"]"#);
     assert_eq!(fields(&unknown), ["spec.backup.beforeChanges"]);
