@@ -20,7 +20,7 @@ async fn status_command_without_member_answers_shows_reported_status() {
         "by EtcdBackup nightly, revision 100",
         "nightly: Succeeded, checksum verified",
         "the schedule of the defragmentation",
-        "the numbers are from the status: cannot create pods/exec for pod/main-aaaaaaaaaa",
+        "the members could not be queried (cannot create pods/exec for pod/main-aaaaaaaaaa",
         MEMBERS[2],
     ] {
         assert!(text.contains(part), "{part}: {text}");
@@ -65,7 +65,7 @@ async fn status_command_without_exec_right_shows_reported_status() {
     let with = |line: &str| fixture.run(&format!("--kubeconfig {} {line}", reader.display()));
     let text = with("status main").ok();
     assert!(
-        text.contains("the numbers are from the status: cannot create pods/exec"),
+        text.contains("the members could not be queried (cannot create pods/exec"),
         "{text}"
     );
     assert!(text.contains("3 of 3 members healthy"), "{text}");
