@@ -62,7 +62,7 @@ async fn restore_backup(sandbox: &Sandbox) -> Result<()> {
     before.ensure_same(&StoreState::at(&keys, before.revision).await?)
 }
 
-/// This test runs only with `--full`: it has not passed on a testbed yet.
+/// This test runs only with `--full`, because it takes more than a minute.
 mod full {
     use super::*;
 
