@@ -80,7 +80,7 @@ pub struct Status {
     pub revision: i64,
     /// The Raft term that the member reports.
     pub raft_term: u64,
-    /// The index of the last raft entry that the member knows to be committed. Before etcd 3.4: of the last applied entry.
+    /// The index of the last raft entry that the member knows to be committed. Before etcd 3.4: applied.
     pub raft_index: u64,
     /// The index of the last raft entry that the member has applied. Zero before etcd 3.4.
     pub raft_applied_index: u64,
