@@ -81,7 +81,7 @@ pub struct Status {
     pub revision: i64,
     /// The Raft term that the member reports.
     pub raft_term: u64,
-    /// The index of the last raft entry that the member knows to be committed.
+    /// The index of the last raft entry that the member knows to be committed. Before etcd 3.4: applied.
     pub raft_index: u64,
     /// The index of the last raft entry that the member has applied. Zero before etcd 3.4.
     pub raft_applied_index: u64,

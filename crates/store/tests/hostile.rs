@@ -283,7 +283,7 @@ async fn hostile_store_oversized_first_part_is_rejected() {
         .unwrap()
         .to_string();
     assert!(
-        error.contains("549755813888 bytes of 1099511627776"),
+        error.contains("549755813888 bytes of the object's 1099511627776"),
         "{error}"
     );
     assert!(server.sent() < BUFFERS, "{} bytes", server.sent());

@@ -166,16 +166,16 @@ async fn await_no_old_data(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
+#[tokio::test]
+async fn etcd_of_bitnami_chart_moves_with_users_and_data() {
+    scenario("migrate_bitnami", async |sandbox| {
+        migrate(sandbox, Auth::On).await
+    })
+    .await;
+}
+
 mod full {
     use super::*;
-
-    #[tokio::test]
-    async fn etcd_of_bitnami_chart_moves_with_users_and_data() {
-        scenario("migrate_bitnami", async |sandbox| {
-            migrate(sandbox, Auth::On).await
-        })
-        .await;
-    }
 
     #[tokio::test]
     async fn etcd_of_bitnami_chart_moves_without_authentication() {

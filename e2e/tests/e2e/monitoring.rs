@@ -439,35 +439,30 @@ impl<'a> Monitor<'a> {
     }
 }
 
-/// This test runs only with `--full`: it has not passed on a testbed yet.
-mod full {
-    use super::*;
-
-    #[tokio::test]
-    async fn prometheus_finds_members_fires_alerts_and_fills_dashboards() {
-        bare_scenario("monitoring", async |sandbox| {
-            let set = ["--set", "dashboards.enabled=true"];
-            sandbox.install_operators_with(&set).await?;
-            let monitor = step("start Prometheus", Monitor::start(sandbox)).await?;
-            let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
-            let path = format!("{}/first", bucket.name);
-            step("create clusters and a backup", monitor.clusters(&path)).await?;
-            step("find the members", monitor.members_are_found()).await?;
-            step("cause and repair faults", async {
-                try_join!(
-                    Box::pin(monitor.faults_of_tls_cluster()),
-                    Box::pin(monitor.faults_of_plain_cluster()),
-                    Box::pin(monitor.faults_of_backups(&bucket)),
-                    Box::pin(monitor.faults_of_restore_operator(&path)),
-                )
-            })
-            .await?;
-            monitor.all_alerts_ended()?;
-            let data = dashboards::have_data(sandbox, &monitor.prometheus, "c");
-            step("run the queries of the dashboards", data).await?;
-            let data = monitor.recordings_have_data("c");
-            step("read the values of the recording rules", data).await
+#[tokio::test]
+async fn prometheus_finds_members_fires_alerts_and_fills_dashboards() {
+    bare_scenario("monitoring", async |sandbox| {
+        let set = ["--set", "dashboards.enabled=true"];
+        sandbox.install_operators_with(&set).await?;
+        let monitor = step("start Prometheus", Monitor::start(sandbox)).await?;
+        let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
+        let path = format!("{}/first", bucket.name);
+        step("create clusters and a backup", monitor.clusters(&path)).await?;
+        step("find the members", monitor.members_are_found()).await?;
+        step("cause and repair faults", async {
+            try_join!(
+                Box::pin(monitor.faults_of_tls_cluster()),
+                Box::pin(monitor.faults_of_plain_cluster()),
+                Box::pin(monitor.faults_of_backups(&bucket)),
+                Box::pin(monitor.faults_of_restore_operator(&path)),
+            )
         })
-        .await;
-    }
+        .await?;
+        monitor.all_alerts_ended()?;
+        let data = dashboards::have_data(sandbox, &monitor.prometheus, "c");
+        step("run the queries of the dashboards", data).await?;
+        let data = monitor.recordings_have_data("c");
+        step("read the values of the recording rules", data).await
+    })
+    .await;
 }

@@ -84,12 +84,7 @@ async fn follow(sandbox: &Sandbox) -> Result<()> {
     step("restore the backup", restore).await
 }
 
-/// This test runs only with `--full`: it has not passed on a testbed yet.
-mod full {
-    use super::*;
-
-    #[tokio::test]
-    async fn commands_of_quick_start_print_expected_output() {
-        scenario("quick_start", async |sandbox| follow(sandbox).await).await;
-    }
+#[tokio::test]
+async fn commands_of_quick_start_print_expected_output() {
+    scenario("quick_start", async |sandbox| follow(sandbox).await).await;
 }

@@ -241,69 +241,64 @@ fn expect(found: &BTreeSet<String>, states: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// This test runs only with `--full`: it has not passed on a testbed yet.
-mod full {
-    use super::*;
-
-    #[tokio::test]
-    async fn conditions_follow_kstatus_in_every_state() {
-        scenario("ready_condition", async |sandbox| {
-            let (clusters, backups, restores) = (Seen::default(), Seen::default(), Seen::default());
-            let watches = [
-                clusters.start(sandbox, Kind::EtcdCluster).await?,
-                backups.start(sandbox, Kind::EtcdBackup).await?,
-                restores.start(sandbox, Kind::EtcdRestore).await?,
-            ];
-            step("cluster", walk_cluster(sandbox)).await?;
-            step("backups", walk_backups(sandbox)).await?;
-            step("restores", walk_restores(sandbox)).await?;
-            patch(sandbox, "{\"hibernate\":true}").await?;
-            let hibernated = [
-                "wait",
-                "etcdcluster/c",
-                "--for=jsonpath={.status.state}=Hibernated",
-            ];
-            let timeout = format!("--timeout={}s", DEADLINE.as_secs());
-            let hibernated = [&hibernated[..], &[timeout.as_str()]].concat();
-            sandbox.kubectl(&hibernated).await?;
-            kubectl_wait(sandbox, "etcdcluster/c", "Ready").await?;
-            for watch in watches {
-                if watch.is_finished() {
-                    bail!("a watch ended: {:?}", watch.await?);
-                }
-                watch.abort();
+#[tokio::test]
+async fn conditions_follow_kstatus_in_every_state() {
+    scenario("ready_condition", async |sandbox| {
+        let (clusters, backups, restores) = (Seen::default(), Seen::default(), Seen::default());
+        let watches = [
+            clusters.start(sandbox, Kind::EtcdCluster).await?,
+            backups.start(sandbox, Kind::EtcdBackup).await?,
+            restores.start(sandbox, Kind::EtcdRestore).await?,
+        ];
+        step("cluster", walk_cluster(sandbox)).await?;
+        step("backups", walk_backups(sandbox)).await?;
+        step("restores", walk_restores(sandbox)).await?;
+        patch(sandbox, "{\"hibernate\":true}").await?;
+        let hibernated = [
+            "wait",
+            "etcdcluster/c",
+            "--for=jsonpath={.status.state}=Hibernated",
+        ];
+        let timeout = format!("--timeout={}s", DEADLINE.as_secs());
+        let hibernated = [&hibernated[..], &[timeout.as_str()]].concat();
+        sandbox.kubectl(&hibernated).await?;
+        kubectl_wait(sandbox, "etcdcluster/c", "Ready").await?;
+        for watch in watches {
+            if watch.is_finished() {
+                bail!("a watch ended: {:?}", watch.await?);
             }
-            let cluster = [
+            watch.abort();
+        }
+        let cluster = [
+            "InProgress -",
+            "InProgress Bootstrapping",
+            "InProgress Scaling",
+            "Current Ready",
+            "Failed VersionRefused",
+            "Current Paused",
+            "InProgress Hibernating",
+            "Current Hibernated",
+        ];
+        expect(&clusters.verify("c")?, &cluster)?;
+        expect(
+            &clusters.verify("d")?,
+            &["InProgress Restoring", "Current Ready"],
+        )?;
+        expect(
+            &backups.verify("once")?,
+            &[
                 "InProgress -",
-                "InProgress Bootstrapping",
-                "InProgress Scaling",
-                "Current Ready",
-                "Failed VersionRefused",
-                "Current Paused",
-                "InProgress Hibernating",
-                "Current Hibernated",
-            ];
-            expect(&clusters.verify("c")?, &cluster)?;
-            expect(
-                &clusters.verify("d")?,
-                &["InProgress Restoring", "Current Ready"],
-            )?;
-            expect(
-                &backups.verify("once")?,
-                &[
-                    "InProgress -",
-                    "InProgress BucketMissing",
-                    "Current Succeeded",
-                ],
-            )?;
-            expect(&backups.verify("late")?, &["Failed DeadlineExceeded"])?;
-            expect(&backups.verify("hourly")?, &["Current Scheduled"])?;
-            expect(
-                &restores.verify("new")?,
-                &["InProgress -", "InProgress InProgress", "Current Succeeded"],
-            )?;
-            expect(&restores.verify("refused")?, &["Failed ClusterExists"])
-        })
-        .await;
-    }
+                "InProgress BucketMissing",
+                "Current Succeeded",
+            ],
+        )?;
+        expect(&backups.verify("late")?, &["Failed DeadlineExceeded"])?;
+        expect(&backups.verify("hourly")?, &["Current Scheduled"])?;
+        expect(
+            &restores.verify("new")?,
+            &["InProgress -", "InProgress InProgress", "Current Succeeded"],
+        )?;
+        expect(&restores.verify("refused")?, &["Failed ClusterExists"])
+    })
+    .await;
 }

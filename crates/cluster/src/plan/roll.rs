@@ -299,7 +299,7 @@ fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<S
     }
     let indices = |member: &MemberState| Some(observed.answer(&member.name)?.raft_index);
     let newest = view.voters().filter_map(indices).max().unwrap_or_default();
-    // etcd before 3.4 reports no applied index. The committed index then shows whether the member follows the leader.
+    // etcd before 3.4 reports a single index: the index of the last applied entry (`apply` in its `server.go`).
     let applied = match runs {
         Some(runs) if runs.minor() < (3, 4) => answer.raft_index,
         _ => answer.raft_applied_index,

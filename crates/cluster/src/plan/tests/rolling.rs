@@ -190,9 +190,9 @@ fn invariant_18_no_member_is_updated_while_another_is_unhealthy() {
     }
 }
 
-/// etcd before 3.4 does not report the applied index.
+/// etcd before 3.4 reports a single index.
 #[test]
-fn member_without_applied_index_is_compared_by_committed_index() {
+fn member_before_3_4_is_changed_if_its_only_index_is_current() {
     let logs = |of_c: u64| {
         let mut scene = towards("3.3.27", "3.4.23").compared();
         for pod in scene.observed.pods.values_mut() {
