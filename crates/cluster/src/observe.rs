@@ -30,7 +30,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 use api::EtcdCluster;
-use api::cluster::{MemberRole, RecoveryPhase};
+use api::cluster::{MemberRole, MemberStatus, RecoveryPhase};
 use api::names;
 use etcd::{Access, Alarm, Etcd, Status};
 use futures::future::join_all;
@@ -412,22 +412,15 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         .unwrap_or_default();
     let builder = Members::of(cluster, &namespace, &token, status.cluster_id.as_deref());
     let uid = cluster.uid().unwrap_or_default();
+    let annotation = |key: &str| cluster.annotations().get(key).cloned();
     let mut observed = Observed {
         cluster: name,
         resource_version: cluster.resource_version().unwrap_or_default(),
         deleting: cluster.metadata.deletion_timestamp.is_some(),
-        claimed_by: cluster
-            .annotations()
-            .get(names::ANNOTATION_RESTORE)
-            .cloned(),
+        claimed_by: annotation(names::ANNOTATION_RESTORE),
         intent,
         cluster_id: status.cluster_id.as_ref().and_then(|id| id.parse().ok()),
-        reported_voters: status
-            .member_details
-            .iter()
-            .filter(|member| !matches!(member.role, None | Some(MemberRole::Learner)))
-            .map(|member| member.name.clone())
-            .collect::<BTreeSet<_>>(),
+        reported_voters: voters(&status.member_details),
         reported_version: status.current_version,
         pods: BTreeMap::new(),
         disks: BTreeMap::new(),
@@ -445,10 +438,7 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
         before_change: BeforeChange {
             record: status.before_change,
             backup: status.backup_for_changes,
-            waiver: cluster
-                .annotations()
-                .get(names::ANNOTATION_SKIP_BACKUP)
-                .cloned(),
+            waiver: annotation(names::ANNOTATION_SKIP_BACKUP),
         },
         upkeep: Upkeep {
             record: status.defragmentation,
@@ -495,4 +485,11 @@ pub fn without_etcd(objects: &Objects, effective: &Effective) -> Observed {
     }
     certificates::differ(&mut observed);
     observed
+}
+
+/// The names of the members that the status reports as voters.
+fn voters(members: &[MemberStatus]) -> BTreeSet<String> {
+    let vote = |member: &&MemberStatus| !matches!(member.role, None | Some(MemberRole::Learner));
+    let voters = members.iter().filter(vote);
+    voters.map(|member| member.name.clone()).collect()
 }
