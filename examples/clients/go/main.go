@@ -15,11 +15,11 @@ import (
 
 func main() {
 	endpoint := os.Getenv("ETCD_ENDPOINT") // https://main-client.NAMESPACE.svc:2379
-	folder := os.Getenv("ETCD_TLS")        // the folder with the mounted Secret: /etcd-tls
+	directory := os.Getenv("ETCD_TLS")     // the directory with the mounted Secret: /etcd-tls
 	files := transport.TLSInfo{
-		CertFile:      filepath.Join(folder, "tls.crt"),
-		KeyFile:       filepath.Join(folder, "tls.key"),
-		TrustedCAFile: filepath.Join(folder, "ca.crt"),
+		CertFile:      filepath.Join(directory, "tls.crt"),
+		KeyFile:       filepath.Join(directory, "tls.key"),
+		TrustedCAFile: filepath.Join(directory, "ca.crt"),
 	}
 	tls, err := files.ClientConfig()
 	if err != nil {

@@ -3,14 +3,14 @@ import os
 
 import etcd3gw
 
-folder = os.environ["ETCD_TLS"]  # the folder with the mounted Secret: /etcd-tls
+directory = os.environ["ETCD_TLS"]  # the directory with the mounted Secret: /etcd-tls
 client = etcd3gw.client(
     host=os.environ["ETCD_HOST"],  # main-client.NAMESPACE.svc
     port=int(os.environ.get("ETCD_PORT", "2379")),
     protocol="https",  # without TLS: "http", and no files
-    ca_cert=os.path.join(folder, "ca.crt"),
-    cert_cert=os.path.join(folder, "tls.crt"),
-    cert_key=os.path.join(folder, "tls.key"),
+    ca_cert=os.path.join(directory, "ca.crt"),
+    cert_cert=os.path.join(directory, "tls.crt"),
+    cert_key=os.path.join(directory, "tls.key"),
     timeout=5,
 )
 client.put("hello", "world")

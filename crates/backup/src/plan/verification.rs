@@ -209,7 +209,7 @@ pub(crate) fn plan(
 
 const QUEUED: &str =
     "another backup of this namespace is verified now: this verification starts afterwards";
-const RUNNING: &str = "the backup is being restored in a pod of its own";
+const RUNNING: &str = "the backup is being restored in a separate pod";
 
 /// Ends the verification of an EtcdBackup without `spec.verification`.
 fn plan_off(backup: &EtcdBackup) -> VerificationPlan {
