@@ -30,6 +30,17 @@ pub struct Env {
     pub nodes: Vec<String>,
     /// The operators' image and chart that `cargo xtask test --previous COMMIT` built. `None` without this option.
     pub previous: Option<Previous>,
+    /// The program of the operators on this machine. Only `cargo xtask bench` sets it.
+    pub operator: Option<OperatorProgram>,
+}
+
+/// The program of the operators on this machine.
+#[derive(Clone, Debug)]
+pub struct OperatorProgram {
+    /// The path of the program.
+    pub program: PathBuf,
+    /// The profile with which it was compiled: `release` or `fast`.
+    pub profile: String,
 }
 
 /// The operators' image and chart, built from an earlier commit.
@@ -99,8 +110,13 @@ impl Env {
                 bail!("E2E_PREVIOUS_IMAGE and E2E_PREVIOUS_CHART belong together: set both or none")
             }
         };
+        let operator = var("E2E_OPERATOR").map(|program| OperatorProgram {
+            program: program.into(),
+            profile: var("E2E_PROFILE").unwrap_or_default(),
+        });
         Ok(Self {
             previous,
+            operator,
             image: need("E2E_IMAGE")?,
             chart: need("E2E_CHART")?.into(),
             context: var("E2E_CONTEXT"),

@@ -17,6 +17,12 @@ const METRICS_TIMEOUT: Duration = Duration::from_secs(20);
 pub struct Page(String);
 
 impl Page {
+    /// Metrics in the text format of Prometheus.
+    #[must_use]
+    pub fn new(text: String) -> Self {
+        Self(text)
+    }
+
     /// Reads the metrics of one operator pod.
     ///
     /// # Errors
@@ -60,13 +66,19 @@ impl Page {
     /// The sum of all series of the metric `name` whose labels contain the text `labels`.
     #[must_use]
     pub fn sum(&self, name: &str, labels: &str) -> f64 {
-        let values = self.0.lines().filter_map(|line| {
+        let found = self.series(name);
+        let found = found.filter(|(found, _)| found.contains(labels));
+        found.map(|(_, value)| value).sum()
+    }
+
+    /// The labels and the value of each series of the metric `name`. The labels are in braces, or empty.
+    pub fn series(&self, name: &str) -> impl Iterator<Item = (&str, f64)> {
+        self.0.lines().filter_map(move |line| {
             let rest = line.strip_prefix(name)?;
-            let (found, value) = rest.rsplit_once(' ')?;
-            let whole = found.is_empty() || found.starts_with('{');
-            (whole && found.contains(labels)).then(|| value.parse::<f64>().ok())?
-        });
-        values.sum()
+            let (labels, value) = rest.rsplit_once(' ')?;
+            let whole = labels.is_empty() || labels.starts_with('{');
+            whole.then_some((labels, value.parse().ok()?))
+        })
     }
 }
 

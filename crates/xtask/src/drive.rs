@@ -151,7 +151,7 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
         return bench_backup(rest);
     }
     ensure_packages(&[Purpose::Build])?;
-    // The help text of the program is printed without bringing up a cluster.
+    // The help text of the program or its subcommand is printed without bringing up a cluster.
     if options
         .args
         .iter()
@@ -159,7 +159,7 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
     {
         let (built, _) = progress::timed("compiling", image::compile)?;
         let status = Command::new(program_among(&built, name)?)
-            .arg("--help")
+            .args(&options.args)
             .status()?;
         return Ok(if status.success() {
             ExitCode::SUCCESS
@@ -175,12 +175,19 @@ pub(crate) fn program(name: &str, options: &Program) -> Result<ExitCode> {
     let mut early = early.map_err(|_| anyhow::anyhow!("the thread of the testbed panicked"))??;
     let result = built.and_then(|(built, took)| {
         early.steps.push(("compiling", took));
-        let prepared = finish(
+        let mut prepared = finish(
             early.clone(),
             &options.place,
             &built.operators,
             &built.origin,
         )?;
+        if name == "bench" {
+            let program = program_among(&built.operators, image::PROGRAM)?;
+            let program = program.display().to_string();
+            prepared.vars.push(("E2E_OPERATOR".to_owned(), program));
+            let profile = built.profile.name().to_owned();
+            prepared.vars.push(("E2E_PROFILE".to_owned(), profile));
+        }
         for (step, took) in &prepared.steps {
             eprintln!("    set-up: {step:24}{:>10}", progress::seconds(*took));
         }
@@ -206,6 +213,7 @@ struct Build {
     /// Programs of the crate `e2e`.
     programs: Vec<PathBuf>,
     operators: Vec<PathBuf>,
+    profile: Profile,
     origin: Origin,
 }
 
@@ -216,7 +224,8 @@ fn compile(name: &str, options: &Program) -> Result<Build> {
         _ => Profile::Fast,
     };
     let programs = image::compile()?;
-    let (operators, origin) = match options.profile.unwrap_or(default) {
+    let profile = options.profile.unwrap_or(default);
+    let (operators, origin) = match profile {
         Profile::Release => (release::compile()?, Origin::of_checkout(VERSION, None)?),
         Profile::Fast => {
             progress::say("operators: profile fast, which is larger and slower than a release");
@@ -226,6 +235,7 @@ fn compile(name: &str, options: &Program) -> Result<Build> {
     Ok(Build {
         programs,
         operators,
+        profile,
         origin,
     })
 }

@@ -48,6 +48,16 @@ pub(crate) enum Profile {
     Fast,
 }
 
+impl Profile {
+    /// The name on the command line.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Release => "release",
+            Self::Fast => "fast",
+        }
+    }
+}
+
 /// The crates that every call of cargo selects: the operators, the plugin of kubectl and the crate `e2e`. The same
 /// selection gives the same features, so large dependencies are compiled only once for image, tests and demo.
 pub(crate) const SELECTION: &[&str] = &[

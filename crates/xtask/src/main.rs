@@ -57,7 +57,8 @@ enum Command {
     /// Brings up the testbed for the end-to-end tests, unless --context names a cluster. If the testbed was up before,
     /// it stays up. The operators are built with the profile `fast` and with failpoints.
     Test(suite::Tests),
-    /// Measure on the testbed: `bench cluster`, `backup`, `restore`, `upgrade`, `defrag`; see docs/benchmarks.md.
+    /// Measure on the testbed: `bench cluster`, `scale`, `backup`, `restore`, `upgrade`, `defrag`; see
+    /// docs/benchmarks.md.
     ///
     /// The options of `bench` come before the name of the benchmark, and those of the benchmark after it:
     /// `bench --dns cache30 cluster --rounds 10 --json FILE`.

@@ -8,6 +8,7 @@ mod cluster;
 mod defrag;
 mod idle;
 mod restore;
+mod scale;
 mod stats;
 mod subject;
 mod upgrade;
@@ -71,6 +72,9 @@ enum Benchmark {
         #[arg(long)]
         json: Option<PathBuf>,
     },
+    /// Measure one operator with many clusters: creation, rest, reaction to changes, lost pods, restarts and a rolling
+    /// update. Nodes, kubelets and etcd members are simulated. Only on the testbed.
+    Scale(scale::Options),
     /// Measure the upgrade of three members from 3.5 to 3.6 and its effect on a client that writes.
     Upgrade {
         /// Number of clusters to upgrade, each without and with volumes. The median is reported.
@@ -102,6 +106,7 @@ async fn main() -> Result<()> {
             aws,
             json,
         } => restore::bench(&sizes, rounds, aws.as_deref(), json.as_deref()).await,
+        Benchmark::Scale(options) => scale::bench(&options).await,
         Benchmark::Upgrade { rounds, json } => upgrade::bench(rounds, json.as_deref()).await,
     }
 }

@@ -1,0 +1,192 @@
+//! `bench scale`: one operator with many clusters, on the API server of the testbed.
+//!
+//! Nodes, kubelets and etcd members are simulated by this process (modules `nodes`, `kubelet`, `fleet`), because one
+//! machine cannot run thousands of real ones. The API server, its etcd, the scheduler, the controllers and the operator
+//! are real.
+
+mod cluster;
+mod fleet;
+mod kubelet;
+mod load;
+mod network;
+mod nodes;
+mod operator;
+mod report;
+mod run;
+mod scenarios;
+mod server;
+mod subject;
+mod wire;
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use e2e::Env;
+use serde_json::json;
+use tokio::net::TcpListener;
+use tokio::task::JoinSet;
+
+use fleet::Fleet;
+use kubelet::Kubelet;
+use load::Conditions;
+use report::Measured;
+use run::{Run, Settings};
+use subject::{Subject, testbed};
+
+/// The daemon of the testbed that is stopped meanwhile. Nothing connects to the Services of the simulated members, and
+/// kube-proxy would need much of the machine's processor time for thousands of Services.
+const STOPPED: &str = "kube-proxy";
+
+/// The options of the benchmark.
+#[derive(clap::Args)]
+pub(crate) struct Options {
+    /// Numbers of clusters. All scenarios run for each number.
+    #[arg(long, value_delimiter = ',', default_value = "10,100,1000")]
+    clusters: Vec<usize>,
+    /// Members of each cluster.
+    #[arg(long, default_value_t = 3)]
+    members: usize,
+    /// Number of changes whose reaction is measured, one after another.
+    #[arg(long, default_value_t = 200)]
+    changes: usize,
+    /// Seconds of each measurement at rest.
+    #[arg(long, default_value_t = 60)]
+    window: u64,
+    /// Write the results to this file as JSON.
+    #[arg(long)]
+    json: Option<PathBuf>,
+}
+
+/// The simulated nodes and members.
+struct Simulation {
+    client: kube::Client,
+    fleet: Arc<Fleet>,
+    kubelet: Arc<Kubelet>,
+    conditions: Arc<Conditions>,
+    tasks: JoinSet<()>,
+}
+
+impl Simulation {
+    fn new(client: &kube::Client) -> Self {
+        let fleet = Arc::new(Fleet::default());
+        Self {
+            client: client.clone(),
+            kubelet: Kubelet::new(client.clone(), Arc::clone(&fleet)),
+            fleet,
+            conditions: Arc::default(),
+            tasks: JoinSet::new(),
+        }
+    }
+
+    /// Starts the listeners of the members, and the nodes for this number of pods.
+    async fn start(&mut self, pods: usize) -> Result<()> {
+        let listen = async |port: u16| {
+            let listener = TcpListener::bind(("0.0.0.0", port)).await;
+            listener
+                .with_context(|| format!("port {port}, which simulated members need, is in use"))
+        };
+        let clients = listen(api::names::CLIENT_PORT).await?;
+        let health = listen(api::names::METRICS_PORT).await?;
+        let fleet = || Arc::clone(&self.fleet);
+        self.tasks.spawn(server::serve_clients(clients, fleet()));
+        self.tasks.spawn(server::serve_health(health, fleet()));
+        self.tasks.spawn(Arc::clone(&self.kubelet).run());
+        let (conditions, client) = (Arc::clone(&self.conditions), self.client.clone());
+        self.tasks
+            .spawn(async move { conditions.watch(client).await });
+        let count = nodes::create(&self.client, pods).await?;
+        self.tasks.spawn(nodes::renew(self.client.clone(), count));
+        nodes::await_schedulable(&self.client, count).await?;
+        println!("{count} simulated nodes are ready");
+        Ok(())
+    }
+
+    /// Deletes all objects of the benchmark. The simulated kubelet must run until their pods are deleted.
+    async fn end(mut self) -> Result<()> {
+        println!("cleaning up");
+        let namespaces = load::delete_namespaces(&self.client).await;
+        let nodes = nodes::delete(&self.client).await;
+        self.tasks.shutdown().await;
+        namespaces.and(nodes)
+    }
+}
+
+/// Runs the benchmark and prints the results. Cleans up, also after a failure or Ctrl-C.
+pub(crate) async fn bench(options: &Options) -> Result<()> {
+    let env = Env::from_vars()?;
+    let subject = Subject::of(&env)?;
+    let most = options.clusters.iter().copied().max().unwrap_or_default();
+    ensure!(
+        !options.clusters.contains(&0) && most > 0 && options.members > 0 && options.changes > 0,
+        "--clusters, --members and --changes must be positive"
+    );
+    // During a replacement, a cluster has one member more.
+    let pods = most * (options.members + 1);
+    network::allow_files(pods)?;
+    println!(
+        "the operator is a process of the profile {}; nodes, kubelets and etcd are simulated",
+        subject.profile
+    );
+    let client = env.client().await?;
+    let mut simulation = Simulation::new(&client);
+    let mut results = Vec::new();
+    network::add_route().await?;
+    let work = run(options, &subject, (&mut simulation, pods), &mut results);
+    let outcome = tokio::select! {
+        outcome = work => outcome,
+        _ = tokio::signal::ctrl_c() => Err(anyhow::anyhow!("interrupted")),
+    };
+    let ended = simulation.end().await;
+    let restored = restore(&subject).await;
+    report::print(&results);
+    if let Some(file) = &options.json {
+        let settings = json!({
+            "members": options.members, "changes": options.changes, "window_seconds": options.window,
+            "profile": subject.profile,
+        });
+        let text = serde_json::to_string_pretty(&report::as_json(&results, &settings))?;
+        std::fs::write(file, text).with_context(|| file.display().to_string())?;
+    }
+    outcome.and(ended).and(restored)
+}
+
+async fn run(
+    options: &Options,
+    subject: &Subject,
+    (simulation, pods): (&mut Simulation, usize),
+    results: &mut Vec<Measured>,
+) -> Result<()> {
+    testbed(&subject.xtask, &["daemon", "stop", STOPPED]).await?;
+    simulation.start(pods).await?;
+    // A run that was killed may have left objects.
+    load::delete_namespaces(&simulation.client).await?;
+    for clusters in &options.clusters {
+        println!("\n{clusters} clusters of {} members", options.members);
+        load::operator_namespace(&simulation.client).await?;
+        let mut run = Run {
+            settings: Settings {
+                clusters: *clusters,
+                members: options.members,
+                changes: options.changes,
+                window: Duration::from_secs(options.window),
+            },
+            subject,
+            client: simulation.client.clone(),
+            fleet: Arc::clone(&simulation.fleet),
+            kubelet: Arc::clone(&simulation.kubelet),
+            conditions: Arc::clone(&simulation.conditions),
+            results,
+        };
+        run.scenarios().await?;
+        load::delete_namespaces(&simulation.client).await?;
+    }
+    Ok(())
+}
+
+async fn restore(subject: &Subject) -> Result<()> {
+    let removed = network::remove_route().await;
+    testbed(&subject.xtask, &["daemon", "start", STOPPED]).await?;
+    removed
+}

@@ -1,0 +1,193 @@
+//! The simulated nodes. They are objects without a kubelet: the benchmark renews their Leases, and the scheduler binds
+//! pods to them while the real nodes are cordoned.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use e2e::until;
+use e2e::wait::Poll;
+use futures::stream::{self, StreamExt, TryStreamExt};
+use jiff::Timestamp;
+use k8s_openapi::api::coordination::v1::Lease;
+use k8s_openapi::api::core::v1::Node;
+use kube::api::{Api, DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::{Client, ResourceExt};
+use serde_json::json;
+
+use super::load::{CONCURRENCY, is_missing};
+
+const PREFIX: &str = "scale-node-";
+/// The label of the nodes that the benchmark has created or cordoned.
+const LABEL: &str = "etcd-operator-bench";
+const SIMULATED: &str = "simulated";
+const CORDONED: &str = "cordoned";
+const LEASES: &str = "kube-node-lease";
+/// How often a Lease is renewed. The testbed regards a node as lost after 20 s.
+const RENEWAL: Duration = Duration::from_secs(6);
+/// Pods on each node, as the kubelet's default.
+const PODS: usize = 110;
+/// The scheduler puts this share of a node's pods on it, in hundredths: it does not fill all nodes equally.
+const FILL: usize = 60;
+/// Number of zones.
+pub(super) const ZONES: usize = 3;
+/// Time limit for the nodes to become schedulable.
+const TIMEOUT: Duration = Duration::from_mins(2);
+
+/// Whether this is the name of a simulated node.
+pub(super) fn is_simulated(node: &str) -> bool {
+    node.starts_with(PREFIX)
+}
+
+/// The zone of a simulated node.
+pub(super) fn zone_of(node: &str) -> Option<usize> {
+    let index: usize = node.strip_prefix(PREFIX)?.parse().ok()?;
+    Some(index % ZONES)
+}
+
+fn names(count: usize) -> impl Iterator<Item = String> {
+    (0..count).map(|index| format!("{PREFIX}{index}"))
+}
+
+/// Cordons the real nodes, and creates simulated nodes for this number of pods. Returns the number of simulated nodes.
+/// Does not wait for them.
+pub(super) async fn create(client: &Client, pods: usize) -> Result<usize> {
+    let api: Api<Node> = Api::all(client.clone());
+    for node in api.list(&ListParams::default()).await?.items {
+        let spec = node.spec.as_ref();
+        let is_open = spec.is_none_or(|spec| spec.unschedulable != Some(true));
+        if !is_simulated(&node.name_any()) && is_open {
+            cordon(&api, &node.name_any(), true).await?;
+        }
+    }
+    let count = (pods * 100).div_ceil(PODS * FILL).next_multiple_of(ZONES);
+    stream::iter(names(count).map(async |name| create_node(client, &name).await))
+        .buffer_unordered(CONCURRENCY)
+        .try_collect::<()>()
+        .await?;
+    Ok(count)
+}
+
+/// Waits until the scheduler may use all nodes. The caller renews the Leases meanwhile.
+pub(super) async fn await_schedulable(client: &Client, count: usize) -> Result<()> {
+    let api: Api<Node> = Api::all(client.clone());
+    let simulated = ListParams::default().labels(&selector(SIMULATED));
+    until("the simulated nodes are ready", TIMEOUT, async || {
+        let nodes = api.list(&simulated).await?.items;
+        let tainted = |node: &&Node| {
+            let taints = node.spec.as_ref().and_then(|spec| spec.taints.as_ref());
+            taints.is_some_and(|taints| !taints.is_empty())
+        };
+        let waiting = nodes.iter().filter(tainted).count();
+        Ok(if waiting == 0 && nodes.len() >= count {
+            Poll::Done(())
+        } else {
+            Poll::NotYet(format!("{waiting} of {} have taints", nodes.len()))
+        })
+    })
+    .await
+}
+
+/// Renews the Leases of all simulated nodes, until the task is aborted.
+pub(super) async fn renew(client: Client, count: usize) {
+    let leases: Api<Lease> = Api::namespaced(client, LEASES);
+    loop {
+        stream::iter(names(count))
+            .map(async |name| {
+                let patch = json!({"spec": {"renewTime": micro_now()}});
+                let patch = Patch::Merge(patch);
+                // If a renewal fails, the next one follows before the node counts as lost.
+                let _ = leases.patch(&name, &PatchParams::default(), &patch).await;
+            })
+            .buffer_unordered(CONCURRENCY)
+            .collect::<()>()
+            .await;
+        tokio::time::sleep(RENEWAL).await;
+    }
+}
+
+/// Deletes the simulated nodes, and uncordons the real ones.
+pub(super) async fn delete(client: &Client) -> Result<()> {
+    let api: Api<Node> = Api::all(client.clone());
+    let leases: Api<Lease> = Api::namespaced(client.clone(), LEASES);
+    let of = |value| ListParams::default().labels(&selector(value));
+    let simulated = of(SIMULATED);
+    let params = DeleteParams::default();
+    for lease in leases.list(&simulated).await?.items {
+        is_missing(leases.delete(&lease.name_any(), &params).await).context("delete a Lease")?;
+    }
+    for node in api.list(&simulated).await?.items {
+        is_missing(api.delete(&node.name_any(), &params).await).context("delete a node")?;
+    }
+    for node in api.list(&of(CORDONED)).await?.items {
+        cordon(&api, &node.name_any(), false).await?;
+    }
+    Ok(())
+}
+
+fn selector(value: &str) -> String {
+    format!("{LABEL}={value}")
+}
+
+/// Cordons or uncordons a real node. The label shows which nodes the benchmark has cordoned.
+async fn cordon(api: &Api<Node>, name: &str, cordoned: bool) -> Result<()> {
+    let patch = json!({
+        "metadata": {"labels": {LABEL: cordoned.then_some(CORDONED)}},
+        "spec": {"unschedulable": cordoned},
+    });
+    let patch = Patch::Merge(patch);
+    let done = api.patch(name, &PatchParams::default(), &patch).await;
+    done.map(drop).with_context(|| format!("cordon {name}"))
+}
+
+fn micro_now() -> String {
+    format!("{:.6}", Timestamp::now())
+}
+
+async fn create_node(client: &Client, name: &str) -> Result<()> {
+    let api: Api<Node> = Api::all(client.clone());
+    let leases: Api<Lease> = Api::namespaced(client.clone(), LEASES);
+    let zone = format!("scale-{}", zone_of(name).unwrap_or_default());
+    let node: Node = serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": {
+            LABEL: SIMULATED, "kubernetes.io/hostname": name, "kubernetes.io/os": "linux",
+            "topology.kubernetes.io/zone": zone,
+        }},
+    }))?;
+    let lease: Lease = serde_json::from_value(json!({
+        "metadata": {"name": name, "labels": {LABEL: SIMULATED}},
+        "spec": {"holderIdentity": name, "leaseDurationSeconds": 40, "renewTime": micro_now()},
+    }))?;
+    let params = PostParams::default();
+    exists(leases.create(&params, &lease).await).context("create a Lease")?;
+    exists(api.create(&params, &node).await).context("create a node")?;
+    let now = format!("{:.0}", Timestamp::now());
+    let resources = json!({"cpu": "64", "memory": "256Gi", "ephemeral-storage": "1Ti", "pods": PODS.to_string()});
+    let status = json!({"status": {
+        "capacity": resources, "allocatable": resources,
+        "conditions": [{"type": "Ready", "status": "True", "reason": "Simulated",
+                        "lastHeartbeatTime": now, "lastTransitionTime": now}],
+    }});
+    let (params, patch) = (PatchParams::default(), Patch::Strategic(status));
+    let done = api.patch_status(name, &params, &patch).await;
+    done.map(drop).context("set the status of a node")
+}
+
+/// Ignores that the object exists already, for example because an earlier run was killed.
+fn exists<T>(made: kube::Result<T>) -> kube::Result<()> {
+    match made {
+        Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),
+        made => made.map(drop),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn zone_follows_from_name_of_simulated_node() {
+        assert_eq!(zone_of("scale-node-7"), Some(1));
+        assert_eq!(zone_of("node-7"), None);
+        assert!(is_simulated("scale-node-0") && !is_simulated("node-0"));
+    }
+}

@@ -1,0 +1,202 @@
+//! Prints the figures as one table for each scenario, with the growth from size to size, and writes them as JSON.
+
+use std::collections::BTreeMap;
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+/// Number of methods and resources that the table shows for each scenario. The JSON file has all of them.
+const SHOWN: usize = 6;
+
+/// One value of a scenario.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Figure {
+    pub(super) name: &'static str,
+    pub(super) value: f64,
+}
+
+/// The figures of one scenario with one number of clusters.
+#[derive(Clone, Debug, Serialize)]
+pub(super) struct Measured {
+    pub(super) scenario: &'static str,
+    pub(super) clusters: usize,
+    pub(super) figures: Vec<Figure>,
+    /// Requests of the operator to the API server, by verb and resource.
+    pub(super) requests: BTreeMap<String, f64>,
+    /// Calls of the operator to etcd, by method.
+    pub(super) calls: BTreeMap<String, f64>,
+}
+
+/// The value below which the share `share` of the values is (nearest rank). `None` without values.
+pub(super) fn quantile(values: &[f64], share: f64) -> Option<f64> {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    #[allow(
+        clippy::cast_precision_loss,
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss
+    )] // The rank is between 0 and the number of values.
+    let rank = (share * sorted.len() as f64).ceil() as usize;
+    sorted.get(rank.saturating_sub(1)).copied()
+}
+
+/// How a value grows with the number of clusters: 0 if it is constant, 1 if it is proportional, 2 if it is quadratic.
+/// `None` if one of the values is not positive.
+pub(super) fn growth(from: (usize, f64), to: (usize, f64)) -> Option<f64> {
+    #[allow(clippy::cast_precision_loss)] // Far below 2^52 clusters.
+    let clusters = (to.0 as f64 / from.0 as f64).ln();
+    let values = (to.1 / from.1).ln();
+    (from.1 > 0.0 && to.1 > 0.0 && clusters > 0.0).then(|| values / clusters)
+}
+
+/// A row of a table: a name, and the value for each number of clusters.
+type Row = (String, Vec<(usize, Option<f64>)>);
+
+/// The rows of one scenario.
+fn rows(all: &[&Measured]) -> Vec<Row> {
+    let mut names: Vec<String> = Vec::new();
+    let mut add = |name: String| {
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    };
+    for one in all {
+        let own = one.figures.iter().map(|figure| figure.name.to_owned());
+        own.for_each(&mut add);
+    }
+    for (word, of) in [
+        ("requests", requests as Part),
+        ("etcd calls", calls as Part),
+    ] {
+        for one in all {
+            let mut most: Vec<(&String, &f64)> = of(one).iter().collect();
+            most.sort_by(|a, b| b.1.total_cmp(a.1));
+            add(format!("{word}: all"));
+            let most = most.into_iter().take(SHOWN);
+            most.for_each(|(key, _)| add(format!("{word}: {key}")));
+        }
+    }
+    let row = |name: String| {
+        let values = all.iter().map(|one| (one.clusters, value(one, &name)));
+        let values = values.collect();
+        (name, values)
+    };
+    names.into_iter().map(row).collect()
+}
+
+type Part = fn(&Measured) -> &BTreeMap<String, f64>;
+
+fn requests(measured: &Measured) -> &BTreeMap<String, f64> {
+    &measured.requests
+}
+
+fn calls(measured: &Measured) -> &BTreeMap<String, f64> {
+    &measured.calls
+}
+
+fn value(measured: &Measured, row: &str) -> Option<f64> {
+    let part = |word: &str, of: Part| {
+        let key = row.strip_prefix(word)?.strip_prefix(": ")?;
+        Some(match key {
+            // The sum of no values would be -0.
+            "all" => of(measured).values().fold(0.0, |sum, value| sum + value),
+            key => of(measured).get(key).copied().unwrap_or_default(),
+        })
+    };
+    let own = measured.figures.iter().find(|figure| figure.name == row);
+    own.map(|figure| figure.value)
+        .or_else(|| part("requests", requests))
+        .or_else(|| part("etcd calls", calls))
+}
+
+/// Prints one table for each scenario.
+pub(super) fn print(all: &[Measured]) {
+    let mut scenarios: Vec<&'static str> = Vec::new();
+    for one in all {
+        if !scenarios.contains(&one.scenario) {
+            scenarios.push(one.scenario);
+        }
+    }
+    for scenario in scenarios {
+        let own: Vec<&Measured> = all.iter().filter(|one| one.scenario == scenario).collect();
+        let sizes: Vec<String> = { own.iter() }
+            .map(|one| format!("{:>12}", one.clusters))
+            .collect();
+        println!("\n{scenario:36}{}   growth", sizes.concat());
+        for (name, values) in rows(&own) {
+            let shown: Vec<String> = { values.iter() }
+                .map(|(_, value)| format!("{:>12}", value.map_or_else(String::new, text)))
+                .collect();
+            let shown = shown.concat();
+            let slopes: Vec<String> = { values.windows(2) }
+                .filter_map(|pair| growth((pair[0].0, pair[0].1?), (pair[1].0, pair[1].1?)))
+                .map(|growth| format!("{growth:.2}"))
+                .collect();
+            println!("  {name:34}{shown}   {}", slopes.join(", "));
+        }
+    }
+    println!("\ngrowth: 0 is constant, 1 is proportional to the number of clusters");
+}
+
+fn text(value: f64) -> String {
+    if value.abs() >= 100.0 || value.fract() == 0.0 {
+        format!("{value:.0}")
+    } else {
+        format!("{value:.3}")
+    }
+}
+
+/// All figures, with the settings of the run.
+pub(super) fn as_json(all: &[Measured], settings: &Value) -> Value {
+    json!({"bench": "scale", "settings": settings, "results": all})
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn quantile_is_nearest_rank() {
+        let values: Vec<f64> = (1..=200).rev().map(f64::from).collect();
+        for (share, expected) in [(0.5, 100.0), (0.99, 198.0), (1.0, 200.0), (0.0, 1.0)] {
+            assert_eq!(quantile(&values, share), Some(expected), "{share}");
+        }
+        assert_eq!(quantile(&[7.0], 0.99), Some(7.0));
+        assert_eq!(quantile(&[], 0.5), None);
+    }
+
+    #[test]
+    fn growth_is_exponent_of_number_of_clusters() {
+        for (values, expected) in [((2.0, 2.0), 0.0), ((2.0, 20.0), 1.0), ((2.0, 200.0), 2.0)] {
+            let found = growth((10, values.0), (100, values.1)).unwrap();
+            assert!((found - expected).abs() < 1e-9, "{found}");
+        }
+        assert_eq!(growth((10, 0.0), (100, 1.0)), None);
+    }
+
+    #[test]
+    fn rows_have_figures_and_most_frequent_requests() {
+        let measured = |clusters, seconds: f64| Measured {
+            scenario: "created",
+            clusters,
+            figures: vec![Figure {
+                name: "seconds",
+                value: seconds,
+            }],
+            requests: [("get pods".to_owned(), seconds * 2.0)].into(),
+            calls: BTreeMap::new(),
+        };
+        let (small, large) = (measured(10, 1.0), measured(100, 8.0));
+        let rows = rows(&[&small, &large]);
+        let found = |name: &str| {
+            let row = rows.iter().find(|(row, _)| row == name).unwrap();
+            row.1
+                .iter()
+                .map(|(_, value)| value.unwrap())
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(found("seconds"), [1.0, 8.0]);
+        assert_eq!(found("requests: all"), [2.0, 16.0]);
+        assert_eq!(found("requests: get pods"), [2.0, 16.0]);
+    }
+}
