@@ -19,8 +19,7 @@ use k8s_openapi::api::core::v1::ObjectReference;
 use kube::runtime::applier;
 use kube::runtime::controller::{Action, Error as ControllerError};
 use kube::runtime::reflector::ObjectRef;
-use kube::runtime::utils::{CancelableJoinHandle, StreamBackoff};
-use kube::runtime::watcher::DefaultBackoff;
+use kube::runtime::utils::CancelableJoinHandle;
 use kube::{Resource, ResourceExt};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
@@ -116,7 +115,8 @@ async fn run<R: Reconcile>(
     driver: Arc<Driver<R>>,
 ) {
     let queue = driver.queue.clone();
-    let requests = StreamBackoff::new(watches.requests, DefaultBackoff::default())
+    let requests = watches
+        .requests
         .inspect_ok(move |request| {
             queue.request(key(&request.obj_ref), Instant::now());
         })

@@ -6,13 +6,15 @@ use std::fmt::Debug;
 use std::sync::Arc;
 
 use futures::stream::{BoxStream, SelectAll};
-use futures::{FutureExt, StreamExt, stream};
+use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::NamespaceResourceScope;
 use kube::runtime::controller::{
     Config, ReconcileReason, ReconcileRequest, trigger_self, trigger_with,
 };
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store};
+use kube::runtime::utils::StreamBackoff;
+use kube::runtime::watcher::DefaultBackoff;
 use kube::runtime::{WatchStreamExt, reflector, watcher};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
@@ -70,7 +72,7 @@ where
             let changes = reflector(writer, watcher(api, watcher::Config::default()));
             let mut requests = SelectAll::new();
             let own = trigger_self::<Guarded<K>, _>(changes.applied_objects(), ());
-            requests.push(own.boxed());
+            requests.push(with_pauses(own));
             Watches {
                 requests,
                 objects,
@@ -128,7 +130,7 @@ where
                     },
                 })
             });
-            one.requests.push(requests.boxed());
+            one.requests.push(with_pauses(requests));
         }
         self
     }
@@ -171,6 +173,14 @@ where
     pub fn cache(&self) -> Cache<K> {
         Cache(self.all.iter().map(|one| one.objects.clone()).collect())
     }
+}
+
+/// The requests of one watch, with a pause after each error. Each watch has its own pauses: an outage of the API server
+/// interrupts all watches, and pauses that follow each other would add up to a minute.
+fn with_pauses<K: Resource>(
+    requests: impl Stream<Item = Result<ReconcileRequest<Guarded<K>>, watcher::Error>> + Send + 'static,
+) -> Requests<K> {
+    StreamBackoff::new(requests, DefaultBackoff::default()).boxed()
 }
 
 /// Maximum number of concurrent reconciles of each controller.
@@ -243,6 +253,28 @@ mod tests {
         assert_eq!([1, 2, 10, 64].map(concurrency), [64, 32, 7, 1]);
         // Each controller gets a limit of at least 1, because a limit of 0 would mean no limit.
         assert_eq!(concurrency(1000), 1);
+    }
+
+    #[tokio::test]
+    async fn failing_watch_does_not_delay_requests_of_other_watches() {
+        let request = |name: &str| ReconcileRequest {
+            obj_ref: ObjectRef::<Guarded<ConfigMap>>::new(name),
+            reason: ReconcileReason::ObjectUpdated,
+        };
+        let failing = stream::repeat_with(|| Err(watcher::Error::NoResourceVersion));
+        let working = stream::iter(["a", "b", "c", "d"].map(|name| Ok(request(name))));
+        let mut all = SelectAll::new();
+        all.push(with_pauses(failing));
+        all.push(with_pauses(working));
+        let (mut errors, mut requests) = (0, 0);
+        // Nothing is awaited, so no pause can end.
+        while let Some(Some(next)) = all.next().now_or_never() {
+            match next {
+                Ok(_) => requests += 1,
+                Err(_) => errors += 1,
+            }
+        }
+        assert_eq!((errors, requests), (1, 4));
     }
 
     #[test]
