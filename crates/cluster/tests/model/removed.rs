@@ -67,6 +67,11 @@ impl World {
         let Some(vanished) = self.memory.vanished.get(member).copied() else {
             return;
         };
+        if self.memory.writes_to.is_none() {
+            // No client has written yet, so the volume is no evidence. Before the client Service gets its first endpoint,
+            // the operator may abandon a bootstrap and delete its volumes (seed 20261170024).
+            return;
+        }
         let listed = self
             .recorded()
             .is_some_and(|all| all.by_name(member).is_some());
