@@ -27,6 +27,15 @@ pub struct Access {
     pub namespace: String,
 }
 
+/// Converts the error of a request to the API server.
+fn failed(verb: &'static str, object: String) -> impl FnOnce(kube::Error) -> Error {
+    move |source| Error::Request {
+        verb,
+        object,
+        source: Box::new(source),
+    }
+}
+
 impl Access {
     /// Reads the kubeconfig and builds a client. Sends no request.
     ///
@@ -91,11 +100,7 @@ impl Access {
             + DeserializeOwned,
     {
         let answer = self.api::<K>().get(name).await;
-        answer.map_err(|source| Error::Request {
-            verb: "get",
-            object: self.named::<K>(name),
-            source: Box::new(source),
-        })
+        answer.map_err(failed("get", self.named::<K>(name)))
     }
 
     /// Reads the object `name` in the namespace of the command. `None` if it does not exist.
@@ -110,11 +115,7 @@ impl Access {
             + DeserializeOwned,
     {
         let answer = self.api::<K>().get_opt(name).await;
-        answer.map_err(|source| Error::Request {
-            verb: "get",
-            object: self.named::<K>(name),
-            source: Box::new(source),
-        })
+        answer.map_err(failed("get", self.named::<K>(name)))
     }
 
     /// Lists the objects in the namespace that match the label selector.
@@ -130,11 +131,7 @@ impl Access {
     {
         let params = ListParams::default().labels(selector);
         let answer = self.api::<K>().list(&params).await;
-        let list = answer.map_err(|source| Error::Request {
-            verb: "list",
-            object: self.all_of::<K>(),
-            source: Box::new(source),
-        })?;
+        let list = answer.map_err(failed("list", self.all_of::<K>()))?;
         Ok(list.items)
     }
 
@@ -191,11 +188,7 @@ impl Access {
             .api::<K>()
             .patch(name, &params, &Patch::Merge(patch))
             .await;
-        answer.map_err(|source| Error::Request {
-            verb: "patch",
-            object: self.named::<K>(name),
-            source: Box::new(source),
-        })
+        answer.map_err(failed("patch", self.named::<K>(name)))
     }
 
     /// Asks the API server whether it would create the object of a manifest. Creates nothing. Unknown fields are errors.
@@ -219,11 +212,9 @@ impl Access {
             Ok(request) => self.client.request::<K>(request).await,
             Err(error) => Err(kube::Error::HttpError(error)),
         };
-        answer.map(drop).map_err(|source| Error::Request {
-            verb: "create",
-            object: self.named::<K>(name),
-            source: Box::new(source),
-        })
+        answer
+            .map(drop)
+            .map_err(failed("create", self.named::<K>(name)))
     }
 
     /// Creates the object, and returns the object that the API server stored.
@@ -243,11 +234,7 @@ impl Access {
             ..PostParams::default()
         };
         let answer = self.api::<K>().create(&params, object).await;
-        answer.map_err(|source| Error::Request {
-            verb: "create",
-            object: self.named::<K>(&object.name_any()),
-            source: Box::new(source),
-        })
+        answer.map_err(failed("create", self.named::<K>(&object.name_any())))
     }
 
     /// Deletes the object, with its UID as a precondition: an object that was created later under the same name is not
@@ -271,10 +258,8 @@ impl Access {
         };
         let name = object.name_any();
         let answer = self.api::<K>().delete(&name, &params).await;
-        answer.map(|_| ()).map_err(|source| Error::Request {
-            verb: "delete",
-            object: self.named::<K>(&name),
-            source: Box::new(source),
-        })
+        answer
+            .map(|_| ())
+            .map_err(failed("delete", self.named::<K>(&name)))
     }
 }
