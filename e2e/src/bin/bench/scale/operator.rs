@@ -112,7 +112,7 @@ impl Operator {
         u16::from(self.port == FIRST_PORT)
     }
 
-    /// Whether the process has ended by itself.
+    /// True if the process has ended.
     pub(super) fn has_ended(&mut self) -> Result<bool> {
         Ok(self.child.try_wait()?.is_some())
     }

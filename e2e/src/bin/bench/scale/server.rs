@@ -1,5 +1,5 @@
 //! The listeners of all simulated members. Every address of the pods belongs to this machine, so one listener for each
-//! port accepts the connections to all of them. The local address of a connection tells which member is called.
+//! port accepts the connections to all of them. The local address of a connection identifies the called member.
 
 use std::io;
 use std::net::IpAddr;
