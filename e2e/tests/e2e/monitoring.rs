@@ -1,9 +1,11 @@
 //! A real Prometheus scrapes the operators and the members with the jobs of the chart's PodMonitors, and evaluates the
 //! chart's rules with short times. The test finds every member, causes faults until the alerts fire, repairs the faults
-//! until the alerts end, and runs every query of the dashboards and every recording rule.
+//! until the alerts end, and runs every query of the dashboards and every recording rule. It draws the dashboards, and
+//! takes the outputs of commands for the documentation.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::bucket::Bucket;
@@ -59,6 +61,8 @@ struct Monitor<'a> {
     sandbox: &'a Sandbox,
     testbed: Testbed<'a>,
     prometheus: Prometheus,
+    /// The time at which Prometheus started.
+    started: SystemTime,
     /// The alerts of the chart.
     alerts: BTreeSet<String>,
     /// The names of the chart's recording rules.
@@ -123,6 +127,7 @@ impl<'a> Monitor<'a> {
         Ok(Self {
             alerts,
             recordings,
+            started: SystemTime::now(),
             prometheus: Prometheus::start(sandbox, jobs, &groups).await?,
             sandbox,
             testbed,
@@ -130,19 +135,19 @@ impl<'a> Monitor<'a> {
         })
     }
 
-    /// Creates the clusters `c` (three members, TLS) and `p` (one member), and a backup of `p`. A bootstrap must not fire
-    /// the alert of a lost quorum.
+    /// Creates the clusters `orders` (three members, TLS) and `carts` (one member), and a backup of `carts`. A bootstrap
+    /// must not fire the alert of a lost quorum.
     async fn clusters(&self, path: &str) -> Result<()> {
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
         let clusters = [
-            cluster_with(&sandbox.env, "c", 3, TLS)?,
-            cluster_with(&sandbox.env, "p", 1, SMALL)?,
+            cluster_with(&sandbox.env, "orders", 3, TLS)?,
+            cluster_with(&sandbox.env, "carts", 1, SMALL)?,
             aws_secret(s3, "aws"),
         ];
         sandbox.apply(&clusters.join("---\n")).await?;
-        sandbox.await_members("c", 3).await?;
-        sandbox.await_members("p", 1).await?;
-        sandbox.apply(&backup(s3, "first", "p", path)).await?;
+        sandbox.await_members("orders", 3).await?;
+        sandbox.await_members("carts", 1).await?;
+        sandbox.apply(&backup(s3, "first", "carts", path)).await?;
         await_complete(&sandbox.objects(Kind::EtcdBackup), "first", DEADLINE).await?;
         let lost = self
             .prometheus
@@ -155,7 +160,7 @@ impl<'a> Monitor<'a> {
     /// Waits until Prometheus scrapes every member of both clusters, with the labels that the alerts need.
     async fn members_are_found(&self) -> Result<()> {
         let mut expected = BTreeSet::new();
-        for cluster in ["c", "p"] {
+        for cluster in ["orders", "carts"] {
             for pod in self.sandbox.member_pods(cluster).await? {
                 expected.insert((cluster.to_owned(), pod.name_any()));
             }
@@ -239,16 +244,20 @@ impl<'a> Monitor<'a> {
         self.sandbox.kubectl(&words).await.map(drop)
     }
 
-    /// Causes certificates that expire soon, many elections, a missing member and a lost quorum in the cluster `c`.
-    /// Waits until the alert of each fault fires, and until it ends after the repair.
+    /// Causes certificates that expire soon, many elections, a missing member and a lost quorum in the cluster
+    /// `orders`. Waits until the alert of each fault fires, and until it ends after the repair. Shows the lost quorum in
+    /// the documentation.
     async fn faults_of_tls_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
-        let labels = [("namespace", sandbox.namespace.as_str()), ("cluster", "c")];
+        let labels = [
+            ("namespace", sandbox.namespace.as_str()),
+            ("cluster", "orders"),
+        ];
         self.fires("EtcdCertificateExpiring", &labels).await?;
         self.renew_certificates().await?;
         self.ends("EtcdCertificateExpiring", &labels).await?;
 
-        let object = sandbox.await_members("c", 3).await?;
+        let object = sandbox.await_members("orders", 3).await?;
         let survivor = leader(&object)?;
         let mut members = ready_members(&object);
         members.retain(|member| *member != survivor);
@@ -256,7 +265,7 @@ impl<'a> Monitor<'a> {
         // The last member of each cycle is the first leader, so no move leads to the current leader.
         members.push(survivor.clone());
         for next in members.iter().cycle().take(LEADER_MOVES) {
-            let words = ["move-leader", "c", "--to", next, "--yes"];
+            let words = ["move-leader", "orders", "--to", next, "--yes"];
             plugin::run(sandbox, &words).await?;
         }
         self.fires("EtcdLeaderChangesOften", &labels).await?;
@@ -276,6 +285,10 @@ impl<'a> Monitor<'a> {
         let of_survivor = [labels[0], labels[1], ("pod", survivor.as_str())];
         self.fires("EtcdNoLeader", &of_survivor).await?;
         self.fires("EtcdStepStuck", &labels).await?;
+        let all = sandbox.kubectl(&["get", "etcds"]).await?;
+        dashboards::show("troubleshooting.md", "kubectl get etcds", &all)?;
+        let all = plugin::run(sandbox, &["status", "-A"]).await?;
+        dashboards::show("kubectl.md", "kubectl etcd status -A", &all)?;
         self.testbed.signal_containers(&pods, "SIGCONT").await?;
         for alert in [
             "EtcdStepStuck",
@@ -286,36 +299,42 @@ impl<'a> Monitor<'a> {
         ] {
             self.ends(alert, &labels).await?;
         }
-        sandbox.await_members("c", 3).await.map(drop)
+        sandbox.await_members("orders", 3).await.map(drop)
     }
 
     /// Sets a longer validity, and deletes the certificates, so that the operator issues them again.
     async fn renew_certificates(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let longer = r#"{"spec":{"TLS":{"generated":{"certificateDuration":"2160h"}}}}"#;
-        self.patch("etcdcluster", "c", longer).await?;
-        let mut secrets = vec!["c-operator-tls".to_owned(), "c-client-tls".to_owned()];
-        for pod in sandbox.member_pods("c").await? {
+        self.patch("etcdcluster", "orders", longer).await?;
+        let mut secrets = vec![
+            "orders-operator-tls".to_owned(),
+            "orders-client-tls".to_owned(),
+        ];
+        for pod in sandbox.member_pods("orders").await? {
             let pod = pod.name_any();
             secrets.extend([format!("{pod}-peer-tls"), format!("{pod}-server-tls")]);
         }
         let mut words = vec!["delete", "secret"];
         words.extend(secrets.iter().map(String::as_str));
         sandbox.kubectl(&words).await?;
-        sandbox.trigger_reconcile("c").await
+        sandbox.trigger_reconcile("orders").await
     }
 
-    /// Raises the alarm CORRUPT and fills the database of the cluster `p`. Waits until the alerts of both faults fire,
-    /// and until they end after the repair.
+    /// Raises the alarm CORRUPT and fills the database of the cluster `carts`. Waits until the alerts of both faults
+    /// fire, and until they end after the repair.
     async fn faults_of_plain_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
-        let labels = [("namespace", sandbox.namespace.as_str()), ("cluster", "p")];
-        let object = sandbox.await_members("p", 1).await?;
+        let labels = [
+            ("namespace", sandbox.namespace.as_str()),
+            ("cluster", "carts"),
+        ];
+        let object = sandbox.await_members("carts", 1).await?;
         let member = field(&object, "/status/memberDetails/0");
         let (Some(id), Some(pod)) = (member["id"].as_str(), member["name"].as_str()) else {
             bail!("no member: {member}");
         };
-        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "p").await?;
+        let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "carts").await?;
         keys.raise_corrupt(u64::from_str_radix(id, 16)?).await?;
         self.fires("EtcdDataDiffers", &labels).await?;
         let disarm = ["exec", pod, "--", "etcdctl", "alarm", "disarm"];
@@ -342,10 +361,10 @@ impl<'a> Monitor<'a> {
         self.fires("EtcdQuotaNearlyFull", &labels).await?;
         self.fires("EtcdDatabaseFull", &labels).await?;
         let larger = r#"{"spec":{"etcd":{"quotaBackendBytes":67108864}}}"#;
-        self.patch("etcdcluster", "p", larger).await?;
+        self.patch("etcdcluster", "carts", larger).await?;
         self.ends("EtcdQuotaNearlyFull", &labels).await?;
         self.ends("EtcdDatabaseFull", &labels).await?;
-        sandbox.await_members("p", 1).await.map(drop)
+        sandbox.await_members("carts", 1).await.map(drop)
     }
 
     /// Creates EtcdBackups whose Secret `wrong` has a key that the store rejects. Waits until the backup alerts fire,
@@ -363,7 +382,7 @@ impl<'a> Monitor<'a> {
                 format!("{}/{name}", bucket.name),
                 format!("  backupPolicy: {policy}\n"),
             );
-            let manifest = backup_with(s3, name, "p", &path, &more);
+            let manifest = backup_with(s3, name, "carts", &path, &more);
             let manifest = manifest.replace("awsSecret: aws", "awsSecret: wrong");
             sandbox.apply(&manifest).await?;
         }
@@ -419,9 +438,9 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdOperatorFails", &labels).await?;
         self.ends("EtcdRestoreSlow", &back).await?;
 
-        // The cluster `p` exists.
+        // The cluster `carts` exists.
         sandbox
-            .apply(&restore_with(s3, "refused", "{name: p}", path, ""))
+            .apply(&restore_with(s3, "refused", "{name: carts}", path, ""))
             .await?;
         self.fires("EtcdRestoreFailed", &refused).await?;
         let delete = ["delete", "etcdrestore", "refused"];
@@ -459,9 +478,14 @@ async fn prometheus_finds_members_fires_alerts_and_fills_dashboards() {
         })
         .await?;
         monitor.all_alerts_ended()?;
-        let data = dashboards::have_data(sandbox, &monitor.prometheus, "c");
+        let data = dashboards::have_data(sandbox, &monitor.prometheus, "orders");
         step("run the queries of the dashboards", data).await?;
-        let data = monitor.recordings_have_data("c");
+        let pictures =
+            dashboards::are_drawn(sandbox, &monitor.prometheus, "orders", monitor.started);
+        step("draw the dashboards", pictures).await?;
+        let one = plugin::run(sandbox, &["status", "orders"]).await?;
+        dashboards::show("kubectl.md", "kubectl etcd status orders", &one)?;
+        let data = monitor.recordings_have_data("orders");
         step("read the values of the recording rules", data).await
     })
     .await;
