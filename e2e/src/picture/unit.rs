@@ -1,6 +1,6 @@
 //! Shows numbers with Grafana's units.
 
-/// The units for which the picture has a format. Each pair is the name in Grafana and the text after the number.
+/// Units of rates. Each pair is the name in Grafana and the text after the number.
 const RATES: [(&str, &str); 2] = [("reqps", " req/s"), ("ops", " ops/s")];
 /// Sizes of a duration in seconds, the smallest first.
 const DURATIONS: [(f64, &str); 6] = [
