@@ -25,7 +25,7 @@ use crate::fixtures::{cluster_with, newest_version};
 
 /// Chart values with which the Prometheus operator would scrape everything and evaluate all alerts.
 const MONITORS: &str = "podMonitor.enabled=true,memberMonitor.enabled=true,prometheusRule.enabled=true,\
-                        prometheusRule.backupSeconds=15,prometheusRule.certificateSeconds=3600";
+                        prometheusRule.backupDelaySeconds=15,prometheusRule.certificateSeconds=3600";
 /// Lines under `spec` of the cluster with TLS. Its certificates expire within `certificateSeconds`.
 const TLS: &str = "  TLS: {generated: {certificateDuration: 30m}}\n";
 /// Lines under `spec` of the cluster without TLS. Its quota is small.
