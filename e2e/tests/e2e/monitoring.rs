@@ -278,6 +278,7 @@ impl<'a> Monitor<'a> {
             .signal_containers(&pods[..1], "SIGSTOP")
             .await?;
         self.fires("EtcdMemberMissing", &labels).await?;
+        self.fires("EtcdQuorumAtRisk", &labels).await?;
         self.testbed
             .signal_containers(&pods[1..], "SIGSTOP")
             .await?;
@@ -295,6 +296,7 @@ impl<'a> Monitor<'a> {
             "EtcdQuorumLost",
             "EtcdNoLeader",
             "EtcdMemberMissing",
+            "EtcdQuorumAtRisk",
             "EtcdLeaderChangesOften",
         ] {
             self.ends(alert, &labels).await?;
