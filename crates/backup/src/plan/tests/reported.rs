@@ -64,9 +64,14 @@ fn waiting_backup_reports_reason_of_wait() {
                 expected("False")
             );
             if backup.spec.is_periodic() {
+                let (holds, reason, mut message) = expected("True");
+                message.push_str(&match &status.last_success_date {
+                    Some(time) => format!("; the newest backup is from {}", time.0),
+                    None => "; no backup exists yet".to_owned(),
+                });
                 assert_eq!(
                     condition(&status, &ConditionType::Progressing),
-                    expected("True")
+                    (holds, reason, message)
                 );
             }
             assert_eq!(status.next_backup_time, None);
