@@ -1,5 +1,5 @@
-//! The plugin `kubectl etcd`, with kubelets and operators: commands in the containers of members, logs, changes, backups,
-//! restores and recoveries.
+//! The plugin `kubectl etcd`, with kubelets and operators: commands in the containers of members, logs, changes,
+//! backups, restores and recoveries.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;
