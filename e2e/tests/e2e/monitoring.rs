@@ -136,8 +136,8 @@ impl<'a> Monitor<'a> {
         })
     }
 
-    /// Creates the clusters `orders` (three members, TLS) and `carts` (one member), and a backup of `carts`. A bootstrap
-    /// must not fire the alert of a lost quorum.
+    /// Creates the clusters `orders` (three members, TLS) and `carts` (one member), and a backup of `carts`. A
+    /// bootstrap must not fire the alert of a lost quorum.
     async fn clusters(&self, path: &str) -> Result<()> {
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
         let clusters = [
@@ -249,8 +249,8 @@ impl<'a> Monitor<'a> {
     }
 
     /// Causes certificates that expire soon, many elections, a missing member and a lost quorum in the cluster
-    /// `orders`. Waits until the alert of each fault fires, and until it ends after the repair. Shows the lost quorum in
-    /// the documentation.
+    /// `orders`. Waits until the alert of each fault fires, and until it ends after the repair. Shows the lost quorum
+    /// in the documentation.
     async fn faults_of_tls_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [
@@ -373,8 +373,8 @@ impl<'a> Monitor<'a> {
         sandbox.await_members("carts", 1).await.map(drop)
     }
 
-    /// Creates a cluster whose client Service has another owner. After the Service is deleted, removes many members. Waits
-    /// until the alert of each fault fires, and until it ends.
+    /// Creates a cluster whose client Service has another owner. After the Service is deleted, removes many members.
+    /// Waits until the alert of each fault fires, and until it ends.
     async fn faults_of_changed_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [
@@ -397,8 +397,8 @@ impl<'a> Monitor<'a> {
         sandbox.await_members("stock", 1).await.map(drop)
     }
 
-    /// Changes one byte of a stored backup, and verifies the backup. Waits until the alert fires, and until it ends after
-    /// the backup is repaired.
+    /// Changes one byte of a stored backup, and verifies the backup. Waits until the alert fires, and until it ends
+    /// after the backup is repaired.
     async fn damages_backup(&self, bucket: &Bucket) -> Result<()> {
         let verify = async |settings: &str| {
             let patch = format!(r#"{{"spec":{{"verification":{settings}}}}}"#);
