@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::Prometheus;
 
 /// The number of points of a line.
-const POINTS: f64 = 240.0;
+const POINTS: f64 = 200.0;
 /// The name of the label that contains the name of the metric. Grafana does not show it in tables.
 const METRIC: &str = "__name__";
 
@@ -264,6 +264,6 @@ mod tests {
     fn step_is_at_least_one_second() {
         let step = |end: f64| Span { start: 0.0, end }.step();
         assert!((step(60.0) - 1.0).abs() < 1e-9);
-        assert!((step(2400.0) - 10.0).abs() < 1e-9);
+        assert!((step(2000.0) - 10.0).abs() < 1e-9);
     }
 }

@@ -112,7 +112,7 @@ impl Svg {
             return;
         }
         let mut steps = String::new();
-        for (x, y) in points {
+        for (x, y) in corners(points) {
             steps.push_str(if steps.is_empty() { "M" } else { "L" });
             let _ = write!(steps, "{x:.1},{y:.1}");
         }
@@ -126,6 +126,18 @@ impl Svg {
         self.document.push_str("</svg>\n");
         self.document
     }
+}
+
+/// The points without those that have the same height as both neighbors.
+fn corners(points: &[(f64, f64)]) -> Vec<(f64, f64)> {
+    let is_at = |point: Option<&(f64, f64)>, height: f64| {
+        point.is_some_and(|(_, y)| (y - height).abs() < 0.05)
+    };
+    let kept = points.iter().enumerate().filter(|(index, (_, y))| {
+        let before = index.checked_sub(1).and_then(|index| points.get(index));
+        !(is_at(before, *y) && is_at(points.get(index + 1), *y))
+    });
+    kept.map(|(_, point)| *point).collect()
 }
 
 /// The width of a text, estimated from its number of characters.
@@ -166,6 +178,12 @@ mod tests {
             found.ends_with('…') && width(&found, 10.0) <= 60.0,
             "{found}"
         );
+    }
+
+    #[test]
+    fn horizontal_lines_have_only_their_ends() {
+        let flat = [(0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (3.0, 5.0)];
+        assert_eq!(corners(&flat), [(0.0, 1.0), (2.0, 1.0), (3.0, 5.0)]);
     }
 
     #[test]
