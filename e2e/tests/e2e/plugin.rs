@@ -99,7 +99,7 @@ async fn plugin_works_with_tls_and_authentication() {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, more)?)
             .await?;
-        sandbox.await_members("c", 3).await?;
+        let object = sandbox.await_members("c", 3).await?;
         ensure_live(&status(sandbox).await?, 3)?;
         // With authentication, the plugin runs the etcdctl of this machine through a port-forward, with the password
         // from the Secret.
@@ -110,6 +110,16 @@ async fn plugin_works_with_tls_and_authentication() {
         )
         .await?;
         ensure!(value.trim() == "v", "{value}");
+
+        let next = follower(&object)?;
+        plugin::run(sandbox, &["move-leader", "c", "--to", &next, "--yes"]).await?;
+        ensure!(
+            status(sandbox).await?["leader"] == next.as_str(),
+            "{next} is not the leader"
+        );
+        plugin::run(sandbox, &["compact", "c", "--keep", "0", "--yes"]).await?;
+        let defragmented = plugin::run(sandbox, &["defrag", "c", "--yes"]).await?;
+        ensure!(defragmented.matches('→').count() == 3, "{defragmented}");
         Ok(())
     })
     .await;
