@@ -9,7 +9,6 @@ use e2e::picture::{self, Span};
 use e2e::wait::Poll;
 use e2e::{DEADLINE, Prometheus, Sandbox, screen, until};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::ResourceExt;
 use kube::api::ListParams;
 use serde_json::Value;
 

@@ -173,8 +173,8 @@ async fn recovers(sandbox: &Sandbox) -> Result<()> {
     .await?;
     let plan = plugin::run(sandbox, &["plan", "c"]).await?;
     ensure!(plan.contains("QuorumLost"), "{plan}");
-    let loss = plugin::run(sandbox, &["recover", "c", "--dry-run"]).await?;
-    ensure!(loss.contains(&survivor), "{loss}");
+    let preview = plugin::run(sandbox, &["recover", "c", "--dry-run"]).await?;
+    ensure!(preview.contains(&survivor), "{preview}");
     change(sandbox, &["recover", "c"]).await?;
     let after = sandbox.await_members("c", 3).await?;
     ensure!(field(&after, "/status/clusterID") != field(&before, "/status/clusterID"));
