@@ -28,7 +28,8 @@ pub struct Verification {
     #[schemars(length(max = 128))]
     #[x_kube(validation = (
         "self.matches('^(@(hourly|daily|weekly|monthly|yearly)|[^ =]+( [^ =]+){4})$')",
-        "verification.schedule must have five cron fields such as 0 * * * *, or be @hourly, @daily, @weekly, @monthly or @yearly: name a time zone in verification.timeZone"
+        "verification.schedule must have five cron fields such as 0 * * * *, or be @hourly, @daily, @weekly, @monthly \
+         or @yearly: correct it, and set a time zone only in verification.timeZone"
     ))]
     pub schedule: Option<String>,
     /// Time zone of the schedule, such as `Europe/Berlin`. Default `Etc/UTC`.
