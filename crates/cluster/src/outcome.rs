@@ -141,7 +141,8 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
     }
     if before.control_paused != after.control_paused {
         notices.push(if after.control_paused {
-            let text = "spec.paused is true: the operator changes nothing until it is false";
+            let text =
+                "spec.paused is true: the operator changes nothing until spec.paused is false";
             Notice::change(Reason::Paused.as_str(), "Pause", text)
         } else {
             Notice::change(

@@ -185,8 +185,8 @@ impl Keeper<'_> {
         let over = held.resource_version.clone();
         if !held.owned {
             let text = format!(
-                "Secret {} belongs to another owner, but its name is needed for a generated certificate authority: \
-                 delete or rename it",
+                "Secret {} belongs to another owner, but the operator needs its name for a generated certificate \
+                 authority: delete it, or move its data to a Secret with another name",
                 scope.secret(&self.rule.cluster)
             );
             draft.problem(Reason::SecretNotOurs, text);

@@ -34,7 +34,7 @@ pub(super) fn conditions(
     ];
     let mut conditions = before.conditions.clone();
     if !report.hibernates() {
-        // After a hibernation, conditions with a reason of the hibernation are created anew. The time of the
+        // After a hibernation, conditions with a reason of the hibernation are created again. The time of the
         // hibernation then does not count as unavailable time.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }

@@ -76,7 +76,7 @@ fn invariant_3_member_with_deleted_pvc_stays_while_another_is_down() {
 }
 
 #[test]
-fn replacement_joins_before_only_member_is_removed() {
+fn replacement_joins_before_sole_member_is_removed() {
     let alone = Scene::formed(&["a"])
         .durable()
         .claim_deleted("a")

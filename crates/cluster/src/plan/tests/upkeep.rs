@@ -440,7 +440,7 @@ fn corrupt_member_is_replaced_before_alarm_is_disarmed() {
     let scene = alarmed(three(1, 1), AlarmKind::Corrupt, b'b'.into());
     assert_eq!(scene.changes(), [scene::remove("b")]);
     assert!(
-        problem(&scene).contains("it is replaced"),
+        problem(&scene).contains("the operator replaces this member"),
         "{}",
         problem(&scene)
     );
