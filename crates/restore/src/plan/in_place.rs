@@ -273,7 +273,8 @@ fn stop_for(
         }
         Serving::Differs { expected, found } => {
             return Plan::wait_for(format!(
-                "a seed whose keys have the hash {expected:08x} instead of {found:08x}"
+                "the correct data in the seed: its keys have the hash {found:08x}, but the manifest records \
+                 {expected:08x}"
             ));
         }
     };

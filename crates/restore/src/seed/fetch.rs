@@ -372,13 +372,13 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
     let sha256 = hex::encode(inspected.sha256);
     if !manifest.sha256.is_empty() && !manifest.sha256.eq_ignore_ascii_case(&sha256) {
         return Err(unreadable(&format!(
-            "the SHA-256 of the snapshot is {sha256}, but the manifest has {}",
+            "the SHA-256 of the snapshot is {sha256}, but the manifest records {}",
             manifest.sha256
         )));
     }
     if u64::try_from(manifest.size).ok() != Some(inspected.size) {
         return Err(unreadable(&format!(
-            "the snapshot has {} bytes, but the manifest has {}",
+            "the snapshot has {} bytes, but the manifest records {} bytes",
             inspected.size, manifest.size
         )));
     }
@@ -386,7 +386,7 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
     // revisions differ if the store is empty, or if it was compacted beyond the last key.
     if !(inspected.revision..=inspected.store_revision()).contains(&manifest.revision) {
         return Err(unreadable(&format!(
-            "the snapshot has revision {}, but the manifest has {}",
+            "the snapshot has revision {}, but the manifest records revision {}",
             inspected.revision, manifest.revision
         )));
     }
