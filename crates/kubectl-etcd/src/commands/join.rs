@@ -80,7 +80,9 @@ fn manifest(args: &JoinArgs, namespace: &str) -> Result<Value> {
         match metadata[field].as_str() {
             Some(found) if found != expected => {
                 return Err(Error::refused(
-                    format!("metadata.{field} in the file is {found}, and not {expected}"),
+                    format!(
+                        "metadata.{field} in the file is {found}, but the command line has {expected}"
+                    ),
                     remedy,
                 ));
             }
@@ -294,7 +296,8 @@ async fn finish(access: &Access, args: &JoinArgs) -> Result<()> {
     if !confirm("Remove the annotation?", args.consent)? {
         return Ok(());
     }
-    // The members were read from this version of the object.
+    // The members were read together with this version of the object. If the object has changed since, the API server
+    // rejects the patch.
     let patch = json!({ "metadata": {
         "resourceVersion": cluster.resource_version(), "annotations": { ANNOTATION_JOIN: null } } });
     let _: EtcdCluster = access.merge(name, &patch).await?;
