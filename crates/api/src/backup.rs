@@ -260,8 +260,7 @@ pub struct BackupPolicy {
     /// Time limit of one backup, in seconds, at most 48 hours; 0 means 48 hours. If not set, the limit grows with
     /// the size of the database.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = ("self >= 0", "backupPolicy.timeoutInSecond may not be negative: use 0 for the maximum of \
-                                         48 hours, or remove it"))]
+    #[x_kube(validation = ("self >= 0", "backupPolicy.timeoutInSecond may not be negative: use 0 for the maximum of 48 hours, or remove it"))]
     pub timeout_in_second: Option<i64>,
     /// Seconds between backups; 0 means one backup only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -277,8 +276,7 @@ pub struct BackupPolicy {
     #[schemars(length(max = 128))]
     #[x_kube(validation = (
         "self.matches('^(@(hourly|daily|weekly|monthly|yearly)|[^ =]+( [^ =]+){4})$')",
-        "backupPolicy.schedule must have five cron fields such as 0 * * * *, or be @hourly, @daily, @weekly, @monthly \
-         or @yearly: correct it, and set a time zone only in backupPolicy.timeZone"
+        "backupPolicy.schedule must have five cron fields such as 0 * * * *, or be @hourly, @daily, @weekly, @monthly or @yearly: correct it, and set a time zone only in backupPolicy.timeZone"
     ))]
     pub schedule: Option<String>,
     /// Time zone of the schedule, such as `Europe/Berlin`. Default `Etc/UTC`.

@@ -32,7 +32,7 @@ pub fn to_record(restore: &EtcdRestore, snapshot: &Snapshot, locked: bool) -> Op
         return None;
     }
     let Some(found) = snapshot.found.clone() else {
-        return Some(Plan::wait_for("the check of the backup"));
+        return Some(Plan::wait_for("waiting for the check of the backup"));
     };
     let description = format!("recording the chosen backup {}", found.location);
     Some(Plan::act(
