@@ -223,7 +223,7 @@ pub struct EtcdBackupSpec {
     /// Compression of the stored backup. Default `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// Proof that the newest backup restores: the operator restores it in a separate pod.
+    /// Proof that the newest backup can be restored: the operator restores it in a separate pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
     /// Seconds after which a finished EtcdBackup is deleted. If not set, the object is kept. An EtcdBackup

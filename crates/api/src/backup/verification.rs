@@ -1,4 +1,4 @@
-//! The proof that a backup restores: when the operator makes it, and what it has found.
+//! The proof that a backup can be restored: when the operator makes the proof, and the result.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -14,7 +14,7 @@ use crate::storage::StorageType;
 /// Default of `verification.timeoutSeconds`.
 pub const DEFAULT_TIMEOUT_SECONDS: i32 = 1800;
 
-/// When and how the operator restores the newest backup in a separate pod, to prove that the backup restores.
+/// When and how the operator restores the newest backup in a separate pod, to prove that the backup can be restored.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (

@@ -335,7 +335,7 @@ pub struct ClusterBackup {
     /// Compression of stored backups. Default `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// Proof that the newest backup restores: the backup operator restores it in a separate pod.
+    /// Proof that the newest backup can be restored: the backup operator restores it in a separate pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
     /// Changes that start only after a recent backup: `Upgrade`, `Recovery`, `Restore`, `Shrink`. For an upgrade or a

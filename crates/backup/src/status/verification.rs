@@ -106,7 +106,7 @@ fn finding(status: ConditionStatus, reason: Reason, message: &str) -> Finding {
     Finding::new(ConditionType::Verified, status, reason.into(), message)
 }
 
-/// True if the status reports a backup that does not restore.
+/// True if the status reports a backup that cannot be restored.
 fn is_failed(status: &EtcdBackupStatus) -> bool {
     let found = api::conditions::find(&status.conditions, &ConditionType::Verified);
     found.is_some_and(|condition| condition.status == "False")
