@@ -243,7 +243,7 @@ mod tests {
         assert_eq!(
             told.len(),
             5,
-            "the four Events above, and the Event of the postponed promotion: {told:?}"
+            "expected the four Events above and the Event of the postponed promotion: {told:?}"
         );
         assert!(notices.iter().any(|one| one.note.contains("not in sync")));
     }
