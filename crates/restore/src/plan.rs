@@ -123,7 +123,7 @@ pub fn final_plan(restore: &EtcdRestore) -> Option<Plan> {
     if in_place::is_deleted(restore) {
         return Some(Plan::halt(
             Reason::Cancelled,
-            "the EtcdRestore was deleted before it was complete",
+            "the EtcdRestore was deleted before the restore was complete",
         ));
     }
     if status.is_some_and(|status| status.succeeded) {
@@ -194,14 +194,14 @@ fn refuse_locked(restore: &EtcdRestore) -> Plan {
     let name = naming::target(restore);
     let message = if is_verified(restore) {
         format!(
-            "another EtcdRestore locked the EtcdCluster {name} before this one was complete: wait until the other \
-             EtcdRestore has ended"
+            "another EtcdRestore locked the EtcdCluster {name} before this EtcdRestore was complete: wait until the \
+             other EtcdRestore has ended"
         )
     } else {
         format!(
-            "spec.etcdCluster.name: another EtcdRestore is restoring the EtcdCluster {name}; nothing was changed. Create a \
-             new EtcdRestore with another cluster name. To replace the restored data, create one with spec.overwrite: true \
-             after the other EtcdRestore has ended"
+            "spec.etcdCluster.name: another EtcdRestore is restoring the EtcdCluster {name}; nothing was changed. \
+             Create a new EtcdRestore with another cluster name. To replace the restored data, create a new \
+             EtcdRestore with spec.overwrite: true after the other EtcdRestore has ended"
         )
     };
     Plan::halt(Reason::ClusterExists, message)
@@ -211,7 +211,7 @@ fn without_cluster(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     if verified(restore).is_some() {
         let name = naming::target(restore);
         let message = format!(
-            "the restored EtcdCluster {name} was deleted before it was complete; create a new EtcdRestore"
+            "the restored EtcdCluster {name} was deleted before the restore was complete; create a new EtcdRestore"
         );
         return Plan::halt(Reason::ClusterMissing, message);
     }
@@ -277,8 +277,8 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
         (Some(recorded), _) => Plan::halt(
             Reason::SeedFailed,
             format!(
-                "the EtcdCluster's status has the cluster ID {recorded}, but the restored seed has another one; delete \
-                 the EtcdCluster and create a new EtcdRestore"
+                "the EtcdCluster's status has the cluster ID {recorded}, but the restored seed has a different \
+                 cluster ID; delete the EtcdCluster and create a new EtcdRestore"
             ),
         ),
         (None, known) => with_finalizer(restore, prepare_seed(cluster, known, snapshot)),

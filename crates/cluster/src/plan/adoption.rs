@@ -48,8 +48,8 @@ pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<D
     if known.is_empty() {
         let id = list.cluster_id;
         let text = format!(
-            "cluster {id} answers, but no pod of this EtcdCluster belongs to one of its members: the operator \
-             changes nothing"
+            "cluster {id} answers, but none of its members runs in a pod of this EtcdCluster: the operator changes \
+             nothing"
         );
         draft.problem(Reason::ForeignCluster, text);
         return Some(draft);

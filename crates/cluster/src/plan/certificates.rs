@@ -266,7 +266,8 @@ impl Keeper<'_> {
         // Invariant 20: the operator retires a CA only after every running member was started with the next CA.
         if !made || !self.reached_all(scope, held) {
             let text = format!(
-                "members are restarted with the new {} certificate authority, and all certificates are reissued by it",
+                "members are restarted with the new {} certificate authority, and the operator reissues all \
+                 certificates",
                 scope.word()
             );
             draft.wait(Reason::AuthorityRotating, text, BLIND);

@@ -266,7 +266,7 @@ fn fields_in_effect(report: &Report) -> Finding {
         return finding(kind, true, Reason::AllInEffect, text);
     }
     let text = format!(
-        "accepted, but without effect in this release: {}",
+        "these fields of the spec have no effect in this release: {}",
         without.join(", ")
     );
     finding(kind, false, Reason::NotYetInEffect, text)

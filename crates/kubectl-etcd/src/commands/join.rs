@@ -179,7 +179,8 @@ fn effect(cluster: &EtcdCluster) -> String {
     ];
     if !cluster.spec.is_durable() {
         lines.push(
-            "warning: the new members have no volumes, so a member that loses its pod loses its data (--storage)"
+            "warning: the new members have no volumes, so a member that loses its pod loses its data: add volumes \
+             with --storage"
                 .to_owned(),
         );
     }

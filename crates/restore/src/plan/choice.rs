@@ -121,8 +121,8 @@ pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Troub
             None => "does not exist",
         };
         trouble.message = format!(
-            "the backup {}{owner}, which this restore has chosen, {problem} ({}): put it back, or create a new \
-             EtcdRestore",
+            "the backup {}{owner}, which this restore has chosen, {problem} ({}): put the backup back, or create a \
+             new EtcdRestore",
             chosen.location, trouble.message
         );
     }

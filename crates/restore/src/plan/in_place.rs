@@ -55,9 +55,9 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
     if verified(restore).is_some() && !replaces(restore).is_some_and(|was| cluster.is_still(was)) {
         let name = naming::target(restore);
         let message = format!(
-            "the EtcdCluster {name} has changed since this EtcdRestore started: it was created again, or its lost quorum \
-             was recovered. The restore does not change it. To replace its current data, create a new EtcdRestore with \
-             spec.overwrite: true"
+            "the EtcdCluster {name} has changed since this EtcdRestore started: a user created the EtcdCluster again, \
+             or its lost quorum was recovered. The restore does not change the EtcdCluster. To replace its current \
+             data, create a new EtcdRestore with spec.overwrite: true"
         );
         return Plan::halt(Reason::ClusterExists, message);
     }
@@ -66,7 +66,8 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
         return Plan::stuck(Trouble::new(Reason::InvalidSpec, message));
     }
     if cluster.paused {
-        let message = "the EtcdCluster's spec.paused is true: set it to false to start the restore";
+        let message =
+            "the EtcdCluster's spec.paused is true: set spec.paused to false to start the restore";
         return Plan::stuck(Trouble::new(Reason::Paused, message));
     }
     match &snapshot.source {

@@ -104,7 +104,9 @@ pub(crate) fn check_version(
     match backup {
         Some(backup) if version.minor() < backup.minor() => {
             let message = format!(
-                "the cluster's version is {version}, but the backup is from etcd {backup}: set that minor version or a newer one in the EtcdCluster's spec.version, or in spec.etcdCluster.template.spec.version"
+                "the backup is from etcd {backup}, but the cluster's version is {version}: set the minor version of \
+                 the backup or a later one in the EtcdCluster's spec.version, or in \
+                 spec.etcdCluster.template.spec.version"
             );
             Err(Trouble::new(Reason::InvalidSpec, message))
         }

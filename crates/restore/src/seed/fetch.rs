@@ -226,7 +226,9 @@ fn check_version(version: Option<&str>, manifest: Option<&BackupManifest>) -> Re
         (Some(version), Some(backup)) if version.minor() < backup.minor() => Err(Trouble::new(
             Reason::InvalidSpec,
             format!(
-                "the cluster's version is {version}, but the backup is from etcd {backup}: set that minor version or a newer one in the EtcdCluster's spec.version, or in spec.etcdCluster.template.spec.version"
+                "the backup is from etcd {backup}, but the cluster's version is {version}: set the minor version of \
+                 the backup or a later one in the EtcdCluster's spec.version, or in \
+                 spec.etcdCluster.template.spec.version"
             ),
         )),
         _ => Ok(()),
