@@ -130,8 +130,8 @@ impl<'a> Monitor<'a> {
         })
     }
 
-    /// Creates the clusters `c` (three members, TLS) and `p` (one member), and a backup of `p`. A bootstrap must not fire
-    /// the alert of a lost quorum.
+    /// Creates the clusters `c` (three members, TLS) and `p` (one member), and a backup of `p`. A bootstrap must not
+    /// fire the alert of a lost quorum.
     async fn clusters(&self, path: &str) -> Result<()> {
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
         let clusters = [
@@ -419,7 +419,7 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdOperatorFails", &labels).await?;
         self.ends("EtcdRestoreSlow", &back).await?;
 
-        // The cluster `p` exists.
+        // The restore must fail, because a cluster with the name `p` exists.
         sandbox
             .apply(&restore_with(s3, "refused", "{name: p}", path, ""))
             .await?;
