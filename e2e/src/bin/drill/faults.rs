@@ -39,7 +39,7 @@ impl From<String> for Effect {
 /// Makes a fault. Returns when its cause exists; alerts follow later.
 pub(crate) async fn make(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Result<Effect> {
     let sandbox = &fleet.sandbox;
-    let made = match fault {
+    Ok(match fault {
         Fault::DeadNode => {
             let node = victim_node(sandbox, dice).await?;
             Testbed::of(sandbox)?.kill_node(&node).await?;
@@ -65,8 +65,7 @@ pub(crate) async fn make(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Result
             sandbox.apply(&secret).await?;
             BILLING.to_owned().into()
         }
-    };
-    Ok(made)
+    })
 }
 
 async fn patch(sandbox: &Sandbox, kind: &str, name: &str, patch: &str) -> Result<String> {
