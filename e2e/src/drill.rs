@@ -96,7 +96,13 @@ pub struct Made {
 
 impl fmt::Display for Made {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(to, "{}: {}; made at {}", self.fault.name(), self.victim, shown(self.at))?;
+        write!(
+            to,
+            "{}: {}; made at {}",
+            self.fault.name(),
+            self.victim,
+            shown(self.at)
+        )?;
         if let Some((at, alert)) = &self.alert {
             write!(to, "; {alert} after {} s", seconds(self.at, *at))?;
         }
@@ -178,7 +184,9 @@ impl Record {
     /// # Errors
     /// Fails if [`Self::sealed`] has not written the text.
     pub fn opened(text: &str) -> Result<Self> {
-        let json = STANDARD.decode(text.trim()).context("the record is damaged")?;
+        let json = STANDARD
+            .decode(text.trim())
+            .context("the record is damaged")?;
         serde_json::from_slice(&json).context("the record is damaged")
     }
 
@@ -213,7 +221,10 @@ mod tests {
                 fault: Fault::BadImage,
                 victim: "billing".to_owned(),
                 at: Timestamp::constant(1_000, 0),
-                alert: Some((Timestamp::constant(1_045, 0), "EtcdMemberMissing".to_owned())),
+                alert: Some((
+                    Timestamp::constant(1_045, 0),
+                    "EtcdMemberMissing".to_owned(),
+                )),
                 healthy: None,
             }],
             ..Record::new(7, 20)
@@ -225,7 +236,10 @@ mod tests {
         for seed in 0..100 {
             let order = order(seed);
             assert_eq!(order.len(), Fault::ALL.len());
-            assert!(Fault::ALL.iter().all(|fault| order.contains(fault)), "{seed}");
+            assert!(
+                Fault::ALL.iter().all(|fault| order.contains(fault)),
+                "{seed}"
+            );
         }
     }
 
@@ -233,7 +247,10 @@ mod tests {
     fn order_depends_only_on_seed() {
         assert_eq!(order(5), order(5));
         let first: Vec<Fault> = (0..100).map(|seed| order(seed)[0]).collect();
-        assert!(Fault::ALL.iter().all(|fault| first.contains(fault)), "{first:?}");
+        assert!(
+            Fault::ALL.iter().all(|fault| first.contains(fault)),
+            "{first:?}"
+        );
     }
 
     #[test]
@@ -242,7 +259,10 @@ mod tests {
         let made = self::record().made[0].clone();
         for fault in order(3) {
             assert_eq!(record.next(), Some(fault));
-            record.made.push(Made { fault, ..made.clone() });
+            record.made.push(Made {
+                fault,
+                ..made.clone()
+            });
         }
         assert_eq!(record.next(), None);
     }
@@ -276,6 +296,9 @@ mod tests {
             "bad image: billing; made at 00:16:40 UTC; EtcdMemberMissing after 45 s; not repaired yet"
         );
         made.healthy = Some(Timestamp::constant(1_300, 0));
-        assert!(made.to_string().ends_with("; healthy after 300 s"), "{made}");
+        assert!(
+            made.to_string().ends_with("; healthy after 300 s"),
+            "{made}"
+        );
     }
 }

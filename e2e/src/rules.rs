@@ -22,7 +22,9 @@ impl Rules {
     pub async fn render(sandbox: &Sandbox, values: &str) -> Result<Self> {
         let chart = sandbox.env.chart.to_string_lossy();
         let namespace = &sandbox.namespace;
-        let words = ["template", RELEASE, &chart, "-n", namespace, "--set", values];
+        let words = [
+            "template", RELEASE, &chart, "-n", namespace, "--set", values,
+        ];
         let objects = chart::objects(&chart::helm(&sandbox.env, &words).await?)?;
         let of_kind = |kind: &'static str| objects.iter().filter(move |one| one["kind"] == kind);
         let mut jobs = Vec::new();
@@ -109,7 +111,10 @@ mod tests {
     fn unaccelerated_rules_keep_their_times() {
         let same = accelerated(&groups(), 1);
         assert_eq!(same[0]["rules"][0]["for"], "3600s");
-        assert_eq!(same[0]["rules"][0]["expr"], "rate(a[600s]) > 0 unless rate(b[1800s]) > 0");
+        assert_eq!(
+            same[0]["rules"][0]["expr"],
+            "rate(a[600s]) > 0 unless rate(b[1800s]) > 0"
+        );
     }
 
     #[test]

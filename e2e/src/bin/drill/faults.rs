@@ -88,7 +88,10 @@ async fn victim_node(sandbox: &Sandbox, dice: &mut Dice) -> Result<String> {
         }
     }
     let index = usize::try_from(dice.below(nodes.len() as u64))?;
-    nodes.get(index).cloned().context("the testbed has no nodes")
+    nodes
+        .get(index)
+        .cloned()
+        .context("the testbed has no nodes")
 }
 
 /// Writes new keys until the operator reports that the database is full. Returns the name of the cluster.

@@ -148,7 +148,13 @@ impl Fleet {
     /// Deletes the operators and the namespace.
     pub(crate) async fn delete(&self, wait: &str) -> Result<()> {
         let env = &self.sandbox.env;
-        let release = ["uninstall", sandbox::RELEASE, "-n", NAMESPACE, "--ignore-not-found"];
+        let release = [
+            "uninstall",
+            sandbox::RELEASE,
+            "-n",
+            NAMESPACE,
+            "--ignore-not-found",
+        ];
         chart::helm(env, &release).await?;
         let words = ["delete", "namespace", NAMESPACE, "--ignore-not-found", wait];
         kubectl::run(env, &words).await.map(drop)
@@ -181,9 +187,24 @@ impl Fleet {
             std::fs::write(self.vault().join(name), content).context(name)?;
         }
         for secret in [
-            tls::secret("billing-peer", tls::PEER, &authority.sign(&names())?, &authority.pem),
-            tls::secret(SERVER_SECRET, tls::SERVER, &authority.sign(&names())?, &authority.pem),
-            tls::secret("billing-operator", tls::CLIENT, &authority.client()?, &authority.pem),
+            tls::secret(
+                "billing-peer",
+                tls::PEER,
+                &authority.sign(&names())?,
+                &authority.pem,
+            ),
+            tls::secret(
+                SERVER_SECRET,
+                tls::SERVER,
+                &authority.sign(&names())?,
+                &authority.pem,
+            ),
+            tls::secret(
+                "billing-operator",
+                tls::CLIENT,
+                &authority.client()?,
+                &authority.pem,
+            ),
             password_secret(PASSWORD),
             aws_secret(s3, "aws"),
         ] {
@@ -198,14 +219,23 @@ impl Fleet {
             let file = self.vault().join(name);
             std::fs::read_to_string(&file).with_context(|| file.display().to_string())
         };
-        Authority::of(AUTHORITY, &read("billing-ca.crt")?, &read("billing-ca.key")?)
+        Authority::of(
+            AUTHORITY,
+            &read("billing-ca.crt")?,
+            &read("billing-ca.key")?,
+        )
     }
 
     /// The server Secret of [`BILLING`] with an expired certificate.
     pub(crate) fn expired_secret(&self) -> Result<String> {
         let authority = self.authority()?;
         let signed = authority.sign_expired(&names())?;
-        Ok(tls::secret(SERVER_SECRET, tls::SERVER, &signed, &authority.pem))
+        Ok(tls::secret(
+            SERVER_SECRET,
+            tls::SERVER,
+            &signed,
+            &authority.pem,
+        ))
     }
 
     /// Turns on the authentication of [`BILLING`] as a user does.
@@ -226,8 +256,12 @@ impl Fleet {
 
     pub(crate) fn prometheus(&self) -> Result<Prometheus> {
         let file = self.address();
-        let address = std::fs::read_to_string(&file)
-            .with_context(|| format!("Prometheus does not run; its log is {}", self.log().display()))?;
+        let address = std::fs::read_to_string(&file).with_context(|| {
+            format!(
+                "Prometheus does not run; its log is {}",
+                self.log().display()
+            )
+        })?;
         Ok(Prometheus::at(address))
     }
 

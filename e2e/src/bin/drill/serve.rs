@@ -102,7 +102,10 @@ async fn keep_slow(fleet: &Fleet, limited: &mut Option<String>) -> Result<()> {
         return Ok(());
     };
     let sandbox = &fleet.sandbox;
-    let found = sandbox.api::<PersistentVolumeClaim>().get_opt(&claim).await?;
+    let found = sandbox
+        .api::<PersistentVolumeClaim>()
+        .get_opt(&claim)
+        .await?;
     if found.and_then(|it| it.uid()) != Some(uid) {
         return Ok(());
     }
