@@ -106,7 +106,11 @@ async fn start(fleet: &Fleet, seed: Option<u64>, speed: u32) -> Result<()> {
 async fn fault(fleet: &Fleet) -> Result<()> {
     let file = fleet.record();
     let mut record = Record::read(&file)?;
-    if record.made.last().is_some_and(|made| made.healthy.is_none()) {
+    if record
+        .made
+        .last()
+        .is_some_and(|made| made.healthy.is_none())
+    {
         bail!("the last fault is not repaired yet: repair it, then run `cargo xtask drill check`");
     }
     let Some(fault) = record.next() else {
