@@ -173,7 +173,7 @@ fn refuse(approval: Approval, cluster_id: ClusterId, draft: &mut Draft) {
             Reason::RecoveryRefused,
             format!(
                 "the annotation {ANNOTATION_RECOVER} names cluster {text:?}, but this is cluster {cluster_id}: no \
-                 recovery starts; set it to {cluster_id} to approve one"
+                 recovery starts; set the annotation to {cluster_id} to approve a recovery"
             ),
         ),
         Approval::Stale => draft.problem(
@@ -213,7 +213,7 @@ impl<'a> Scene<'a> {
             .values()
             .any(|pod| pod.addressed && !pod.terminating);
         let mut text = format!(
-            "no quorum of the members answers ({why}); the operator changes nothing until it does"
+            "no quorum of the members answers ({why}); the operator changes nothing until a quorum answers"
         );
         let survivor = self.evidence.most_advanced();
         if let Some((survivor, status)) = survivor.filter(|_| self.evidence.is_silent) {
@@ -247,7 +247,7 @@ impl<'a> Scene<'a> {
         let text = self.what_is_left();
         let Some(survivor) = self.evidence.most_advanced() else {
             let answers = if self.evidence.members.is_empty() {
-                "restore it from a backup with an EtcdRestore".to_owned()
+                "restore the cluster from a backup with an EtcdRestore".to_owned()
             } else {
                 draft.requeue = draft.requeue.min(BLIND);
                 "a recovery needs the data of one surviving member, but none answers: repair one of these members, \
