@@ -124,7 +124,7 @@ fn legend<'a>(colored: &[(&'a Line, &'a str)], limit: f64) -> Vec<Entry<'a>> {
     let (mut x, mut line) = (0.0, 0);
     let mut entries = Vec::new();
     for (one, color) in colored {
-        let width = svg::width(&one.name, SIZE) + 34.0;
+        let width = svg::width(&one.name, SIZE) + 40.0;
         if x > 0.0 && x + width > limit {
             (x, line) = (0.0, line + 1);
         }

@@ -64,11 +64,11 @@ fn waiting_backup_reports_reason_of_wait() {
                 expected("False")
             );
             if backup.spec.is_periodic() {
-                let (holds, reason, mut message) = expected("True");
-                message.push_str(&match &status.last_success_date {
-                    Some(time) => format!("; the newest backup is from {}", time.0),
-                    None => "; no backup exists yet".to_owned(),
-                });
+                let (holds, reason, message) = expected("True");
+                let message = match &status.last_success_date {
+                    Some(time) => format!("{message}; the newest backup is from {}", time.0),
+                    None => format!("{message}; no backup exists yet"),
+                };
                 assert_eq!(
                     condition(&status, &ConditionType::Progressing),
                     (holds, reason, message)
