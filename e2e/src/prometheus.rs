@@ -135,14 +135,27 @@ impl Prometheus {
     /// Fails if Prometheus rejects the expression or does not answer.
     pub async fn query(&self, expression: &str) -> Result<Vec<Value>> {
         let path = format!("/api/v1/query?query={}", encoded(expression));
-        let mut data = self
-            .get(&path)
+        self.series(&path)
             .await
-            .with_context(|| expression.to_owned())?;
-        match data["result"].take() {
-            Value::Array(series) => Ok(series),
-            other => bail!("{expression}: {other}"),
-        }
+            .with_context(|| expression.to_owned())
+    }
+
+    /// The series of a query over a time range, each with `metric` and `values`. The range is in Unix seconds, and `step`
+    /// is the number of seconds between two values.
+    ///
+    /// # Errors
+    /// Fails if Prometheus rejects the expression or does not answer.
+    pub async fn query_range(
+        &self,
+        expression: &str,
+        (start, end): (f64, f64),
+        step: f64,
+    ) -> Result<Vec<Value>> {
+        let query = encoded(expression);
+        let path = format!("/api/v1/query_range?query={query}&start={start}&end={end}&step={step}");
+        self.series(&path)
+            .await
+            .with_context(|| expression.to_owned())
     }
 
     /// The scraped targets, each with `labels`, `scrapePool`, `health` and `lastError`.
@@ -208,6 +221,14 @@ impl Prometheus {
         let mut alerts = self.active_alerts().await?;
         alerts.retain(|alert| alert["labels"]["alertname"] == name);
         Ok(alerts)
+    }
+
+    /// The result of a query.
+    async fn series(&self, path: &str) -> Result<Vec<Value>> {
+        match self.get(path).await?["result"].take() {
+            Value::Array(series) => Ok(series),
+            other => bail!("no series: {other}"),
+        }
     }
 
     async fn get(&self, path: &str) -> Result<Value> {

@@ -56,6 +56,7 @@ lists_of_reasons! {
         RecoveryFailed,
         RecoveryRefused,
         SecretNotOurs,
+        StorageMissing,
         SurvivorLost,
         TLSSwitchRefused,
         Unschedulable,
@@ -239,7 +240,6 @@ impl Reason {
         matches!(
             self,
             Self::QuorumAtRisk
-                | Self::Unschedulable
                 | Self::NoMemberToRemove
                 | Self::FirstMemberLost
                 | Self::StrangersPresent

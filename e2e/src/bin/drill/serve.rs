@@ -16,7 +16,7 @@ use crate::fleet::{Fleet, SESSIONS};
 
 /// Chart values with which Prometheus scrapes everything and evaluates all alerts. Backups are due every minute.
 const MONITORS: &str = "podMonitor.enabled=true,memberMonitor.enabled=true,prometheusRule.enabled=true,\
-                        prometheusRule.runbookUrl=docs,prometheusRule.backupSeconds=180";
+                        prometheusRule.runbookUrl=docs,prometheusRule.backupDelaySeconds=120";
 /// The writes per second of a slow disk. With this limit, a sync of etcd's log takes about 0.2 s.
 const SLOW_WRITES: u32 = 10;
 /// The time between two writes of the client.

@@ -191,10 +191,16 @@ impl Builder<'_> {
             form: PatchForm::Strategic,
             ..merge(Kind::Pod, member, &Value::Null)
         };
+        // A member that never ran the version before still has the data of this version.
+        let text = if changed.from == version {
+            format!("set {member} back to etcd {version}")
+        } else {
+            format!("change {member} from etcd {} to {version}", changed.from)
+        };
         Ok(action(
             "before-patch-image",
             Some((Reason::MemberVersionChanged, "Upgrade")),
-            format!("change {member} from etcd {} to {version}", changed.from),
+            text,
             Request::Patch(patch),
         ))
     }

@@ -114,7 +114,10 @@ fn invariant_16_lost_quorum_reports_survivors_and_waits_for_approval() {
     for part in [
         "1 of 3 voters",
         "a at revision 100",
+        "no backup is known",
+        "kubectl -n ",
         "etcd.database.coreos.com/recover=c0ffee",
+        "are lost",
         "EtcdRestore",
     ] {
         assert!(text.contains(part), "{part}: {text}");
