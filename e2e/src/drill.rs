@@ -140,7 +140,7 @@ pub struct Record {
     /// The seed of the order.
     pub seed: u64,
     /// How many times faster than in the chart the alerts fire.
-    pub speed: u32,
+    pub speedup: u32,
     /// The faults that were made, the first one first.
     pub made: Vec<Made>,
     /// The volume that is slow now.
@@ -150,10 +150,10 @@ pub struct Record {
 impl Record {
     /// The record of a drill that begins.
     #[must_use]
-    pub fn new(seed: u64, speed: u32) -> Self {
+    pub fn new(seed: u64, speedup: u32) -> Self {
         Self {
             seed,
-            speed,
+            speedup,
             made: Vec::new(),
             slow: None,
         }

@@ -63,11 +63,11 @@ pub fn with_times(
     groups
 }
 
-/// Divides the pending times and the ranges of all rules by `speed`. No time becomes shorter than one second.
+/// Divides the pending times and the ranges of all rules by `speedup`. No time becomes shorter than one second.
 #[must_use]
-pub fn accelerated(groups: &Value, speed: u32) -> Value {
+pub fn accelerated(groups: &Value, speedup: u32) -> Value {
     let divided = |time: &str| match whole_seconds(time) {
-        Some(seconds) => format!("{}s", (seconds / u64::from(speed.max(1))).max(1)),
+        Some(seconds) => format!("{}s", (seconds / u64::from(speedup.max(1))).max(1)),
         None => time.to_owned(),
     };
     with_times(groups, divided, divided)

@@ -23,7 +23,7 @@ pub(crate) enum Drill {
         seed: Option<u64>,
         /// How many times faster than in production the alerts fire. 1 uses the times of the chart
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=60))]
-        speed: u32,
+        speedup: u32,
     },
     /// Make the next fault, without naming it. Returns when an alert fires.
     Fault,
@@ -45,8 +45,8 @@ impl Drill {
     /// The arguments for the program.
     fn arguments(&self) -> Vec<String> {
         let words: Vec<&str> = match self {
-            Self::Start { seed, speed } => {
-                let mut words = vec!["start".to_owned(), format!("--speed={speed}")];
+            Self::Start { seed, speedup } => {
+                let mut words = vec!["start".to_owned(), format!("--speedup={speedup}")];
                 words.extend(seed.map(|seed| format!("--seed={seed}")));
                 return words;
             }
@@ -135,9 +135,9 @@ mod tests {
     fn drill_passes_its_options_to_program() {
         let start = Drill::Start {
             seed: Some(7),
-            speed: 20,
+            speedup: 20,
         };
-        assert_eq!(start.arguments(), ["start", "--speed=20", "--seed=7"]);
+        assert_eq!(start.arguments(), ["start", "--speedup=20", "--seed=7"]);
         assert_eq!(Drill::Check { wait: true }.arguments(), ["check", "--wait"]);
         assert_eq!(Drill::Fault.arguments(), ["fault"]);
     }

@@ -1,8 +1,8 @@
 //! A member cannot start on its damaged data. The operator replaces the member and its volume.
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, ensure};
 use e2e::objects::{field, follower, leader, ready_members};
-use e2e::{Sandbox, Testbed, Writer, cluster_scenario};
+use e2e::{Testbed, Writer, cluster_scenario};
 use k8s_openapi::api::core::v1::Pod;
 
 use crate::fixtures::{DURABLE, cluster_with};

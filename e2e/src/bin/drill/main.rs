@@ -21,7 +21,7 @@ use serde_json::Value;
 
 use crate::fleet::Fleet;
 
-/// Time limit for the first alert of a fault. At the speed 1, the slowest alert needs an hour.
+/// Time limit for the first alert of a fault. Without a speedup, the slowest alert needs an hour.
 const ALERT_TIMEOUT: Duration = Duration::from_mins(75);
 /// The pause between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
@@ -43,7 +43,7 @@ enum Command {
         #[arg(long)]
         seed: Option<u64>,
         #[arg(long)]
-        speed: u32,
+        speedup: u32,
     },
     /// Run Prometheus until the drill stops.
     Serve,
@@ -67,7 +67,7 @@ async fn main() -> Result<ExitCode> {
     let arguments = Arguments::parse();
     let fleet = Fleet::of(&arguments.folder).await?;
     match arguments.command {
-        Command::Start { seed, speed } => start(&fleet, seed, speed).await?,
+        Command::Start { seed, speedup } => start(&fleet, seed, speedup).await?,
         Command::Serve => serve::serve(&fleet).await?,
         Command::Fault => fault(&fleet).await?,
         Command::Check { wait } => return check(&fleet, wait).await,
@@ -78,10 +78,10 @@ async fn main() -> Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-async fn start(fleet: &Fleet, seed: Option<u64>, speed: u32) -> Result<()> {
+async fn start(fleet: &Fleet, seed: Option<u64>, speedup: u32) -> Result<()> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = seed.unwrap_or(clock.as_secs() % 1_000_000);
-    Record::new(seed, speed).write(&fleet.record())?;
+    Record::new(seed, speedup).write(&fleet.record())?;
     fleet.create().await?;
     step("start Prometheus", serve::spawn(fleet)).await?;
     step("wait until no alert is active", fleet.await_healthy()).await?;
@@ -221,7 +221,7 @@ async fn alerts(fleet: &Fleet) -> Result<()> {
 }
 
 fn reveal(record: &Record) {
-    println!("seed {}, speed {}", record.seed, record.speed);
+    println!("seed {}, speedup {}", record.seed, record.speedup);
     for made in &record.made {
         println!("{made}");
     }

@@ -51,9 +51,9 @@ pub(crate) async fn spawn(fleet: &Fleet) -> Result<()> {
 
 /// Serves the drill until its files are deleted or replaced.
 pub(crate) async fn serve(fleet: &Fleet) -> Result<()> {
-    let speed = Record::read(&fleet.record())?.speed;
+    let speedup = Record::read(&fleet.record())?.speedup;
     let Rules { jobs, groups } = Rules::render(&fleet.sandbox, MONITORS).await?;
-    let groups = rules::accelerated(&groups, speed);
+    let groups = rules::accelerated(&groups, speedup);
     let prometheus = Prometheus::start(&fleet.sandbox, jobs, &groups).await?;
     let address = fleet.address();
     std::fs::write(&address, prometheus.address()).context("write the address")?;
