@@ -128,8 +128,8 @@ impl<'a, T> Listing<'a, T> {
 /// The error for a listing with more than [`MAX_ENTRIES`] entries.
 pub(crate) fn too_many_entries(place: &Place, prefix: &str) -> Error {
     place.excessive(format!(
-        "has more than {MAX_ENTRIES} objects whose names begin with {prefix:?}, or very long names: delete old backups, or \
-         use another path"
+        "has more than {MAX_ENTRIES} objects whose names begin with {prefix:?}, or the names of these objects are too \
+         long: delete old backups, or use another path"
     ))
 }
 

@@ -99,7 +99,7 @@ pub(super) fn settle(build: Builder<'_>, cluster_id: ClusterId) -> Draft<'_> {
         .as_mut()
         .filter(|record| record.phase == RecoveryPhase::InProgress)
     {
-        let why = "a quorum of the members answers again; nothing was changed";
+        let why = "a quorum of the members answers again: the recovery was canceled before it changed a member or its data";
         cancel(recovery, why, now);
         draft.say("cancel the recovery: a quorum answers again");
     } else if stale == observed.recovery.stale_approval {

@@ -209,8 +209,8 @@ impl World {
                 (service.drifted, service.version) = (true, version);
                 tell!(self, "a user edits the Service of {name}");
             }
-            // During a bootstrap, a member without its Service and its pod looks like a member that was never created.
-            // The operator need not handle this case, because no client has written yet.
+            // The model deletes the Service of a member only while the client Service is open. Before that, no client
+            // has written, and a member without its Service and its pod looks like a member that was never created.
             Event::DeleteService(_) if self.shared.client != Kept::AsMade(true) => {}
             Event::DeleteService(which) => {
                 let Some(name) = pick(self.services.keys(), which) else {

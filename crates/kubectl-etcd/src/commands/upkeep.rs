@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn member_without_answer_stops_upkeep() {
+    fn upkeep_is_refused_if_member_does_not_answer() {
         let mut down = member("b", "Voter", 9);
         down.healthy = false;
         let error = all_answer(&view(vec![member("a", "Leader", 9), down])).unwrap_err();

@@ -35,7 +35,8 @@ impl Drop for Member {
 }
 
 impl Member {
-    /// Starts etcd with the state and the member list of `member::Start::OnDisk`.
+    /// Starts etcd with the flags `--initial-cluster-state` and `--initial-cluster` of `member::Start::OnDisk`: `existing`,
+    /// and only this member.
     pub(crate) fn start(programs: &Programs, data: &Path, peer_url: &str) -> Self {
         Self::start_as(Command::new(&programs.etcd), data, peer_url)
     }

@@ -203,12 +203,13 @@ fn full_database_is_defragmented_after_compaction() {
     compacted.members = run(Cause::NoSpace, &[("b", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // The current status of `b` shows free space, so the operator defragments `c` next. A member that already has free
-    // space is skipped.
+    // The record says that the defragmentation of `b` has freed no space, but the current status of `b` shows free space.
+    // So the operator defragments `c` next.
     compacted.members[0].size_after = Some(QUOTA);
     scene.observed.upkeep.record = Some(compacted.clone());
     sized(&mut scene, "b", 20, 20);
     assert_eq!(record(&scene).unwrap().members[1].name, "c");
+    // `a` and `c` already have free space, so the operator skips them and completes the run.
     let mut roomy = scene.clone();
     for member in ["a", "c"] {
         sized(&mut roomy, member, 50, 50);
