@@ -5,10 +5,7 @@
 #[path = "../../api/tests/damaged/mod.rs"]
 mod damaged;
 #[path = "hostile/member.rs"]
-#[allow(
-    dead_code,
-    reason = "the tests of the operators also use the module"
-)]
+#[allow(dead_code, reason = "the tests of the operators also use the module")]
 mod member;
 
 use std::sync::Arc;

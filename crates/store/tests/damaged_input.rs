@@ -123,7 +123,9 @@ impl Clients {
         let listed = async {
             if store == UPLOADS {
                 let uploads = self.stores[0].unfinished("etcd").await?;
-                return Ok::<Vec<String>, Error>(uploads.into_iter().map(|upload| upload.key).collect());
+                return Ok::<Vec<String>, Error>(
+                    uploads.into_iter().map(|upload| upload.key).collect(),
+                );
             }
             let objects = self.stores[store].list("etcd").await?;
             Ok(objects.into_iter().map(|object| object.key).collect())

@@ -53,9 +53,8 @@ pub(super) async fn get_lines(
 async fn request(address: &str, path: &str, body: &str) -> std::io::Result<TcpStream> {
     let mut stream = TcpStream::connect(address).await?;
     let length = body.len();
-    let request = format!(
-        "GET {path} HTTP/1.0\r\nHost: {address}\r\nContent-Length: {length}\r\n\r\n{body}"
-    );
+    let request =
+        format!("GET {path} HTTP/1.0\r\nHost: {address}\r\nContent-Length: {length}\r\n\r\n{body}");
     stream.write_all(request.as_bytes()).await?;
     Ok(stream)
 }

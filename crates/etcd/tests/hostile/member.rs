@@ -31,7 +31,9 @@ pub(crate) struct HostileMember {
 }
 
 impl HostileMember {
-    pub(crate) async fn start(answers: impl Fn(&str) -> Answer + Clone + Send + Sync + 'static) -> Self {
+    pub(crate) async fn start(
+        answers: impl Fn(&str) -> Answer + Clone + Send + Sync + 'static,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let sent = Arc::new(AtomicU64::new(0));

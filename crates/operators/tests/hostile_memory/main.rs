@@ -90,11 +90,7 @@ async fn prepared() -> (ApiServer, Client) {
 }
 
 /// Backs up an etcd for the honest tenant to the operator's directory, while the hostile tenants use the operator.
-async fn backs_up_honest_tenant(
-    operator: &OperatorProcess,
-    client: &Client,
-    source: &EtcdProcess,
-) {
+async fn backs_up_honest_tenant(operator: &OperatorProcess, client: &Client, source: &EtcdProcess) {
     let backup = json!({
         "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
         "metadata": { "name": HONEST },

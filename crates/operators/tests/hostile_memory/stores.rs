@@ -219,11 +219,14 @@ fn large_manifest(request: &str, calls: &Calls) -> Reply {
         return Reply::new("", Then::End).with_header("content-length: 100");
     }
     calls.last(Duration::ZERO);
-    Reply::new(vec![b' '; SIZE - 200], Then::Slow(Duration::from_millis(20)))
-        .with_status("206 Partial Content")
-        .with_header("etag: \"tag\"")
-        .with_header(&format!("content-range: bytes 0-{}/{SIZE}", SIZE - 1))
-        .with_header(&format!("content-length: {SIZE}"))
+    Reply::new(
+        vec![b' '; SIZE - 200],
+        Then::Slow(Duration::from_millis(20)),
+    )
+    .with_status("206 Partial Content")
+    .with_header("etag: \"tag\"")
+    .with_header(&format!("content-range: bytes 0-{}/{SIZE}", SIZE - 1))
+    .with_header(&format!("content-length: {SIZE}"))
 }
 
 /// Many EtcdRestores of three tenants read large manifests from a hostile store.

@@ -88,7 +88,9 @@ pub(crate) async fn inject(
         }
         Fault::LoseNode { pick } => {
             let Some(victim) = lonely_member(sandbox, testbed, pick).await? else {
-                story.tell("  no fault: no node has exactly one member and not the cluster operator");
+                story.tell(
+                    "  no fault: no node has exactly one member and not the cluster operator",
+                );
                 return Ok(deleted);
             };
             let (node, member) = (node_of(&victim), victim.name_any());
@@ -97,7 +99,9 @@ pub(crate) async fn inject(
             testbed.kill_node(node).await?;
             await_replaced(sandbox, &member).await?;
             testbed.start_node(node).await?;
-            story.tell(&format!("  {member} is replaced, and {node} is started again"));
+            story.tell(&format!(
+                "  {member} is replaced, and {node} is started again"
+            ));
         }
         Fault::KillOperator { which } => {
             let operator = OPERATORS.get(which).copied().unwrap_or(OPERATORS[0]);
