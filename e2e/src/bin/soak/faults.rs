@@ -87,7 +87,7 @@ pub(crate) async fn inject(
             story.tell(&format!("  {node} is started again"));
         }
         Fault::LoseNode { pick } => {
-            let Some(victim) = lonely_member(sandbox, testbed, pick).await? else {
+            let Some(victim) = only_member_of_a_node(sandbox, testbed, pick).await? else {
                 story.tell(
                     "  no fault: no node has exactly one member and not the cluster operator",
                 );
@@ -121,7 +121,7 @@ pub(crate) async fn inject(
 
 /// A member that is the only one on its node. The other members keep a quorum without this node. The cluster operator
 /// runs on another node, because Kubernetes takes minutes to replace a pod of a lost node.
-async fn lonely_member(
+async fn only_member_of_a_node(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
     pick: usize,
