@@ -130,12 +130,12 @@ async fn started(server: &ApiServer, directory: &Path) -> (OperatorProcess, Etcd
     (operator, source)
 }
 
-/// A periodic EtcdBackup of a hostile tenant, with this storage.
-fn hostile_backup(number: usize, storage: Value) -> Value {
+/// A periodic EtcdBackup of a hostile tenant.
+fn hostile_backup(number: usize, kind: Kind, store: &HostileServer) -> Value {
     let mut backup = json!({
         "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
         "metadata": { "name": format!("backup-{number}") },
-        "spec": storage,
+        "spec": kind.storage(store, &format!("bucket/{number}")),
     });
     backup["spec"]["etcdEndpoints"] = json!(["http://127.0.0.1:1"]);
     backup["spec"]["backupPolicy"] = json!({ "backupIntervalInSecond": 3600 });
@@ -153,8 +153,8 @@ async fn hostile_store_listings_do_not_fill_memory_of_backup_operator() {
     let directory = tempfile::tempdir().unwrap();
     let (operator, source) = started(&server, directory.path()).await;
     for (number, tenant) in (0..36).zip(TENANTS.into_iter().cycle()) {
-        let storage = Kind::S3.storage(&store, &format!("bucket/{number}"));
-        create_in::<EtcdBackup>(&client, tenant, hostile_backup(number, storage)).await;
+        let backup = hostile_backup(number, Kind::S3, &store);
+        create_in::<EtcdBackup>(&client, tenant, backup).await;
     }
     let all_run = async || calls.most() >= READS;
     operator.until("hostile listings", all_run).await;
@@ -197,8 +197,8 @@ async fn hostile_store_of_each_kind_does_not_fill_memory_of_backup_operator() {
     let kinds = [Kind::S3, Kind::Google, Kind::Azure];
     let tenants = TENANTS.into_iter().zip(kinds).cycle();
     for (number, (tenant, kind)) in (0..36).zip(tenants) {
-        let storage = kind.storage(&store, &format!("bucket/{number}"));
-        create_in::<EtcdBackup>(&client, tenant, hostile_backup(number, storage)).await;
+        let backup = hostile_backup(number, kind, &store);
+        create_in::<EtcdBackup>(&client, tenant, backup).await;
     }
     let all_run = async || [&google, &azure, &slow].iter().all(|one| one.most() > 0);
     operator.until("hostile stores of each kind", all_run).await;
