@@ -17,6 +17,7 @@ use prometheus_client::metrics::family::Family;
 use prometheus_client::metrics::gauge::Gauge;
 use runtime::controller::Cache;
 
+use crate::plan::schedule::Schedule;
 use crate::snapshot::Stored;
 use crate::workers::Workers;
 
@@ -125,6 +126,11 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
                 .map(|time| time.0.as_second()),
         ),
         (
+            "due_timestamp_seconds",
+            "Time of the run of the schedule after the newest backup",
+            due(backup),
+        ),
+        (
             "size_bytes",
             "Size of the newest snapshot in bytes",
             status.and_then(|status| status.size),
@@ -208,10 +214,20 @@ fn verification_values(backup: &EtcdBackup) -> Values {
         ),
         (
             "unrestorable",
-            "1 if a verification has found that the newest verified backup does not restore",
+            "1 if the last verification found that the backup cannot be restored",
             Some(unrestorable(backup).into()),
         ),
     ]
+}
+
+/// The time at which the schedule requires a newer backup than the newest one. `None` without a valid schedule.
+fn due(backup: &EtcdBackup) -> Option<i64> {
+    let schedule = Schedule::of(backup.spec.backup_policy.as_ref()?).ok()??;
+    let created = backup.metadata.creation_timestamp.as_ref()?.0;
+    let status = backup.status.as_ref();
+    let last = status.and_then(|status| Some(status.last_success_date.as_ref()?.0));
+    let run = schedule.run_after(last, created)?;
+    Some(run.as_second())
 }
 
 /// True if the schedule starts further backups. Otherwise an alert cannot judge the age of the newest backup.
@@ -332,6 +348,7 @@ mod tests {
             value(&backup, "created_timestamp_seconds"),
             Some(1_767_225_600)
         );
+        assert_eq!(value(&backup, "due_timestamp_seconds"), Some(1_767_312_000));
         let status = serde_json::json!({ "succeeded": false, "conditions": [{
             "type": "Failed", "status": "True", "reason": "DeadlineExceeded", "message": "m",
             "lastTransitionTime": "2026-01-01T00:10:00Z" }] });

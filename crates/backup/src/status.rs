@@ -156,7 +156,8 @@ fn readiness(
     }
     let complete = holds(ConditionType::Complete, "True");
     if periodic {
-        // The condition says whether a backup runs, is queued or is scheduled. Directly after a backup, it says nothing.
+        // The condition reports whether a backup runs, is queued or is scheduled. Directly after a backup, its reason
+        // is `AsDesired`, and the condition `Complete` is used instead.
         let progress = find(conditions, &ConditionType::Progressing)
             .filter(|condition| condition.reason != Reason::AsDesired.as_str())
             .map(|condition| {
@@ -274,8 +275,8 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         let kind = ConditionType::RetentionApplied;
         Finding::new(kind, holds, reason.into(), message)
     };
-    // Until the next backup of a periodic EtcdBackup has ended, the conditions report the previous backup. After a wait,
-    // they report neither a complete nor a failed backup, and then they report the current backup.
+    // While the next backup of a periodic EtcdBackup runs, `Complete` and `Failed` keep the result of the previous
+    // backup. If both are False, no result exists, and they report the backup in progress.
     let has_outcome = backup.spec.is_periodic()
         && [ConditionType::Complete, ConditionType::Failed]
             .iter()
@@ -341,18 +342,25 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
             failed(true, trouble.reason, trouble.message.clone()),
         ],
     };
-    findings.extend(progress_of(verdict).filter(|_| has_progressing));
+    findings.extend(progress_of(status, verdict).filter(|_| has_progressing));
     findings.push(in_effect(backup));
     findings
 }
 
 /// The condition `Progressing` while a backup runs or waits, and after its end. `None` for a verdict without a backup.
-fn progress_of(verdict: &Verdict) -> Option<Finding> {
+fn progress_of(status: &EtcdBackupStatus, verdict: &Verdict) -> Option<Finding> {
     Some(match verdict {
         Verdict::Queued => progressing(true, Reason::Pending, QUEUED),
         Verdict::Starting => progressing(true, Reason::Pending, STARTING),
         Verdict::Running(_) => progressing(true, Reason::InProgress, IN_PROGRESS),
-        Verdict::Waiting(trouble) => progressing(true, trouble.reason, &trouble.message),
+        Verdict::Waiting(trouble) => {
+            let newest = match &status.last_success_date {
+                Some(time) => format!("the newest backup is from {}", time.0),
+                None => "no backup exists yet".to_owned(),
+            };
+            let message = format!("{}; {newest}", trouble.message);
+            progressing(true, trouble.reason, &message)
+        }
         Verdict::Succeeded(_) | Verdict::Refused(_) | Verdict::Failed(_) => {
             progressing(false, Reason::AsDesired, "no backup is in progress")
         }

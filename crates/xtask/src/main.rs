@@ -1,11 +1,12 @@
-//! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `fuzz`, `image`, `dist`, `site`, `packages`, `prose`,
-//! `conformance` and `testbed`. This crate runs other programs and contains nothing about etcd or Kubernetes objects.
-//! It must compile in seconds, because it installs the packages that the other crates need for compiling.
+//! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `fuzz`, `drill`, `image`, `dist`, `site`, `packages`,
+//! `prose`, `conformance` and `testbed`. This crate runs other programs and contains nothing about etcd or Kubernetes
+//! objects. It must compile in seconds, because it installs the packages that the other crates need for compiling.
 
 mod archive;
 mod checkout;
 mod conformance;
 mod dist;
+mod drill;
 mod drive;
 mod fuzz;
 mod image;
@@ -74,6 +75,10 @@ enum Command {
     ///
     /// Each round uses the next seed. A failed round prints its seed and the smallest input that fails.
     Fuzz(fuzz::Fuzz),
+    /// Practice for on-call engineers: make hidden faults on the testbed, and measure the time to their repair; see
+    /// docs/drill.md.
+    #[command(subcommand)]
+    Drill(drill::Drill),
     /// Build the image of the operators as a docker-archive, and print its path, its sizes and its reference.
     ///
     /// The program is that of a release. `--profile fast` compiles the program of `demo` and `test`.
@@ -214,6 +219,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Bench(options) => return drive::program("bench", &options),
         Command::Soak(options) => return drive::soak(&options),
         Command::Fuzz(options) => return fuzz::fuzz(&options),
+        Command::Drill(drill) => return drill::run(&drill),
         Command::Packages => {
             packages::ensure_packages(&[packages::Purpose::Build, packages::Purpose::Testbed])?;
         }

@@ -207,7 +207,7 @@ async fn invalid_chart_values_are_rejected_by_schema() {
             "image.repo=x",
             "clusterOperator.replica=2",
             "backupOperator.resources.limit.cpu=1",
-            "prometheusRule.backupSeconds=soon",
+            "prometheusRule.backupDelaySeconds=soon",
             "backups.ambientIdentity={team-a=ftp://x}",
             "backups.etcdEndpoints={http://x:2379}",
             "clusters.join={team-a=http://x:2379}",

@@ -1,14 +1,18 @@
-//! Runs the queries of the chart's Grafana dashboards in Prometheus. `monitoring.rs` uses these functions.
+//! Runs the queries of the chart's Grafana dashboards in Prometheus, and draws the dashboards. `monitoring.rs` uses
+//! these functions.
 
 use std::collections::BTreeSet;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
+use e2e::picture::{self, Span};
 use e2e::wait::Poll;
-use e2e::{DEADLINE, Prometheus, Sandbox, until};
+use e2e::{DEADLINE, Prometheus, Sandbox, screen, until};
 use k8s_openapi::api::core::v1::ConfigMap;
-use kube::ResourceExt;
 use kube::api::ListParams;
 use serde_json::Value;
+
+use crate::fixtures::root;
 
 /// The label by which Grafana's sidecar finds dashboards.
 const LABEL: &str = "grafana_dashboard=1";
@@ -24,6 +28,28 @@ const WITHOUT_EVENTS: [(&str, &str); 2] = [
     ),
 ];
 
+/// The interval of rates in the pictures, for scrapes once a second.
+const PICTURE_INTERVAL: &str = "15s";
+/// If this variable is set, the pictures and the outputs of commands in `docs` are replaced.
+const UPDATE: &str = "UPDATE";
+/// The beginning of the names of the files in the chart's ConfigMaps.
+const PREFIX: &str = "etcd-operator-";
+/// The folder of the pictures.
+const PICTURES: &str = "docs/pictures";
+
+/// A dashboard of the release.
+struct Dashboard {
+    /// The name of its file in the chart, without the extension.
+    name: String,
+    content: Value,
+}
+
+impl Dashboard {
+    fn panels(&self) -> Result<&Vec<Value>> {
+        self.content["panels"].as_array().context("no panels")
+    }
+}
+
 /// A query of a dashboard, or of a variable.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Debug)]
 struct Query {
@@ -32,10 +58,10 @@ struct Query {
     expression: String,
 }
 
-/// Replaces the variables of Grafana. The interval is longer than the test, so that rates include all faults.
-fn filled(sandbox: &Sandbox, cluster: &str, expression: &str) -> String {
+/// Replaces the variables of Grafana. `interval` is the range of rates.
+fn filled(sandbox: &Sandbox, cluster: &str, interval: &str, expression: &str) -> String {
     let values = [
-        ("$__rate_interval", "1h"),
+        ("$__rate_interval", interval),
         ("$namespace", sandbox.namespace.as_str()),
         ("$cluster", cluster),
         ("$pod", ".*"),
@@ -53,34 +79,45 @@ fn query_of_variable(text: &str) -> Result<String> {
     Ok(format!("count by ({label}) ({series})"))
 }
 
-/// The queries of all dashboards of the release, and the number of dashboards.
-async fn queries(sandbox: &Sandbox, cluster: &str) -> Result<(BTreeSet<Query>, usize)> {
+/// The dashboards of the release.
+async fn dashboards(sandbox: &Sandbox) -> Result<Vec<Dashboard>> {
     let found = sandbox.api::<ConfigMap>();
     let found = found.list(&ListParams::default().labels(LABEL)).await?;
+    let files = found.items.iter().flat_map(|map| map.data.iter().flatten());
+    let all = files.map(|(file, text)| {
+        let name = file.trim_start_matches(PREFIX);
+        let name = name.trim_end_matches(".json").to_owned();
+        let content = serde_json::from_str(text).with_context(|| file.clone())?;
+        Ok(Dashboard { name, content })
+    });
+    let all: Vec<Dashboard> = all.collect::<Result<_>>()?;
+    ensure!(all.len() == 4, "{} dashboards", all.len());
+    Ok(all)
+}
+
+/// The queries of all dashboards. The interval is longer than the test, so that rates include all faults.
+fn queries(sandbox: &Sandbox, cluster: &str, dashboards: &[Dashboard]) -> Result<BTreeSet<Query>> {
     let mut all = BTreeSet::new();
     let mut add = |place: String, expression: &str| {
-        let expression = filled(sandbox, cluster, expression);
+        let expression = filled(sandbox, cluster, "1h", expression);
         all.insert(Query { place, expression });
     };
-    for map in &found.items {
-        let name = map.name_any();
-        for text in map.data.iter().flat_map(|data| data.values()) {
-            let dashboard: Value = serde_json::from_str(text).with_context(|| name.clone())?;
-            for panel in dashboard["panels"].as_array().context("no panels")? {
-                for target in panel["targets"].as_array().context("no targets")? {
-                    let expression = target["expr"].as_str().context("no expr")?;
-                    add(format!("{name}: {}", panel["title"]), expression);
-                }
-            }
-            let variables = dashboard["templating"]["list"].as_array();
-            let variables = variables.context("no variables")?.iter();
-            for variable in variables.filter(|variable| variable["type"] == "query") {
-                let query = query_of_variable(variable["query"].as_str().context("no query")?)?;
-                add(format!("{name}: variable {}", variable["name"]), &query);
+    for dashboard in dashboards {
+        let name = &dashboard.name;
+        for panel in dashboard.panels()? {
+            for target in panel["targets"].as_array().context("no targets")? {
+                let expression = target["expr"].as_str().context("no expr")?;
+                add(format!("{name}: {}", panel["title"]), expression);
             }
         }
+        let variables = dashboard.content["templating"]["list"].as_array();
+        let variables = variables.context("no variables")?.iter();
+        for variable in variables.filter(|variable| variable["type"] == "query") {
+            let query = query_of_variable(variable["query"].as_str().context("no query")?)?;
+            add(format!("{name}: variable {}", variable["name"]), &query);
+        }
     }
-    Ok((all, found.items.len()))
+    Ok(all)
 }
 
 /// Waits until every query has returned data. Panels about members show this cluster.
@@ -89,9 +126,8 @@ pub(crate) async fn have_data(
     prometheus: &Prometheus,
     cluster: &str,
 ) -> Result<()> {
-    let (mut missing, dashboards) = queries(sandbox, cluster).await?;
-    ensure!(dashboards == 4, "{dashboards} dashboards");
-    println!("{} queries of {dashboards} dashboards", missing.len());
+    let mut missing = queries(sandbox, cluster, &dashboards(sandbox).await?)?;
+    println!("{} queries", missing.len());
     for (metric, reason) in WITHOUT_EVENTS {
         let before = missing.len();
         missing.retain(|query| !query.expression.contains(metric));
@@ -114,4 +150,56 @@ pub(crate) async fn have_data(
         })
     })
     .await
+}
+
+/// True if the panel uses a metric of [`WITHOUT_EVENTS`], and therefore may have no data.
+fn may_be_empty(panel: &Value) -> bool {
+    let targets = panel["targets"].to_string();
+    let mut metrics = WITHOUT_EVENTS.iter();
+    metrics.any(|(metric, _)| targets.contains(metric))
+}
+
+/// Draws every dashboard with the data since `start`, and checks that no panel is empty. Panels about members show this
+/// cluster. If [`UPDATE`] is set, the pictures in `docs` are replaced.
+pub(crate) async fn are_drawn(
+    sandbox: &Sandbox,
+    prometheus: &Prometheus,
+    cluster: &str,
+    start: SystemTime,
+) -> Result<()> {
+    let seconds = |time: SystemTime| time.duration_since(UNIX_EPOCH).map(|it| it.as_secs_f64());
+    let span = Span {
+        start: seconds(start)?,
+        end: seconds(SystemTime::now())?,
+    };
+    let fill = |expression: &str| filled(sandbox, cluster, PICTURE_INTERVAL, expression);
+    for dashboard in dashboards(sandbox).await? {
+        let name = &dashboard.name;
+        let drawn = picture::draw(prometheus, &dashboard.content, span, fill).await;
+        let drawn = drawn.with_context(|| name.clone())?;
+        let mut panels = dashboard.panels()?.iter();
+        let empty = panels.find(|panel| {
+            let title = panel["title"].as_str().unwrap_or_default();
+            drawn.empty.iter().any(|empty| empty == title) && !may_be_empty(panel)
+        });
+        ensure!(empty.is_none(), "{name}: no data: {empty:?}");
+        if std::env::var_os(UPDATE).is_some() {
+            let folder = root().join(PICTURES);
+            std::fs::create_dir_all(&folder)?;
+            std::fs::write(folder.join(format!("{name}.svg")), drawn.svg)?;
+        }
+    }
+    Ok(())
+}
+
+/// Checks that a page of `docs` has a place for the output of this command. If [`UPDATE`] is set, the output in the
+/// page is replaced.
+pub(crate) fn show(page: &str, command: &str, output: &str) -> Result<()> {
+    let path = root().join("docs").join(page);
+    let text = std::fs::read_to_string(&path).with_context(|| page.to_owned())?;
+    let text = screen::replaced(&text, command, output).with_context(|| page.to_owned())?;
+    if std::env::var_os(UPDATE).is_some() {
+        std::fs::write(&path, text)?;
+    }
+    Ok(())
 }

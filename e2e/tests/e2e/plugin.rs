@@ -1,12 +1,15 @@
-//! The plugin `kubectl etcd`, with kubelets: commands in the containers of members, logs, and waits for the operator.
+//! The plugin `kubectl etcd`, with kubelets and operators: commands in the containers of members, logs, changes,
+//! backups, restores and recoveries.
 
 use anyhow::{Context, Result, ensure};
-use e2e::objects::{follower, leader};
-use e2e::{Sandbox, cluster_scenario, plugin};
+use e2e::bucket::Bucket;
+use e2e::manifests::aws_secret;
+use e2e::objects::{Kind, await_object, condition, field, follower, leader, ready_members};
+use e2e::{DEADLINE, Sandbox, cluster_scenario, plugin, scenario, step};
 use serde_json::Value;
 
 use crate::auth::secret;
-use crate::fixtures::{DURABLE, cluster_with};
+use crate::fixtures::{DURABLE, cluster_with, newest_version};
 
 const PASSWORD: &str = "correct-horse-battery";
 
@@ -96,7 +99,7 @@ async fn plugin_works_with_tls_and_authentication() {
         sandbox
             .apply(&cluster_with(&sandbox.env, "c", 3, more)?)
             .await?;
-        sandbox.await_members("c", 3).await?;
+        let object = sandbox.await_members("c", 3).await?;
         ensure_live(&status(sandbox).await?, 3)?;
         // With authentication, the plugin runs the etcdctl of this machine through a port-forward, with the password
         // from the Secret.
@@ -107,6 +110,148 @@ async fn plugin_works_with_tls_and_authentication() {
         )
         .await?;
         ensure!(value.trim() == "v", "{value}");
+
+        let next = follower(&object)?;
+        plugin::run(sandbox, &["move-leader", "c", "--to", &next, "--yes"]).await?;
+        ensure!(
+            status(sandbox).await?["leader"] == next.as_str(),
+            "{next} is not the leader"
+        );
+        plugin::run(sandbox, &["compact", "c", "--keep", "0", "--yes"]).await?;
+        let defragmented = plugin::run(sandbox, &["defrag", "c", "--yes"]).await?;
+        ensure!(defragmented.matches('→').count() == 3, "{defragmented}");
+        Ok(())
+    })
+    .await;
+}
+
+/// Time limit of each command that waits.
+const LIMIT: [&str; 3] = ["--wait", "--timeout", "10m"];
+
+/// Runs a command that changes the cluster, without a question, and waits for its result.
+async fn change(sandbox: &Sandbox, args: &[&str]) -> Result<String> {
+    let words = [args, &["--yes"][..], &LIMIT[..]].concat();
+    step(&args.join(" "), plugin::run(sandbox, &words)).await
+}
+
+async fn value_of_key(sandbox: &Sandbox, cluster: &str) -> Result<String> {
+    let words = ["ctl", cluster, "--", "get", "k", "--print-value-only"];
+    let value = plugin::run(sandbox, &words).await?;
+    Ok(value.trim().to_owned())
+}
+
+/// Waits until the column `STATE` of the cluster contains this text.
+async fn await_state(sandbox: &Sandbox, state: &str) -> Result<()> {
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    await_object(&clusters, "c", state, DEADLINE, |object| {
+        let found = field(object, "/status/state").as_str();
+        found.is_some_and(|found| found.contains(state))
+    })
+    .await
+    .map(drop)
+}
+
+/// Deletes the volumes and the pods of the followers at the same time, so that the quorum is lost. The leader has all
+/// acknowledged writes. Then approves the recovery.
+async fn recovers(sandbox: &Sandbox) -> Result<()> {
+    let before = sandbox.await_members("c", 3).await?;
+    let survivor = leader(&before)?;
+    let mut words = vec!["delete", "--wait=false", "--grace-period=0", "--force"];
+    let mut victims = ready_members(&before);
+    victims.retain(|member| *member != survivor);
+    let kinds = ["pvc", "pod"].into_iter();
+    let lost = kinds.flat_map(|kind| victims.iter().map(move |name| format!("{kind}/{name}")));
+    let lost: Vec<String> = lost.collect();
+    words.extend(lost.iter().map(String::as_str));
+    sandbox.kubectl(&words).await?;
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let what = "the lost quorum is reported";
+    await_object(&clusters, "c", what, DEADLINE, |object| {
+        let degraded = condition(object, "Degraded");
+        degraded.is_some_and(|found| found["reason"] == "QuorumLost")
+    })
+    .await?;
+    let plan = plugin::run(sandbox, &["plan", "c"]).await?;
+    ensure!(plan.contains("QuorumLost"), "{plan}");
+    let preview = plugin::run(sandbox, &["recover", "c", "--dry-run"]).await?;
+    ensure!(preview.contains(&survivor), "{preview}");
+    change(sandbox, &["recover", "c"]).await?;
+    let after = sandbox.await_members("c", 3).await?;
+    ensure!(field(&after, "/status/clusterID") != field(&before, "/status/clusterID"));
+    ensure!(value_of_key(sandbox, "c").await? == "v");
+    Ok(())
+}
+
+#[tokio::test]
+async fn plugin_upgrades_hibernates_and_recovers_cluster() {
+    cluster_scenario("plugin_changes", async |sandbox| {
+        let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
+        let more = format!("  TLS: {{generated: {{}}}}\n{DURABLE}");
+        let manifest = cluster_with(&sandbox.env, "c", 3, &more)?;
+        let manifest = manifest.replace(&newest_version(&sandbox.env)?, &old);
+        sandbox.apply(&manifest).await?;
+        sandbox.await_members("c", 3).await?;
+        plugin::run(sandbox, &["ctl", "c", "--", "put", "k", "v"]).await?;
+
+        plugin::run(sandbox, &["pause", "c", "--yes"]).await?;
+        await_state(sandbox, "Paused").await?;
+        let refused = plugin::run(sandbox, &["upgrade", "c", &new, "--yes"]).await;
+        ensure!(refused.is_err(), "a paused cluster must not be upgraded");
+        plugin::run(sandbox, &["resume", "c", "--yes"]).await?;
+        await_state(sandbox, "Ready").await?;
+
+        let path = plugin::run(sandbox, &["upgrade", "c", &new, "--dry-run"]).await?;
+        ensure!(path.contains(&old) && path.contains(&new), "{path}");
+        let upgraded = change(sandbox, &["upgrade", "c", &new]).await?;
+        ensure!(upgraded.contains(&new), "{upgraded}");
+        let events = plugin::run(sandbox, &["events", "c"]).await?;
+        ensure!(events.contains(&new), "{events}");
+
+        change(sandbox, &["hibernate", "c"]).await?;
+        ensure!(sandbox.member_pods("c").await?.is_empty());
+        change(sandbox, &["wake", "c"]).await?;
+        sandbox.await_members("c", 3).await?;
+        ensure!(value_of_key(sandbox, "c").await? == "v");
+        step("lose the quorum and recover", recovers(sandbox)).await
+    })
+    .await;
+}
+
+#[tokio::test]
+async fn plugin_backs_up_verifies_and_restores_cluster() {
+    scenario("plugin_backups", async |sandbox| {
+        let s3 = sandbox.env.s3()?;
+        let bucket = Bucket::create(s3, &sandbox.namespace).await?;
+        let more = format!("  TLS: {{generated: {{}}}}\n{DURABLE}");
+        let cluster = cluster_with(&sandbox.env, "c", 1, &more)?;
+        let manifests = [cluster, aws_secret(s3, "aws")];
+        sandbox.apply(&manifests.join("---\n")).await?;
+        sandbox.await_members("c", 1).await?;
+        plugin::run(sandbox, &["ctl", "c", "--", "put", "k", "v"]).await?;
+
+        let path = format!("{}/c", bucket.name);
+        let mut words = vec!["backup", "c", "--name", "first", "--s3", &path];
+        words.extend(["--aws-secret", "aws", "--endpoint", &s3.endpoint]);
+        change(sandbox, &words).await?;
+        let known = plugin::run(sandbox, &["verify", "first"]).await?;
+        ensure!(known.contains("checksum matches"), "{known}");
+        let words = ["verify", "first", "--rehearse", "--yes", "--timeout", "10m"];
+        let rehearsed = step("rehearse", plugin::run(sandbox, &words)).await?;
+        ensure!(rehearsed.contains("the backup is usable"), "{rehearsed}");
+        let left = sandbox
+            .kubectl(&["get", "etcdclusters", "-o", "name"])
+            .await?;
+        ensure!(left.lines().count() == 1, "the rehearsal is left: {left}");
+
+        plugin::run(sandbox, &["ctl", "c", "--", "put", "k", "later"]).await?;
+        change(sandbox, &["restore", "c", "--from", "first", "--overwrite"]).await?;
+        sandbox.await_members("c", 1).await?;
+        ensure!(value_of_key(sandbox, "c").await? == "v");
+        change(sandbox, &["restore", "copy", "--from", "first"]).await?;
+        sandbox.await_members("copy", 1).await?;
+        ensure!(value_of_key(sandbox, "copy").await? == "v");
+        let all = plugin::run(sandbox, &["status"]).await?;
+        ensure!(all.contains("copy"), "{all}");
         Ok(())
     })
     .await;

@@ -1,8 +1,8 @@
 //! The spec names another StorageClass. The operator replaces members one by one, each by a member on a volume of this
-//! class, while clients write.
+//! class, while clients write. Before the cluster has formed, the operator starts again with new members.
 
 use anyhow::{Context, Result, ensure};
-use e2e::objects::{field, ready_members};
+use e2e::objects::{Kind, field, ready_members};
 use e2e::wait::Poll;
 use e2e::{DEADLINE, RollingCheck, Sandbox, Writer, cluster_scenario, until};
 use k8s_openapi::api::core::v1::PersistentVolumeClaim;
@@ -46,6 +46,38 @@ pub(crate) fn claims_with(class: &str, size: &str) -> String {
         "  pod:\n    persistentVolumeClaimSpec:\n      storageClassName: {class}\n      \
          accessModes: [ReadWriteOnce]\n      resources: {{requests: {{storage: {size}}}}}\n"
     )
+}
+
+/// The condition `Degraded` of the EtcdCluster `c`, as text.
+async fn degraded(sandbox: &Sandbox) -> Result<String> {
+    let object = sandbox.objects(Kind::EtcdCluster).get("c").await?;
+    let conditions = field(&object, "/status/conditions");
+    let all = conditions.as_array().into_iter().flatten();
+    let mut found = all.filter(|condition| condition["type"] == "Degraded");
+    Ok(found.next().map(ToString::to_string).unwrap_or_default())
+}
+
+#[tokio::test]
+async fn corrected_storage_class_starts_a_new_cluster() {
+    cluster_scenario("storage_class_missing", async |sandbox| {
+        let manifest =
+            |class: &str| cluster_with(&sandbox.env, "c", 3, &claims_with(class, "64Mi"));
+        sandbox.apply(&manifest("nowhere")?).await?;
+        until("the missing class is reported", DEADLINE, async || {
+            let found = degraded(sandbox).await?;
+            let parts = ["\"True\"", "StorageMissing", "StorageClass nowhere"];
+            Ok(if parts.iter().all(|part| found.contains(part)) {
+                Poll::Done(())
+            } else {
+                Poll::NotYet(found)
+            })
+        })
+        .await?;
+        sandbox.apply(&manifest("standard")?).await?;
+        let object = sandbox.await_members("c", 3).await?;
+        await_one_volume_per_member(sandbox, &ready_members(&object)).await
+    })
+    .await;
 }
 
 #[tokio::test]

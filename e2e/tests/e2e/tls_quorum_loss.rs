@@ -48,7 +48,7 @@ async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
         |object| {
             condition(object, "Degraded").is_some_and(|found| {
                 let text = found["message"].as_str().unwrap_or_default();
-                found["reason"] == "QuorumLost" && text.contains("set the annotation")
+                found["reason"] == "QuorumLost" && text.contains("annotate etcdcluster")
             })
         },
     )

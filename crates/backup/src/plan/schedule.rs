@@ -74,6 +74,16 @@ impl Schedule {
         }
     }
 
+    /// The time of the run after the backup that was complete at `last`, without jitter. `None` if the schedule has no
+    /// further run. If no backup exists yet, `last` is `None`.
+    pub fn run_after(&self, last: Option<Timestamp>, created: Timestamp) -> Option<Timestamp> {
+        match (&self.rule, last) {
+            (Rule::Every(_), None) => Some(created),
+            (Rule::Every(interval), Some(last)) => Some(later(last, *interval)),
+            (Rule::At(cron), last) => cron.next_after(last.unwrap_or(created)),
+        }
+    }
+
     fn every(&self, interval: SignedDuration, last: Timestamp, seed: &str, now: Timestamp) -> Next {
         let jitter = self.jitter(interval, seed, last);
         let mut planned = later(last, interval);
@@ -181,6 +191,23 @@ mod tests {
         for json in ["{}", r#"{"backupIntervalInSecond":0}"#] {
             assert!(Schedule::of(&policy(json)).unwrap().is_none(), "{json}");
         }
+    }
+
+    #[test]
+    fn run_after_newest_backup_follows_the_schedule() {
+        let created = at("2026-01-01T08:00:00Z");
+        let last = at("2026-01-01T10:03:00Z");
+        let daily = schedule(r#"{"schedule":"@daily"}"#);
+        for found in [
+            daily.run_after(None, created),
+            daily.run_after(Some(last), created),
+        ] {
+            assert_eq!(found, Some(at("2026-01-02T00:00:00Z")));
+        }
+        let hourly = schedule(HOURLY);
+        assert_eq!(hourly.run_after(None, created), Some(created));
+        let next = at("2026-01-01T11:03:00Z");
+        assert_eq!(hourly.run_after(Some(last), created), Some(next));
     }
 
     #[test]

@@ -15,12 +15,14 @@ use crate::plan::recovery::{Leftover, leftover};
 use crate::plan::view::{Data, View};
 use crate::plan::{Draft, Label, STEADY, adoption, concurrent_join, joining, member_objects};
 use crate::reason::Reason;
-use crate::snapshot::{Cause, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
+use crate::snapshot::{Cause, Claim, Disk, Intent, Kept, Observed, Pod, Role, Trouble};
 
 /// The operator reports a pod that has not started after this time. A large image takes some time to pull.
 const SLOW: Duration = Duration::from_secs(20);
 /// A pod without a node is a problem after this time. Until then, the cluster autoscaler may be adding a node.
 const UNPLACED: Duration = Duration::from_mins(1);
+/// The text in the scheduler's message about a pod whose PVC must have a volume first.
+const UNBOUND: &str = "unbound immediate PersistentVolumeClaims";
 
 /// Maintains the Services of the whole cluster. The client Service gets endpoints only after the cluster ID is recorded
 /// in the status and on the pods and volumes. Before that, clients cannot write.
@@ -200,7 +202,8 @@ pub(super) fn leftovers<'a>(
         // Invariant 7: the operator does not delete objects with the ID of another cluster.
         if let Some(other) = member_objects::another_cluster(observed, &name) {
             let text = format!(
-                "{name} carries the ID of cluster {other} and is not changed: delete it if it is not needed"
+                "the objects of {name} have the ID of cluster {other}, so the operator does not change them: delete \
+                 them if they are not needed"
             );
             draft.problem(Reason::ForeignObjects, text);
             continue;
@@ -220,7 +223,8 @@ pub(super) fn troubles<'a>(build: Builder<'a>, members: &BTreeSet<String>) -> Dr
         .iter()
         .filter(|(name, pod)| members.contains(*name) && pod.stays());
     for (name, pod) in ours {
-        if let Some(what) = trouble(pod, now) {
+        let claim = observed.disks.get(name).map(|disk| &disk.claim);
+        if let Some(what) = trouble(pod, claim, now) {
             said.entry(what).or_default().push(name);
         }
     }
@@ -232,9 +236,14 @@ pub(super) fn troubles<'a>(build: Builder<'a>, members: &BTreeSet<String>) -> Dr
             Kind::Memory => draft.problem(Reason::OutOfMemory, message),
             Kind::Failing => draft.problem(Reason::ContainerFailing, message),
             Kind::Unschedulable => draft.wait(Reason::Unschedulable, message, STEADY),
-            Kind::Unplaced => {
+            Kind::Unplaced | Kind::Unbound => {
+                let reason = if kind == Kind::Unbound {
+                    Reason::StorageMissing
+                } else {
+                    Reason::Unschedulable
+                };
                 draft.wait(Reason::Unschedulable, message.clone(), STEADY);
-                draft.problem(Reason::Unschedulable, message);
+                draft.problem(reason, message);
             }
         }
     }
@@ -249,22 +258,25 @@ enum Kind {
     Failing,
     Unschedulable,
     Unplaced,
+    Unbound,
 }
 
-fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
+fn trouble(pod: &Pod, claim: Option<&Claim>, now: Timestamp) -> Option<(Kind, String)> {
     let image = &pod.image;
     match &pod.trouble {
         Some(Trouble::Image(text)) => Some((Kind::Image, pull_problem(image, text))),
         Some(Trouble::Unschedulable(text)) => {
-            let kind = if age(pod.created, now) > UNPLACED {
-                Kind::Unplaced
-            } else {
-                Kind::Unschedulable
-            };
-            Some((
-                kind,
-                format!("no node accepts the pod: add a node or correct spec.pod: {text}"),
-            ))
+            let unbound = claim.filter(|claim| claim.capacity.is_none() && text.contains(UNBOUND));
+            let (kind, problem) = unbound.map_or_else(
+                || {
+                    let problem = "no node accepts the pod: add a node or correct spec.pod";
+                    (Kind::Unplaced, problem.to_owned())
+                },
+                |claim| (Kind::Unbound, no_volume(claim)),
+            );
+            let is_late = age(pod.created, now) > UNPLACED;
+            let kind = if is_late { kind } else { Kind::Unschedulable };
+            Some((kind, format!("{problem} ({text})")))
         }
         Some(Trouble::Failing(_))
             if pod
@@ -286,6 +298,20 @@ fn trouble(pod: &Pod, now: Timestamp) -> Option<(Kind, String)> {
         }
         None => None,
     }
+}
+
+/// Why a PVC may have no volume. The operator has no right to read StorageClasses.
+fn no_volume(claim: &Claim) -> String {
+    const FIELD: &str = "spec.pod.persistentVolumeClaimSpec.storageClassName";
+    let Some(class) = &claim.class else {
+        return format!(
+            "the PersistentVolumeClaim has no StorageClass: set {FIELD}, or mark a default StorageClass"
+        );
+    };
+    format!(
+        "the PersistentVolumeClaim has no volume: if StorageClass {class} does not exist (kubectl get storageclass), set \
+         {FIELD} to an existing class; otherwise check the provisioner of the class"
+    )
 }
 
 /// The problem of an image that the kubelet cannot pull, with the cause first. `text` is the kubelet's message.

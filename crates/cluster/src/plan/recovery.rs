@@ -173,7 +173,7 @@ fn refuse(approval: Approval, cluster_id: ClusterId, draft: &mut Draft) {
             Reason::RecoveryRefused,
             format!(
                 "the annotation {ANNOTATION_RECOVER} names cluster {text:?}, but this is cluster {cluster_id}: no \
-                 recovery starts; set it to {cluster_id} to approve one"
+                 recovery starts; set the annotation to {cluster_id} to approve a recovery"
             ),
         ),
         Approval::Stale => draft.problem(
@@ -213,7 +213,7 @@ impl<'a> Scene<'a> {
             .values()
             .any(|pod| pod.addressed && !pod.terminating);
         let mut text = format!(
-            "no quorum of the members answers ({why}); the operator changes nothing until it does"
+            "no quorum of the members answers ({why}); the operator changes nothing until a quorum answers"
         );
         let survivor = self.evidence.most_advanced();
         if let Some((survivor, status)) = survivor.filter(|_| self.evidence.is_silent) {
@@ -247,11 +247,7 @@ impl<'a> Scene<'a> {
         let text = self.what_is_left();
         let Some(survivor) = self.evidence.most_advanced() else {
             let answers = if self.evidence.members.is_empty() {
-                let backup = self.observed.recovery.last_backup.as_ref();
-                let backup = backup
-                    .map(|backup| format!(" (the last one known: {backup})"))
-                    .unwrap_or_default();
-                format!("restore it from a backup with an EtcdRestore{backup}")
+                "restore the cluster from a backup with an EtcdRestore".to_owned()
             } else {
                 draft.requeue = draft.requeue.min(BLIND);
                 "a recovery needs the data of one surviving member, but none answers: repair one of these members, \
@@ -325,9 +321,13 @@ impl<'a> Scene<'a> {
 
     fn how(&self) -> String {
         let cluster_id = self.cluster_id;
+        let object = &self.desired.object;
+        let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
+        let name = object.metadata.name.as_deref().unwrap_or_default();
         format!(
-            "set the annotation {ANNOTATION_RECOVER}={cluster_id} on the EtcdCluster to start a new cluster with the \
-             data of the most advanced survivor, or restore a backup with an EtcdRestore"
+            "run `kubectl -n {namespace} annotate etcdcluster {name} {ANNOTATION_RECOVER}={cluster_id}` to start a new \
+             cluster with the data of the most advanced survivor (writes that only other members had are lost), or \
+             restore a backup with an EtcdRestore"
         )
     }
 
@@ -367,6 +367,14 @@ impl<'a> Scene<'a> {
                 bare.join(", ")
             );
         }
+        let size = self.desired.size;
+        if size != all {
+            let _ = write!(text, "; spec.size is {size}");
+        }
+        let _ = match &self.observed.recovery.last_backup {
+            Some(backup) => write!(text, "; the last backup is {backup}"),
+            None => write!(text, "; no backup is known"),
+        };
         text
     }
 

@@ -35,14 +35,14 @@ pub(super) fn folder(path: &str) -> &str {
     path.rfind('/').map_or("", |end| &path[..=end])
 }
 
-/// The path of a repository file in the sources of the site. If the file is no Markdown page, the path is that of a
-/// generated page that shows the file.
+/// The path of a repository file in the sources of the site. If the file is no Markdown page and no picture, the path is
+/// that of a generated page that shows the file.
 pub(super) fn in_site(path: &str) -> String {
     let place = match path.strip_prefix(DOCS) {
         Some(page) => page.to_owned(),
         None => format!("{OTHERS}{path}"),
     };
-    if is_page(path) {
+    if is_page(path) || is_picture(path) {
         place
     } else {
         format!("{place}.md")
@@ -50,7 +50,17 @@ pub(super) fn in_site(path: &str) -> String {
 }
 
 pub(super) fn is_page(path: &str) -> bool {
-    path.rsplit_once('.').is_some_and(|(_, end)| end == "md")
+    ends_with(path, "md")
+}
+
+/// True for a picture, which a page shows.
+pub(super) fn is_picture(path: &str) -> bool {
+    ends_with(path, "svg")
+}
+
+fn ends_with(path: &str, extension: &str) -> bool {
+    path.rsplit_once('.')
+        .is_some_and(|(_, end)| end == extension)
 }
 
 /// The path of the HTML file that mdBook writes for a page. `README.md` becomes the index of its folder.
@@ -64,7 +74,11 @@ fn html(page: &str) -> String {
 /// The relative link from a page to a file. Both paths are paths of the repository.
 pub(super) fn link(page: &str, file: &str) -> String {
     let up = "../".repeat(in_site(page).matches('/').count());
-    format!("{up}{}", html(&in_site(file)))
+    let place = in_site(file);
+    if is_picture(file) {
+        return format!("{up}{place}");
+    }
+    format!("{up}{}", html(&place))
 }
 
 /// The targets of the links in a table of contents, as paths of the repository.
@@ -135,6 +149,7 @@ mod tests {
                 "examples/a.yaml",
                 "../repository/examples/a.yaml.html",
             ),
+            ("docs/tls.md", "docs/pictures/a.svg", "pictures/a.svg"),
         ];
         for (page, file, expected) in cases {
             assert_eq!(link(page, file), expected, "{page} {file}");

@@ -9,7 +9,9 @@ use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 
-use super::links::{Change, changed, folder, in_site, is_page, link, listed, normalized};
+use super::links::{
+    Change, changed, folder, in_site, is_page, is_picture, link, listed, normalized,
+};
 
 /// The table of contents. Files that are linked but not listed there appear below the README of their folder.
 const CONTENTS: &str = "docs/SUMMARY.md";
@@ -37,6 +39,10 @@ pub(crate) fn write(root: &Path, work: &Path) -> Result<Vec<String>> {
     while let Some(page) = all.get(index).cloned() {
         index += 1;
         let text = read(root, &page)?;
+        if is_picture(&page) {
+            put(&source.join(in_site(&page)), &text)?;
+            continue;
+        }
         if !is_page(&page) {
             put(&source.join(in_site(&page)), &shown(&page, &text))?;
             let raw = in_site(&page);
@@ -55,6 +61,7 @@ pub(crate) fn write(root: &Path, work: &Path) -> Result<Vec<String>> {
         })?;
         put(&source.join(in_site(&page)), &text)?;
     }
+    all.retain(|file| !is_picture(file));
     let mut below: BTreeMap<String, Vec<String>> = BTreeMap::new();
     let mut unlisted = all[listed.len()..].to_vec();
     unlisted.sort();
@@ -183,7 +190,11 @@ mod tests {
                 "docs/a.md",
                 "[b](../b) [c](../b/c/c.yaml) [d](https://d.e)\n",
             ),
-            ("b/README.md", "[a](../docs/a.md#x) [b/page.md](page.md)\n"),
+            (
+                "b/README.md",
+                "[a](../docs/a.md#x) [b/page.md](page.md) ![d](../docs/d.svg)\n",
+            ),
+            ("docs/d.svg", "<svg/>\n"),
             ("b/page.md", "# A `page`\n"),
             ("b/c/c.yaml", "c: 1\n"),
         ]);
@@ -195,10 +206,11 @@ mod tests {
         );
         assert_eq!(
             read("repository/b/README.md"),
-            "[a](../../a.html#x) [A page](../../repository/b/page.html)\n"
+            "[a](../../a.html#x) [A page](../../repository/b/page.html) ![d](../../d.svg)\n"
         );
         assert!(read("repository/b/c/c.yaml.md").contains("```yaml\nc: 1\n```"));
         assert_eq!(read("repository/b/c/c.yaml"), "c: 1\n");
+        assert_eq!(read("d.svg"), "<svg/>\n");
         assert_eq!(
             read("SUMMARY.md"),
             "- [A](a.md)\n- [B](repository/b/README.md)\n  - [c.yaml](repository/b/c/c.yaml.md)\n  \

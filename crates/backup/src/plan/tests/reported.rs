@@ -64,9 +64,14 @@ fn waiting_backup_reports_reason_of_wait() {
                 expected("False")
             );
             if backup.spec.is_periodic() {
+                let (holds, reason, message) = expected("True");
+                let message = match &status.last_success_date {
+                    Some(time) => format!("{message}; the newest backup is from {}", time.0),
+                    None => format!("{message}; no backup exists yet"),
+                };
                 assert_eq!(
                     condition(&status, &ConditionType::Progressing),
-                    expected("True")
+                    (holds, reason, message)
                 );
             }
             assert_eq!(status.next_backup_time, None);

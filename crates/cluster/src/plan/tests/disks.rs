@@ -1,9 +1,11 @@
 //! Changes of the size or the class of volumes, and hibernation.
 
+use std::time::Duration;
+
 use crate::plan::tests::scene::{self, Scene};
 use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
-use crate::snapshot::{Claim, Seen};
+use crate::snapshot::{Claim, Seen, Trouble};
 
 const GI: u64 = 1 << 30;
 
@@ -47,7 +49,7 @@ fn volumes_that_match_spec_are_unchanged() {
     assert_eq!(
         three(any).changes(),
         [],
-        "without a StorageClass in the spec, every class matches"
+        "without a StorageClass in the spec, every class must match"
     );
 }
 
@@ -105,6 +107,43 @@ fn member_without_volume_is_replaced_if_spec_requests_volumes() {
     assert_eq!(scene.changes(), [scene::remove("a")]);
 }
 
+/// Kubernetes needs some seconds for each new volume, so the first minute causes no Event.
+#[test]
+fn volume_that_is_not_created_is_reported_after_a_minute() {
+    let text = "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims";
+    let after = |seconds: u64, class: Option<&str>| {
+        let members = ["a", "b", "c"];
+        let scene = Scene::starting(&members).durable();
+        let mut scene = members.into_iter().fold(scene, Scene::not_running);
+        let requested = Claim {
+            class: class.map(str::to_owned),
+            capacity: None,
+            ..claim("", 2)
+        };
+        scene.desired.claim = Some(requested.clone());
+        for pod in scene.observed.pods.values_mut() {
+            pod.trouble = Some(Trouble::Unschedulable(text.into()));
+            pod.created = scene::at(1000) - Duration::from_secs(seconds);
+        }
+        for disk in scene.observed.disks.values_mut() {
+            disk.claim = requested.clone();
+        }
+        let plan = scene.plan();
+        let warns = plan.waiting_for.iter().any(|it| it.reason.warns_of_wait());
+        assert!(!warns, "{:?}", plan.waiting_for);
+        plan.problems
+    };
+    assert_eq!(after(30, Some("fast")), []);
+    for (class, part) in [
+        (Some("fast"), "StorageClass fast does not exist"),
+        (None, "has no StorageClass"),
+    ] {
+        let problems = after(90, class);
+        assert_eq!(problems[0].reason, Reason::StorageMissing);
+        assert!(problems[0].message.contains(part), "{problems:?}");
+    }
+}
+
 // ---- hibernation ----
 
 fn asleep(mut scene: Scene) -> Scene {
@@ -160,7 +199,7 @@ fn invariant_9_hibernation_is_refused_if_member_would_lose_data() {
     assert_eq!(
         going.changes(),
         [scene::remove("b")],
-        "a member with a volume first replaces the member without a volume"
+        "a member with a volume must first replace the member without a volume"
     );
 }
 
@@ -175,7 +214,7 @@ fn hibernating_cluster_does_not_begin_bootstrap() {
     assert_ne!(
         begun.writes(),
         [],
-        "a recorded bootstrap is completed before the hibernation"
+        "a recorded bootstrap must be completed before the hibernation"
     );
 }
 

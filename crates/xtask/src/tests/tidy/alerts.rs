@@ -19,7 +19,7 @@ fn rules() -> Value {
     let chart = root().join("charts/etcd-operator/alerts.yaml");
     let text = fs::read_to_string(chart).unwrap();
     let text = text
-        .replace("BACKUP_SECONDS", "93600")
+        .replace("BACKUP_SECONDS", "7200")
         .replace("CERTIFICATE_SECONDS", "604800")
         .replace("RESTORE_SECONDS", "3600")
         .replace("NAMESPACE", "operators")

@@ -96,6 +96,25 @@ fn filled(expression: &str) -> String {
     names.iter().fold(ranged, fill)
 }
 
+/// True if Grafana uses only colors of the dashboard. Without thresholds or mappings, Grafana shows each number from 80 in
+/// red, and a table shows the colors of mappings only in cells of the type `color-text`.
+fn has_colors(panel: &Json) -> bool {
+    let defaults = &panel["fieldConfig"]["defaults"];
+    if panel["type"] == "stat" {
+        return defaults["thresholds"].is_object() || defaults["mappings"].is_array();
+    }
+    let overrides = panel["fieldConfig"]["overrides"].as_array();
+    overrides.into_iter().flatten().all(|change| {
+        let ids: Vec<&Json> = change["properties"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .collect();
+        let has = |id: &str| ids.iter().any(|property| property["id"] == id);
+        has("mappings") == has("custom.cellOptions")
+    })
+}
+
 #[test]
 fn dashboards_have_unique_panels_units_and_variables() {
     let all = dashboards();
@@ -116,6 +135,7 @@ fn dashboards_have_unique_panels_units_and_variables() {
                     "{file}: {title}: {key}"
                 );
             }
+            assert!(has_colors(panel), "{file}: {title}: thresholds");
             assert_eq!(
                 panel["datasource"]["uid"], "${datasource}",
                 "{file}: {title}"
