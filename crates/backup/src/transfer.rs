@@ -85,13 +85,23 @@ impl Transfer {
         meter: &Meter,
         cancelled: &CancellationToken,
     ) -> Result<Stored, Trouble> {
+        self.run_within(PROGRESS_WINDOW, meter, cancelled).await
+    }
+
+    /// Like [`Self::run`]. Fails if less than [`MIN_PROGRESS`] bytes are copied within `window`.
+    async fn run_within(
+        &self,
+        window: Duration,
+        meter: &Meter,
+        cancelled: &CancellationToken,
+    ) -> Result<Stored, Trouble> {
         let candidates = tokio::select! {
             candidates = self.candidates() => candidates?,
             () = cancelled.cancelled() => return Err(canceled()),
         };
         let mut last = None;
         for candidate in candidates {
-            match self.from(&candidate, meter, cancelled).await {
+            match self.from(&candidate, window, meter, cancelled).await {
                 // The next member is tried, because it may still be able to send its snapshot.
                 Err(trouble)
                     if trouble.reason == Reason::EtcdUnreachable && !cancelled.is_cancelled() =>
@@ -158,6 +168,7 @@ impl Transfer {
     async fn from(
         &self,
         member: &Candidate,
+        window: Duration,
         meter: &Meter,
         cancelled: &CancellationToken,
     ) -> Result<Stored, Trouble> {
@@ -178,7 +189,7 @@ impl Transfer {
         let mut upload = cancelable(cancelled, self.store.begin(&key)).await?;
         let copied = tokio::select! {
             copied = self.copy(member, upload.as_mut(), meter) => copied,
-            () = stalled(meter, PROGRESS_WINDOW) => Err(too_slow(&member.url)),
+            () = stalled(meter, window) => Err(too_slow(&member.url)),
             () = cancelled.cancelled() => Err(canceled()),
         };
         let (inspected, sent) = match copied {

@@ -17,8 +17,10 @@ const MAX_URL: usize = 2_048;
 /// Maximum number of members to which one call is sent.
 pub(crate) const MAX_ENDPOINTS: usize = 32;
 
-/// Maximum size in bytes of every response except a snapshot. The largest response is a member list with a few KiB.
-pub(crate) const MAX_ANSWER: usize = 512 << 10;
+/// Maximum size in bytes of every response except a snapshot. The largest response is a member list with a few KiB. In
+/// memory, a list of empty members takes 45 times its size, and a hostile member can keep the call open, so an operator
+/// has one such list for each call in progress.
+pub(crate) const MAX_ANSWER: usize = 32 << 10;
 
 /// Maximum size of a snapshot in bytes. A database is limited by its quota, for which etcd recommends at most 8 GiB.
 pub(crate) const MAX_SNAPSHOT: u64 = 100 << 30;

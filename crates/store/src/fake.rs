@@ -2,6 +2,7 @@
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
@@ -37,6 +38,7 @@ pub enum Call {
 pub struct FaultyStore {
     inner: LocalStore,
     script: Arc<Mutex<VecDeque<(Call, usize, Error)>>>,
+    write_delay: Duration,
 }
 
 impl FaultyStore {
@@ -45,6 +47,16 @@ impl FaultyStore {
         Self {
             inner,
             script: Arc::default(),
+            write_delay: Duration::ZERO,
+        }
+    }
+
+    /// Lets each call of [`Upload::write`] take this time.
+    #[must_use]
+    pub fn with_write_delay(self, write_delay: Duration) -> Self {
+        Self {
+            write_delay,
+            ..self
         }
     }
 
@@ -96,6 +108,9 @@ struct FaultyUpload {
 impl Upload for FaultyUpload {
     async fn write(&mut self, chunk: Bytes) -> Result<(), Error> {
         self.store.check(Call::Write)?;
+        if !self.store.write_delay.is_zero() {
+            tokio::time::sleep(self.store.write_delay).await;
+        }
         self.inner.write(chunk).await
     }
 

@@ -18,6 +18,9 @@ use store::grants::Grant;
 use store::{Error, Store};
 use tokio::runtime::Runtime;
 
+/// The number of the listing of unfinished uploads in [`Clients::list`].
+const UPLOADS: usize = 3;
+
 /// Longer than all retries of a client together.
 const CALL: Duration = Duration::from_mins(2);
 
@@ -29,6 +32,13 @@ const S3_LIST: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
     <ETag>&quot;d41d8cd98f00b204e9800998ecf8427e-2&quot;</ETag><Size>20512</Size><StorageClass>STANDARD</StorageClass>\
     </Contents><Contents><Key>etcd_v99_2018-12-31-23:59:59.manifest.json</Key>\
     <LastModified>2018-12-31T23:59:59.000Z</LastModified><Size>511</Size></Contents></ListBucketResult>";
+/// The unfinished uploads, as Amazon S3 lists them.
+const S3_UPLOADS: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n\
+    <ListMultipartUploadsResult xmlns=\"http://s3.amazonaws.com/doc/2006-03-01/\"><Bucket>bucket</Bucket><KeyMarker/>\
+    <UploadIdMarker/><MaxUploads>1000</MaxUploads><IsTruncated>false</IsTruncated><Upload>\
+    <Key>etcd_v99_2018-12-31-23:59:59</Key><UploadId>VXBsb2FkIElE.7A--</UploadId><Initiator><ID>arn:aws:iam::1:user/a</ID>\
+    <DisplayName>a</DisplayName></Initiator><Owner><ID>75aa57f0</ID></Owner><StorageClass>STANDARD</StorageClass>\
+    <Initiated>2018-12-31T23:59:59.000Z</Initiated></Upload></ListMultipartUploadsResult>";
 const S3_ERROR: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<Error><Code>NoSuchBucket</Code>\
     <Message>The specified bucket does not exist</Message><BucketName>bucket</BucketName>\
     <RequestId>4442587FB7D0A2F9</RequestId><HostId>w+/</HostId></Error>";
@@ -106,16 +116,25 @@ impl Clients {
         }
     }
 
-    /// The keys that the client of a store finds in this response. `store` is 0 for S3, 1 for Google, 2 for Azure.
+    /// The keys that the client of a store finds in this response. `store` is 0 for S3, 1 for Google, 2 for Azure,
+    /// [`UPLOADS`] for the unfinished uploads of S3.
     fn list(&self, store: usize, status: u16, body: &str) -> Result<Vec<String>, Error> {
         *self.server.answer.lock().unwrap() = (status, body.to_owned());
-        let listed = self.runtime.block_on(async {
-            let list = self.stores[store].list("etcd");
-            tokio::time::timeout(CALL, list)
+        let listed = async {
+            if store == UPLOADS {
+                let uploads = self.stores[0].unfinished("etcd").await?;
+                return Ok::<Vec<String>, Error>(
+                    uploads.into_iter().map(|upload| upload.key).collect(),
+                );
+            }
+            let objects = self.stores[store].list("etcd").await?;
+            Ok(objects.into_iter().map(|object| object.key).collect())
+        };
+        self.runtime.block_on(async {
+            tokio::time::timeout(CALL, listed)
                 .await
                 .expect("the call ends")
-        });
-        Ok(listed?.into_iter().map(|object| object.key).collect())
+        })
     }
 }
 
@@ -124,6 +143,7 @@ fn answers() -> impl Strategy<Value = (usize, u16, String)> {
     prop_oneof![
         3 => damaged_text(&[S3_LIST]).prop_map(|text| (0_usize, 200_u16, text)),
         1 => damaged_text(&[S3_ERROR]).prop_map(|text| (0_usize, 404_u16, text)),
+        2 => damaged_text(&[S3_UPLOADS]).prop_map(|text| (UPLOADS, 200_u16, text)),
         3 => damaged_text(&[GOOGLE_LIST]).prop_map(|text| (1_usize, 200_u16, text)),
         1 => damaged_text(&[GOOGLE_ERROR]).prop_map(|text| (1_usize, 404_u16, text)),
         3 => damaged_text(&[AZURE_LIST]).prop_map(|text| (2_usize, 200_u16, text)),
@@ -134,7 +154,8 @@ fn answers() -> impl Strategy<Value = (usize, u16, String)> {
 #[test]
 fn undamaged_store_listings_are_read() {
     let clients = Clients::start();
-    for (store, list) in [S3_LIST, GOOGLE_LIST, AZURE_LIST].into_iter().enumerate() {
+    let lists = [S3_LIST, GOOGLE_LIST, AZURE_LIST, S3_UPLOADS];
+    for (store, list) in lists.into_iter().enumerate() {
         let names = clients.list(store, 200, list).unwrap();
         assert!(
             names.contains(&"etcd_v99_2018-12-31-23:59:59".to_owned()),

@@ -195,7 +195,9 @@ async fn hostile_store_listing_with_repeated_marker_fails() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_slow_listing_times_out() {
-    let server = HostileServer::start(|request| Reply::new(beginning(request), Then::Slow));
+    let pause = Duration::from_millis(20);
+    let server =
+        HostileServer::start(move |request| Reply::new(beginning(request), Then::Slow(pause)));
     let limit = Duration::from_millis(200);
     let stores = server.stores().await;
     let s3 = server.s3().await;

@@ -1,6 +1,6 @@
-//! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `drill`, `image`, `dist`, `site`, `packages`, `prose`,
-//! `conformance` and `testbed`. This crate runs other programs and contains nothing about etcd or Kubernetes objects.
-//! It must compile in seconds, because it installs the packages that the other crates need for compiling.
+//! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `fuzz`, `drill`, `image`, `dist`, `site`, `packages`,
+//! `prose`, `conformance` and `testbed`. This crate runs other programs and contains nothing about etcd or Kubernetes
+//! objects. It must compile in seconds, because it installs the packages that the other crates need for compiling.
 
 mod archive;
 mod checkout;
@@ -8,6 +8,7 @@ mod conformance;
 mod dist;
 mod drill;
 mod drive;
+mod fuzz;
 mod image;
 mod libtest;
 mod oci;
@@ -70,6 +71,10 @@ enum Command {
     ///
     /// The same seed gives the same faults. A failed soak prints the seed, and keeps its steps and the clients' history.
     Soak(drive::Soak),
+    /// Pass damaged input to the parsers for some minutes; see docs/contributing/testing.md.
+    ///
+    /// Each round uses the next seed. A failed round prints its seed and the smallest input that fails.
+    Fuzz(fuzz::Fuzz),
     /// Practice for on-call engineers: make hidden faults on the testbed, and measure the time to their repair; see
     /// docs/drill.md.
     #[command(subcommand)]
@@ -213,6 +218,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Test(options) => return suite::test(&options),
         Command::Bench(options) => return drive::program("bench", &options),
         Command::Soak(options) => return drive::soak(&options),
+        Command::Fuzz(options) => return fuzz::fuzz(&options),
         Command::Drill(drill) => return drill::run(&drill),
         Command::Packages => {
             packages::ensure_packages(&[packages::Purpose::Build, packages::Purpose::Testbed])?;

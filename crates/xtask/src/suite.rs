@@ -55,7 +55,7 @@ const DOWN: &str = "testbed down";
 
 /// Selects all crates except `xtask`, which is compiled in a separate call: in one call, the features of its
 /// dependencies would cause a second compilation of large dependencies.
-const WORKSPACE: &[&str] = &["--workspace", "--exclude", "xtask"];
+pub(crate) const WORKSPACE: &[&str] = &["--workspace", "--exclude", "xtask"];
 const XTASK: &[&str] = &["-p", "xtask"];
 /// The feature that compiles the end-to-end tests. A plain `cargo test` does not set it, because these tests need a
 /// cluster.

@@ -17,6 +17,8 @@ const SNAPSHOT_COUNTS: [u32; 4] = [500, 2_000, 10_000, 50_000];
 const CHANGE_PERCENT: u64 = 60;
 /// The percentage of changes during which a fault happens.
 const FAULT_PERCENT: u64 = 70;
+/// The percentage of stopped nodes that stay down until their members are replaced.
+const LOST_NODE_PERCENT: u64 = 50;
 /// The largest number of pods that a fault affects at the same time.
 const MOST_PODS: u64 = 2;
 
@@ -68,6 +70,11 @@ pub enum Fault {
         pick: usize,
         /// How long the node is down.
         seconds: u64,
+    },
+    /// Stops a node with one member until the operator has replaced this member.
+    LoseNode {
+        /// Selects the node.
+        pick: usize,
     },
     /// Kills the container of an operator: 0 is the cluster operator, 1 the backup operator, 2 the restore operator.
     KillOperator {
@@ -219,9 +226,11 @@ impl Planner {
                 pick,
             },
             6..=7 => Fault::LoseVolume { pick },
+            8 if self.dice.percent(LOST_NODE_PERCENT) => Fault::LoseNode { pick },
             8 => Fault::StopNode {
                 pick,
-                // The operator replaces the members of a node only if the node is down for a longer time.
+                // The operator may replace the members of this node, if the node is down for longer than
+                // `spec.memberReplacement.after`.
                 seconds: 5 + self.dice.below(40),
             },
             9..=10 => Fault::KillOperator {
@@ -264,6 +273,7 @@ impl fmt::Display for Fault {
             Self::KillContainers { count, .. } => write!(to, "kill the containers of {count} pods"),
             Self::LoseVolume { .. } => write!(to, "delete a volume and its pod"),
             Self::StopNode { seconds, .. } => write!(to, "stop a node for {seconds} s"),
+            Self::LoseNode { .. } => write!(to, "stop a node until its member is replaced"),
             Self::KillOperator { which } => write!(
                 to,
                 "kill the container of operator {which} (0 cluster, 1 backup, 2 restore)"
@@ -341,7 +351,7 @@ Step { number: 3, change: Some(SnapshotCount(10000)), delay: 7.762s, fault: Some
                     assert!((1..60).contains(&seconds));
                 }
                 Some(Fault::KillOperator { which }) => assert!(which < 3),
-                Some(Fault::LoseVolume { .. }) | None => {}
+                Some(Fault::LoseVolume { .. } | Fault::LoseNode { .. }) | None => {}
             }
         }
     }
@@ -361,6 +371,6 @@ Step { number: 3, change: Some(SnapshotCount(10000)), delay: 7.762s, fault: Some
             .map(|fault| kind(format!("{fault:?}")))
             .collect();
         assert_eq!(changes.len(), 5, "{changes:?}");
-        assert_eq!(faults.len(), 6, "{faults:?}");
+        assert_eq!(faults.len(), 7, "{faults:?}");
     }
 }

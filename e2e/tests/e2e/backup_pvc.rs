@@ -59,6 +59,7 @@ async fn pvc_backups_follow_retention_and_are_restored() {
         let crashes = crashes_leave_complete_backups(sandbox, &keys);
         step("crash the operator", crashes).await?;
         await_no_pods(sandbox).await?;
+        begin_stuck_pvc_backup(sandbox).await?;
         let retention = apply_retention(sandbox, &keys);
         step("apply retention", retention).await?;
         let restored = are_restored(sandbox, keys);
@@ -91,6 +92,41 @@ async fn waits_for_pvc(sandbox: &Sandbox) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     await_complete(&backups, "second", DEADLINE).await?;
     no_restarts(sandbox).await
+}
+
+/// The name of the PersistentVolume that no kubelet can mount.
+fn unmountable(sandbox: &Sandbox) -> String {
+    format!("{}-stuck", sandbox.namespace)
+}
+
+/// Creates an EtcdBackup whose backup pod gets a node, but cannot start: the directory of its volume exists on no node.
+async fn begin_stuck_pvc_backup(sandbox: &Sandbox) -> Result<()> {
+    let (namespace, volume) = (&sandbox.namespace, unmountable(sandbox));
+    let bound = format!("  storageClassName: \"\"\n  volumeName: {volume}\n");
+    let volume = format!(
+        "apiVersion: v1\nkind: PersistentVolume\nmetadata: {{name: {volume}}}\nspec:\n  accessModes: [ReadWriteOnce]\n  \
+         capacity: {{storage: 64Mi}}\n  hostPath: {{path: /nonexistent/{volume}, type: Directory}}\n  \
+         storageClassName: \"\"\n  claimRef: {{namespace: {namespace}, name: stuck}}\n"
+    );
+    let claim = BACKUP_PVC.replace("{name: backups}", "{name: stuck}");
+    let backup = pvc_backup("stuck", "").replace("claimName: backups", "claimName: stuck");
+    let all = [volume, claim + &bound, backup];
+    sandbox.apply(&all.join("---\n")).await.map(drop)
+}
+
+/// The condition contains the kubelet's reason. The backup pod is deleted together with its EtcdBackup.
+async fn stuck_pvc_backup_is_reported(sandbox: &Sandbox) -> Result<()> {
+    let message = ["spec.pvc.claimName", "FailedMount"];
+    await_waiting(sandbox, "stuck", "PodNotStarting", &message).await?;
+    let volume = unmountable(sandbox);
+    for (kind, name) in [
+        ("etcdbackup", "stuck"),
+        ("pvc", "stuck"),
+        ("pv", volume.as_str()),
+    ] {
+        sandbox.kubectl(&["delete", kind, name]).await?;
+    }
+    await_no_pods(sandbox).await
 }
 
 /// Backs up once with compression, then with a schedule and retention. Meanwhile another EtcdBackup waits for a PVC
@@ -138,7 +174,8 @@ async fn apply_retention(sandbox: &Sandbox, keys: &Keyspace) -> Result<()> {
     .await?;
     let message = conditions_line(&failed);
     ensure!(message.contains("spec.pvc.claimName"), "{message}");
-    await_no_pods(sandbox).await
+    let stuck = stuck_pvc_backup_is_reported(sandbox);
+    step("report a volume that cannot be mounted", stuck).await
 }
 
 /// Restores in place from a path, and into a new cluster with a volume from an EtcdBackup.

@@ -166,10 +166,8 @@ async fn rejects_unknown(sandbox: &Sandbox) -> Result<()> {
 async fn is_installed_again(sandbox: &Sandbox) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, CLUSTER).await?;
     let revision = keys.fill("kept/", 50, |_| ()).await?;
-    await_backup_without_store(sandbox).await?;
     let uninstall = ["uninstall", RELEASE, "-n", &sandbox.namespace, "--wait"];
     chart::helm(&sandbox.env, &uninstall).await?;
-    uninstall_first_blocks_no_deletion(sandbox).await?;
     ensure!(keys.verify("kept/", 50).await? >= revision);
     ensure!(sandbox.member_pods(CLUSTER).await?.len() == 3);
     let listed = sandbox
@@ -196,30 +194,6 @@ async fn is_installed_again(sandbox: &Sandbox) -> Result<()> {
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, CLUSTER).await?;
     ensure!(keys.verify("kept/", 50).await? >= revision);
     Ok(())
-}
-
-/// Creates an EtcdBackup with `deletionPolicy: Delete`. It has no stored backup, because its Secret is missing.
-async fn await_backup_without_store(sandbox: &Sandbox) -> Result<()> {
-    let manifest = format!(
-        "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdBackup\nmetadata: {{name: unstored}}\nspec:\n  \
-         etcdCluster: {{name: {CLUSTER}}}\n  storageType: S3\n  deletionPolicy: Delete\n  \
-         s3: {{path: bucket/key, awsSecret: missing}}\n"
-    );
-    sandbox.apply(&manifest).await?;
-    let backups = sandbox.objects(Kind::EtcdBackup);
-    let what = "the missing Secret is reported";
-    await_object(&backups, "unstored", what, DEADLINE, |object| {
-        conditions_line(object).contains("missing")
-    })
-    .await
-    .map(drop)
-}
-
-/// A user may uninstall the operators first and delete the objects afterwards. No operator runs then that could remove
-/// a finalizer, so no object may have one.
-async fn uninstall_first_blocks_no_deletion(sandbox: &Sandbox) -> Result<()> {
-    let delete = ["delete", "etcdbackup", "unstored", "--timeout=30s"];
-    sandbox.kubectl(&delete).await.map(drop)
 }
 
 #[tokio::test]

@@ -86,5 +86,6 @@ mod tls_rotation_static;
 mod tls_static;
 mod tls_switch;
 mod two_operators;
+mod uninstall_first;
 mod upgrade;
 mod volume_growth;

@@ -15,9 +15,9 @@ use crate::text::text_enum;
 /// Default of `spec.backup.beforeChangesMaxAge`, in seconds.
 pub const DEFAULT_BEFORE_CHANGES_MAX_AGE_SECONDS: u64 = 3600;
 
-/// A backup whose time is later than the current time by more than this counts as old, because a wrong clock wrote its
-/// time.
-const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
+/// A recorded time that is later than the current time by more than this was written with a wrong clock. It does not
+/// count: a backup with such a completion time counts as old, and a start or a request with such a time is ignored.
+pub const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
 
 text_enum! {
     /// A change of a cluster that can wait for a recent backup.

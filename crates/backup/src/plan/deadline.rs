@@ -3,11 +3,12 @@
 //! The time limit excludes the time in the queue behind other transfers, and the time without a running operator.
 //! Otherwise a long queue or a long restart would fail backups without any error.
 
+use api::cluster::MAX_CLOCK_SKEW;
 use api::conditions::{ConditionType, find};
 use api::{EtcdBackup, EtcdBackupStatus};
 use jiff::{SignedDuration, Timestamp};
 
-use super::recorded::{MAX_CLOCK_SKEW, intent};
+use super::recorded::intent;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Moved, Snapshot, Stored, Work, WorkState};
 

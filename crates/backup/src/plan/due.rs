@@ -1,10 +1,11 @@
 //! Computes when the next backup is due, and whether the retention rules must be applied before it. Performs no I/O.
 
 use api::EtcdBackup;
+use api::cluster::MAX_CLOCK_SKEW;
 use jiff::{SignedDuration, Timestamp};
 
 use super::clock::obstacle;
-use super::recorded::{MAX_CLOCK_SKEW, failed_generation, is_open};
+use super::recorded::{failed_generation, is_open};
 use super::request;
 use super::schedule::{Next, Schedule};
 use crate::retention::Rules;

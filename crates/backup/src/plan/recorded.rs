@@ -5,14 +5,11 @@ use api::backup::DeletionPolicy;
 use api::conditions::{ConditionType, find};
 use api::names::{FINALIZER_COREOS_PERIODIC, FINALIZER_STORED};
 use api::{EtcdBackup, EtcdBackupStatus};
-use jiff::{SignedDuration, Timestamp};
+use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 use kube::ResourceExt;
 
 use crate::reason::Reason;
-
-/// A recorded time that is further in the future than this was written with a wrong clock, and is ignored.
-pub(super) const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
 
 /// True if the status reports that the backup for this generation of the spec has succeeded or failed. Never true for a
 /// periodic EtcdBackup.

@@ -3,11 +3,10 @@
 //! The backup operator sets the annotation for a cluster that waits for a backup before a change.
 
 use api::EtcdBackup;
+use api::cluster::MAX_CLOCK_SKEW;
 use api::names::ANNOTATION_BACKUP_REQUESTED;
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
-
-use super::recorded::MAX_CLOCK_SKEW;
 
 /// Pause between the end of a failed backup and the next backup for the same request.
 const RETRY: SignedDuration = SignedDuration::from_mins(1);

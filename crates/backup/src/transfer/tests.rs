@@ -1,5 +1,9 @@
 //! Tests of a transfer.
 
+use etcd::fake::FakeEtcd;
+use store::LocalStore;
+use store::fake::FaultyStore;
+
 use super::*;
 
 /// Whether the check ends a transfer that copies `step` bytes ten times in each window.
@@ -30,4 +34,34 @@ async fn transfer_below_minimum_progress_is_ended() {
     for part in ["8 MiB", "5 minutes", "http://a:2379", "check"] {
         assert!(trouble.message.contains(part), "{trouble:?}");
     }
+}
+
+/// The store of a tenant accepts an upload, and then none of its bytes.
+#[tokio::test]
+async fn hostile_store_without_progress_ends_transfer() {
+    let url = |name: &str| format!("http://{name}:2379");
+    let etcd = FakeEtcd::formed(1, &["a"], url);
+    etcd.with(|state| state.snapshot = vec![Bytes::from_static(b"snapshot")]);
+    let dir = tempfile::tempdir().unwrap();
+    let local = LocalStore::new(dir.path());
+    let stalled = FaultyStore::new(local.clone()).with_write_delay(Duration::from_hours(1));
+    let transfer = Transfer {
+        etcd: Arc::new(etcd),
+        endpoints: vec![url("a")],
+        store: Arc::new(stalled),
+        name: ObjectName::Exact("key".to_owned()),
+        compress: false,
+        uid: "uid".to_owned(),
+        cluster: None,
+        limits: EndpointLimits::default(),
+        since: Timestamp::UNIX_EPOCH,
+    };
+    let (meter, cancelled) = (Meter::default(), CancellationToken::new());
+    let ended = transfer.run_within(Duration::from_millis(100), &meter, &cancelled);
+    let ended = tokio::time::timeout(Duration::from_secs(30), ended).await;
+    let trouble = ended.unwrap().unwrap_err();
+    assert_eq!(trouble.reason, Reason::TooSlow);
+    assert!(trouble.message.contains("http://a:2379"), "{trouble:?}");
+    assert_eq!(local.list("").await.unwrap(), []);
+    assert_eq!(local.unfinished("").await.unwrap(), []);
 }

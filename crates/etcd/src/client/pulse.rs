@@ -10,9 +10,16 @@ use super::plain;
 use crate::limits::MAX_MEMBERS;
 use crate::port::{Error, MemberId, Pulse};
 
+/// The beginnings of the lines that [`pulse`] parses.
+const SERVER_ID: &str = "etcd_server_id{server_id=\"";
+const ACTIVE_PEER: &str = "etcd_network_active_peers{Local=\"";
+const HAS_LEADER: &str = "etcd_server_has_leader";
+const APPLIED: &str = "etcd_server_proposals_applied_total";
+
 /// Requests the metrics of a member. `deadline` includes the time for the connection.
 pub(super) async fn ask(address: &str, deadline: Duration) -> Result<Pulse, Error> {
-    let answer = plain::get(address, "/metrics", "", deadline).await?;
+    let lines = [SERVER_ID, ACTIVE_PEER, HAS_LEADER, APPLIED];
+    let answer = plain::get_lines(address, "/metrics", &lines, deadline).await?;
     pulse(&answer).ok_or_else(|| {
         Error::Other(format!(
             "{address}: the response does not contain the metrics of an etcd member: check the address"
@@ -40,13 +47,13 @@ fn pulse(answer: &str) -> Option<Pulse> {
         holds.then_some(MemberId(id))
     };
     let mut ids = lines()
-        .filter_map(|line| line.strip_prefix("etcd_server_id{server_id=\""))
+        .filter_map(|line| line.strip_prefix(SERVER_ID))
         .filter_map(named);
     let (member_id, None) = (ids.next()?, ids.next()) else {
         return None;
     };
     let peers = lines().filter_map(|line| {
-        let labels = line.strip_prefix("etcd_network_active_peers{Local=\"")?;
+        let labels = line.strip_prefix(ACTIVE_PEER)?;
         let (local, remote) = labels.split_once("\",Remote=\"")?;
         let local = u64::from_str_radix(local, 16).ok()?;
         named(remote).filter(|_| MemberId(local) == member_id)
@@ -57,8 +64,8 @@ fn pulse(answer: &str) -> Option<Pulse> {
     }
     Some(Pulse {
         member_id,
-        has_leader: value("etcd_server_has_leader")? >= 1.0,
-        raft_applied_index: whole(value("etcd_server_proposals_applied_total")?)?,
+        has_leader: value(HAS_LEADER)? >= 1.0,
+        raft_applied_index: whole(value(APPLIED)?)?,
         peers,
     })
 }

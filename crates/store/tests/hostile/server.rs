@@ -20,8 +20,8 @@ pub(crate) enum Then {
     End,
     /// These bytes are repeated forever.
     Repeat(Vec<u8>),
-    /// One byte is sent every 20 ms.
-    Slow,
+    /// One byte is sent, and the next byte after this time.
+    Slow(Duration),
 }
 
 impl Reply {
@@ -132,9 +132,9 @@ fn respond(stream: &mut TcpStream, reply: Reply, sent: &AtomicU64) -> Option<()>
             stream.write_all(&piece).ok()?;
             sent.fetch_add(piece.len() as u64, Ordering::SeqCst);
         },
-        Then::Slow => loop {
+        Then::Slow(pause) => loop {
             stream.write_all(b" ").ok()?;
-            std::thread::sleep(Duration::from_millis(20));
+            std::thread::sleep(pause);
         },
     }
 }

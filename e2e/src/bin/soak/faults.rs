@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use e2e::metrics::operator_pods;
+use e2e::objects::{Kind, await_object, members, node_of};
 use e2e::soak::Fault;
-use e2e::{Sandbox, Testbed};
+use e2e::{DEADLINE, Sandbox, Testbed};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 use tokio::time::sleep;
@@ -85,6 +86,23 @@ pub(crate) async fn inject(
             testbed.start_node(node).await?;
             story.tell(&format!("  {node} is started again"));
         }
+        Fault::LoseNode { pick } => {
+            let Some(victim) = only_member_of_a_node(sandbox, testbed, pick).await? else {
+                story.tell(
+                    "  no fault: no node has exactly one member and not the cluster operator",
+                );
+                return Ok(deleted);
+            };
+            let (node, member) = (node_of(&victim), victim.name_any());
+            story.tell(&format!("  fault: {fault}: {node} with {member}"));
+            deleted.extend(victim.uid());
+            testbed.kill_node(node).await?;
+            await_replaced(sandbox, &member).await?;
+            testbed.start_node(node).await?;
+            story.tell(&format!(
+                "  {member} is replaced, and {node} is started again"
+            ));
+        }
         Fault::KillOperator { which } => {
             let operator = OPERATORS.get(which).copied().unwrap_or(OPERATORS[0]);
             let pods = operator_pods(sandbox, operator).await?;
@@ -99,6 +117,36 @@ pub(crate) async fn inject(
         }
     }
     Ok(deleted)
+}
+
+/// A member that is the only one on its node. The other members keep a quorum without this node. The cluster operator
+/// runs on another node, because Kubernetes takes minutes to replace a pod of a lost node.
+async fn only_member_of_a_node(
+    sandbox: &Sandbox,
+    testbed: &Testbed<'_>,
+    pick: usize,
+) -> Result<Option<Pod>> {
+    let operators = operator_pods(sandbox, OPERATORS[0]).await?;
+    let pods = sandbox.member_pods(CLUSTER).await?;
+    let mut nodes = testbed.nodes();
+    nodes.retain(|node| operators.iter().all(|pod| node_of(pod) != node));
+    let first = pick % nodes.len().max(1);
+    nodes.rotate_left(first);
+    let alone = nodes.iter().find_map(|node| {
+        let mut here = pods.iter().filter(|pod| node_of(pod) == node);
+        here.next().filter(|_| here.next().is_none())
+    });
+    Ok(alone.cloned())
+}
+
+/// Waits until a member is not in the status any more.
+async fn await_replaced(sandbox: &Sandbox, member: &str) -> Result<()> {
+    let clusters = sandbox.objects(Kind::EtcdCluster);
+    let what = format!("member {member} of the lost node is replaced");
+    let replaced = await_object(&clusters, CLUSTER, &what, DEADLINE, |object| {
+        members(object).iter().all(|(name, _)| name != member)
+    });
+    replaced.await.map(drop)
 }
 
 /// The pods of `count` members, for the fault to act on. `pick` selects the first of them.
