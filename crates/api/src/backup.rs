@@ -2,7 +2,9 @@
 
 mod check;
 mod columns;
+mod encryption;
 pub mod name;
+mod stored;
 mod verification;
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{Condition, Time};
@@ -12,6 +14,8 @@ use serde::{Deserialize, Serialize};
 
 pub(crate) use check::unreadable_store;
 pub use check::{not_in_effect, unsafe_to_ignore, validate};
+pub use encryption::{Encryption, EncryptionKey};
+pub use stored::{Progress, StoredBackup};
 pub use verification::{
     DEFAULT_TIMEOUT_SECONDS, Scratch, Verification, VerificationStatus, VerifiedBackup,
 };
@@ -223,6 +227,9 @@ pub struct EtcdBackupSpec {
     /// Compression of the stored backup. Default `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
+    /// Encryption of the stored backup. By default, the operator does not encrypt backups.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<Encryption>,
     /// Proof that the newest backup can be restored: the operator restores it in a separate pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
@@ -369,6 +376,9 @@ pub struct EtcdBackupStatus {
     /// SHA-256 of the snapshot, in hexadecimal.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
+    /// Key with which the newest backup is encrypted. Not set if it is not encrypted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption_key: Option<EncryptionKey>,
     /// Cluster ID of the backed up cluster, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
@@ -406,40 +416,6 @@ pub struct EtcdBackupStatus {
     )]
     #[x_kube(merge_strategy = ListMerge::Map(vec!["type".into()]))]
     pub conditions: Vec<Condition>,
-}
-
-/// Progress of a transfer.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct Progress {
-    /// Bytes transferred.
-    pub bytes: i64,
-    /// Bytes in total, if known.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub total_bytes: Option<i64>,
-    /// Progress as text: a percentage such as `45%`, or the bytes if the total is unknown. For display only.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub text: Option<String>,
-}
-
-/// A stored backup.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "camelCase")]
-pub struct StoredBackup {
-    /// Location, such as `s3://bucket/key`.
-    pub location: String,
-    /// Revision of the backup.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub etcd_revision: Option<i64>,
-    /// Size of the snapshot in bytes.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub size: Option<i64>,
-    /// SHA-256 of the snapshot, in hexadecimal.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub sha256: Option<String>,
-    /// Time at which the backup completed.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub completion_time: Option<Time>,
 }
 
 impl EtcdBackupSpec {

@@ -5,6 +5,7 @@
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Serialize};
 
+use crate::backup::EncryptionKey;
 use crate::cluster::EtcdClusterSpec;
 
 /// Suffix that is appended to the key of a backup to get the key of its manifest.
@@ -30,8 +31,8 @@ pub struct BackupManifest {
     pub revision: i64,
     /// Size in bytes of the snapshot as etcd sent it: uncompressed, with the hash at its end.
     pub size: i64,
-    /// SHA-256, in hexadecimal, of the snapshot as etcd sent it, with the hash at its end. If the stored object is not
-    /// compressed, `sha256sum` of the object prints the same value.
+    /// SHA-256, in hexadecimal, of the snapshot as etcd sent it, with the hash at its end. If the stored object is neither
+    /// compressed nor encrypted, `sha256sum` of the object prints the same value.
     pub sha256: String,
     /// etcd's own hash of the keys at that revision (`HashKV`), with which a restore compares its keys. `None` for
     /// large databases.
@@ -42,6 +43,13 @@ pub struct BackupManifest {
     /// Size of the stored object in bytes. `None` if it equals `size`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_size: Option<i64>,
+    /// How the stored object is encrypted. `None` if it is not encrypted. The object is compressed before it is encrypted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<ManifestEncryption>,
+    /// SHA-256, in hexadecimal, of the stored object, as `sha256sum` prints it. Only set if the object is encrypted, so that
+    /// a program without the key can check the object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub stored_sha256: Option<String>,
     /// The store's identifier of this upload, such as an entity tag or a generation. After a crash, the operator
     /// recognizes its own upload by this identifier. No other check uses it, because a copy of the object has another
     /// identifier.
@@ -56,6 +64,16 @@ pub struct BackupManifest {
     /// The EtcdCluster that was backed up. `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cluster: Option<ManifestCluster>,
+}
+
+/// How a stored object is encrypted. The header of the object also contains the ID of the key.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub struct ManifestEncryption {
+    /// Name of the format.
+    pub format: String,
+    /// Key with which the object is encrypted.
+    pub key: EncryptionKey,
 }
 
 /// The EtcdCluster that was backed up.

@@ -160,6 +160,10 @@ pub struct EtcdRestoreSpec {
     /// Location in the operator's directory, with `backupStorageType: Local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalSource>,
+    /// Keys for an encrypted backup. If set, the operator refuses a backup that is not encrypted. Default with `backup`:
+    /// the Secret in `spec.encryption` of the EtcdBackup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<RestoreEncryption>,
     /// Allow the restore to replace a cluster that exists and has data. If false, the operator refuses such a
     /// restore.
     #[serde(default, skip_serializing_if = "is_false")]
@@ -235,6 +239,15 @@ pub struct BackupReference {
     /// EtcdBackup lists are considered. If not set, the newest backup is restored.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub before: Option<Time>,
+}
+
+/// Keys for an encrypted backup.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct RestoreEncryption {
+    /// Name of the Secret with the keys, in the namespace of the EtcdRestore. The operator finds the key by its ID.
+    #[schemars(schema_with = "object_name")]
+    pub secret: String,
 }
 
 /// Observed state of an EtcdRestore.
@@ -324,6 +337,9 @@ pub struct ChosenBackup {
     /// SHA-256 of the snapshot, in hexadecimal: from the manifest, or else calculated from the download.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
+    /// Keys for the backup, which must then be encrypted. Not set if the restore expects no encryption.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<RestoreEncryption>,
     /// Number of revisions that are skipped and marked as compacted, 0 for none.
     #[serde(default)]
     pub bump_revision: i64,

@@ -1,5 +1,5 @@
-//! The command line of `etcd-backup-operator`. The subcommands are for pods that mount a PVC, and for
-//! pods that verify a backup.
+//! The command line of `etcd-backup-operator`. The subcommands are for pods that mount a PVC, for
+//! pods that verify a backup, and for people.
 
 use std::process::ExitCode;
 
@@ -11,7 +11,7 @@ use runtime::cli::{self, Common};
 use runtime::process::{self, Definition};
 
 use crate::app::{self, Settings};
-use crate::{pvc, request, verification};
+use crate::{decrypt, pvc, request, verification};
 
 /// Backs up etcd clusters to object stores.
 #[derive(Parser)]
@@ -29,6 +29,8 @@ struct Options {
 enum Task {
     /// Create an EtcdBackup from a file, in the pod of a CronJob
     Request(request::Request),
+    /// Decrypt a stored backup: read it from the standard input, and write the snapshot to the standard output
+    Decrypt(decrypt::Decrypt),
     /// Write or remove backups on a mounted PersistentVolumeClaim. The operator runs this command in a pod
     Volume(pvc::Volume),
     /// Compare a restored etcd with its backup. The operator runs this command in a pod
@@ -46,6 +48,9 @@ pub fn run() -> Result<ExitCode, process::Error> {
     }
     if let Some(Task::Request(arguments)) = &options.command {
         return process::run_once(options.common.log_json, request::run(arguments));
+    }
+    if let Some(Task::Decrypt(arguments)) = &options.command {
+        return process::run_once(options.common.log_json, decrypt::run(arguments));
     }
     if let Some(Task::Verify(arguments)) = &options.command {
         return process::run_once(options.common.log_json, verification::run(arguments));

@@ -76,20 +76,23 @@ impl ExecuteContext {
                     endpoints,
                     name,
                     compress,
+                    encrypt,
                     cluster,
                     limits,
                 },
                 Connections {
                     store: Some(store),
                     etcd: Some(etcd),
+                    encryption,
                 },
-            ) => {
+            ) if encrypt == encryption.is_some() => {
                 let transfer = Transfer {
                     etcd,
                     endpoints,
                     store,
                     name,
                     compress,
+                    encryption,
                     uid: uid.clone(),
                     cluster: cluster.map(|cluster| *cluster),
                     limits,

@@ -6,6 +6,7 @@
 pub mod app;
 mod cluster_backup;
 pub mod command;
+mod decrypt;
 mod execute;
 mod metrics;
 mod observe;

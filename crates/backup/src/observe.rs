@@ -12,6 +12,7 @@ use kube::{Client, ResourceExt};
 use runtime::controller::Cache;
 use runtime::endpoints::EndpointGrants;
 use runtime::image::OwnImage;
+use store::encryption::Key;
 use store::grants::Grants;
 use store::{LocalStore, Store, Target};
 use tokio::time::timeout;
@@ -58,11 +59,13 @@ pub(crate) struct ObserveContext {
     pub(crate) turns: Arc<Turns>,
 }
 
-/// The store and the etcd client for a job that runs in this process.
+/// The store, the etcd client and the key for a job that runs in this process.
 #[derive(Default)]
 pub(crate) struct Connections {
     pub(crate) store: Option<Arc<dyn Store>>,
     pub(crate) etcd: Option<Arc<dyn Etcd>>,
+    /// The key with which a backup is encrypted, if the spec requires encryption.
+    pub(crate) encryption: Option<Key>,
 }
 
 /// The results of all reads.
@@ -149,6 +152,7 @@ async fn for_transfer(
         // problems before it creates the pod.
         let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
         cluster::client(context, backup).await?;
+        site::encryption_key(&context.client, backup).await?;
         return Ok(Read {
             destination: Destination::Free,
             inputs: Inputs::Transfer {
@@ -166,6 +170,7 @@ async fn for_transfer(
     let owner = Owner {
         uid: &uid,
         cluster: reference.map(|cluster| cluster.name.as_str()),
+        encrypted: backup.spec.encryption.is_some(),
         verify_content: false,
     };
     let name = ObjectName::of(key.clone(), backup.spec.is_periodic().then_some(begun));
@@ -182,6 +187,7 @@ async fn for_transfer(
     drop(slot);
     let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
     let etcd = cluster::client(context, backup).await?;
+    let encryption = site::encryption_key(&context.client, backup).await?;
     Ok(Read {
         destination: Destination::Free,
         inputs: Inputs::Transfer {
@@ -193,6 +199,7 @@ async fn for_transfer(
         connections: Connections {
             store: Some(context.reads.limit(&namespace, store)),
             etcd: Some(etcd),
+            encryption,
         },
         ..Read::default()
     })
@@ -211,7 +218,10 @@ async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Re
     };
     Ok(Read {
         inputs: Inputs::Removal { site, others },
-        connections: Connections { store, etcd: None },
+        connections: Connections {
+            store,
+            ..Connections::default()
+        },
         ..Read::default()
     })
 }

@@ -13,7 +13,7 @@ mod pod_state;
 mod program;
 mod worker;
 
-pub(crate) use order::{AUTH, ROOT, TLS};
+pub(crate) use order::{AUTH, ENCRYPTION, ROOT, TLS};
 pub use order::{Order, Reach, Report, SnapshotTask, Task};
 pub use program::{Volume, run};
 pub(crate) use worker::{PodWorker, StartTimes};

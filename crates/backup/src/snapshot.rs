@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 use std::time::Duration;
 
+use api::backup::EncryptionKey;
 use api::backup::name::Numbered;
 use api::manifest::ManifestCluster;
 use etcd::ClusterId;
@@ -31,6 +32,9 @@ pub struct Stored {
     pub size: i64,
     /// The SHA-256 of the snapshot in hexadecimal.
     pub sha256: String,
+    /// The key with which the backup is encrypted; `None` if the backup is not encrypted.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption_key: Option<EncryptionKey>,
     /// The time at which the snapshot was complete.
     pub created_at: Timestamp,
 }

@@ -203,6 +203,7 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
         DurationText(display::duration(took.as_secs()))
     });
     status.sha256 = Some(stored.sha256.clone());
+    status.encryption_key.clone_from(&stored.encryption_key);
     status.last_success_date = Some(Time(stored.created_at));
     status.completion_time = Some(now.clone());
     status.unfinished_attempts = None;
@@ -227,6 +228,7 @@ fn newest(status: &EtcdBackupStatus) -> StoredBackup {
         etcd_revision: status.etcd_revision,
         size: status.size,
         sha256: status.sha256.clone(),
+        encryption_key: status.encryption_key.clone(),
         completion_time: status.last_success_date.clone(),
     }
 }

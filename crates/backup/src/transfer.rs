@@ -16,7 +16,8 @@ use futures::StreamExt;
 use futures::future::{BoxFuture, join_all};
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
-use store::compression::{Compressor, ZSTD};
+use store::compression::ZSTD;
+use store::encryption::Key;
 pub use store::progress::Meter;
 use store::{Store, Upload};
 use tokio_util::sync::CancellationToken;
@@ -31,14 +32,17 @@ mod confirm;
 mod content;
 mod failure;
 mod object_name;
+mod pack;
 
 pub use adoption::{EarlierAttempt, Owner, earlier_attempt};
 pub(crate) use adoption::{complete_backup, manifest_of};
 use candidates::{Candidate, of_cluster, ranked, usable};
 use confirm::{Written, confirm, current_manifest};
 pub use failure::in_store;
-use failure::{canceled, in_compression, in_etcd, unreadable};
+use failure::{canceled, in_etcd, unreadable};
 pub use object_name::ObjectName;
+pub(crate) use pack::encryption_key;
+use pack::{Packed, Packer, described};
 
 /// The inputs of a transfer: the source, the store, and the object to write.
 #[derive(Clone)]
@@ -54,6 +58,8 @@ pub struct Transfer {
     pub name: ObjectName,
     /// True if the object is compressed with Zstandard.
     pub compress: bool,
+    /// The key with which the object is encrypted; `None` for an object that is not encrypted.
+    pub encryption: Option<Key>,
     /// The UID of the EtcdBackup, for the manifest.
     pub uid: String,
     /// The data about the EtcdCluster for the manifest, if known.
@@ -192,7 +198,7 @@ impl Transfer {
             () = stalled(meter, window) => Err(too_slow(&member.url)),
             () = cancelled.cancelled() => Err(canceled()),
         };
-        let (inspected, sent) = match copied {
+        let (inspected, packed) = match copied {
             Ok(copied) => copied,
             Err(trouble) => {
                 if let Err(error) = upload.abort().await {
@@ -217,19 +223,19 @@ impl Transfer {
         fail::fail_point!("backup-before-commit");
         // Invariant 12: the checksum has matched etcd's checksum. Now the store must acknowledge the whole object.
         let committed = cancelable(cancelled, upload.commit()).await?;
-        if committed.size != sent {
+        if committed.size != packed.size {
             return Err(Trouble::new(
                 Reason::ChecksumMismatch,
                 format!(
-                    "the store acknowledged {} of {sent} bytes of {key}",
-                    committed.size
+                    "the store acknowledged {} of {} bytes of {key}",
+                    committed.size, packed.size
                 ),
             ));
         }
         fail::fail_point!("backup-before-manifest");
         let manifest = BackupManifest {
             store_tag: committed.tag.clone(),
-            ..self.manifest(member, &inspected, sent, hash)
+            ..self.manifest(member, &inspected, packed, hash)
         };
         let written = Written {
             store: self.store.as_ref(),
@@ -288,39 +294,22 @@ impl Transfer {
         member: &Candidate,
         upload: &mut dyn Upload,
         meter: &Meter,
-    ) -> Result<(Inspected, u64), Trouble> {
+    ) -> Result<(Inspected, Packed), Trouble> {
         let mut snapshot = self
             .etcd
             .snapshot(&member.url)
             .await
             .map_err(|error| in_etcd(&error))?;
         let mut inspector = Inspector::new();
-        let compressor = self.compress.then(Compressor::new).transpose();
-        let mut compressor = compressor.map_err(|error| in_compression(&error))?;
-        let mut sent = 0;
+        let mut packer = Packer::new(self.compress, self.encryption.as_ref())?;
         while let Some(chunk) = snapshot.chunks.next().await {
             let chunk = chunk.map_err(|error| in_etcd(&error))?;
             inspector.push(&chunk);
             meter.advance_to(inspector.size());
-            let chunk = match &mut compressor {
-                None => chunk,
-                Some(compressor) => {
-                    let mut compressed = Vec::new();
-                    compressor
-                        .push(&chunk, |piece| compressed.extend_from_slice(piece))
-                        .map_err(|error| in_compression(&error))?;
-                    compressed.into()
-                }
-            };
-            sent += write(upload, chunk).await?;
+            write(upload, packer.push(chunk)?).await?;
         }
-        if let Some(compressor) = compressor {
-            let mut rest = Vec::new();
-            compressor
-                .finish(|piece| rest.extend_from_slice(piece))
-                .map_err(|error| in_compression(&error))?;
-            sent += write(upload, rest.into()).await?;
-        }
+        let (rest, object) = packer.finish()?;
+        write(upload, rest).await?;
         let inspected = inspector
             .finish()
             .map_err(|error| unreadable(&member.url, error))?;
@@ -341,7 +330,7 @@ impl Transfer {
                 ),
             ));
         }
-        Ok((inspected, sent))
+        Ok((inspected, object))
     }
 
     /// etcd's hash of the keys in the snapshot. A restore compares this hash to prove that etcd reads the same keys.
@@ -371,7 +360,7 @@ impl Transfer {
         &self,
         member: &Candidate,
         inspected: &Inspected,
-        sent: u64,
+        packed: Packed,
         hash: Option<u32>,
     ) -> BackupManifest {
         let now = Timestamp::now();
@@ -385,9 +374,10 @@ impl Transfer {
             sha256: hex::encode(inspected.sha256),
             hash,
             compression: compression.to_owned(),
-            stored_size: self
-                .compress
-                .then(|| i64::try_from(sent).unwrap_or(i64::MAX)),
+            stored_size: (self.compress || self.encryption.is_some())
+                .then(|| i64::try_from(packed.size).unwrap_or(i64::MAX)),
+            encryption: self.encryption.as_ref().map(described),
+            stored_sha256: packed.sha256,
             store_tag: None,
             created_at: Time(Timestamp::from_second(now.as_second()).unwrap_or(now)),
             backup_uid: Some(self.uid.clone()),
@@ -405,19 +395,16 @@ fn stored(store: &dyn Store, key: &str, manifest: &BackupManifest) -> Stored {
         revision: manifest.revision,
         size: manifest.size,
         sha256: manifest.sha256.clone(),
+        encryption_key: manifest.encryption.as_ref().map(|found| found.key.clone()),
         created_at: manifest.created_at.0,
     }
 }
 
-async fn write(upload: &mut dyn Upload, chunk: Bytes) -> Result<u64, Trouble> {
-    let size = chunk.len() as u64;
-    if size > 0 {
-        upload
-            .write(chunk)
-            .await
-            .map_err(|error| in_store(&error))?;
+async fn write(upload: &mut dyn Upload, chunk: Bytes) -> Result<(), Trouble> {
+    if chunk.is_empty() {
+        return Ok(());
     }
-    Ok(size)
+    upload.write(chunk).await.map_err(|error| in_store(&error))
 }
 
 impl Worker for Transfer {

@@ -170,6 +170,7 @@ async fn ours(url: &str, store: Arc<dyn Store>) -> Measured {
         store,
         name: ObjectName::Exact("ours".to_owned()),
         compress: false,
+        encryption: None,
         uid: "uid".to_owned(),
         cluster: None,
         limits: EndpointLimits::default(),

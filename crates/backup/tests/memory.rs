@@ -47,6 +47,7 @@ async fn backup_memory_does_not_depend_on_database_size() {
         store: Arc::new(S3Store::new(server.config("bucket")).await.unwrap()),
         name: ObjectName::Exact("large".to_owned()),
         compress: false,
+        encryption: None,
         uid: "uid".to_owned(),
         cluster: None,
         limits: EndpointLimits::default(),

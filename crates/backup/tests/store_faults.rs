@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 const OWNER: Owner<'_> = Owner {
     uid: "uid",
     cluster: None,
+    encrypted: false,
     verify_content: true,
 };
 
@@ -161,6 +162,7 @@ async fn store_faults_cause_no_false_success_of_backup() {
                     store: store.clone(),
                     name,
                     compress: false,
+                    encryption: None,
                     uid: "uid".to_owned(),
                     cluster: None,
                     limits: EndpointLimits::default(),

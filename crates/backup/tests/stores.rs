@@ -22,6 +22,7 @@ const PATH: &str = "deep/etcd";
 const OWNER: Owner<'_> = Owner {
     uid: "uid",
     cluster: None,
+    encrypted: false,
     verify_content: true,
 };
 
@@ -49,6 +50,7 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
             store: store.clone(),
             name: name.clone(),
             compress: run == 1,
+            encryption: None,
             uid: "uid".to_owned(),
             cluster: None,
             limits: EndpointLimits::default(),

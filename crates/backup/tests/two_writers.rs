@@ -256,6 +256,7 @@ fn transfer(snapshot: &[Bytes], store: &Shared, uid: &str, name: ObjectName) -> 
         store: Arc::new(store.clone()),
         name,
         compress: false,
+        encryption: None,
         uid: uid.to_owned(),
         cluster: None,
         limits: EndpointLimits::default(),
@@ -418,6 +419,7 @@ async fn invariant_12_backup_fails_if_object_is_replaced_during_read() {
             Owner {
                 uid: "ours",
                 cluster: None,
+                encrypted: false,
                 verify_content: true,
             },
             Timestamp::UNIX_EPOCH,
@@ -446,6 +448,7 @@ async fn overwritten_backup_object_is_not_adopted() {
         let owner = Owner {
             uid: "ours",
             cluster: None,
+            encrypted: false,
             verify_content,
         };
         let dir = tempfile::tempdir().unwrap();

@@ -295,6 +295,12 @@ pub struct BackupArgs {
     /// Compress the backup with Zstandard.
     #[arg(long)]
     pub zstd: bool,
+    /// Secret with the keys that encrypt the backup [default: the Secret of the EtcdBackup whose store is used].
+    #[arg(long, value_name = "SECRET")]
+    pub encryption_secret: Option<String>,
+    /// Entry of the Secret with the key. Required if the Secret has several entries.
+    #[arg(long, value_name = "ENTRY", requires = "encryption_secret")]
+    pub encryption_key: Option<String>,
     /// Options `--yes` and `--dry-run`.
     #[command(flatten)]
     pub consent: Consent,

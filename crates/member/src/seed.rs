@@ -24,7 +24,7 @@ use super::{Member, Members, Role, Start, data_mount, pod};
 
 mod store;
 
-pub use store::{SHA256, SOURCE};
+pub use store::{ENCRYPTION, SHA256, SOURCE};
 
 /// Name of the init container that fetches the snapshot.
 pub const FETCH: &str = "fetch";

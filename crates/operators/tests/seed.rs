@@ -28,6 +28,8 @@ mod on_disk;
 mod coreos;
 #[path = "seed/damaged.rs"]
 mod damaged;
+#[path = "seed/encrypted.rs"]
+mod encrypted;
 #[path = "seed/minors.rs"]
 mod minors;
 #[path = "seed/start.rs"]
@@ -154,6 +156,8 @@ impl World {
             secret: Some(self.secret.path().to_owned()),
             ca: None,
             claim: None,
+            encryption_secret: None,
+            encryption_keys: None,
             etcd_version: None,
             sha256: None,
             meter: Arc::default(),

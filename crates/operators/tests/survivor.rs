@@ -71,6 +71,8 @@ impl Loss {
             secret: None,
             ca: None,
             claim: None,
+            encryption_secret: None,
+            encryption_keys: None,
             etcd_version: None,
             sha256: None,
             meter: std::sync::Arc::default(),
@@ -172,22 +174,22 @@ async fn check_old_watch_is_rejected(member: &Member, revision: i64) {
 
 #[tokio::test]
 async fn etcd_3_4_survivor_forms_new_cluster() {
-    check_new_cluster("3.4", None).await;
+    Box::pin(check_new_cluster("3.4", None)).await;
 }
 
 #[tokio::test]
 async fn etcd_3_5_survivor_forms_new_cluster() {
-    check_new_cluster("3.5", None).await;
+    Box::pin(check_new_cluster("3.5", None)).await;
 }
 
 #[tokio::test]
 async fn etcd_3_6_survivor_forms_new_cluster_with_raised_revision() {
-    check_new_cluster("3.6", Some(BUMP)).await;
+    Box::pin(check_new_cluster("3.6", Some(BUMP))).await;
 }
 
 #[tokio::test]
 async fn etcd_3_7_survivor_forms_new_cluster_with_raised_revision() {
-    check_new_cluster("3.7", Some(BUMP)).await;
+    Box::pin(check_new_cluster("3.7", Some(BUMP))).await;
 }
 
 #[tokio::test]

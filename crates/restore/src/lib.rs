@@ -8,6 +8,7 @@
 
 pub mod app;
 pub mod command;
+mod encryption;
 pub mod execute;
 #[cfg(test)]
 mod fake;

@@ -17,7 +17,9 @@ use store::progress;
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::reason::{Reason, Trouble};
+use crate::source::SecretData;
 
+mod content;
 mod fetch;
 mod intake;
 mod page_cache;
@@ -151,6 +153,24 @@ fn volume_trouble(doing: &str, path: &Path, error: &io::Error) -> Trouble {
         Reason::SeedFailed,
         format!("cannot {doing} {}: {error}{remedy}", path.display()),
     )
+}
+
+/// The content of a mounted Secret. The kubelet mounts each key as a link. Directories with a leading dot in their
+/// names are not keys.
+fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
+    let Some(directory) = directory else {
+        return Ok(None);
+    };
+    let trouble = |error| volume_trouble("read", directory, &error);
+    let mut data = SecretData::new();
+    for entry in fs::read_dir(directory).map_err(trouble)? {
+        let entry = entry.map_err(trouble)?;
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if !name.starts_with('.') && entry.path().is_file() {
+            data.insert(name, fs::read(entry.path()).map_err(trouble)?);
+        }
+    }
+    Ok(Some(data))
 }
 
 fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Trouble> {

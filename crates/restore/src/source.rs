@@ -9,6 +9,7 @@ use bytes::Bytes;
 use futures::StreamExt;
 pub use store::SecretData;
 use store::compression::ZSTD;
+use store::encryption::FORMAT;
 use store::{Directories, Secrets, Target};
 
 use crate::reason::{Reason, Trouble};
@@ -65,7 +66,7 @@ impl OpenedSource {
     ///
     /// # Errors
     ///
-    /// Fails if the store fails, or if the manifest cannot be parsed or names an unknown compression.
+    /// Fails if the store fails, or if the manifest cannot be parsed or names an unknown compression or encryption.
     pub async fn manifest(&self) -> Result<Option<BackupManifest>, Trouble> {
         let key = manifest_key(&self.0.key);
         let mut object = match self.0.store.get(&key).await {
@@ -86,12 +87,16 @@ impl OpenedSource {
         }
         let manifest: BackupManifest = serde_json::from_slice(&content)
             .map_err(|error| unreadable_manifest(&key, &error.to_string()))?;
-        match manifest.compression.as_str() {
-            "" | "none" | ZSTD => Ok(Some(manifest)),
-            other => Err(Trouble::new(
-                Reason::NotSupported,
-                format!("the backup is compressed with {other:?}, which this release cannot read"),
-            )),
+        let unknown = |how: &str, name: &str| {
+            let message =
+                format!("the backup is {how} with {name:?}, which this release cannot read");
+            Err(Trouble::new(Reason::NotSupported, message))
+        };
+        let encryption = manifest.encryption.as_ref();
+        match (manifest.compression.as_str(), encryption) {
+            (_, Some(found)) if found.format != FORMAT => unknown("encrypted", &found.format),
+            ("" | "none" | ZSTD, _) => Ok(Some(manifest)),
+            (other, _) => unknown("compressed", other),
         }
     }
 
@@ -126,7 +131,8 @@ pub fn fits(manifest: Option<&BackupManifest>, stored: u64) -> Result<(), Troubl
     let Some(manifest) = manifest else {
         return Ok(());
     };
-    let plain = (manifest.compression != ZSTD).then_some(manifest.size);
+    let is_snapshot = manifest.compression != ZSTD && manifest.encryption.is_none();
+    let plain = is_snapshot.then_some(manifest.size);
     match manifest.stored_size.or(plain) {
         Some(recorded) if u64::try_from(recorded).ok() != Some(stored) => Err(Trouble::new(
             Reason::SnapshotUnreadable,
@@ -169,6 +175,9 @@ mod tests {
         assert!(accepted(&compressed, 40) && !accepted(&compressed, 39));
         // If the manifest does not contain the stored size, every size is accepted.
         assert!(accepted(&manifest("zstd", ""), 7));
+        let encryption =
+            r#","encryption":{"format":"aes256gcm-chunks-v1","key":{"name":"k","id":"ab"}}"#;
+        assert!(accepted(&manifest("none", encryption), 7));
         assert!(fits(None, 1).is_ok());
         let trouble = fits(Some(&plain), 1).unwrap_err();
         assert_eq!(trouble.reason, Reason::SnapshotUnreadable);

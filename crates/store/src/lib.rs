@@ -5,6 +5,7 @@
 
 mod abs;
 pub mod compression;
+pub mod encryption;
 mod failure;
 #[cfg(feature = "fake")]
 pub mod fake;
@@ -23,6 +24,7 @@ mod secret;
 mod source;
 #[cfg(feature = "testing")]
 pub mod testing;
+pub mod unpack;
 
 pub use abs::{AbsAccess, AbsCloud, AbsConfig, AbsStore};
 pub use gcs::{GcsAccess, GcsConfig, GcsStore};

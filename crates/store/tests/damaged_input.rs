@@ -1,5 +1,5 @@
-//! The real clients receive damaged responses of stores: listings in XML and JSON, and errors. Every call must end,
-//! with a result or an error.
+//! The real clients receive damaged responses of stores: listings in XML and JSON, errors, and encrypted objects. Every
+//! call must end, with a result or an error.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -12,9 +12,13 @@ use std::net::TcpListener;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use damaged::{assert_little_memory, bounded, cases, damaged_text};
+use bytes::Bytes;
+use damaged::{assert_little_memory, bounded, cases, damaged, damaged_text};
 use proptest::prelude::*;
+use store::compression::Compressor;
+use store::encryption::{Encryptor, Key, Keys};
 use store::grants::Grant;
+use store::unpack::{self, Unpacker};
 use store::{Error, Store};
 use tokio::runtime::Runtime;
 
@@ -171,6 +175,69 @@ fn damaged_store_responses_are_read_or_rejected() {
         if let Ok(names) = clients.list(store, status, &body) {
             // The damage can repeat only a few entries of the response.
             prop_assert!(names.len() < 100, "{:?}", names);
+        }
+        assert_little_memory();
+    });
+}
+
+/// The content of the encrypted objects: several chunks.
+fn content() -> Bytes {
+    store::testing::content(150_000)
+}
+
+fn key() -> Key {
+    Key::parse("key", b"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=").unwrap()
+}
+
+fn encrypted(compress: bool) -> Vec<u8> {
+    let mut packed = content().to_vec();
+    if compress {
+        packed.clear();
+        let mut compressor = Compressor::new().unwrap();
+        compressor
+            .push(&content(), |piece| packed.extend_from_slice(piece))
+            .unwrap();
+        compressor
+            .finish(|piece| packed.extend_from_slice(piece))
+            .unwrap();
+    }
+    let mut object = Vec::new();
+    let mut encryptor = Encryptor::new(&key()).unwrap();
+    encryptor.push(&packed, &mut object).unwrap();
+    encryptor.finish(&mut object).unwrap();
+    object
+}
+
+fn unpacked(object: &[u8]) -> Result<Vec<u8>, unpack::Error> {
+    let mut keys = Keys::default();
+    keys.add(key());
+    let mut unpacker = Unpacker::new(Some(keys));
+    let mut found = Vec::new();
+    let mut chunks = object.chunks(10_000);
+    loop {
+        let chunk = chunks.next();
+        match chunk {
+            Some(chunk) => unpacker.push(Bytes::copy_from_slice(chunk))?,
+            None => unpacker.end()?,
+        }
+        while let Some(piece) = unpacker.piece()? {
+            found.extend_from_slice(&piece);
+        }
+        if chunk.is_none() {
+            unpacker.finish()?;
+            return Ok(found);
+        }
+    }
+}
+
+#[test]
+fn damaged_encrypted_objects_are_rejected() {
+    let objects = [encrypted(false), encrypted(true)];
+    let samples: Vec<&[u8]> = objects.iter().map(Vec::as_slice).collect();
+    proptest!(cases(256), |(object in damaged(&samples))| {
+        if let Ok(found) = bounded(|| unpacked(&object)) {
+            // The object has no change, or its changes cancel each other.
+            prop_assert!(found == content());
         }
         assert_little_memory();
     });

@@ -36,6 +36,7 @@ mod defrag;
 mod dns_cached;
 mod dns_down;
 mod drain;
+mod encrypted_backup;
 mod etcd_env;
 mod examples;
 mod fixtures;

@@ -52,6 +52,11 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
             .flat_map(|policy| policy.problems("spec.backupPolicy")),
     );
     problems.extend(
+        spec.encryption
+            .iter()
+            .flat_map(|block| block.problems("spec.encryption")),
+    );
+    problems.extend(
         spec.verification
             .iter()
             .flat_map(|block| block.problems("spec.verification", &spec.storage_type)),
@@ -182,6 +187,14 @@ mod tests {
                 r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"backupPolicy":{"maxBackups":-1}}"#,
                 "spec.backupPolicy.maxBackups",
             ),
+            (
+                r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"encryption":{"secret":""}}"#,
+                "spec.encryption.secret",
+            ),
+            (
+                r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"encryption":{"secret":"keys","key":"a/b"}}"#,
+                "spec.encryption.key",
+            ),
         ];
         for (spec, field) in cases {
             assert_eq!(fields(&validate(&backup(spec))), [field], "{spec}");
@@ -209,7 +222,7 @@ mod tests {
     fn periodic_backup_uses_schedule_and_retention() {
         let backup = backup(
             r#"{"etcdCluster":{"name":"main"},"storageType":"S3","s3":{"path":"b/k"},"compression":"zstd","deletionPolicy":"Delete",
-                "ttlSecondsAfterFinished":1,"backupPolicy":{"schedule":"@daily","maxBackups":3,"retention":{"keepDaily":7}}}"#,
+                "encryption":{"secret":"keys","key":"2026-11"},"ttlSecondsAfterFinished":1,"backupPolicy":{"schedule":"@daily","maxBackups":3,"retention":{"keepDaily":7}}}"#,
         );
         assert_eq!(validate(&backup), []);
         assert_eq!(not_in_effect(&backup.spec), Vec::<String>::new());

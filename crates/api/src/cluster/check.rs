@@ -256,6 +256,12 @@ fn backup_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
     problems.extend(backup.backup_policy.problems("spec.backup.backupPolicy"));
     problems.extend(
         backup
+            .encryption
+            .iter()
+            .flat_map(|block| block.problems("spec.backup.encryption")),
+    );
+    problems.extend(
+        backup
             .verification
             .iter()
             .flat_map(|block| block.problems("spec.backup.verification", &backup.storage_type)),

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::TYPED_FLAGS;
 use super::before_changes::ClusterChange;
-use crate::backup::{BackupPolicy, Compression, Verification};
+use crate::backup::{BackupPolicy, Compression, Encryption, Verification};
 use crate::duration::DurationText;
 use crate::schema::{TextMap, is_false, text_map};
 use crate::storage::{
@@ -335,6 +335,9 @@ pub struct ClusterBackup {
     /// Compression of stored backups. Default `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
+    /// Encryption of stored backups. By default, the backup operator does not encrypt backups.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<Encryption>,
     /// Proof that the newest backup can be restored: the backup operator restores it in a separate pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,

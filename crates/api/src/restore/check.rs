@@ -50,6 +50,15 @@ pub fn validate(restore: &EtcdRestore) -> Vec<Problem> {
         "spec.keepOldData",
         spec.keep_old_data.as_ref(),
     ));
+    if let Some(encryption) = &spec.encryption
+        && encryption.secret.is_empty()
+    {
+        problems.push(Problem::new(
+            "spec.encryption.secret",
+            "is empty",
+            "name the Secret with the keys",
+        ));
+    }
     if let Some(template) = &spec.etcd_cluster.template {
         problems.extend(validate_spec(&template.spec).into_iter().map(in_template));
     }
@@ -152,6 +161,10 @@ mod tests {
             (
                 r#"{"etcdCluster":{"name":"main"},"backup":{"name":"a"},"overwrite":true,"keepOldData":"a day"}"#,
                 "spec.keepOldData",
+            ),
+            (
+                r#"{"etcdCluster":{"name":"main"},"backup":{"name":"a"},"encryption":{"secret":""}}"#,
+                "spec.encryption.secret",
             ),
             (
                 r#"{"etcdCluster":{"name":"main","template":{"spec":{"size":0}}},"backup":{"name":"a"}}"#,

@@ -78,6 +78,7 @@ fn desired(cluster: &EtcdCluster, settings: &ClusterBackup) -> EtcdBackup {
         pvc: settings.pvc.clone(),
         local: settings.local.clone(),
         compression: settings.compression.clone(),
+        encryption: settings.encryption.clone(),
         verification: settings.verification.clone(),
         ttl_seconds_after_finished: None,
         deletion_policy: None,
@@ -213,6 +214,7 @@ mod tests {
                 "storageType": "S3",
                 "s3": { "path": "bucket/main", "awsSecret": "aws" },
                 "compression": "zstd",
+                "encryption": { "secret": "keys", "key": "2026" },
             }},
         });
         change(&mut object);
@@ -250,6 +252,7 @@ mod tests {
         for (field, value) in [
             ("/spec/backup/backupPolicy/maxBackups", json!(9)),
             ("/spec/backup/s3/path", json!("bucket/other")),
+            ("/spec/backup/encryption/key", json!("2027")),
         ] {
             let changed = cluster(|object| *object.pointer_mut(field).unwrap() = value);
             assert!(

@@ -6,12 +6,13 @@ use api::storage::{PvcSource, SecretName, StorageSource};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use kube::core::Status;
 use kube::{Api, Client, ResourceExt};
+use store::encryption::Key;
 use store::{Directories, LocalStore, SecretData, Secrets, Target};
 
 use super::ObserveContext;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Site;
-use crate::transfer::in_store;
+use crate::transfer::{self, in_store};
 
 /// The storage block of the spec that `spec.storageType` selects.
 pub(super) fn source_of(backup: &EtcdBackup) -> Result<StorageSource<'_>, Trouble> {
@@ -54,6 +55,24 @@ fn local_of(local: &LocalStore, own: &str, namespace: &str, quota: Option<u64>) 
     } else {
         local.for_namespace(namespace, quota)
     }
+}
+
+/// The key with which the backup is encrypted. `None` if the spec requires no encryption.
+pub(super) async fn encryption_key(
+    client: &Client,
+    backup: &EtcdBackup,
+) -> Result<Option<Key>, Trouble> {
+    let Some(encryption) = &backup.spec.encryption else {
+        return Ok(None);
+    };
+    let namespace = backup.namespace().unwrap_or_default();
+    let secrets = Api::<Secret>::namespaced(client.clone(), &namespace);
+    let named = SecretName {
+        field: "spec.encryption.secret",
+        name: &encryption.secret,
+    };
+    let data = secret(&secrets, Some(named)).await?.unwrap_or_default();
+    transfer::encryption_key(encryption, &data).map(Some)
 }
 
 /// The PersistentVolumeClaim in the spec, and the image of the pod that mounts it.
@@ -166,6 +185,61 @@ mod tests {
         let pvc = json!({ "claimName": "backups", "path": "etcd/main" });
         let pvc = serde_json::from_value(pvc).unwrap();
         check_pvc(&Client::new(service, "prod"), "prod", &pvc).await
+    }
+
+    /// The key of an EtcdBackup in the namespace `prod`. A fake API server has one Secret with these entries.
+    async fn key_of(encryption: Value, entries: Value) -> Result<Option<Key>, Trouble> {
+        let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "keys" }, "data": entries });
+        let service = service_fn(move |request: Request<Body>| {
+            let path = request.uri().path().to_owned();
+            let (code, answer) = if path == "/api/v1/namespaces/prod/secrets/keys" {
+                (200, secret.clone())
+            } else {
+                let answer = json!({ "kind": "Status", "apiVersion": "v1", "status": "Failure", "code": 404,
+                                     "reason": "NotFound", "message": "no" });
+                (404, answer)
+            };
+            let body = Body::from(answer.to_string().into_bytes());
+            async move { Ok::<_, Infallible>(Response::builder().status(code).body(body).unwrap()) }
+        });
+        let spec = json!({ "etcdCluster": { "name": "main" }, "storageType": "S3", "s3": { "path": "b/k" },
+                           "encryption": encryption });
+        let mut backup = EtcdBackup::new("nightly", serde_json::from_value(spec).unwrap());
+        backup.metadata.namespace = Some("prod".to_owned());
+        encryption_key(&Client::new(service, "prod"), &backup).await
+    }
+
+    #[tokio::test]
+    async fn encryption_key_is_read_from_namespace_of_etcdbackup() {
+        // The base64 text of the base64 text of a key, as the API server sends it.
+        let key = "QUFFQ0F3UUZCZ2NJQ1FvTERBME9EeEFSRWhNVUZSWVhHQmthR3h3ZEhoOD0=";
+        let one = json!({ "2026": key });
+        assert_eq!(key_of(Value::Null, one.clone()).await, Ok(None));
+        let found = key_of(json!({ "secret": "keys" }), one.clone()).await;
+        let found = found.unwrap().unwrap();
+        assert_eq!(
+            (found.name(), found.id().to_string().as_str()),
+            ("2026", "a62e0f7753a4df18")
+        );
+        let two = json!({ "2026": key, "2027": key });
+        for (encryption, entries, part) in [
+            (json!({ "secret": "other" }), one.clone(), "no Secret other"),
+            (json!({ "secret": "keys" }), two, "2026, 2027"),
+            (json!({ "secret": "keys", "key": "2028" }), one, "\"2028\""),
+            (json!({ "secret": "keys" }), json!({}), "no entries"),
+            (
+                json!({ "secret": "keys" }),
+                json!({ "2026": "c2VjcmV0" }),
+                "openssl rand",
+            ),
+        ] {
+            let trouble = key_of(encryption, entries).await.unwrap_err();
+            assert_eq!(trouble.reason, Reason::SecretMissing);
+            for part in ["spec.encryption.secret", part] {
+                assert!(trouble.message.contains(part), "{}", trouble.message);
+            }
+            assert!(!trouble.message.contains("AAECAw"), "{}", trouble.message);
+        }
     }
 
     #[test]

@@ -35,6 +35,8 @@ pub enum Job {
         name: ObjectName,
         /// Whether the object is compressed.
         compress: bool,
+        /// Whether the object is encrypted, with the key that observe has read.
+        encrypt: bool,
         /// The data about the EtcdCluster for the manifest.
         cluster: Option<Box<ManifestCluster>>,
         /// The members to which the transfer may connect.
@@ -110,6 +112,7 @@ pub(super) fn transfer(
             name: ObjectName::of(key.clone(), numbered.then_some(begun))
                 .replacing(leftover.clone()),
             compress,
+            encrypt: backup.spec.encryption.is_some(),
             cluster,
             limits: EndpointLimits {
                 advertised: rule.clone(),
@@ -122,6 +125,7 @@ pub(super) fn transfer(
                 begun,
                 numbered,
                 compress,
+                encryption: backup.spec.encryption.clone(),
                 reach: reach(backup, cluster.as_deref()),
                 cluster: cluster.map(|cluster| *cluster),
             }));

@@ -14,7 +14,7 @@ use kube::{Resource, ResourceExt};
 use member::{BACKUP_POD_LABELS, OperatorImage, container_security, pod_security};
 use sha2::{Digest, Sha256};
 
-use crate::pvc::{AUTH, Order, ROOT, TLS, Task};
+use crate::pvc::{AUTH, ENCRYPTION, Order, ROOT, TLS, Task};
 
 const VOLUME: &str = "backups";
 const PROGRAM: &str = "/usr/local/bin/etcd-backup-operator";
@@ -48,13 +48,19 @@ fn secrets(order: &Order) -> Vec<(&'static str, &'static str, &str)> {
     let Task::Store(snapshot) = &order.task else {
         return Vec::new();
     };
+    let encryption = snapshot.encryption.as_ref();
     let named = [
-        ("tls", TLS, &snapshot.reach.tls),
-        ("auth", AUTH, &snapshot.reach.auth),
+        ("tls", TLS, snapshot.reach.tls.as_deref()),
+        ("auth", AUTH, snapshot.reach.auth.as_deref()),
+        (
+            "encryption",
+            ENCRYPTION,
+            encryption.map(|encryption| encryption.secret.as_str()),
+        ),
     ];
     let named = named.into_iter();
     named
-        .filter_map(|(volume, path, secret)| Some((volume, path, secret.as_deref()?)))
+        .filter_map(|(volume, path, secret)| Some((volume, path, secret?)))
         .collect()
 }
 
@@ -149,6 +155,7 @@ fn container(order: &Order, image: &OperatorImage) -> Container {
 
 #[cfg(test)]
 mod tests {
+    use api::backup::Encryption;
     use serde_json::json;
 
     use super::*;
@@ -207,6 +214,10 @@ mod tests {
                 begun: jiff::Timestamp::UNIX_EPOCH,
                 numbered: false,
                 compress: false,
+                encryption: Some(Encryption {
+                    secret: "keys".to_owned(),
+                    key: None,
+                }),
                 cluster: None,
                 reach: Reach {
                     tls: Some("client-tls".to_owned()),
@@ -217,7 +228,7 @@ mod tests {
             ..Order::example()
         };
         let named: Vec<_> = secrets(&order).iter().map(|(.., secret)| *secret).collect();
-        assert_eq!(named, ["client-tls", "root"]);
+        assert_eq!(named, ["client-tls", "root", "keys"]);
         let mounts = container(
             &order,
             &OperatorImage {

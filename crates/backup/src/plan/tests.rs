@@ -80,6 +80,7 @@ fn stored() -> Stored {
         revision: 42,
         size: 20_512,
         sha256: "ab".repeat(32),
+        encryption_key: None,
         created_at: at(5),
     }
 }

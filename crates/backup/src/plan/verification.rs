@@ -314,13 +314,29 @@ fn built(
         .repository
         .as_deref()
         .or(inputs.repository.as_deref());
+    let mut source = Source::store(&block, &version, status.sha256.as_deref());
+    // The status shows whether the newest backup is encrypted. It may be older than `spec.encryption`.
+    match (&status.encryption_key, &backup.spec.encryption) {
+        (Some(_), Some(encryption)) => source = source.encrypted(&encryption.secret),
+        (Some(key), None) => {
+            return Err(Trouble::new(
+                Reason::InvalidSpec,
+                format!(
+                    "the newest backup is encrypted with the key {:?} (ID {}), but spec.encryption is not set: set it to \
+                     verify this backup, or wait for the next backup",
+                    key.name, key.id
+                ),
+            ));
+        }
+        (None, _) => {}
+    }
     Ok(verification_pod(VerificationPod {
         name,
         namespace: backup.namespace().unwrap_or_default(),
         owner: backup.owner_ref(&()).unwrap_or_default(),
         version: &version,
         repository: repository.unwrap_or(DEFAULT_REPOSITORY),
-        source: Source::store(&block, &version, status.sha256.as_deref()),
+        source,
         settings,
         operator: image,
     }))

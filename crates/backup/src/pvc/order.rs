@@ -2,6 +2,7 @@
 
 use std::collections::BTreeSet;
 
+use api::backup::Encryption;
 use api::backup::name::{self, Numbered};
 use api::manifest::ManifestCluster;
 use jiff::Timestamp;
@@ -17,6 +18,8 @@ pub(crate) const ROOT: &str = "/backups";
 pub(crate) const TLS: &str = "/run/backup/tls";
 /// Directory at which the pod mounts the Secret with user and password.
 pub(crate) const AUTH: &str = "/run/backup/auth";
+/// Directory at which the pod mounts the Secret with the encryption keys.
+pub(crate) const ENCRYPTION: &str = "/run/backup/encryption";
 
 /// A report lists at most this number of kept backups, as `status.backups` does.
 const LISTED: usize = 10;
@@ -71,6 +74,9 @@ pub struct SnapshotTask {
     pub numbered: bool,
     /// True if the object is compressed.
     pub compress: bool,
+    /// The key with which the object is encrypted: the Secret, which the pod mounts, and its entry.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption: Option<Encryption>,
     /// The data about the EtcdCluster for the manifest.
     pub cluster: Option<ManifestCluster>,
     /// The Secrets for the access to etcd, which the pod mounts.
@@ -294,6 +300,7 @@ mod tests {
                 begun: Timestamp::from_second(second).unwrap(),
                 numbered: true,
                 compress: false,
+                encryption: None,
                 cluster: None,
                 reach: Reach::default(),
             })))

@@ -5,20 +5,24 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use api::backup::Encryption;
 use clap::Args;
 use etcd::{Access, Credentials, EtcdClient};
 use jiff::Timestamp;
 use member::tls;
 use member::tls::Purpose;
+use store::encryption::Key;
 use store::progress;
 use store::{LocalStore, Store};
 use tokio_util::sync::CancellationToken;
 
-use super::order::{AUTH, Order, ROOT, Reach, Report, SnapshotTask, TLS, Task};
+use super::order::{AUTH, ENCRYPTION, Order, ROOT, Reach, Report, SnapshotTask, TLS, Task};
 use crate::reason::{Reason, Trouble};
 use crate::removal::{Removal, RemovalScope};
 use crate::snapshot::EndpointLimits;
-use crate::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt};
+use crate::transfer::{
+    EarlierAttempt, Meter, ObjectName, Owner, Transfer, earlier_attempt, encryption_key,
+};
 
 /// Arguments of the command `volume`, which runs in the backup pod.
 #[derive(Args, Clone, Debug)]
@@ -126,6 +130,16 @@ fn access(reach: &Reach) -> Result<Access, Trouble> {
     Ok(access)
 }
 
+/// Reads the key for new backups from the mounted Secret.
+fn key(encryption: &Encryption) -> Result<Key, Trouble> {
+    let secret = &encryption.secret;
+    let data = mounted(ENCRYPTION).map_err(|error| {
+        let message = format!("Secret {secret} cannot be used: {error}");
+        Trouble::new(Reason::SecretMissing, message)
+    })?;
+    encryption_key(encryption, &data)
+}
+
 /// Reads the files of a mounted Secret. The kubelet mounts each key as a link. The linked directories next to the keys
 /// have names that start with a dot.
 fn mounted(directory: &str) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
@@ -151,6 +165,7 @@ async fn stored(
         begun,
         numbered,
         compress,
+        encryption,
         cluster,
         reach,
     } = snapshot;
@@ -158,6 +173,7 @@ async fn stored(
     let owner = Owner {
         uid: &order.uid,
         cluster: cluster.as_ref().map(|cluster| cluster.name.as_str()),
+        encrypted: encryption.is_some(),
         verify_content: true,
     };
     // An earlier pod for this order may have completed the backup. That backup is then reported.
@@ -171,6 +187,7 @@ async fn stored(
         store,
         name,
         compress,
+        encryption: encryption.as_ref().map(key).transpose()?,
         uid: order.uid.clone(),
         cluster,
         limits: EndpointLimits::default(),

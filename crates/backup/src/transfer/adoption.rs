@@ -31,6 +31,9 @@ pub struct Owner<'a> {
     /// cluster. The start time in the manifest has whole seconds, so it cannot exclude a backup that was made just
     /// before a change of the spec.
     pub cluster: Option<&'a str>,
+    /// Whether the backup must be encrypted. A backup from before a change of the spec, or from another writer, does not
+    /// count.
+    pub encrypted: bool,
     /// True if the whole object is read and compared when the store has no tags. A reconcile sets false, because such a
     /// read takes too long.
     pub verify_content: bool,
@@ -41,6 +44,7 @@ impl Owner<'_> {
         let cluster = manifest.cluster.as_ref();
         manifest.backup_uid.as_deref() == Some(self.uid)
             && cluster.map(|cluster| cluster.name.as_str()) == self.cluster
+            && manifest.encryption.is_some() == self.encrypted
     }
 }
 

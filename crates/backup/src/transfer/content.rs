@@ -12,7 +12,8 @@ use store::{ObjectStream, Store};
 use super::{in_store, manifest_of};
 use crate::reason::Trouble;
 
-/// True if the object has the size and the SHA-256 checksum of the manifest. False if the object is missing.
+/// True if the object has the size and the SHA-256 checksum of the manifest. False if the object is missing. An encrypted
+/// object is compared as it is stored, because this needs no key.
 pub(super) async fn matches_manifest(
     store: &dyn Store,
     key: &str,
@@ -22,12 +23,16 @@ pub(super) async fn matches_manifest(
         Err(store::Error::NoSuchObject { .. }) => return Ok(false),
         object => object.map_err(|error| in_store(&error))?,
     };
-    let compressed = manifest.compression == ZSTD;
+    let (size, sha256) = match &manifest.stored_sha256 {
+        Some(stored) => (manifest.stored_size.unwrap_or_default(), stored),
+        None => (manifest.size, &manifest.sha256),
+    };
+    let compressed = manifest.compression == ZSTD && manifest.stored_sha256.is_none();
     let read = read(object, compressed)
         .await
         .map_err(|error| in_store(&error))?;
-    Ok(read.is_some_and(|(size, sha256)| {
-        i64::try_from(size) == Ok(manifest.size) && sha256.eq_ignore_ascii_case(&manifest.sha256)
+    Ok(read.is_some_and(|found| {
+        i64::try_from(found.0) == Ok(size) && found.1.eq_ignore_ascii_case(sha256)
     }))
 }
 
@@ -42,7 +47,7 @@ pub(super) async fn matches_unchanged_manifest(
         && manifest_of(store, key).await?.as_ref() == Some(manifest))
 }
 
-/// Size and SHA-256 of the snapshot; `None` if it cannot be decompressed completely.
+/// Size and SHA-256 of the object, decompressed if `compressed`; `None` if it cannot be decompressed completely.
 async fn read(
     mut object: ObjectStream,
     compressed: bool,

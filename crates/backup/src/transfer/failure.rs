@@ -15,6 +15,13 @@ pub(super) fn in_compression(error: &std::io::Error) -> Trouble {
     )
 }
 
+pub(super) fn in_encryption(error: &store::encryption::Error) -> Trouble {
+    Trouble::new(
+        Reason::StepFailed,
+        format!("the snapshot cannot be encrypted: {error}"),
+    )
+}
+
 pub(super) fn in_etcd(error: &etcd::Error) -> Trouble {
     let (reason, remedy) = match error {
         etcd::Error::AccessDenied(_) => (

@@ -140,6 +140,7 @@ impl Case {
             }),
             name: ObjectName::Exact(uid.to_owned()),
             compress: false,
+            encryption: None,
             uid: uid.to_owned(),
             cluster: None,
             limits: EndpointLimits::default(),

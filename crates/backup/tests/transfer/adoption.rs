@@ -66,6 +66,7 @@ async fn backup_of_another_cluster_is_not_adopted() {
             let owner = Owner {
                 uid: "uid-1",
                 cluster,
+                encrypted: false,
                 verify_content: true,
             };
             let found = earlier_attempt(store.as_ref(), name.clone(), owner, begun).await;

@@ -23,6 +23,8 @@ use store::{LocalStore, S3Store, Store};
 use tokio_util::sync::CancellationToken;
 
 mod adoption;
+mod encrypted;
+mod interrupted;
 
 const KEY: &str = "daily/etcd.backup";
 
@@ -33,6 +35,7 @@ fn transfer(etcd: Arc<dyn Etcd>, endpoints: Vec<String>, store: Arc<dyn Store>) 
         store,
         name: ObjectName::Exact(KEY.to_owned()),
         compress: false,
+        encryption: None,
         uid: "uid-1".to_owned(),
         cluster: None,
         limits: EndpointLimits::default(),
@@ -45,6 +48,7 @@ fn owner(uid: &str) -> Owner<'_> {
     Owner {
         uid,
         cluster: None,
+        encrypted: false,
         verify_content: true,
     }
 }
@@ -221,118 +225,6 @@ async fn backup_succeeds_with_dead_endpoint_and_without_quorum() {
         .await
         .unwrap();
     assert!(stored.size > 0);
-}
-
-#[tokio::test]
-async fn canceled_transfer_leaves_no_objects() {
-    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
-    fill(&etcd.client_url, 60).await;
-    let server = S3Server::start(&["bucket"]);
-    let transfer = transfer(client(), vec![etcd.client_url.clone()], s3(&server).await);
-    let cancelled = CancellationToken::new();
-    let meter = Meter::default();
-    let watch = async {
-        while meter.read().bytes < 30 << 20 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        cancelled.cancel();
-    };
-    let (outcome, ()) = tokio::join!(transfer.run(&meter, &cancelled), watch);
-    assert!(outcome.is_err());
-    assert_eq!(transfer.store.list("").await.unwrap(), []);
-    assert_eq!(
-        server.unfinished("bucket"),
-        Vec::<std::path::PathBuf>::new()
-    );
-}
-
-#[tokio::test]
-async fn backup_completes_after_kill_of_sending_member() {
-    let programs = Programs::find("3.6");
-    let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
-    fill(&members[0].client_url, 60).await;
-    let server = S3Server::start(&["bucket"]);
-    let endpoints: Vec<String> = members
-        .iter()
-        .map(|member| member.client_url.clone())
-        .collect();
-    let transfer = transfer(client(), endpoints, s3(&server).await);
-    let leader = client()
-        .status(&members[0].client_url)
-        .await
-        .unwrap()
-        .leader;
-    let meter = Meter::default();
-    let cancelled = CancellationToken::new();
-    let kill = async {
-        while meter.read().bytes < 10 << 20 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-        // A follower sends the snapshot. Both followers are killed, so the sender is among them.
-        for member in &mut members {
-            let status = client().status(&member.client_url).await;
-            if status.is_ok_and(|status| Some(status.member_id) != leader) {
-                member.kill();
-            }
-        }
-    };
-    let (outcome, ()) = tokio::join!(transfer.run(&meter, &cancelled), kill);
-    // Either the transfer continues with the leader, or it fails with a reason.
-    let stored = match outcome {
-        Ok(stored) => stored,
-        Err(trouble) => {
-            assert_eq!(trouble.reason, Reason::EtcdUnreachable, "{trouble:?}");
-            assert_eq!(transfer.store.head(KEY).await.unwrap(), None);
-            transfer
-                .run(&Meter::default(), &CancellationToken::new())
-                .await
-                .unwrap()
-        }
-    };
-    let head = transfer.store.head(KEY).await.unwrap().unwrap();
-    assert_eq!(i64::try_from(head.size), Ok(stored.size));
-    assert_eq!(
-        server.unfinished("bucket"),
-        Vec::<std::path::PathBuf>::new()
-    );
-}
-
-/// A killed process cannot abort its upload, so the server keeps the parts. The server reports the time of the last
-/// part as the start of the upload.
-#[tokio::test]
-async fn next_backup_discards_upload_of_killed_process() {
-    let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
-    let server = S3Server::start(&["bucket"]);
-    let store = s3(&server).await;
-    let mut upload = store.begin(KEY).await.unwrap();
-    for _ in 0..24 {
-        let content = store::testing::content(1 << 20);
-        upload.write(content).await.unwrap();
-    }
-    // Waits until the server has all complete parts of the upload.
-    let (mut parts, mut same) = (0, 0);
-    for _ in 0..600 {
-        let now = server.unfinished("bucket").len();
-        same = if now == parts { same + 1 } else { 0 };
-        parts = now;
-        if parts > 3 && same > 5 {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(100)).await;
-    }
-    assert!(parts > 3, "{parts} parts");
-    std::mem::forget(upload);
-    let transfer = Transfer {
-        since: jiff::Timestamp::now(),
-        ..transfer(client(), vec![etcd.client_url.clone()], store.clone())
-    };
-    let none = CancellationToken::new();
-    transfer.run(&Meter::default(), &none).await.unwrap();
-    assert_eq!(
-        server.unfinished("bucket"),
-        Vec::<std::path::PathBuf>::new()
-    );
-    assert!(store.head(KEY).await.unwrap().is_some());
 }
 
 #[tokio::test]

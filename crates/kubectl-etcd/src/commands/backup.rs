@@ -1,6 +1,6 @@
 //! `backup`: creates an EtcdBackup that makes one backup now.
 
-use api::backup::{BackupPolicy, ClusterReference, Compression, DeletionPolicy};
+use api::backup::{BackupPolicy, ClusterReference, Compression, DeletionPolicy, Encryption};
 use api::conditions::{ConditionType, find};
 use api::storage::{PvcSource, S3Source, StorageType};
 use api::{EtcdBackup, EtcdBackupSpec};
@@ -74,6 +74,12 @@ fn new_backup(args: &BackupArgs, existing: &[EtcdBackup], suffix: &str) -> Resul
     if args.zstd {
         spec.compression = Some(Compression::Zstd);
     }
+    if let Some(secret) = &args.encryption_secret {
+        spec.encryption = Some(Encryption {
+            secret: secret.clone(),
+            key: args.encryption_key.clone(),
+        });
+    }
     let name = args.name.clone();
     let name = name.unwrap_or_else(|| format!("{}-manual-{suffix}", args.cluster));
     Ok(EtcdBackup::new(&name, spec))
@@ -95,6 +101,7 @@ fn empty(storage_type: StorageType) -> EtcdBackupSpec {
         pvc: None,
         local: None,
         compression: None,
+        encryption: None,
         verification: None,
         ttl_seconds_after_finished: None,
         deletion_policy: Some(DeletionPolicy::Retain),
@@ -271,6 +278,27 @@ mod tests {
         let pvc = new_backup(&args("--pvc claim/etcd/main"), &[], "x").unwrap();
         assert_eq!(pvc.spec.pvc.unwrap().path, "etcd/main");
         assert!(new_backup(&args("--pvc claim"), &[], "x").is_err());
+    }
+
+    #[test]
+    fn manual_backup_is_encrypted_as_its_template() {
+        let mut template = series("main", "main", None);
+        let keys = |key: Option<&str>| {
+            let secret = "keys".to_owned();
+            let key = key.map(str::to_owned);
+            Some(Encryption { secret, key })
+        };
+        template.spec.encryption = keys(Some("2026"));
+        let existing = [template];
+        let encryption = |line: &str| {
+            let backup = new_backup(&args(line), &existing, "x").unwrap();
+            backup.spec.encryption
+        };
+        assert_eq!(encryption(""), keys(Some("2026")));
+        assert_eq!(encryption("--encryption-secret keys"), keys(None));
+        let other = "--s3 bucket/key --encryption-secret keys --encryption-key 2027";
+        assert_eq!(encryption(other), keys(Some("2027")));
+        assert_eq!(encryption("--s3 bucket/key"), None);
     }
 
     #[test]

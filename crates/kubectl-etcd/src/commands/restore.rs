@@ -187,6 +187,7 @@ pub(super) fn from_backup(
         oss: None,
         pvc: None,
         local: None,
+        encryption: None,
         overwrite: false,
         keep_old_data: None,
         bump_revision: None,

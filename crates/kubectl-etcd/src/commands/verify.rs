@@ -47,6 +47,12 @@ fn known(backup: &EtcdBackup, now: Timestamp, paint: Paint) -> String {
     } else {
         paint.paint("the newest backup is not complete", Tone::Bad)
     });
+    if let Some(key) = &status.encryption_key {
+        lines.push(format!(
+            "the newest backup is encrypted with the key {} (ID {})",
+            key.name, key.id
+        ));
+    }
     lines.push("only a restore proves that a backup is usable: add --rehearse".to_owned());
     let mut table = Table::new(&["COMPLETED", "REVISION", "SIZE", "SHA-256", "LOCATION"]);
     for stored in &status.backups {
@@ -253,7 +259,7 @@ mod tests {
         let backup: EtcdBackup = serde_json::from_value(json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup", "metadata": { "name": "n" },
             "spec": { "storageType": "S3" },
-            "status": { "succeeded": true, "backups": [{ "location": "s3://b/k", "etcdRevision": 7, "size": 2048,
+            "status": { "succeeded": true, "encryptionKey": { "name": "2026", "id": "a62e0f7753a4df18" }, "backups": [{ "location": "s3://b/k", "etcdRevision": 7, "size": 2048,
                 "sha256": "0123456789abcdef", "completionTime": "2026-11-26T02:00:00Z" }] }
         }))
         .unwrap();
@@ -264,6 +270,7 @@ mod tests {
         );
         for part in [
             "checksum matches",
+            "key 2026 (ID a62e0f7753a4df18)",
             "3h ago",
             "2.0 KiB",
             "0123456789ab ",

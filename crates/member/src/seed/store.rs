@@ -12,9 +12,12 @@ use super::Source;
 pub const SOURCE: &str = "--source=";
 /// The argument of `seed fetch` with the required SHA-256 of the snapshot.
 pub const SHA256: &str = "--sha256=";
+/// The argument of `seed fetch` with the name of the Secret with the keys for an encrypted backup.
+pub const ENCRYPTION: &str = "--encryption-secret=";
 
 const SECRET: &str = "/run/restore/secret";
 const CA: &str = "/run/restore/ca";
+const KEYS: &str = "/run/restore/encryption";
 const CLAIM: &str = "/run/restore/claim";
 const CLAIM_VOLUME: &str = "restore-claim";
 /// File mode of mounted Secrets: readable for the user and the group of the pod.
@@ -60,22 +63,36 @@ impl Source {
         for (volume, argument, path, secret) in mounted {
             let Some(secret) = secret else { continue };
             source.arguments.push(format!("--{argument}={path}"));
-            source.mount(
-                path,
-                Volume {
-                    name: volume.to_owned(),
-                    secret: Some(SecretVolumeSource {
-                        secret_name: Some(secret.name.to_owned()),
-                        default_mode: Some(SECRET_MODE),
-                        // A pod that is created again must start even if the Secret was deleted meanwhile.
-                        optional: Some(true),
-                        ..SecretVolumeSource::default()
-                    }),
-                    ..Volume::default()
-                },
-            );
+            source.mount_secret(path, volume, secret.name);
         }
         source
+    }
+
+    /// Decrypts the backup with one of the keys in this Secret. A backup that is not encrypted is rejected. Only the
+    /// container that fetches the backup mounts the Secret (invariant 14).
+    #[must_use]
+    pub fn encrypted(mut self, secret: &str) -> Self {
+        self.arguments.push(format!("{ENCRYPTION}{secret}"));
+        self.arguments.push(format!("--encryption-keys={KEYS}"));
+        self.mount_secret(KEYS, "restore-encryption", secret);
+        self
+    }
+
+    fn mount_secret(&mut self, path: &str, volume: &str, secret: &str) {
+        self.mount(
+            path,
+            Volume {
+                name: volume.to_owned(),
+                secret: Some(SecretVolumeSource {
+                    secret_name: Some(secret.to_owned()),
+                    default_mode: Some(SECRET_MODE),
+                    // A pod that is created again must start even if the Secret was deleted meanwhile.
+                    optional: Some(true),
+                    ..SecretVolumeSource::default()
+                }),
+                ..Volume::default()
+            },
+        );
     }
 
     fn mount(&mut self, path: &str, volume: Volume) {

@@ -2,16 +2,18 @@
 
 use api::backup::name;
 use api::cluster::EtcdClusterSpec;
-use api::restore::ChosenBackup;
+use api::restore::{ChosenBackup, RestoreEncryption};
 use api::storage::{PvcSource, SecretName, StorageBlock, StorageSource, StorageType};
 use api::{EtcdBackup, EtcdRestore};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use runtime::slots::Place;
+use store::encryption::Keys;
 use tokio::time::timeout;
 
 use super::{ObserveContext, STORE_TIMEOUT, read};
+use crate::encryption;
 use crate::plan::choice;
 use crate::plan::target::spec_to_restore;
 use crate::reason::{Reason, Trouble};
@@ -29,16 +31,20 @@ pub(super) async fn choose(
     if let Some(chosen) = choice::valid_record(restore, locked) {
         return Ok(chosen.clone());
     }
-    let source = source_of(context, restore, namespace).await?;
-    Ok(choice::chosen_from(restore, source))
+    let (source, encryption) = source_of(context, restore, namespace).await?;
+    let chosen = choice::chosen_from(restore, source);
+    Ok(ChosenBackup {
+        encryption: chosen.encryption.clone().or(encryption),
+        ..chosen
+    })
 }
 
-/// The storage block of the EtcdRestore, or that of the EtcdBackup in `spec.backup`.
+/// The storage block of the EtcdRestore, or the storage block and the keys of the EtcdBackup in `spec.backup`.
 async fn source_of(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
-) -> Result<StorageBlock, Trouble> {
+) -> Result<(StorageBlock, Option<RestoreEncryption>), Trouble> {
     let spec = &restore.spec;
     let Some(reference) = &spec.backup else {
         let kind = spec.backup_storage_type.as_ref();
@@ -47,7 +53,7 @@ async fn source_of(
         let kind = kind.unwrap_or(&StorageType::S3);
         let selected = spec.blocks().select(kind, "spec", "backupStorageType");
         return selected
-            .map(StorageBlock::from)
+            .map(|source| (StorageBlock::from(source), None))
             .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()));
     };
     let name = &reference.name;
@@ -60,7 +66,11 @@ async fn source_of(
             );
             Trouble::new(Reason::BackupMissing, message)
         })?;
-    newest_of(&backup, reference.before.as_ref())
+    let encryption = backup.spec.encryption.as_ref();
+    let encryption = encryption.map(|encryption| RestoreEncryption {
+        secret: encryption.secret.clone(),
+    });
+    Ok((newest_of(&backup, reference.before.as_ref())?, encryption))
 }
 
 /// The storage block of the newest complete backup of an EtcdBackup. With `before`, only backups that were complete at
@@ -143,6 +153,8 @@ pub(super) async fn check(
         let backup = backup.as_mut().map_err(|trouble| trouble.clone())?;
         let block = &backup.source;
         let source = block.source();
+        let data = secret(context, namespace, encryption::secret_of(backup)).await?;
+        let keys = data.as_ref().map(Keys::of);
         if let StorageSource::Pvc(pvc) = &source {
             return check_pvc(context, restore, namespace, existing, pvc).await;
         }
@@ -150,9 +162,9 @@ pub(super) async fn check(
         let allowed = context.grants.check(namespace, &source, ambient);
         allowed.map_err(|why| Trouble::new(Reason::AccessDenied, why))?;
         let named = source.secrets();
-        let keys = secret(context, namespace, named.credentials).await?;
+        let credentials = secret(context, namespace, named.credentials).await?;
         let ca = secret(context, namespace, named.ca).await?;
-        let opened = source::open(block, keys.as_ref(), ca.as_ref(), None).await?;
+        let opened = source::open(block, credentials.as_ref(), ca.as_ref(), None).await?;
         let reads = context.reads.acquire(Place {
             namespace: namespace.to_owned(),
             store: backup.location.clone(),
@@ -164,6 +176,9 @@ pub(super) async fn check(
         let manifest = opened.manifest().await?;
         let stored = opened.check().await?;
         source::fits(manifest.as_ref(), stored)?;
+        if let Some(manifest) = &manifest {
+            encryption::check(backup, manifest, keys.as_ref())?;
+        }
         choice::is_unchanged(backup, manifest.as_ref(), stored)?;
         choice::add_metadata(backup, manifest.as_ref(), stored);
         spec_to_restore(restore, existing, manifest.as_ref())

@@ -10,7 +10,7 @@ use api::storage::StorageBlock;
 use k8s_openapi::api::core::v1::Pod;
 use member::{FETCH, Origin};
 
-use crate::plan::choice::{self, SHA256, SOURCE};
+use crate::plan::choice::{self, ENCRYPTION, SHA256, SOURCE};
 use crate::snapshot::{OtherBackup, PodFacts};
 
 /// The argument with the number by which the revision is increased.
@@ -22,6 +22,8 @@ pub(crate) struct FetchArguments<'a> {
     pub(crate) text: &'a str,
     /// The required SHA-256 of the snapshot.
     pub(crate) sha256: Option<&'a str>,
+    /// The Secret with the keys for an encrypted backup.
+    pub(crate) encryption_secret: Option<&'a str>,
     /// The number by which the revision is increased, 0 without the argument.
     pub(crate) bump_revision: i64,
 }
@@ -35,6 +37,7 @@ impl<'a> FetchArguments<'a> {
             source: serde_json::from_str(text).ok()?,
             text,
             sha256: argument(pod, FETCH, SHA256),
+            encryption_secret: argument(pod, FETCH, ENCRYPTION),
             bump_revision: bump.map_or(Some(0), |by| by.parse().ok())?,
         })
     }
@@ -82,6 +85,7 @@ pub(crate) fn compare_arguments(
     };
     let fetches_other = !arguments.has_source_of(chosen)
         || differs(arguments.sha256)
+        || arguments.encryption_secret != choice::encryption_secret(chosen)
         || arguments.has_other_bump(chosen);
     facts.checks_sha256 = arguments.sha256.is_some()
         && chosen.sha256.is_some()
@@ -130,18 +134,30 @@ fn describe(
         _ => choice::location(&arguments.source),
     };
     let by = origin.and_then(|origin| i64::try_from(origin.bump_revision).ok());
+    let secrets = (
+        arguments.encryption_secret,
+        choice::encryption_secret(chosen),
+    );
+    let keys = |secret: Option<&str>| match secret {
+        _ if secrets.0 == secrets.1 => String::new(),
+        Some(secret) => format!(", keys in Secret {secret}"),
+        None => ", not encrypted".to_owned(),
+    };
     format!(
-        "{from}{}{} (recorded: {}{}{})",
+        "{from}{}{}{} (recorded: {}{}{}{})",
         checksum(sha256),
         raised(by.unwrap_or(arguments.bump_revision)),
+        keys(secrets.0),
         chosen.location,
         checksum(chosen.sha256.as_deref()),
         raised(chosen.bump_revision),
+        keys(secrets.1),
     )
 }
 
 #[cfg(test)]
 mod tests {
+    use api::restore::RestoreEncryption;
     use serde_json::json;
 
     use super::*;
@@ -204,6 +220,21 @@ mod tests {
         assert!(fetches(&pod("b/newer", &[])));
         assert!(fetches(&pod("b/k", &["--sha256=ffff"])));
         assert!(fetches(&pod("b/k", &["--bump-revision=7"])));
+        // A pod without the argument would accept a backup that is not encrypted.
+        let mut encrypted = known.clone();
+        let backup = &mut encrypted.status.as_mut().unwrap().backup;
+        let secret = "keys".to_owned();
+        backup.as_mut().unwrap().encryption = Some(RestoreEncryption { secret });
+        let with_keys = pod("b/k", &["--encryption-secret=keys"]);
+        assert_eq!(compared(&encrypted, &with_keys, None).other_backup, None);
+        assert!(fetches(&with_keys));
+        for other in [pod("b/k", &[]), pod("b/k", &["--encryption-secret=other"])] {
+            let Some(OtherBackup::Fetches(text)) = compared(&encrypted, &other, None).other_backup
+            else {
+                panic!("{other:?}")
+            };
+            assert!(text.contains("keys in Secret keys"), "{text}");
+        }
         // If the pod has no valid arguments, or the status has no record, the operator compares nothing.
         assert!(!fetches(&Pod::default()));
         assert!(!fetches(&pod("b/k", &["--bump-revision=x"])));

@@ -19,6 +19,7 @@ use crate::plan::target::{check_version, cluster_to_create};
 use crate::snapshot::{Child, OldMembers, takes_name};
 
 mod clocks;
+mod keys;
 mod requests;
 
 fn restore(template: Value) -> EtcdRestore {

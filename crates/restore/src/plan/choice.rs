@@ -7,7 +7,7 @@ use api::EtcdRestore;
 use api::manifest::BackupManifest;
 use api::restore::ChosenBackup;
 use api::storage::{StorageBlock, StorageSource};
-pub use member::{SHA256, SOURCE};
+pub use member::{ENCRYPTION, SHA256, SOURCE};
 use sha2::{Digest, Sha256};
 
 use crate::plan::action::{Action, Plan};
@@ -50,6 +50,7 @@ pub fn chosen_from(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup 
         etcd_revision: None,
         stored_size: None,
         sha256: None,
+        encryption: restore.spec.encryption.clone(),
         bump_revision: restore.spec.bump_revision.unwrap_or_default(),
         generation: restore.metadata.generation,
         source,
@@ -61,6 +62,12 @@ pub fn chosen_from(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup 
 pub fn bump_revision(restore: &EtcdRestore) -> Option<u64> {
     let by = u64::try_from(recorded(restore)?.bump_revision).ok()?;
     (by > 0).then_some(by)
+}
+
+/// The Secret with the keys for the backup. `None` if the restore expects a backup that is not encrypted.
+pub fn encryption_secret(chosen: &ChosenBackup) -> Option<&str> {
+    let encryption = chosen.encryption.as_ref();
+    encryption.map(|encryption| encryption.secret.as_str())
 }
 
 /// Adds the size of the stored backup, and the revision and the SHA-256 from its manifest.

@@ -19,6 +19,8 @@ pub struct From<'a> {
     pub source: &'a StorageBlock,
     /// The SHA-256 of the snapshot, if known.
     pub sha256: Option<&'a str>,
+    /// The Secret with the keys for an encrypted backup.
+    pub encryption_secret: Option<&'a str>,
     /// The number by which the revision is increased; `None` for no increase.
     pub bump_revision: Option<u64>,
     /// True for a restore in place: the seed runs at the same time as old members that serve.
@@ -27,11 +29,15 @@ pub struct From<'a> {
 
 /// The pod of the seed member.
 pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -> Pod {
+    let mut source = Source::store(from.source, from.version, from.sha256);
+    if let Some(secret) = from.encryption_secret {
+        source = source.encrypted(secret);
+    }
     let seed = Seed {
         member: &from.seed.member,
         version: from.version,
         // Only the container that fetches the backup mounts the Secrets (invariant 14).
-        source: Source::store(from.source, from.version, from.sha256),
+        source,
         bump_revision: from.bump_revision,
     };
     let mut pod = member::seed_pod(members, seed, operator);

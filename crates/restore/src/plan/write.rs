@@ -209,6 +209,7 @@ fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, Str
         restore: naming::uid(restore),
         source: &backup.source,
         sha256: backup.sha256.as_deref(),
+        encryption_secret: choice::encryption_secret(backup),
         bump_revision: choice::bump_revision(restore),
         in_place: in_place::replaces(restore).is_some(),
     };

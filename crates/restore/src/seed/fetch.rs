@@ -17,13 +17,14 @@ use member::tls;
 use store::Target;
 use store::progress::{Meter, Moved};
 
+use super::content::EncryptionKeys;
 use super::intake::Intake;
 use super::prepare::expected_contents;
 use super::snapshot::{fetched_before, unreadable};
-use super::{Contents, Paths, already_restored, volume_trouble, write_json};
+use super::{Contents, Paths, already_restored, mounted, volume_trouble, write_json};
 use crate::plan::choice;
 use crate::reason::{Reason, Trouble};
-use crate::source::{self, OpenedSource, SecretData};
+use crate::source::{self, OpenedSource};
 
 /// Arguments of `seed fetch`.
 #[derive(Args, Clone, Debug)]
@@ -46,6 +47,12 @@ pub struct Fetch {
     /// Directory where the PersistentVolumeClaim with the backup is mounted
     #[arg(long, value_name = "DIRECTORY")]
     pub claim: Option<PathBuf>,
+    /// Name of the Secret with the keys for an encrypted backup. A backup that is not encrypted is then rejected
+    #[arg(long, value_name = "NAME", requires = "encryption_keys")]
+    pub encryption_secret: Option<String>,
+    /// Directory where the Secret with the keys is mounted
+    #[arg(long, value_name = "DIRECTORY", requires = "encryption_secret")]
+    pub encryption_keys: Option<PathBuf>,
     /// Version of etcd in the cluster. A backup of a newer minor version is rejected
     #[arg(long, value_name = "VERSION")]
     pub etcd_version: Option<String>,
@@ -162,6 +169,9 @@ async fn from_store(
 ) -> Result<Contents, Trouble> {
     let secret = mounted(arguments.secret.as_deref())?;
     let ca = mounted(arguments.ca.as_deref())?;
+    let keys = arguments.encryption_secret.as_deref();
+    let keys = keys.map(|name| EncryptionKeys::read(name, arguments.encryption_keys.as_deref()));
+    let keys = keys.transpose()?;
     let claim = arguments.claim.as_deref();
     let opened = source::open(source, secret.as_ref(), ca.as_ref(), claim).await?;
     let manifest = opened.manifest().await?;
@@ -175,7 +185,7 @@ async fn from_store(
         bytes: 0,
         total: size.and_then(|size| u64::try_from(size).ok()),
     });
-    let inspected = download(&opened, target, &arguments.meter).await?;
+    let inspected = download(&opened, target, &arguments.meter, keys).await?;
     let contents = verify(&inspected, manifest.as_ref())?;
     check_chosen(arguments, &contents.sha256)?;
     let origin = Origin {
@@ -257,7 +267,7 @@ async fn from_member(
         return Err(Trouble::new(Reason::SeedFailed, message));
     }
     let mut snapshot = client.snapshot(url).await.map_err(failed)?;
-    let intake = Intake::begin(target, Arc::clone(meter));
+    let intake = Intake::begin(target, Arc::clone(meter), None);
     while let Some(chunk) = snapshot.chunks.next().await {
         if !intake.push(chunk.map_err(failed)?).await {
             break;
@@ -299,35 +309,18 @@ fn copy_program(target: &Path) -> Result<(), Trouble> {
     copy().map_err(|error| volume_trouble("copy the program to", target, &error))
 }
 
-/// The content of a mounted Secret. The kubelet mounts each key as a link. Directories with a leading dot in their
-/// names are not keys.
-fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
-    let Some(directory) = directory else {
-        return Ok(None);
-    };
-    let trouble = |error| volume_trouble("read", directory, &error);
-    let mut data = SecretData::new();
-    for entry in fs::read_dir(directory).map_err(trouble)? {
-        let entry = entry.map_err(trouble)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with('.') && entry.path().is_file() {
-            data.insert(name, fs::read(entry.path()).map_err(trouble)?);
-        }
-    }
-    Ok(Some(data))
-}
-
 async fn download(
     opened: &OpenedSource,
     target: &Path,
     meter: &Arc<Meter>,
+    keys: Option<EncryptionKeys>,
 ) -> Result<Inspected, Trouble> {
     let Target { store, key } = &opened.0;
     let mut object = store
         .get(key)
         .await
         .map_err(|error| source::trouble(&error))?;
-    let intake = Intake::begin(target, Arc::clone(meter));
+    let intake = Intake::begin(target, Arc::clone(meter), keys);
     let mut sent = 0;
     while let Some(chunk) = object.chunks.next().await {
         let chunk = chunk.map_err(|error| source::trouble(&error))?;

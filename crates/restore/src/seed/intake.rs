@@ -1,6 +1,6 @@
-//! Writes an arriving snapshot to a file, and decompresses it if needed. A second thread inspects the data at the same
-//! time. Both threads work while the download continues. The memory use is constant, because only a few chunks are
-//! queued.
+//! Writes an arriving snapshot to a file, and decrypts and decompresses it if needed. A second thread inspects the data
+//! at the same time. Both threads work while the download continues. The memory use is constant, because only a few
+//! chunks are queued.
 //!
 //! The file is not synced. After a crash of the node, the next start reads and verifies the whole file. Later, etcdutl
 //! also verifies the checksum of the copied data.
@@ -12,13 +12,14 @@ use std::sync::Arc;
 use std::sync::mpsc::{self as std_mpsc, SyncSender};
 use std::thread;
 
-use bytes::{Bytes, BytesMut};
+use bytes::Bytes;
 use etcd::{Inspected, Inspector};
-use store::compression::{BEGINNING, Decompressor, is_zstd};
 use store::progress::Meter;
+use store::unpack::Unpacker;
 use tokio::sync::mpsc;
 use tokio::task::JoinHandle;
 
+use super::content::{EncryptionKeys, in_content};
 use super::snapshot::unreadable;
 use super::volume_trouble;
 
@@ -34,11 +35,11 @@ pub(super) struct Intake {
 }
 
 impl Intake {
-    /// Creates the file and starts the writer.
-    pub(super) fn begin(path: &Path, meter: Arc<Meter>) -> Self {
+    /// Creates the file and starts the writer. With `keys`, the arriving data must be encrypted with one of them.
+    pub(super) fn begin(path: &Path, meter: Arc<Meter>, keys: Option<EncryptionKeys>) -> Self {
         let (chunks, arriving) = mpsc::channel(QUEUE_LENGTH);
         let path = path.to_owned();
-        let written = tokio::task::spawn_blocking(move || write(path, arriving, &meter));
+        let written = tokio::task::spawn_blocking(move || write(path, arriving, &meter, keys));
         Self { chunks, written }
     }
 
@@ -61,6 +62,7 @@ fn write(
     path: PathBuf,
     mut arriving: mpsc::Receiver<Bytes>,
     meter: &Meter,
+    keys: Option<EncryptionKeys>,
 ) -> Result<Inspected, Trouble> {
     let mut download = Download::create(path)?;
     thread::scope(|scope| {
@@ -73,7 +75,7 @@ fn write(
             }
             inspector.finish()
         });
-        let written = download.take_all(&mut arriving, &reader, meter);
+        let written = download.take_all(&mut arriving, &reader, meter, keys);
         drop(reader);
         let inspected = reads.join();
         written?;
@@ -85,22 +87,6 @@ fn write(
             )),
         }
     })
-}
-
-/// The first chunks, which show whether the snapshot is compressed. The manifest does not decide this, because it may
-/// be missing.
-fn beginning(arriving: &mut mpsc::Receiver<Bytes>) -> Bytes {
-    let mut first = BytesMut::new();
-    while first.len() < BEGINNING
-        && let Some(chunk) = arriving.blocking_recv()
-    {
-        first.extend_from_slice(&chunk);
-    }
-    first.freeze()
-}
-
-fn damaged(error: &std::io::Error) -> Trouble {
-    unreadable(&format!("the snapshot cannot be decompressed ({error})"))
 }
 
 struct Download {
@@ -119,35 +105,32 @@ impl Download {
         })
     }
 
-    /// Writes the arriving chunks, decompressed if needed, and passes them to the inspection.
+    /// Writes the content of the arriving chunks, and passes it to the inspection.
     fn take_all(
         &mut self,
         arriving: &mut mpsc::Receiver<Bytes>,
         reader: &SyncSender<Bytes>,
         meter: &Meter,
+        keys: Option<EncryptionKeys>,
     ) -> Result<(), Trouble> {
-        let first = beginning(arriving);
-        let new = is_zstd(&first).then(Decompressor::new).transpose();
-        let mut compressed = new.map_err(|error| damaged(&error))?;
-        let others = std::iter::from_fn(|| arriving.blocking_recv());
-        for chunk in std::iter::once(first).chain(others) {
-            match &mut compressed {
-                None => self.take(chunk, reader)?,
-                Some(compressed) => {
-                    let mut rest: &[u8] = &chunk;
-                    while let Some(piece) = compressed
-                        .next(&mut rest)
-                        .map_err(|error| damaged(&error))?
-                    {
-                        self.take(Bytes::copy_from_slice(piece), reader)?;
-                    }
-                }
+        let (secret, keys) = keys.map(|keys| (keys.secret, keys.keys)).unzip();
+        let damaged = |error| in_content(&error, secret.as_deref());
+        let mut unpacker = Unpacker::new(keys);
+        loop {
+            let chunk = arriving.blocking_recv();
+            let is_end = chunk.is_none();
+            let added = match chunk {
+                Some(chunk) => unpacker.push(chunk),
+                None => unpacker.end(),
+            };
+            added.map_err(damaged)?;
+            while let Some(piece) = unpacker.piece().map_err(damaged)? {
+                self.take(piece, reader)?;
             }
             meter.advance_to(self.written);
-        }
-        match compressed {
-            Some(compressed) => compressed.finish().map_err(|error| damaged(&error)),
-            None => Ok(()),
+            if is_end {
+                return unpacker.finish().map_err(damaged);
+            }
         }
     }
 
@@ -181,7 +164,7 @@ mod tests {
         let path = folder.path().join("snapshot.db");
         for length in [1, 3, 4, stream.len()] {
             for arrives in [&stream, &plain] {
-                let intake = Intake::begin(&path, Arc::default());
+                let intake = Intake::begin(&path, Arc::default(), None);
                 for chunk in arrives.chunks(length) {
                     assert!(intake.push(Bytes::copy_from_slice(chunk)).await);
                 }
@@ -197,7 +180,7 @@ mod tests {
     /// Writes to `/dev/full` fail as on a full volume.
     #[tokio::test]
     async fn full_volume_is_reported_with_remedy() {
-        let intake = Intake::begin(Path::new("/dev/full"), Arc::default());
+        let intake = Intake::begin(Path::new("/dev/full"), Arc::default(), None);
         // `push` returns false after the failure.
         while intake.push(Bytes::from_static(&[0; 4096])).await {}
         let trouble = intake.finish().await.unwrap_err();

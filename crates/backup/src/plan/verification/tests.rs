@@ -131,6 +131,43 @@ fn verification_pod_restores_newest_backup_with_its_etcd_version() {
     assert_eq!(pod.metadata.name, Some(name));
 }
 
+/// The status shows whether the newest backup is encrypted. The spec may have changed since that backup.
+#[test]
+fn verification_pod_gets_keys_of_encrypted_backup() {
+    let key = json!({ "name": "2026", "id": "a62e0f7753a4df18" });
+    for (spec, status, expected) in [
+        (Value::Null, Value::Null, Some(false)),
+        (json!({ "secret": "keys" }), Value::Null, Some(false)),
+        (json!({ "secret": "keys" }), key.clone(), Some(true)),
+        (Value::Null, key, None),
+    ] {
+        let mut recorded = backup(json!({}), running_since("2026-01-02T11:59:00Z"));
+        recorded.spec.encryption = serde_json::from_value(spec).unwrap();
+        let recorded_status = recorded.status.as_mut().unwrap();
+        recorded_status.encryption_key = serde_json::from_value(status).unwrap();
+        let planned = planned(&recorded, PodState::Missing);
+        let has_keys = match planned.step {
+            Step::Create(pod) => {
+                let args = pod.spec.unwrap().init_containers.unwrap()[0].args.clone();
+                Some(
+                    args.unwrap()
+                        .contains(&"--encryption-secret=keys".to_owned()),
+                )
+            }
+            _ => None,
+        };
+        assert_eq!(has_keys, expected);
+        if expected.is_none() {
+            let VerificationVerdict::Waiting(why) = planned.verdict else {
+                panic!("{:?}", planned.verdict)
+            };
+            for part in ["a62e0f7753a4df18", "spec.encryption"] {
+                assert!(why.contains(part), "{why}");
+            }
+        }
+    }
+}
+
 #[test]
 fn verification_pod_is_deleted_before_result_is_recorded() {
     let recorded = backup(json!({}), running_since("2026-01-02T11:59:00Z"));

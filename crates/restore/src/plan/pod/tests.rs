@@ -18,6 +18,15 @@ fn built(cluster: Value, source: &StorageBlock) -> Value {
 }
 
 fn built_as(cluster: Value, source: &StorageBlock, in_place: bool) -> Value {
+    built_with(cluster, source, in_place, None)
+}
+
+fn built_with(
+    cluster: Value,
+    source: &StorageBlock,
+    in_place: bool,
+    encryption_secret: Option<&str>,
+) -> Value {
     let mut cluster = EtcdCluster::new("main", serde_json::from_value(cluster).unwrap());
     cluster.metadata.uid = Some("cluster-uid".into());
     let seed = SeedStatus {
@@ -36,6 +45,7 @@ fn built_as(cluster: Value, source: &StorageBlock, in_place: bool) -> Value {
         restore: "uid",
         source,
         sha256: None,
+        encryption_secret,
         bump_revision: None,
         in_place,
     };
@@ -115,6 +125,36 @@ fn credentials_are_mounted_only_in_fetch_container() {
     for container in spec["initContainers"].as_array().unwrap() {
         assert_eq!(container["env"], Value::Null);
     }
+}
+
+/// Invariant 14: only the container that fetches the backup has the keys.
+#[test]
+fn encryption_keys_are_mounted_only_in_fetch_container() {
+    let pod = built_with(json!({}), &with_secret(), false, Some("keys"));
+    let spec = &pod["spec"];
+    let mounts = |container: &Value| {
+        let all = container["volumeMounts"].as_array().unwrap();
+        let keys = all
+            .iter()
+            .filter(|mount| mount["name"] == "restore-encryption");
+        keys.count()
+    };
+    assert_eq!(mounts(&spec["initContainers"][0]), 1);
+    assert_eq!(mounts(&spec["containers"][0]), 0);
+    let volumes = spec["volumes"].as_array().unwrap();
+    let secret = volumes
+        .iter()
+        .find(|volume| volume["name"] == "restore-encryption")
+        .unwrap();
+    assert_eq!(
+        secret["secret"],
+        json!({ "secretName": "keys", "optional": true, "defaultMode": 0o440 })
+    );
+    assert!(
+        !built(json!({}), &with_secret())
+            .to_string()
+            .contains("encryption")
+    );
 }
 
 #[test]
@@ -251,7 +291,12 @@ fn seed_program_parses_arguments_of_built_pod() {
         #[command(subcommand)]
         Seed(crate::seed::Command),
     }
-    let pod = built(json!({ "version": "3.6.16" }), &with_secret());
+    let pod = built_with(
+        json!({ "version": "3.6.16" }),
+        &with_secret(),
+        false,
+        Some("keys"),
+    );
     let parsed = |container: &str| {
         let arguments = pod["spec"][container][0]["args"].as_array().unwrap();
         let arguments = arguments
@@ -265,6 +310,11 @@ fn seed_program_parses_arguments_of_built_pod() {
         panic!("the command is not fetch")
     };
     assert_eq!(fetch.source, Some(with_secret()));
+    assert_eq!(fetch.encryption_secret.as_deref(), Some("keys"));
+    let directory = fetch.encryption_keys.unwrap();
+    let mounts = pod["spec"]["initContainers"][0]["volumeMounts"].as_array();
+    let is_mounted = |mount: &Value| mount["mountPath"] == directory.to_str().unwrap();
+    assert!(mounts.unwrap().iter().any(is_mounted));
     let crate::seed::Command::Start(start) = parsed("containers") else {
         panic!("the command is not start")
     };

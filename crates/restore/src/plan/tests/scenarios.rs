@@ -368,7 +368,13 @@ fn ended_pods() -> [PodFacts; 2] {
 /// volume, or restores the backup again.
 #[test]
 fn ended_seed_pod_is_replaced_before_cutover() {
-    for restore in [intended(), seed_verified(), with_finalizer(seed_verified())] {
+    let with_finalizer = || with_finalizer(seed_verified());
+    for restore in [
+        intended as fn() -> EtcdRestore,
+        seed_verified,
+        with_finalizer,
+    ] {
+        let restore = restore();
         for (durable, pod) in [false, true].into_iter().zip(ended_pods()) {
             let mut snapshot = locked_with(Pod::Present(pod), serves(100));
             snapshot.seed.pvc = Child::Present;

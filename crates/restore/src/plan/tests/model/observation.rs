@@ -121,6 +121,7 @@ impl World {
             source: block(pod.of.0),
             text: "",
             sha256: required.as_deref(),
+            encryption_secret: None,
             bump_revision: pod.of.1,
         };
         if pod.fetched && !pod.report_lost {

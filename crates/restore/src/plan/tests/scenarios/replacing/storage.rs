@@ -75,12 +75,15 @@ fn rejected_pvc_is_retried_before_restore_is_abandoned() {
     let (failed, complete) = (ConditionType::Failed, ConditionType::Complete);
     let missing = Reason::StorageMissing;
     let since = reporting(recorded(), &failed, missing);
-    let others = [
-        recorded(),
-        reporting(recorded(), &failed, Reason::BackupMissing),
-        reporting(recorded(), &complete, missing),
-    ];
-    for (restore, seconds) in others.iter().map(|it| (it, 86_400)).chain([(&since, 29)]) {
+    let without_report = recorded();
+    let other_reason = reporting(recorded(), &failed, Reason::BackupMissing);
+    let other_condition = reporting(recorded(), &complete, missing);
+    let others = [&without_report, &other_reason, &other_condition];
+    for (restore, seconds) in others
+        .map(|it| (it, 86_400))
+        .into_iter()
+        .chain([(&since, 29)])
+    {
         let plan = after(restore, &snapshot, seconds);
         assert_eq!(plan.action, Action::Nothing, "{plan:?}");
         assert!(matches!(&plan.state, PlanState::Stuck(it) if it.message.contains("is abandoned")));

@@ -1,0 +1,109 @@
+//! The keys for an encrypted backup, and the errors of its content.
+
+use std::path::Path;
+
+use store::encryption::{self, Keys};
+use store::unpack;
+
+use super::mounted;
+use super::snapshot::unreadable;
+use crate::encryption::FIELD;
+use crate::reason::{Reason, Trouble};
+
+/// The keys in a mounted Secret. The backup must be encrypted with one of them.
+pub(super) struct EncryptionKeys {
+    /// The name of the Secret, for messages.
+    pub(super) secret: String,
+    /// The keys in the Secret.
+    pub(super) keys: Keys,
+}
+
+impl EncryptionKeys {
+    /// Reads the keys from the directory where the Secret is mounted. A missing Secret has no keys.
+    pub(super) fn read(secret: &str, directory: Option<&Path>) -> Result<Self, Trouble> {
+        let data = mounted(directory)?.unwrap_or_default();
+        Ok(Self {
+            secret: secret.to_owned(),
+            keys: Keys::of(&data),
+        })
+    }
+}
+
+/// Converts an error of the content of a backup. `secret` is the Secret whose keys were used.
+pub(super) fn in_content(error: &unpack::Error, secret: Option<&str>) -> Trouble {
+    match (error, secret) {
+        (unpack::Error::Encryption(encryption::Error::UnknownKey { id, .. }), None) => {
+            Trouble::new(
+                Reason::InvalidSpec,
+                format!(
+                    "{FIELD}: the backup is encrypted with the key that has the ID {id}: name a Secret with this key"
+                ),
+            )
+        }
+        (unpack::Error::Encryption(encryption::Error::UnknownKey { id, keys }), Some(secret)) => {
+            Trouble::new(
+                Reason::SecretMissing,
+                format!(
+                    "{FIELD}: Secret {secret} has no key with the ID {id}, with which the backup is encrypted, and only \
+                     these keys: {keys}. Add the key"
+                ),
+            )
+        }
+        (unpack::Error::Encryption(error), _) => unreadable(&error.to_string()),
+        (unpack::Error::Compression(error), _) => {
+            unreadable(&format!("the snapshot cannot be decompressed ({error})"))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use store::encryption::Key;
+
+    use super::*;
+
+    #[test]
+    fn errors_of_content_name_key_and_remedy() {
+        let text = b"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+        let id = Key::parse("2026", text).unwrap().id();
+        let unknown = || {
+            let keys = "none".to_owned();
+            encryption::Error::UnknownKey { id, keys }
+        };
+        for (error, secret, reason, part) in [
+            (unknown(), None, Reason::InvalidSpec, "a62e0f7753a4df18"),
+            (
+                unknown(),
+                Some("keys"),
+                Reason::SecretMissing,
+                "Secret keys has no key with the ID a62e0f7753a4df18",
+            ),
+            (
+                encryption::Error::NotEncrypted,
+                Some("keys"),
+                Reason::SnapshotUnreadable,
+                "is not encrypted",
+            ),
+            (
+                encryption::Error::Damaged { chunk: 7, id },
+                Some("keys"),
+                Reason::SnapshotUnreadable,
+                "chunk 7",
+            ),
+        ] {
+            let trouble = in_content(&error.into(), secret);
+            assert_eq!(trouble.reason, reason, "{}", trouble.message);
+            assert!(trouble.message.contains(part), "{}", trouble.message);
+        }
+    }
+
+    #[test]
+    fn missing_secret_has_no_keys() {
+        let folder = tempfile::tempdir().unwrap();
+        let found = EncryptionKeys::read("keys", Some(folder.path())).unwrap();
+        assert_eq!(found.keys.describe(), "none");
+        std::fs::write(folder.path().join("notes"), "text").unwrap();
+        let found = EncryptionKeys::read("keys", Some(folder.path())).unwrap();
+        assert_eq!(found.keys.describe(), "notes (not a key)");
+    }
+}
