@@ -1,7 +1,7 @@
 //! The connection to a member. It adds the authentication token to every request, and limits the size of every response
-//! except a snapshot.
+//! except a snapshot and a watch.
 
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::{Arc, OnceLock, PoisonError, RwLock};
 use std::task::{Context, Poll};
 
 use etcd_client::{BalancedChannelBuilder, Channel};
@@ -21,14 +21,20 @@ use crate::limits::MAX_ANSWER;
 const HEADER: &str = "token";
 /// The call that issues a token. Its request contains no token, because etcd would reject an expired token.
 const AUTHENTICATE: &str = "/etcdserverpb.Auth/Authenticate";
-/// The only call without a size limit in this module. Its response is a stream of messages of at most 4 MiB.
+/// A call without a size limit in this module. Its response is a stream of messages of at most 4 MiB.
 const SNAPSHOT: &str = "/etcdserverpb.Maintenance/Snapshot";
+/// A call without a size limit in this module. Its response is an endless stream, and its caller limits each message.
+pub(crate) const WATCH: &str = "/etcdserverpb.Watch/Watch";
 
 /// The current login token of an etcd client.
 pub(crate) type Token = Arc<RwLock<Option<HeaderValue>>>;
 
 /// Creates connections to members that share the login token of one etcd client.
-pub(crate) struct MemberChannels(pub(crate) Token);
+pub(crate) struct MemberChannels {
+    pub(crate) token: Token,
+    /// Receives the channel of the connection, for calls that the client library does not offer.
+    pub(crate) created: Option<Arc<OnceLock<MemberChannel>>>,
+}
 
 impl BalancedChannelBuilder for MemberChannels {
     type Error = tonic::transport::Error;
@@ -40,14 +46,18 @@ impl BalancedChannelBuilder for MemberChannels {
         let (channel, endpoints) = tonic::transport::Channel::balance_channel(buffer_size);
         let member = MemberChannel {
             channel,
-            token: self.0,
+            token: self.token,
         };
+        if let Some(created) = self.created {
+            let _ = created.set(member.clone());
+        }
         Ok((Channel::Custom(BoxCloneSyncService::new(member)), endpoints))
     }
 }
 
+/// The channel of one connection, with the token of its client.
 #[derive(Clone)]
-struct MemberChannel {
+pub(crate) struct MemberChannel {
     channel: tonic::transport::Channel,
     token: Token,
 }
@@ -69,7 +79,7 @@ impl Service<Request<Body>> for MemberChannel {
             request.headers_mut().insert(HEADER, token.clone());
         }
         drop(token);
-        let is_limited = request.uri().path() != SNAPSHOT;
+        let is_limited = ![SNAPSHOT, WATCH].contains(&request.uri().path());
         let answer = self.channel.call(request);
         Box::pin(async move {
             let answer = answer.await?;

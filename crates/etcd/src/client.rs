@@ -14,6 +14,7 @@ mod pulse;
 mod restored;
 mod send;
 mod snapshot;
+mod watch;
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -23,6 +24,9 @@ use tokio::time::Instant;
 
 pub use deadlines::Deadlines;
 pub use restored::{Served, served};
+pub use watch::{
+    Change, LeaseTtl, MAX_WATCH_MESSAGE, Value, Watch, WatchBatch, WatchError, WatchEvent,
+};
 
 use crate::access::{Access, split};
 use crate::answer::classify;
@@ -75,7 +79,8 @@ impl EtcdClient {
             .unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn connect(&self, endpoint: &str) -> Result<Client, Error> {
+    /// The client URL in `endpoint`, and the options of a connection to this URL.
+    fn options<'a>(&self, endpoint: &'a str) -> Result<(&'a str, ConnectOptions), Error> {
         let mut options = ConnectOptions::new().with_connect_timeout(self.deadlines.connect);
         let (url, name) = split(endpoint);
         if url.starts_with("https://") {
@@ -97,6 +102,11 @@ impl EtcdClient {
                 "{endpoint}: a client URL must start with http:// or https://"
             )));
         }
+        Ok((url, options))
+    }
+
+    async fn connect(&self, endpoint: &str) -> Result<Client, Error> {
+        let (url, options) = self.options(endpoint)?;
         self.session
             .connect(url, options)
             .await

@@ -17,7 +17,10 @@ mod port;
 pub mod testing;
 
 pub use access::{Access, Credentials, TlsAccess};
-pub use client::{Deadlines, EtcdClient, Served, served};
+pub use client::{
+    Change, Deadlines, EtcdClient, LeaseTtl, MAX_WATCH_MESSAGE, Served, Value, Watch, WatchBatch,
+    WatchError, WatchEvent, served,
+};
 pub use inspect::{InspectError, Inspected, Inspector, Revisions, WalkError};
 pub use port::{
     Added, Alarm, AlarmKind, ClusterId, Error, Etcd, KeyHash, Login, Member, MemberId, Members,

@@ -25,7 +25,7 @@
 
 use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use etcd_client::{Client, ConnectOptions};
@@ -34,7 +34,7 @@ use http::HeaderValue;
 use tokio::time::Instant;
 
 use crate::access::Credentials;
-use crate::channel::{MemberChannels, Token};
+use crate::channel::{MemberChannel, MemberChannels, Token};
 use crate::limits::MAX_ENDPOINTS;
 use crate::port::{Error, Login};
 
@@ -145,8 +145,29 @@ impl Session {
         url: &str,
         options: ConnectOptions,
     ) -> Result<Client, etcd_client::Error> {
-        let channels = MemberChannels(self.token.clone());
+        let channels = MemberChannels {
+            token: self.token.clone(),
+            created: None,
+        };
         Client::connect_with_balanced_channel([url], Some(options), channels).await
+    }
+
+    /// Like [`Session::connect`]. Also returns the channel of the connection, which works while the client exists.
+    pub(crate) async fn connect_with_channel(
+        &self,
+        url: &str,
+        options: ConnectOptions,
+    ) -> Result<(Client, MemberChannel), etcd_client::Error> {
+        let created = Arc::new(OnceLock::new());
+        let channels = MemberChannels {
+            token: self.token.clone(),
+            created: Some(created.clone()),
+        };
+        let client = Client::connect_with_balanced_channel([url], Some(options), channels).await?;
+        let channel = created.get().cloned().ok_or_else(|| {
+            etcd_client::Error::Internal("the connection was created without a channel".to_owned())
+        })?;
+        Ok((client, channel))
     }
 
     fn found(&self) -> MutexGuard<'_, State> {

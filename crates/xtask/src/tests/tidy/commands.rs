@@ -42,6 +42,7 @@ const OTHER_FLAGS: &[&str] = &[
     "initial-cluster",
     "log-level",
     "max-learners",
+    "max-request-bytes",
     "max-txn-ops",
     "peer-skip-client-san-verification",
     "bump-revision",

@@ -1,0 +1,148 @@
+//! The base of a chain: a snapshot, and the revision of an etcd that starts from the snapshot. Performs no I/O.
+
+use bytes::Bytes;
+use etcd::ClusterId;
+use serde::{Deserialize, Serialize};
+
+use crate::digest::Digest;
+use crate::name::BaseName;
+
+const FORMAT: &str = "etcd-continuous";
+const VERSION: u32 = 1;
+
+/// Maximum length of `base.json` in bytes.
+pub const MAX_BASE: usize = 64 << 10;
+
+/// The snapshot of a base.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SnapshotObject {
+    /// The key of the snapshot in the store.
+    pub key: String,
+    /// Size in bytes.
+    pub size: u64,
+    /// The SHA-256 of the stored object, in hexadecimal digits.
+    pub sha256: String,
+}
+
+/// The description of a base.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Base {
+    /// The ID of the etcd cluster.
+    pub cluster_id: ClusterId,
+    /// The revision of an etcd that starts from the snapshot.
+    pub revision: i64,
+    /// The snapshot.
+    pub snapshot: SnapshotObject,
+    /// The time at which the recorder wrote the base, in microseconds since the epoch.
+    pub created: i64,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct Content {
+    format: String,
+    version: u32,
+    #[serde(rename = "clusterID")]
+    cluster_id: String,
+    revision: i64,
+    snapshot: SnapshotObject,
+    created_unix_micros: i64,
+}
+
+/// Why `base.json` is not valid.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BaseError {
+    /// The object is no description of a base.
+    #[error("the object is not the base of a continuous backup: {0}")]
+    Invalid(String),
+    /// A later version of the format.
+    #[error("the base has version {0}: use a later release to read it")]
+    UnknownVersion(u32),
+}
+
+/// A base, and its object in the store.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct StoredBase {
+    /// The content.
+    pub base: Base,
+    /// The name of the base's directory.
+    pub name: BaseName,
+    /// The SHA-256 of `base.json`.
+    pub digest: Digest,
+    /// `base.json`.
+    pub object: Bytes,
+}
+
+impl Base {
+    /// Encodes the base.
+    ///
+    /// # Errors
+    /// Fails if the revision is not positive.
+    pub fn encode(self) -> Result<StoredBase, BaseError> {
+        let invalid = |text: &str| BaseError::Invalid(text.to_owned());
+        if !(1..i64::MAX).contains(&self.revision) {
+            return Err(invalid("the revision is not positive"));
+        }
+        let content = Content {
+            format: FORMAT.to_owned(),
+            version: VERSION,
+            cluster_id: format!("{:016x}", self.cluster_id.0),
+            revision: self.revision,
+            snapshot: self.snapshot.clone(),
+            created_unix_micros: self.created,
+        };
+        let object = serde_json::to_vec_pretty(&content)
+            .map_err(|error| BaseError::Invalid(format!("the base cannot be encoded: {error}")))?;
+        Ok(StoredBase::new(self, object.into()))
+    }
+}
+
+impl StoredBase {
+    fn new(base: Base, object: Bytes) -> Self {
+        let digest = Digest::of(&object);
+        Self {
+            name: BaseName {
+                revision: base.revision,
+                digest: digest.short(),
+            },
+            base,
+            digest,
+            object,
+        }
+    }
+
+    /// Decodes `base.json`.
+    ///
+    /// # Errors
+    /// Fails if the object does not follow the format.
+    pub fn decode(object: Bytes) -> Result<Self, BaseError> {
+        if object.len() > MAX_BASE {
+            return Err(BaseError::Invalid(format!(
+                "it has more than {MAX_BASE} bytes"
+            )));
+        }
+        let content: Content = serde_json::from_slice(&object)
+            .map_err(|error| BaseError::Invalid(error.to_string()))?;
+        if content.format != FORMAT {
+            return Err(BaseError::Invalid("its format has another name".to_owned()));
+        }
+        if content.version != VERSION {
+            return Err(BaseError::UnknownVersion(content.version));
+        }
+        let cluster_id = content.cluster_id.parse().map_err(|_| {
+            BaseError::Invalid("its cluster ID is not a hexadecimal number".to_owned())
+        })?;
+        if !(1..i64::MAX).contains(&content.revision) {
+            return Err(BaseError::Invalid(
+                "its revision is not positive".to_owned(),
+            ));
+        }
+        let base = Base {
+            cluster_id,
+            revision: content.revision,
+            snapshot: content.snapshot,
+            created: content.created_unix_micros,
+        };
+        Ok(Self::new(base, object))
+    }
+}

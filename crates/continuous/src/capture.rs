@@ -1,0 +1,374 @@
+//! Records the changes of a running etcd in a store: a watch, the recorder, and the segments in the store.
+//!
+//! While a segment is written, no events are read. etcd then keeps the events in its database, and sends them later. If
+//! the store is unavailable until etcd has compacted these events, the chain ends with a gap.
+
+use std::future::Future;
+use std::pin::pin;
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use etcd::{Etcd, EtcdClient, Watch, WatchBatch, WatchError};
+use store::Store;
+use tokio::time::{sleep, sleep_until, timeout};
+
+use crate::assemble::Assembler;
+use crate::base::StoredBase;
+use crate::record::{GapReason, Hash, Lease, LeaseEnd, Record, Transaction};
+use crate::recorder::{Recorder, RecorderError};
+use crate::segment::Sealed;
+use crate::stored::write_segment;
+
+/// The first pause after a failed write to the store. Each further pause is twice as long.
+const STORE_RETRY: Duration = Duration::from_millis(200);
+
+/// Maximum pause after a failed write to the store.
+const MAX_STORE_RETRY: Duration = Duration::from_secs(10);
+
+/// Number of leases that are checked together.
+const LEASES_PER_CHECK: usize = 64;
+
+/// If etcd sends nothing for this time, the watch requests a progress notification.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// If etcd does not send the notification within this time, the watch has failed.
+const NOTIFICATION_DEADLINE: Duration = Duration::from_secs(10);
+
+/// How a capture has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// The caller has stopped the capture, or it has reached its end. All received transactions are in the store.
+    Stopped,
+    /// The chain ends with a gap, which is in the store. Recording continues with a new base.
+    Gap(GapReason),
+}
+
+/// Why a capture was interrupted. It can be continued with [`Capture::run`], also through another member.
+#[derive(Debug, thiserror::Error)]
+pub enum CaptureError {
+    /// The watch has failed.
+    #[error("the watch of all keys has failed")]
+    Watch(#[source] etcd::Error),
+    /// The watch has failed because of a batch that is too large.
+    #[error("the watch of all keys has failed")]
+    Batch(#[source] WatchError),
+    /// A lease or a hash cannot be read.
+    #[error("etcd does not answer")]
+    Etcd(#[source] etcd::Error),
+    /// The recorder has failed. The capture cannot be continued.
+    #[error("the changes cannot be recorded")]
+    Recorder(#[from] RecorderError),
+}
+
+/// What a capture records in addition to the transactions.
+#[derive(Clone, Copy, Debug)]
+pub struct Extras {
+    /// Time between two hashes of all keys. `None` for no hashes: to compute a hash, the member reads its whole database.
+    pub hash_interval: Option<Duration>,
+    /// Time between two checks whether leases still exist.
+    pub lease_interval: Duration,
+}
+
+impl Default for Extras {
+    fn default() -> Self {
+        Self {
+            hash_interval: Some(Duration::from_mins(1)),
+            lease_interval: Duration::from_secs(10),
+        }
+    }
+}
+
+/// Records one chain.
+pub struct Capture<'a> {
+    client: &'a EtcdClient,
+    store: &'a dyn Store,
+    prefix: String,
+    base: StoredBase,
+    recorder: Recorder,
+    extras: Extras,
+    /// Complete segments that are not in the store yet, in their order. At most two.
+    unsaved: Vec<Sealed>,
+    /// The revision of the last recorded hash.
+    hashed: i64,
+    hash_at: Instant,
+    lease_check_at: Instant,
+    /// The last lease that was checked.
+    checked_lease: i64,
+    /// The capture ends at this revision.
+    end_revision: Option<i64>,
+}
+
+/// The current time in microseconds since the epoch.
+pub(crate) fn now_micros() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH);
+    since.map_or(0, |since| {
+        i64::try_from(since.as_micros()).unwrap_or(i64::MAX)
+    })
+}
+
+impl<'a> Capture<'a> {
+    /// Continues the chain of a recorder. `prefix` is empty or ends with a slash.
+    pub fn new(
+        client: &'a EtcdClient,
+        store: &'a dyn Store,
+        prefix: &str,
+        base: StoredBase,
+        recorder: Recorder,
+        extras: Extras,
+    ) -> Self {
+        let now = Instant::now();
+        Self {
+            client,
+            store,
+            prefix: prefix.to_owned(),
+            base,
+            recorder,
+            unsaved: Vec::new(),
+            hashed: 0,
+            hash_at: now + extras.hash_interval.unwrap_or_default(),
+            lease_check_at: now + extras.lease_interval,
+            checked_lease: i64::MIN,
+            end_revision: None,
+            extras,
+        }
+    }
+
+    /// Ends [`Capture::run`] as soon as this revision is recorded.
+    pub fn end_at(&mut self, revision: i64) {
+        self.end_revision = Some(revision);
+    }
+
+    /// The last recorded revision. The segment with this revision may not be in the store yet.
+    pub fn last(&self) -> i64 {
+        self.recorder.last()
+    }
+
+    /// Records changes through one member until `stop` completes and the store has all segments. Dropping the future ends
+    /// the capture immediately, and the next call continues after the last recorded revision.
+    ///
+    /// # Errors
+    /// Fails if the watch or etcd fails. No received transaction is lost then.
+    pub async fn run(
+        &mut self,
+        member: &str,
+        stop: impl Future<Output = ()>,
+    ) -> Result<End, CaptureError> {
+        self.save().await;
+        let mut assembler = Assembler::new(self.base.base.cluster_id, self.recorder.last());
+        let watch = self.client.watch(member, assembler.last()).await;
+        let mut watch = watch.map_err(CaptureError::Watch)?;
+        let mut stop = pin!(stop);
+        let mut silence = Silence::default();
+        while self.end_revision.is_none_or(|end| self.last() < end) {
+            let due = self.next_task().min(silence.due());
+            tokio::select! {
+                biased;
+                () = &mut stop => break,
+                batch = watch.next() => {
+                    silence = Silence::default();
+                    let end = self.receive(member, &mut assembler, batch).await?;
+                    if let Some(end) = end {
+                        return Ok(end);
+                    }
+                }
+                () = sleep_until(due.into()) => silence.check(&mut watch, member).await?,
+            }
+            self.do_due_tasks(member).await?;
+        }
+        self.flush().await?;
+        Ok(End::Stopped)
+    }
+
+    /// Records a batch. Returns the end of the capture if the chain ends with a gap.
+    async fn receive(
+        &mut self,
+        member: &str,
+        assembler: &mut Assembler,
+        batch: Result<WatchBatch, WatchError>,
+    ) -> Result<Option<End>, CaptureError> {
+        let error = match batch {
+            Ok(batch) => {
+                let found = assembler.push(batch, now_micros());
+                for transaction in found.transactions {
+                    self.record(member, transaction).await?;
+                }
+                return match found.gap {
+                    Some(reason) => self.end(reason).await.map(Some),
+                    None => Ok(None),
+                };
+            }
+            Err(WatchError::Compacted { .. }) => {
+                return self.end(GapReason::Compacted).await.map(Some);
+            }
+            Err(WatchError::Ended(error)) => CaptureError::Watch(error),
+            Err(error) => CaptureError::Batch(error),
+        };
+        self.flush().await?;
+        Err(error)
+    }
+
+    /// The time of the next task.
+    fn next_task(&self) -> Instant {
+        let mut due = self.lease_check_at;
+        if self.extras.hash_interval.is_some() {
+            due = due.min(self.hash_at);
+        }
+        self.recorder.deadline().map_or(due, |at| due.min(at))
+    }
+
+    async fn do_due_tasks(&mut self, member: &str) -> Result<(), CaptureError> {
+        let now = Instant::now();
+        if let Some(interval) = self.extras.hash_interval
+            && now >= self.hash_at
+        {
+            self.hash_at = now + interval;
+            self.record_hash(member).await?;
+        }
+        if now >= self.lease_check_at {
+            self.lease_check_at = now + self.extras.lease_interval;
+            self.check_leases(member).await?;
+        }
+        if self.recorder.deadline().is_some_and(|at| now >= at) {
+            self.flush().await?;
+        }
+        Ok(())
+    }
+
+    async fn record(&mut self, member: &str, transaction: Transaction) -> Result<(), CaptureError> {
+        for id in self.recorder.unknown_leases(&transaction) {
+            // If etcd does not answer, the lease is recorded without a TTL. An error would lose the transaction.
+            let found = self.client.lease(member, id).await.ok();
+            self.push(Record::Lease(Lease {
+                id,
+                ttl: found.and_then(|found| found.granted),
+                seen: found.map_or(transaction.revision, |found| found.revision),
+            }))
+            .await?;
+        }
+        self.push(Record::Transaction(transaction)).await
+    }
+
+    /// Records the hash at the last revision. Records nothing if no change was recorded since the last hash.
+    async fn record_hash(&mut self, member: &str) -> Result<(), CaptureError> {
+        let revision = self.recorder.last();
+        if revision == self.hashed {
+            return Ok(());
+        }
+        let hash = self.client.hash(member, revision).await;
+        if let Some(hash) = hash.map_err(CaptureError::Etcd)? {
+            self.hashed = revision;
+            self.push(Record::Hash(Hash {
+                revision,
+                hash,
+                observed: now_micros(),
+            }))
+            .await?;
+        }
+        Ok(())
+    }
+
+    /// Records the end of leases that no longer exist. Checks a part of the leases in each call.
+    async fn check_leases(&mut self, member: &str) -> Result<(), CaptureError> {
+        let leases = self
+            .recorder
+            .leases_after(self.checked_lease, LEASES_PER_CHECK);
+        self.checked_lease = if leases.len() < LEASES_PER_CHECK {
+            i64::MIN
+        } else {
+            leases.last().copied().unwrap_or(i64::MIN)
+        };
+        for id in leases {
+            let found = self.client.lease(member, id).await;
+            let found = found.map_err(CaptureError::Etcd)?;
+            if found.granted.is_none() {
+                let seen = found.revision;
+                self.push(Record::LeaseEnd(LeaseEnd { id, seen })).await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn push(&mut self, record: Record) -> Result<(), CaptureError> {
+        let full = self.recorder.push(record, Instant::now())?;
+        self.unsaved.extend(full);
+        self.save().await;
+        Ok(())
+    }
+
+    /// Completes the segment and writes it to the store.
+    async fn flush(&mut self) -> Result<(), CaptureError> {
+        let sealed = self.recorder.seal()?;
+        self.unsaved.extend(sealed);
+        self.save().await;
+        Ok(())
+    }
+
+    async fn end(&mut self, reason: GapReason) -> Result<End, CaptureError> {
+        let sealed = self.recorder.end(reason, now_micros(), Instant::now())?;
+        self.unsaved.extend(sealed);
+        self.save().await;
+        Ok(End::Gap(reason))
+    }
+
+    /// Writes the complete segments to the store, and retries until the store accepts them. If this call is canceled,
+    /// the segments stay in memory for the next call.
+    async fn save(&mut self) {
+        let mut pause = STORE_RETRY;
+        while let Some(segment) = self.unsaved.first() {
+            let written = write_segment(self.store, &self.prefix, self.base.name, segment);
+            match written.await {
+                Ok(()) => {
+                    self.unsaved.remove(0);
+                    pause = STORE_RETRY;
+                }
+                Err(error) => {
+                    let store = self.store.location();
+                    tracing::warn!(%store, %error, "a segment cannot be stored and is retried");
+                    sleep(pause).await;
+                    pause = (pause * 2).min(MAX_STORE_RETRY);
+                }
+            }
+        }
+    }
+}
+
+/// Detects a connection on which etcd no longer answers.
+struct Silence {
+    /// The time of the last batch.
+    heard: Instant,
+    /// The time of the request for a notification.
+    asked: Option<Instant>,
+}
+
+impl Default for Silence {
+    fn default() -> Self {
+        Self {
+            heard: Instant::now(),
+            asked: None,
+        }
+    }
+}
+
+impl Silence {
+    /// The time of the next check.
+    fn due(&self) -> Instant {
+        let heard = self.heard + SILENCE;
+        self.asked
+            .map_or(heard, |asked| asked + NOTIFICATION_DEADLINE)
+    }
+
+    /// Requests a notification after [`SILENCE`], and fails if etcd does not answer.
+    async fn check(&mut self, watch: &mut Watch, member: &str) -> Result<(), CaptureError> {
+        let timed_out = || CaptureError::Watch(etcd::Error::Timeout(member.to_owned()));
+        if Instant::now() < self.due() {
+            return Ok(());
+        }
+        if self.asked.is_some() {
+            return Err(timed_out());
+        }
+        self.asked = Some(Instant::now());
+        let requested = timeout(NOTIFICATION_DEADLINE, watch.request_progress()).await;
+        requested
+            .map_err(|_| timed_out())?
+            .map_err(CaptureError::Batch)
+    }
+}

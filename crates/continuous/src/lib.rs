@@ -1,0 +1,46 @@
+//! Continuous backup of an etcd cluster: records all changes after a snapshot, and repeats them up to an exact revision.
+//!
+//! docs/internals/continuous.md describes the mechanisms, and docs/internals/continuous-format.md specifies the stored
+//! format. The operators do not use this crate yet.
+//!
+//! The modules for decisions perform no I/O: [`Assembler`], [`Recorder`], [`Chain`] and [`Verifier`]. [`Capture`] records
+//! from a watch, [`Reader`] reads from a store, and [`replay`] writes to an etcd.
+
+mod agent;
+mod assemble;
+mod base;
+mod capture;
+mod chain;
+mod digest;
+mod error;
+#[cfg(test)]
+mod fixture;
+mod header;
+mod locate;
+mod message;
+mod name;
+mod record;
+mod recorder;
+mod replay;
+mod segment;
+mod snapshot;
+mod stored;
+mod verify;
+
+pub use agent::{Agent, AgentError, Settings};
+pub use assemble::{Assembled, Assembler, MAX_TRANSACTION};
+pub use base::{Base, BaseError, MAX_BASE, SnapshotObject, StoredBase};
+pub use capture::{Capture, CaptureError, End, Extras};
+pub use chain::{Chain, ChainFault, RangeError};
+pub use digest::{Digest, ShortDigest};
+pub use error::SegmentError;
+pub use header::{HEADER, Header};
+pub use locate::{Located, locate};
+pub use name::{BASE, BaseName, SegmentName};
+pub use record::{Gap, GapReason, Hash, Lease, LeaseEnd, Record, Transaction};
+pub use recorder::{Limits, Recorder, RecorderError};
+pub use replay::{Options, ReplayError, Report, Target, Until, replay};
+pub use segment::{MAX_BODY, MAX_MESSAGE, Sealed, Segment};
+pub use snapshot::{TakeError, take_base};
+pub use stored::{ReadError, Reader, bases, read_base, tip, write_base, write_segment};
+pub use verify::{Verifier, VerifyError};

@@ -1,0 +1,118 @@
+//! Finds the revision of a time, before a restore changes anything.
+
+use store::Store;
+
+use crate::base::StoredBase;
+use crate::name::{BaseName, SegmentName};
+use crate::record::{Gap, Record};
+use crate::stored::{ReadError, bases, chain, read_base, read_segment};
+
+/// The revision of a time.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Located {
+    /// The base from which the revision can be restored.
+    pub base: StoredBase,
+    /// The last revision that the recorder received at the time or before.
+    pub revision: i64,
+    /// The time at which the recorder received the revision, in microseconds since the epoch. The time of the base if
+    /// there is no change between the base and the requested time.
+    pub observed: i64,
+    /// True if the chain contains no later revision. The state at the requested time is then unknown if the recorder did
+    /// not run.
+    pub is_last: bool,
+    /// The gap that follows the revision, if the recorder detected it at the requested time or before.
+    pub gap: Option<Gap>,
+}
+
+/// Finds the revision of a time, in microseconds since the epoch. `None` if the time is before the first base. `prefix`
+/// is empty or ends with a slash.
+///
+/// Reads about 20 segments of a day of segments. The chain is not verified, which a replay does.
+///
+/// # Errors
+/// Fails if the store fails, or if an object is damaged.
+pub async fn locate(
+    store: &dyn Store,
+    prefix: &str,
+    time: i64,
+) -> Result<Option<Located>, ReadError> {
+    let mut names = bases(store, prefix).await?;
+    while let Some(name) = names.pop() {
+        let base = read_base(store, prefix, name).await?;
+        if base.base.created <= time {
+            return in_chain(store, prefix, base, time).await.map(Some);
+        }
+    }
+    Ok(None)
+}
+
+async fn in_chain(
+    store: &dyn Store,
+    prefix: &str,
+    base: StoredBase,
+    time: i64,
+) -> Result<Located, ReadError> {
+    let segments = chain(store, prefix, base.name).await?.segments;
+    let mut located = Located {
+        revision: base.base.revision,
+        observed: base.base.created,
+        is_last: true,
+        gap: None,
+        base,
+    };
+    let first = first_segment(store, prefix, located.base.name, &segments, time).await?;
+    for segment in segments.get(first..).unwrap_or_default() {
+        let segment = read_segment(store, prefix, located.base.name, *segment).await?;
+        for record in segment.records {
+            match record {
+                Record::Transaction(it) if it.observed > time => {
+                    located.is_last = false;
+                    return Ok(located);
+                }
+                Record::Transaction(it) => {
+                    (located.revision, located.observed) = (it.revision, it.observed);
+                }
+                Record::Gap(gap) if gap.observed <= time => located.gap = Some(gap),
+                _ => {}
+            }
+        }
+    }
+    Ok(located)
+}
+
+/// The index of the last segment whose first transaction is not after `time`. 0 if there is no such segment. The times
+/// of a chain do not decrease.
+async fn first_segment(
+    store: &dyn Store,
+    prefix: &str,
+    base: BaseName,
+    segments: &[SegmentName],
+    time: i64,
+) -> Result<usize, ReadError> {
+    let all = segments.iter().enumerate();
+    let with_transactions: Vec<(usize, SegmentName)> = all
+        .filter(|(_, name)| name.last >= name.first)
+        .map(|(index, name)| (index, *name))
+        .collect();
+    let (mut low, mut high) = (0, with_transactions.len());
+    while low + 1 < high {
+        let middle = low.midpoint(high);
+        let Some((_, name)) = with_transactions.get(middle) else {
+            break;
+        };
+        let segment = read_segment(store, prefix, base, *name).await?;
+        let first = segment.records.iter().find_map(|record| match record {
+            Record::Transaction(it) => Some(it.observed),
+            _ => None,
+        });
+        if first.is_some_and(|first| first <= time) {
+            low = middle;
+        } else {
+            high = middle;
+        }
+    }
+    Ok(with_transactions.get(low).map_or(0, |(index, _)| *index))
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,151 @@
+//! The names of the objects of a continuous backup. A listing that is sorted by name is sorted by revision. Performs no
+//! I/O.
+
+use std::fmt;
+
+use crate::digest::ShortDigest;
+
+/// The name of the object that describes a base, in the directory of the base.
+pub const BASE: &str = "base.json";
+
+/// The end of the name of a segment.
+const SEGMENT: &str = ".segment";
+
+/// Number of decimal digits of a revision.
+const DIGITS: usize = 20;
+
+/// The name of a base's directory.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct BaseName {
+    /// The revision of the base.
+    pub revision: i64,
+    /// The beginning of the SHA-256 of `base.json`.
+    pub digest: ShortDigest,
+}
+
+impl BaseName {
+    /// Parses the name of a directory. `None` if the directory belongs to no base.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (revision, digest) = text.split_once('-')?;
+        Some(Self {
+            revision: parse_revision(revision)?,
+            digest: ShortDigest::parse(digest)?,
+        })
+    }
+}
+
+impl fmt::Display for BaseName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:0DIGITS$}-{}", self.revision, self.digest)
+    }
+}
+
+/// The name of a segment in the directory of its base. The order of names is the order of the revisions.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct SegmentName {
+    /// The first revision of the segment.
+    pub first: i64,
+    /// The last revision of the segment. `first - 1` if the segment has no transaction.
+    pub last: i64,
+    /// The beginning of the SHA-256 of the object before.
+    pub previous: ShortDigest,
+    /// The beginning of the SHA-256 of the segment.
+    pub digest: ShortDigest,
+}
+
+impl SegmentName {
+    /// Parses the name of an object. `None` if the object is no segment.
+    pub fn parse(text: &str) -> Option<Self> {
+        let mut parts = text.strip_suffix(SEGMENT)?.split('-');
+        let name = Self {
+            first: parse_revision(parts.next()?)?,
+            last: parse_revision(parts.next()?)?,
+            previous: ShortDigest::parse(parts.next()?)?,
+            digest: ShortDigest::parse(parts.next()?)?,
+        };
+        (parts.next().is_none() && name.first >= 1 && name.last >= name.first - 1).then_some(name)
+    }
+}
+
+impl fmt::Display for SegmentName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self {
+            first,
+            last,
+            previous,
+            digest,
+        } = self;
+        write!(
+            f,
+            "{first:0DIGITS$}-{last:0DIGITS$}-{previous}-{digest}{SEGMENT}"
+        )
+    }
+}
+
+/// Parses exactly 20 decimal digits. The largest revision leaves room for the revision after it.
+fn parse_revision(text: &str) -> Option<i64> {
+    let is_number = text.len() == DIGITS && text.bytes().all(|byte| byte.is_ascii_digit());
+    let revision: i64 = is_number.then(|| text.parse().ok()).flatten()?;
+    (revision < i64::MAX).then_some(revision)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::digest::Digest;
+
+    fn name(first: i64, last: i64) -> SegmentName {
+        SegmentName {
+            first,
+            last,
+            previous: Digest::of(b"previous").short(),
+            digest: Digest::of(b"segment").short(),
+        }
+    }
+
+    #[test]
+    fn names_round_trip_and_sort_by_revision() {
+        let names = [
+            (2, 1),
+            (2, 2),
+            (2, 9),
+            (10, 99),
+            (100, 100),
+            (1 << 60, 1 << 61),
+        ];
+        let names = names.map(|(first, last)| name(first, last));
+        let mut texts = names.map(|name| name.to_string());
+        for (name, text) in names.iter().zip(&texts) {
+            assert_eq!(SegmentName::parse(text), Some(*name));
+        }
+        let expected = texts.clone();
+        texts.sort();
+        assert_eq!(texts, expected);
+        let base = BaseName {
+            revision: 7,
+            digest: Digest::of(b"base").short(),
+        };
+        assert_eq!(BaseName::parse(&base.to_string()), Some(base));
+    }
+
+    #[test]
+    fn foreign_names_are_rejected() {
+        let text = name(2, 9).to_string();
+        for other in [
+            String::new(),
+            BASE.to_owned(),
+            text.replace(SEGMENT, ".json"),
+            text.replacen('0', "", 1),
+            text.replacen('0', "+", 1),
+            text.to_uppercase(),
+            text.replace("-", "--"),
+            format!("{}-0{SEGMENT}", text.trim_end_matches(SEGMENT)),
+            name(9, 2).to_string(),
+            name(i64::MAX, i64::MAX).to_string(),
+            name(0, 0).to_string(),
+        ] {
+            assert_eq!(SegmentName::parse(&other), None, "{other}");
+        }
+        assert_eq!(BaseName::parse(&text), None);
+    }
+}

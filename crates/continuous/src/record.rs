@@ -1,0 +1,88 @@
+//! The records of a segment, as the rest of the crate uses them. Performs no I/O.
+
+use etcd::{Change, KeyHash};
+
+/// All changes of one revision, in the order of etcd's sub revisions.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Transaction {
+    /// The main revision of all changes.
+    pub revision: i64,
+    /// The time at which the recorder received the transaction, in microseconds since the epoch.
+    pub observed: i64,
+    /// The changes. Never empty.
+    pub changes: Vec<Change>,
+}
+
+/// A lease that keys refer to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease {
+    /// The ID of the lease.
+    pub id: i64,
+    /// The granted TTL in seconds. `None` if the lease had already ended when the recorder requested its TTL.
+    pub ttl: Option<i64>,
+    /// The revision of etcd when the recorder requested the TTL.
+    pub seen: i64,
+}
+
+/// The end of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseEnd {
+    /// The ID of the lease.
+    pub id: i64,
+    /// The lease no longer existed at this revision.
+    pub seen: i64,
+}
+
+/// etcd's hash of all keys at a revision.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Hash {
+    /// The revision that the hash covers.
+    pub revision: i64,
+    /// The hash and its compaction revision.
+    pub hash: KeyHash,
+    /// The time of the request, in microseconds since the epoch.
+    pub observed: i64,
+}
+
+/// Why a chain of segments has ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GapReason {
+    /// A later version of the recorder wrote a reason that this version does not know.
+    Unknown,
+    /// etcd compacted revisions before the recorder received them.
+    Compacted,
+    /// The endpoint belongs to another cluster ID.
+    ClusterChanged,
+    /// etcd sent a later revision than the next one.
+    RevisionMissing,
+    /// One transaction exceeds [`MAX_TRANSACTION`](crate::MAX_TRANSACTION).
+    TransactionTooLarge,
+    /// The store was unavailable until the recorder's buffer was full.
+    NotStored,
+}
+
+/// The end of a chain: changes after a revision are missing.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Gap {
+    /// The last revision that the chain contains.
+    pub after: i64,
+    /// The cause.
+    pub reason: GapReason,
+    /// The time at which the recorder detected the gap, in microseconds since the epoch.
+    pub observed: i64,
+}
+
+/// One record of a segment.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Record {
+    /// The changes of one revision.
+    Transaction(Transaction),
+    /// A lease, before the first key that refers to it.
+    Lease(Lease),
+    /// The end of a lease.
+    LeaseEnd(LeaseEnd),
+    /// A hash of all keys.
+    Hash(Hash),
+    /// The end of the chain.
+    Gap(Gap),
+}

@@ -1,0 +1,168 @@
+//! The etcd that a replay writes to.
+
+use bytes::Bytes;
+use etcd::KeyHash;
+use etcd_client::{
+    Client, CompactionOptions, ConnectOptions, DeleteOptions, Error, GetOptions, LeaseGrantOptions,
+    LeaseTimeToLiveOptions, PutOptions, ResponseHeader, Txn, TxnOp,
+};
+
+use super::leases::LeaseRenewal;
+use super::operations::{Part, key_after, parts};
+use crate::record::{Lease, Transaction};
+
+/// The TTL in seconds of a lease whose TTL is not recorded.
+const UNKNOWN_TTL: i64 = 60;
+
+/// A connection to the etcd of a replay. It renews the leases until it is dropped.
+pub struct Target {
+    client: Client,
+    leases: LeaseRenewal,
+}
+
+impl Target {
+    /// Connects to an etcd on localhost. `user` contains the name and the password of a user with the role `root`, if
+    /// the snapshot requires a login.
+    ///
+    /// # Errors
+    /// Fails if etcd does not answer.
+    pub async fn connect(
+        endpoint: &str,
+        user: Option<(String, String)>,
+    ) -> Result<Self, etcd_client::Error> {
+        let mut options = ConnectOptions::new();
+        if let Some((name, password)) = user {
+            options = options.with_user(name, password);
+        }
+        let client = Client::connect([endpoint], Some(options)).await?;
+        Ok(Self {
+            leases: LeaseRenewal::start(client.clone()),
+            client,
+        })
+    }
+
+    /// The current revision.
+    pub(super) async fn revision(&self) -> Result<i64, Error> {
+        let options = GetOptions::new().with_count_only();
+        let mut client = self.client.kv_client();
+        let answer = client.get([0_u8], Some(options)).await?;
+        Ok(revision(answer.header()))
+    }
+
+    /// Sends the changes of a transaction in one etcd transaction. Returns its revision.
+    pub(super) async fn apply(&self, transaction: &Transaction) -> Result<i64, Error> {
+        let mut operations = Vec::new();
+        for part in parts(&transaction.changes) {
+            match part {
+                Part::Single(change) => operations.push(match &change.value {
+                    Some(value) => {
+                        let options = PutOptions::new().with_lease(value.lease);
+                        let (key, content) = (change.key.clone(), value.content.clone());
+                        TxnOp::put(key, content, Some(options))
+                    }
+                    None => TxnOp::delete(change.key.clone(), None),
+                }),
+                Part::Run(run) => {
+                    let keys: Vec<Bytes> = run.iter().map(|change| change.key.clone()).collect();
+                    operations.extend(self.deletions(keys).await?);
+                }
+            }
+        }
+        let mut client = self.client.kv_client();
+        let answer = client.txn(Txn::new().and_then(operations)).await?;
+        Ok(revision(answer.header()))
+    }
+
+    /// The operations that delete ascending keys: one range if the range contains no other keys.
+    async fn deletions(&self, keys: Vec<Bytes>) -> Result<Vec<TxnOp>, Error> {
+        if let (Some(first), Some(last)) = (keys.first(), keys.last()) {
+            let end = key_after(last);
+            let options = GetOptions::new().with_range(end.clone()).with_count_only();
+            let mut client = self.client.kv_client();
+            let found = client.get(first.clone(), Some(options)).await?;
+            if usize::try_from(found.count()).ok() == Some(keys.len()) {
+                let options = DeleteOptions::new().with_range(end);
+                return Ok(vec![TxnOp::delete(first.clone(), Some(options))]);
+            }
+        }
+        let single = keys.into_iter().map(|key| TxnOp::delete(key, None));
+        Ok(single.collect())
+    }
+
+    /// Renews all leases that exist.
+    pub(super) async fn adopt_leases(&self) -> Result<(), Error> {
+        let mut client = self.client.lease_client();
+        let listed = client.leases().await?;
+        for lease in listed.leases() {
+            let options = LeaseTimeToLiveOptions::new();
+            let found = client.time_to_live(lease.id(), Some(options)).await?;
+            if found.ttl() >= 0 {
+                self.leases.add(lease.id(), found.granted_ttl());
+            }
+        }
+        Ok(())
+    }
+
+    /// Grants a lease with its own ID. A lease that exists with another TTL is granted again, unless it has keys.
+    pub(super) async fn grant(&self, lease: Lease) -> Result<(), Error> {
+        let mut client = self.client.lease_client();
+        let options = LeaseTimeToLiveOptions::new().with_keys();
+        let found = client.time_to_live(lease.id, Some(options)).await?;
+        if found.ttl() >= 0 {
+            let is_equal = lease.ttl.is_none_or(|ttl| ttl == found.granted_ttl());
+            if is_equal || !found.keys().is_empty() {
+                self.leases.add(lease.id, found.granted_ttl());
+                return Ok(());
+            }
+            self.leases.remove(lease.id);
+            client.revoke(lease.id).await?;
+        }
+        let ttl = lease.ttl.unwrap_or(UNKNOWN_TTL);
+        let options = LeaseGrantOptions::new().with_id(lease.id);
+        let granted = client.grant(ttl, Some(options)).await?;
+        self.leases.add(lease.id, granted.ttl());
+        Ok(())
+    }
+
+    /// Revokes a lease without keys. Returns false if the lease has keys: their deletion would use a revision.
+    pub(super) async fn revoke(&self, id: i64) -> Result<bool, Error> {
+        let mut client = self.client.lease_client();
+        let options = LeaseTimeToLiveOptions::new().with_keys();
+        let found = client.time_to_live(id, Some(options)).await?;
+        if !found.keys().is_empty() {
+            return Ok(false);
+        }
+        self.leases.remove(id);
+        if found.ttl() >= 0 {
+            client.revoke(id).await?;
+        }
+        Ok(true)
+    }
+
+    /// A lease that has ended although it was renewed.
+    pub(super) fn lost_lease(&self) -> Option<i64> {
+        self.leases.lost()
+    }
+
+    /// etcd's hash of all keys at a revision.
+    pub(super) async fn hash(&self, revision: i64) -> Result<KeyHash, Error> {
+        let mut client = self.client.maintenance_client();
+        let answer = client.hash_kv(revision).await?;
+        Ok(KeyHash {
+            hash: answer.hash(),
+            // If the store was never compacted, etcd reports the revision -1.
+            compacted: answer.compact_version().max(0),
+        })
+    }
+
+    /// Compacts all revisions before `revision`, and waits until etcd has removed them.
+    pub(super) async fn compact(&self, revision: i64) -> Result<(), Error> {
+        let options = CompactionOptions::new().with_physical();
+        let mut client = self.client.kv_client();
+        client.compact(revision, Some(options)).await.map(|_| ())
+    }
+}
+
+fn revision(header: Option<&ResponseHeader>) -> i64 {
+    header.map_or(0, ResponseHeader::revision)
+}

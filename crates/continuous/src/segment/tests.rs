@@ -1,0 +1,292 @@
+//! Tests of the segment format, also with damaged objects.
+#![allow(clippy::unwrap_used, clippy::panic)]
+
+use etcd::{Change, Value};
+use proptest::prelude::*;
+
+use super::*;
+use crate::error::SegmentError;
+use crate::fixture::{self, BASE_REVISION, base, transaction};
+use crate::record::{Gap, GapReason, Transaction};
+
+fn identity() -> Identity {
+    Identity {
+        cluster_id: 7,
+        base_revision: BASE_REVISION,
+        first: BASE_REVISION + 1,
+        previous: base().digest,
+    }
+}
+
+/// A segment with these records. No rule is checked.
+fn sealed(records: &[Record]) -> Sealed {
+    let messages: Vec<_> = records
+        .iter()
+        .map(|record| {
+            let revision = match record {
+                Record::Transaction(it) => Some(it.revision),
+                _ => None,
+            };
+            (encoded(record), revision)
+        })
+        .collect();
+    sealed_messages(&messages)
+}
+
+fn sealed_messages(messages: &[(Vec<u8>, Option<i64>)]) -> Sealed {
+    let mut builder = SegmentBuilder::new(identity()).unwrap();
+    for (message, revision) in messages {
+        builder.push(message, *revision).unwrap();
+    }
+    builder.seal().unwrap()
+}
+
+fn record(revision: i64) -> Record {
+    Record::Transaction(transaction(revision))
+}
+
+fn gap(after: i64) -> Record {
+    Record::Gap(Gap {
+        after,
+        reason: GapReason::Compacted,
+        observed: 9,
+    })
+}
+
+fn error_of(object: &[u8]) -> SegmentError {
+    Segment::decode(object).unwrap_err()
+}
+
+#[test]
+fn all_records_round_trip() {
+    let mut records = fixture::records(11);
+    records.extend(fixture::records(12));
+    records.push(gap(12));
+    let sealed = sealed(&records);
+    let segment = Segment::decode(&sealed.object).unwrap();
+    assert_eq!(segment.records, records);
+    assert_eq!(segment.digest, sealed.digest);
+    assert_eq!((sealed.name.first, sealed.name.last), (11, 12));
+    assert_eq!(sealed.name.previous, base().digest.short());
+    let empty = sealed_messages(&[(encoded(&gap(10)), None)]);
+    assert_eq!((empty.name.first, empty.name.last), (11, 10));
+    assert_eq!(Segment::decode(&empty.object).unwrap().records, [gap(10)]);
+}
+
+/// Another program must be able to read the format, so the bytes must not change.
+#[test]
+fn header_has_specified_layout() {
+    let object = sealed(&[record(11)]).object;
+    assert_eq!(&object[..8], b"\x89ETCDSEG");
+    assert_eq!(&object[8..16], [0, 0, 0, 1, 0, 0, 0, 0]);
+    assert_eq!(&object[16..24], [0, 0, 0, 0, 0, 0, 0, 7]);
+    assert_eq!(&object[24..32], 10_i64.to_be_bytes());
+    assert_eq!(&object[32..40], 11_i64.to_be_bytes());
+    assert_eq!(&object[40..48], 11_i64.to_be_bytes());
+    assert_eq!(&object[48..80], base().digest.0);
+    assert_eq!(&object[80..88], 1_u64.to_be_bytes());
+    assert_eq!(
+        &object[96..104],
+        ((object.len() - 140) as u64).to_be_bytes()
+    );
+    assert_eq!(&object[104..136], Digest::of(&object[140..]).0);
+    assert_eq!(
+        &object[136..140],
+        crc32c::crc32c(&object[..136]).to_be_bytes()
+    );
+    assert_eq!(&object[140..144], [0x28, 0xb5, 0x2f, 0xfd]);
+}
+
+#[test]
+fn record_has_specified_encoding() {
+    let lease = Record::Lease(crate::record::Lease {
+        id: 5,
+        ttl: Some(60),
+        seen: 7,
+    });
+    assert_eq!(encoded(&lease), [0x12, 6, 0x08, 5, 0x10, 60, 0x18, 7]);
+    let change = Record::Transaction(Transaction {
+        revision: 3,
+        observed: 1,
+        changes: vec![fixture::deletion(b"k")],
+    });
+    let expected = [0x0a, 9, 0x08, 3, 0x10, 1, 0x1a, 3, 0x0a, 1, b'k'];
+    assert_eq!(encoded(&change), expected);
+}
+
+#[test]
+fn truncation_is_reported() {
+    let object = sealed(&fixture::records(11)).object;
+    for length in [0, 7, 8, 139, 140, object.len() - 1] {
+        let error = error_of(&object[..length]);
+        assert!(
+            matches!(error, SegmentError::Truncated { .. }),
+            "{length}: {error}"
+        );
+    }
+    let longer = [object.as_ref(), b"x"].concat();
+    assert!(matches!(error_of(&longer), SegmentError::TooLong { .. }));
+    assert_eq!(error_of(b"{}"), SegmentError::NotASegment);
+}
+
+#[test]
+fn later_version_and_flags_are_rejected() {
+    let object = sealed(&[record(11)]).object;
+    for (offset, expected) in [(11, (3, 0)), (15, (1, 2))] {
+        let mut changed = object.to_vec();
+        changed[offset] ^= 2;
+        let (version, flags) = expected;
+        let expected = SegmentError::UnknownVersion { version, flags };
+        assert_eq!(error_of(&changed), expected);
+    }
+}
+
+#[test]
+fn every_damaged_byte_is_detected() {
+    let object = sealed(&fixture::records(11)).object;
+    for index in 0..object.len() {
+        let mut damaged = object.to_vec();
+        damaged[index] ^= 1;
+        assert!(Segment::decode(&damaged).is_err(), "byte {index}");
+    }
+}
+
+#[test]
+fn broken_rules_inside_a_segment_are_reported() {
+    let wrong = |records: &[Record]| error_of(&sealed(records).object);
+    let order = |expected, found| SegmentError::WrongRevision { expected, found };
+    assert_eq!(wrong(&[record(12)]), order(11, 12));
+    assert_eq!(wrong(&[record(11), record(13)]), order(12, 13));
+    assert_eq!(wrong(&[record(11), record(11)]), order(12, 11));
+    for records in [
+        vec![gap(10), record(11)],
+        vec![record(11), gap(10)],
+        vec![Record::Transaction(Transaction {
+            changes: Vec::new(),
+            ..transaction(11)
+        })],
+        vec![Record::Transaction(Transaction {
+            changes: vec![fixture::put(b"", b"", 0)],
+            ..transaction(11)
+        })],
+    ] {
+        let error = wrong(&records);
+        let is_damaged = matches!(error, SegmentError::RecordDamaged { .. });
+        assert!(is_damaged, "{records:?}: {error}");
+    }
+    for message in [Vec::new(), vec![0x32, 0], vec![0x0a, 0xff]] {
+        let error = error_of(&sealed_messages(&[(message, None)]).object);
+        let is_damaged = matches!(error, SegmentError::RecordDamaged { index: 0, .. });
+        assert!(is_damaged, "{error}");
+    }
+    let other_last = sealed_messages(&[(encoded(&record(11)), Some(12))]);
+    assert_eq!(error_of(&other_last.object), order(11, 12));
+}
+
+/// A small object must not expand to unlimited memory.
+#[test]
+fn size_after_decompression_is_limited() {
+    let header = |object: &[u8], body: u64| {
+        let header = Header {
+            body,
+            ..Header::decode(object).unwrap()
+        };
+        let mut changed = object.to_vec();
+        changed[..HEADER].copy_from_slice(&header.encode());
+        changed
+    };
+    let object = sealed(&[record(11)]).object;
+    let too_large = header(&object, MAX_BODY as u64 + 1);
+    let expected = SegmentError::TooLarge { limit: MAX_BODY };
+    assert_eq!(error_of(&too_large), expected);
+    let huge = header(&object, u64::MAX);
+    assert_eq!(error_of(&huge), expected);
+    let zeros = sealed_messages(&[(vec![0; 16 << 20], None)]).object;
+    assert!(zeros.len() < 64 << 10);
+    let small = header(&zeros, 100);
+    assert!(matches!(error_of(&small), SegmentError::BodyDamaged(_)));
+}
+
+/// A change without fields has 2 bytes in a message, and many more in memory.
+#[test]
+fn number_of_changes_and_records_is_limited() {
+    let changes = [0x1a, 0].repeat(message::MAX_CHANGES + 1);
+    let mut message = vec![0x0a];
+    prost::encoding::encode_varint(changes.len() as u64, &mut message);
+    message.extend(changes);
+    let error = error_of(&sealed_messages(&[(message, Some(11))]).object);
+    let is_damaged = matches!(error, SegmentError::RecordDamaged { index: 0, .. });
+    assert!(is_damaged, "{error}");
+    let object = sealed(&[record(11)]).object;
+    for records in [0, 2, MAX_RECORDS + 1] {
+        let header = Header {
+            records,
+            ..Header::decode(&object).unwrap()
+        };
+        let mut changed = object.to_vec();
+        changed[..HEADER].copy_from_slice(&header.encode());
+        assert!(matches!(error_of(&changed), SegmentError::BodyDamaged(_)));
+    }
+}
+
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    let key = proptest::collection::vec(any::<u8>(), 1..40);
+    let content = proptest::option::of(proptest::collection::vec(any::<u8>(), 0..300));
+    let change = (key, content, any::<(i64, i64, i64)>());
+    let change = change.prop_map(|(key, content, (lease, version, create_revision))| Change {
+        key: key.into(),
+        value: content.map(|content| Value {
+            content: content.into(),
+            lease,
+            version,
+            create_revision,
+        }),
+    });
+    proptest::collection::vec(change, 1..20)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn any_transactions_round_trip(
+        all in proptest::collection::vec((changes(), any::<i64>()), 0..10),
+    ) {
+        let records: Vec<Record> = all
+            .into_iter()
+            .zip(BASE_REVISION + 1..)
+            .map(|((changes, observed), revision)| {
+                Record::Transaction(Transaction { revision, observed, changes })
+            })
+            .collect();
+        let segment = Segment::decode(&sealed(&records).object).unwrap();
+        prop_assert_eq!(segment.records, records);
+    }
+
+    /// The checksums are correct, so the damage reaches the decoder of the records.
+    #[test]
+    fn any_messages_are_decoded_without_panic(
+        messages in proptest::collection::vec(proptest::collection::vec(any::<u8>(), 0..60), 0..5),
+    ) {
+        let messages: Vec<_> = messages.into_iter().map(|message| (message, None)).collect();
+        let _ = Segment::decode(&sealed_messages(&messages).object);
+    }
+
+    #[test]
+    fn damaged_records_are_decoded_without_panic(offset: prop::sample::Index, flip in 1_u8..) {
+        let mut message = encoded(&record(11));
+        let offset = offset.index(message.len());
+        message[offset] ^= flip;
+        let object = sealed_messages(&[(message, Some(11))]).object;
+        if let Ok(segment) = Segment::decode(&object) {
+            prop_assert_eq!(segment.records.len(), 1);
+        }
+    }
+}
+
+#[test]
+fn sealed_segments_of_equal_records_are_equal() {
+    let first = sealed(&[record(11)]);
+    assert_eq!(first, sealed(&[record(11)]));
+    assert_ne!(first.digest, sealed(&[record(11), record(12)]).digest);
+}

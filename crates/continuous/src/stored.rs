@@ -1,0 +1,291 @@
+//! Writes the objects of a chain to a store, and reads and verifies them.
+
+use std::collections::BTreeSet;
+
+use bytes::{Bytes, BytesMut};
+use futures::StreamExt;
+use store::Store;
+
+use crate::base::{BaseError, MAX_BASE, StoredBase};
+use crate::chain::Chain;
+use crate::header::HEADER;
+use crate::name::{BASE, BaseName, SegmentName};
+use crate::segment::{MAX_BODY, Sealed, Segment};
+use crate::verify::{Verifier, VerifyError};
+
+/// Maximum size of a segment's object in bytes. Data that cannot be compressed becomes slightly larger.
+const MAX_OBJECT: usize = HEADER + MAX_BODY + (MAX_BODY >> 6);
+
+/// Objects up to this size are written in one request.
+const ONE_REQUEST: usize = 8 << 20;
+
+/// Why a chain cannot be read.
+#[derive(Debug, thiserror::Error)]
+pub enum ReadError {
+    /// A request to the store failed.
+    #[error("object {key} cannot be read")]
+    Store {
+        /// The key of the object, or the prefix of a listing.
+        key: String,
+        /// The error of the store.
+        #[source]
+        error: store::Error,
+    },
+    /// An object is larger than the format allows.
+    #[error("object {key} has more than {limit} bytes")]
+    TooLarge {
+        /// The key of the object.
+        key: String,
+        /// The limit in bytes.
+        limit: usize,
+    },
+    /// `base.json` is not valid.
+    #[error("base {key} cannot be used")]
+    Base {
+        /// The key of the object.
+        key: String,
+        /// The problem.
+        #[source]
+        error: BaseError,
+    },
+    /// `base.json` is not the object of its directory's name.
+    #[error("the directory of {key} belongs to another base")]
+    OtherBase {
+        /// The key of the object.
+        key: String,
+    },
+    /// A segment does not continue the chain.
+    #[error("the chain is broken")]
+    Chain(#[from] VerifyError),
+}
+
+/// The key of `base.json`. `prefix` is empty or ends with a slash.
+fn base_key(prefix: &str, base: BaseName) -> String {
+    format!("{prefix}{base}/{BASE}")
+}
+
+fn segment_key(prefix: &str, base: BaseName, segment: SegmentName) -> String {
+    format!("{prefix}{base}/{segment}")
+}
+
+/// Writes a base. Its snapshot must be in the store before. `prefix` is empty or ends with a slash.
+///
+/// # Errors
+/// Fails if the store fails. The call can be repeated.
+pub async fn write_base(
+    store: &dyn Store,
+    prefix: &str,
+    base: &StoredBase,
+) -> Result<(), store::Error> {
+    let key = base_key(prefix, base.name);
+    store.put(&key, base.object.clone()).await
+}
+
+/// Writes a segment. All segments before it must be in the store. `prefix` is empty or ends with a slash.
+///
+/// # Errors
+/// Fails if the store fails. The call can be repeated.
+pub async fn write_segment(
+    store: &dyn Store,
+    prefix: &str,
+    base: BaseName,
+    segment: &Sealed,
+) -> Result<(), store::Error> {
+    let key = segment_key(prefix, base, segment.name);
+    if segment.object.len() <= ONE_REQUEST {
+        return store.put(&key, segment.object.clone()).await;
+    }
+    let mut upload = store.begin(&key).await?;
+    let mut rest = segment.object.clone();
+    while !rest.is_empty() {
+        let chunk = rest.split_to(ONE_REQUEST.min(rest.len()));
+        if let Err(error) = upload.write(chunk).await {
+            // The first error is the cause. An upload that cannot be aborted stays until the store removes it.
+            let _ = upload.abort().await;
+            return Err(error);
+        }
+    }
+    upload.commit().await.map(|_| ())
+}
+
+/// Lists the bases in the order of their revisions. `prefix` is empty or ends with a slash.
+///
+/// # Errors
+/// Fails if the store fails.
+pub async fn bases(store: &dyn Store, prefix: &str) -> Result<Vec<BaseName>, ReadError> {
+    let names = list(store, prefix).await?;
+    let bases: BTreeSet<BaseName> = names
+        .iter()
+        .filter_map(|name| name.strip_suffix(BASE)?.strip_suffix('/'))
+        .filter_map(BaseName::parse)
+        .collect();
+    Ok(bases.into_iter().collect())
+}
+
+/// Lists the keys with this prefix, without the prefix.
+async fn list(store: &dyn Store, prefix: &str) -> Result<Vec<String>, ReadError> {
+    let listed = store.list(prefix).await.map_err(|error| ReadError::Store {
+        key: prefix.to_owned(),
+        error,
+    })?;
+    let names = listed
+        .iter()
+        .filter_map(|object| object.key.strip_prefix(prefix));
+    Ok(names.map(str::to_owned).collect())
+}
+
+/// Reads a whole object of at most `limit` bytes.
+async fn read(store: &dyn Store, key: &str, limit: usize) -> Result<Bytes, ReadError> {
+    let failed = |error| ReadError::Store {
+        key: key.to_owned(),
+        error,
+    };
+    let mut stream = store.get(key).await.map_err(failed)?;
+    let mut object = BytesMut::new();
+    while let Some(chunk) = stream.chunks.next().await {
+        let chunk = chunk.map_err(failed)?;
+        if object.len() + chunk.len() > limit {
+            return Err(ReadError::TooLarge {
+                key: key.to_owned(),
+                limit,
+            });
+        }
+        object.extend_from_slice(&chunk);
+    }
+    Ok(object.freeze())
+}
+
+/// Reads a base. `prefix` is empty or ends with a slash.
+///
+/// # Errors
+/// Fails if the store fails, or if the base is not valid.
+pub async fn read_base(
+    store: &dyn Store,
+    prefix: &str,
+    name: BaseName,
+) -> Result<StoredBase, ReadError> {
+    let key = base_key(prefix, name);
+    let object = read(store, &key, MAX_BASE).await?;
+    let base = StoredBase::decode(object).map_err(|error| ReadError::Base {
+        key: key.clone(),
+        error,
+    })?;
+    if base.name == name {
+        Ok(base)
+    } else {
+        Err(ReadError::OtherBase { key })
+    }
+}
+
+/// Finds the chain of a base. `prefix` is empty or ends with a slash.
+pub(crate) async fn chain(
+    store: &dyn Store,
+    prefix: &str,
+    base: BaseName,
+) -> Result<Chain, ReadError> {
+    let listed = list(store, &format!("{prefix}{base}/")).await?;
+    let names: Vec<SegmentName> = listed
+        .iter()
+        .filter_map(|name| SegmentName::parse(name))
+        .collect();
+    Ok(Chain::find(base, &names))
+}
+
+/// Reads the last segment of a chain, which a recorder continues. The segments before it are not verified. `None` if
+/// the chain has no segment. `prefix` is empty or ends with a slash.
+///
+/// # Errors
+/// Fails if the store fails, or if the segment is not valid.
+pub async fn tip(
+    store: &dyn Store,
+    prefix: &str,
+    base: BaseName,
+) -> Result<Option<Segment>, ReadError> {
+    let chain = chain(store, prefix, base).await?;
+    let Some(name) = chain.segments.last().copied() else {
+        return Ok(None);
+    };
+    read_segment(store, prefix, base, name).await.map(Some)
+}
+
+/// Reads one segment, and verifies that the object belongs to its name. The links of the chain are not verified.
+pub(crate) async fn read_segment(
+    store: &dyn Store,
+    prefix: &str,
+    base: BaseName,
+    name: SegmentName,
+) -> Result<Segment, ReadError> {
+    let object = read(store, &segment_key(prefix, base, name), MAX_OBJECT).await?;
+    let invalid = |error| VerifyError::Invalid { name, error };
+    let segment = Segment::decode(&object).map_err(invalid)?;
+    if segment.digest.short() == name.digest && segment.header.last == name.last {
+        Ok(segment)
+    } else {
+        Err(VerifyError::Misnamed { name }.into())
+    }
+}
+
+/// Reads the chain of a base, one segment after another.
+pub struct Reader<'a> {
+    store: &'a dyn Store,
+    prefix: String,
+    base: StoredBase,
+    chain: Chain,
+    verifier: Verifier,
+    next: usize,
+}
+
+impl<'a> Reader<'a> {
+    /// Reads a base, and lists its segments. `prefix` is empty or ends with a slash.
+    ///
+    /// # Errors
+    /// Fails if the store fails, or if the base is not valid. Problems of the segments are in [`Chain::faults`].
+    pub async fn open(
+        store: &'a dyn Store,
+        prefix: &str,
+        name: BaseName,
+    ) -> Result<Self, ReadError> {
+        let base = read_base(store, prefix, name).await?;
+        Ok(Self {
+            store,
+            prefix: prefix.to_owned(),
+            chain: chain(store, prefix, name).await?,
+            verifier: Verifier::new(&base),
+            base,
+            next: 0,
+        })
+    }
+
+    /// The base.
+    pub fn base(&self) -> &StoredBase {
+        &self.base
+    }
+
+    /// The chain of the base.
+    pub fn chain(&self) -> &Chain {
+        &self.chain
+    }
+
+    /// The last revision that was read and verified.
+    pub fn last(&self) -> i64 {
+        self.verifier.last()
+    }
+
+    /// Reads and verifies the next segment. `None` at the end of the chain.
+    ///
+    /// # Errors
+    /// Fails if the store fails, or if the segment does not continue the chain. The call can be repeated.
+    pub async fn next(&mut self) -> Result<Option<Segment>, ReadError> {
+        let Some(name) = self.chain.segments.get(self.next).copied() else {
+            return Ok(None);
+        };
+        let key = segment_key(&self.prefix, self.base.name, name);
+        let object = read(self.store, &key, MAX_OBJECT).await?;
+        let segment = self.verifier.check(name, &object)?;
+        self.next += 1;
+        Ok(Some(segment))
+    }
+}
+
+#[cfg(test)]
+mod tests;

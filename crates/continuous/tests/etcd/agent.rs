@@ -1,0 +1,146 @@
+//! The agent: new bases, gaps, and a restart of its process.
+
+use std::future::Future;
+use std::time::Duration;
+
+use continuous::{
+    Agent, BaseName, GapReason, Options, Reader, Record, Settings, Target, Until, bases, read_base,
+    replay,
+};
+use etcd::{Access, EtcdClient};
+use tokio::time::sleep;
+
+use crate::lab::{Lab, PREFIX, client, extras, hash, limits, revision, stored};
+
+const NO_RENEWAL: Duration = Duration::from_hours(1);
+
+/// Runs an agent until `work` has ended and all changes are in the chain of the newest base.
+async fn with_agent<T>(lab: &Lab, max_age: Duration, work: impl Future<Output = T>) -> T {
+    let etcd = EtcdClient::new(Access::default());
+    let settings = Settings {
+        prefix: PREFIX.to_owned(),
+        limits: limits(),
+        extras: extras(),
+        max_age,
+    };
+    let members = vec![lab.etcd.client_url.clone()];
+    let mut agent = Agent::new(&etcd, members, &lab.store, settings);
+    let (stop, stopped) = tokio::sync::oneshot::channel::<()>();
+    let stopped = async {
+        let _ = stopped.await;
+    };
+    let mut run = std::pin::pin!(agent.run(stopped));
+    let work = async {
+        let result = work.await;
+        let last = revision(&mut lab.client().await).await;
+        stored(&lab.store, newest_base(lab).await, last).await;
+        result
+    };
+    let result = tokio::select! {
+        end = &mut run => panic!("the agent has ended: {end:?}"),
+        result = work => result,
+    };
+    drop(stop);
+    run.await.unwrap();
+    result
+}
+
+/// Waits for the newest base.
+async fn newest_base(lab: &Lab) -> BaseName {
+    loop {
+        if let Some(base) = bases(&lab.store, PREFIX).await.unwrap().pop() {
+            return base;
+        }
+        sleep(Duration::from_millis(50)).await;
+    }
+}
+
+async fn put(lab: &Lab, count: usize) {
+    let mut client = lab.client().await;
+    for index in 0..count {
+        client.put("key", index.to_string(), None).await.unwrap();
+    }
+}
+
+async fn assert_restorable(lab: &Lab, name: BaseName, at: i64) {
+    let mut source = lab.client().await;
+    let base = read_base(&lab.store, PREFIX, name).await.unwrap();
+    let target = lab.restore(&base).await;
+    let mut reader = Reader::open(&lab.store, PREFIX, name).await.unwrap();
+    let connected = Target::connect(&target.client_url, None).await.unwrap();
+    let options = Options {
+        until: Until::Revision(at),
+        follow_compactions: false,
+    };
+    let report = replay(&mut reader, &connected, options).await.unwrap();
+    assert_eq!(report.revision, at);
+    let mut restored = client(&target).await;
+    let expected = hash(&mut source, at).await;
+    assert_eq!(hash(&mut restored, at).await.0, expected.0);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn restarted_agent_continues_the_chain() {
+    let lab = Lab::new("3.6").await;
+    for _ in 0..3 {
+        with_agent(&lab, NO_RENEWAL, put(&lab, 20)).await;
+        // Changes while no agent runs are recorded later.
+        put(&lab, 10).await;
+    }
+    with_agent(&lab, NO_RENEWAL, async {}).await;
+    let all = bases(&lab.store, PREFIX).await.unwrap();
+    let [base] = all.as_slice() else {
+        panic!("{all:?}");
+    };
+    let last = revision(&mut lab.client().await).await;
+    assert_restorable(&lab, *base, last).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn chains_of_following_bases_leave_no_hole() {
+    let lab = Lab::new("3.6").await;
+    let renewal = Duration::from_millis(700);
+    with_agent(&lab, renewal, async {
+        while bases(&lab.store, PREFIX).await.unwrap().len() < 3 {
+            put(&lab, 5).await;
+        }
+    })
+    .await;
+    let all = bases(&lab.store, PREFIX).await.unwrap();
+    for (base, next) in all.iter().zip(all.iter().skip(1)) {
+        let reader = Reader::open(&lab.store, PREFIX, *base).await.unwrap();
+        assert!(reader.chain().last >= next.revision, "{base} {next}");
+    }
+    assert_restorable(&lab, all[0], all[1].revision).await;
+    let last = revision(&mut lab.client().await).await;
+    assert_restorable(&lab, all[all.len() - 1], last).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn agent_takes_new_base_after_gap() {
+    let lab = Lab::new("3.6").await;
+    with_agent(&lab, NO_RENEWAL, put(&lab, 20)).await;
+    let first = newest_base(&lab).await;
+    put(&lab, 20).await;
+    let mut source = lab.client().await;
+    let compacted = revision(&mut source).await;
+    source.compact(compacted, None).await.unwrap();
+    with_agent(&lab, NO_RENEWAL, async {
+        while newest_base(&lab).await == first {
+            sleep(Duration::from_millis(50)).await;
+        }
+        put(&lab, 20).await;
+    })
+    .await;
+    let mut reader = Reader::open(&lab.store, PREFIX, first).await.unwrap();
+    let mut last = None;
+    while let Some(segment) = reader.next().await.unwrap() {
+        last = segment.records.last().cloned();
+    }
+    let Some(Record::Gap(gap)) = last else {
+        panic!("{last:?}");
+    };
+    assert_eq!(gap.reason, GapReason::Compacted);
+    let last = revision(&mut source).await;
+    assert_restorable(&lab, newest_base(&lab).await, last).await;
+}

@@ -1,0 +1,326 @@
+//! A watch of all keys of a cluster, for the recorder of changes. The watch has its own connection.
+//!
+//! etcd sends the events of a revision in their order. It splits a batch with much data into fragments, so a revision
+//! may be spread over several batches. Some batches are not split: those that etcd has read before it confirms the
+//! watch. The client therefore limits the size of a batch, and the caller starts the watch again after
+//! [`WatchError::TooLarge`].
+
+mod message;
+
+use std::mem::take;
+use std::time::Duration;
+
+use bytes::Bytes;
+use etcd_client::{Client, GetOptions, LeaseTimeToLiveOptions, ResponseHeader};
+use futures::SinkExt;
+use futures::channel::mpsc;
+use http::uri::PathAndQuery;
+use tokio::time::timeout;
+use tonic::client::Grpc;
+use tonic::metadata::MetadataValue;
+use tonic::{Code, Request, Status, Streaming};
+use tonic_prost::ProstCodec;
+
+use self::message::{
+    CreateRequest, Event, ProgressRequest, RequestUnion, WatchRequest, WatchResponse,
+};
+use super::EtcdClient;
+use crate::answer::{classify, of_read};
+use crate::channel::WATCH;
+use crate::limits::shortened;
+use crate::login::NOT_HEDGED;
+use crate::port::{ClusterId, Error};
+
+/// Maximum size of one batch in bytes. etcd sends up to 1,000 revisions in one batch that is not split.
+pub const MAX_WATCH_MESSAGE: usize = 40 << 20;
+
+/// With this header, etcd ends the watch if the member has no leader. Otherwise, a member without a connection to the
+/// others would keep a watch open that receives no events.
+const REQUIRE_LEADER: &str = "hasleader";
+
+/// A put or a deletion of one key.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Change {
+    /// The key.
+    pub key: Bytes,
+    /// The new value. `None` if the key was deleted.
+    pub value: Option<Value>,
+}
+
+/// The value of a key, with the properties that etcd stores with the value.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Value {
+    /// The content.
+    pub content: Bytes,
+    /// The lease of the key. 0 if the key has no lease.
+    pub lease: i64,
+    /// Number of puts since the creation of the key.
+    pub version: i64,
+    /// The revision in which the key was created.
+    pub create_revision: i64,
+}
+
+/// An event of a watch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchEvent {
+    /// The revision of the change.
+    pub revision: i64,
+    /// The change.
+    pub change: Change,
+}
+
+/// Events that etcd has sent together.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct WatchBatch {
+    /// The cluster ID in the response header.
+    pub cluster_id: ClusterId,
+    /// The revision in the response header. Without events, this is a progress notification. etcd before 3.4.25 and
+    /// 3.5.8 may send events with earlier revisions after the notification.
+    pub revision: i64,
+    /// The events in etcd's order.
+    pub events: Vec<WatchEvent>,
+    /// Whether the next batch continues the revision of the last event.
+    pub is_fragment: bool,
+}
+
+/// Why a watch has ended.
+#[derive(Clone, Debug, thiserror::Error)]
+pub enum WatchError {
+    /// etcd has compacted revisions that the watch has not received yet.
+    #[error("etcd has compacted all revisions before {compacted}")]
+    Compacted {
+        /// etcd's compaction revision.
+        compacted: i64,
+    },
+    /// A batch exceeds [`MAX_WATCH_MESSAGE`]. After a restart of the watch, etcd usually splits the batch.
+    #[error("etcd has sent a batch with more than {MAX_WATCH_MESSAGE} bytes: {0}")]
+    TooLarge(String),
+    /// The connection has ended, or etcd has canceled the watch.
+    #[error(transparent)]
+    Ended(Error),
+}
+
+/// The granted TTL of a lease.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LeaseTtl {
+    /// The TTL in seconds with which the lease was granted. `None` if the lease does not exist.
+    pub granted: Option<i64>,
+    /// The revision of etcd after the answer. The keys of a lease that does not exist were deleted at this revision or
+    /// before.
+    pub revision: i64,
+}
+
+/// A running watch. Dropping the handle ends the watch.
+pub struct Watch {
+    endpoint: String,
+    requests: mpsc::Sender<WatchRequest>,
+    responses: Streaming<WatchResponse>,
+    /// The channel works only while its client exists.
+    _client: Client,
+}
+
+impl Watch {
+    /// Waits for the next batch. This call can be canceled: no batch is lost.
+    ///
+    /// # Errors
+    /// Fails if the watch has ended. The watch cannot be used after an error.
+    pub async fn next(&mut self) -> Result<WatchBatch, WatchError> {
+        let mut response = self.message().await?;
+        if response.compact_revision > 0 {
+            return Err(WatchError::Compacted {
+                compacted: response.compact_revision,
+            });
+        }
+        if response.canceled {
+            let reason = shortened(&response.cancel_reason);
+            let text = format!("{}: etcd has canceled the watch: {reason}", self.endpoint);
+            return Err(WatchError::Ended(Error::Unavailable(text)));
+        }
+        let header = response.header.unwrap_or_default();
+        let events: Result<Vec<_>, _> = take(&mut response.events).into_iter().map(event).collect();
+        Ok(WatchBatch {
+            cluster_id: ClusterId(header.cluster_id),
+            revision: header.revision,
+            events: events.map_err(|problem| {
+                WatchError::Ended(Error::Other(format!("{}: {problem}", self.endpoint)))
+            })?,
+            is_fragment: response.fragment,
+        })
+    }
+
+    /// Requests a progress notification, which is a batch without events. etcd sends it only after all events that it
+    /// had before. etcd ignores the request until the member has the revision at which the watch starts and has sent all
+    /// events that the watch has missed.
+    ///
+    /// # Errors
+    /// Fails if the watch has ended.
+    pub async fn request_progress(&mut self) -> Result<(), WatchError> {
+        let request = WatchRequest {
+            request_union: Some(RequestUnion::Progress(ProgressRequest {})),
+        };
+        self.requests.send(request).await.map_err(|_| {
+            let text = format!("{}: the connection is closed", self.endpoint);
+            WatchError::Ended(Error::Unreachable(text))
+        })
+    }
+
+    async fn message(&mut self) -> Result<WatchResponse, WatchError> {
+        match self.responses.message().await {
+            Ok(Some(response)) => Ok(response),
+            Ok(None) => {
+                let text = format!("{}: etcd has closed the connection", self.endpoint);
+                Err(WatchError::Ended(Error::Unreachable(text)))
+            }
+            Err(status) => Err(failed(&self.endpoint, status)),
+        }
+    }
+}
+
+fn failed(endpoint: &str, status: Status) -> WatchError {
+    if status.code() == Code::OutOfRange && status.message().contains("length too large") {
+        return WatchError::TooLarge(endpoint.to_owned());
+    }
+    let error = etcd_client::Error::GRpcStatus(status);
+    WatchError::Ended(of_read(classify(endpoint, &error)))
+}
+
+fn event(event: Event) -> Result<WatchEvent, &'static str> {
+    let kv = event.kv.ok_or("an event contains no key")?;
+    let value = match event.kind {
+        0 => Some(Value {
+            content: kv.value,
+            lease: kv.lease,
+            version: kv.version,
+            create_revision: kv.create_revision,
+        }),
+        1 => None,
+        _ => return Err("an event has an unknown type"),
+    };
+    Ok(WatchEvent {
+        revision: kv.mod_revision,
+        change: Change { key: kv.key, value },
+    })
+}
+
+/// True if etcd has rejected the watch because of its login.
+fn is_denied(reason: &str) -> bool {
+    [
+        "permission denied",
+        "invalid auth token",
+        "user name is empty",
+        "revision of auth store is old",
+    ]
+    .iter()
+    .any(|text| reason.contains(text))
+}
+
+impl EtcdClient {
+    /// Watches all keys from `start_revision`, through one member. etcd sends the events of this revision too.
+    ///
+    /// # Errors
+    /// Fails if the member does not confirm the watch in time. A compacted `start_revision` is an error of
+    /// [`Watch::next`].
+    pub async fn watch(&self, member: &str, start_revision: i64) -> Result<Watch, Error> {
+        let login = Box::pin(self.logged_in(member, None, self.deadlines.call)).await?;
+        let open = || self.open_watch(member, start_revision);
+        match Box::pin(self.call_with_login(login, &NOT_HEDGED, open())).await {
+            Err(Error::AccessDenied(_)) if self.session.has_credentials() => {
+                let login = match self.session.restore_login() {
+                    Some(former) => Some(former),
+                    None => Box::pin(self.logged_in(member, login, self.deadlines.call)).await?,
+                };
+                Box::pin(self.call_with_login(login, &NOT_HEDGED, open())).await
+            }
+            opened => opened,
+        }
+    }
+
+    async fn open_watch(&self, member: &str, start_revision: i64) -> Result<Watch, Error> {
+        let deadline: Duration = self.deadlines.call;
+        timeout(deadline, self.request_watch(member, start_revision))
+            .await
+            .map_err(|_| Error::Timeout(member.to_owned()))?
+    }
+
+    async fn request_watch(&self, member: &str, start_revision: i64) -> Result<Watch, Error> {
+        let read = |error: &etcd_client::Error| of_read(classify(member, error));
+        let (url, options) = self.options(member)?;
+        let connected = self.session.connect_with_channel(url, options).await;
+        let (client, channel) = connected.map_err(|error| read(&error))?;
+        let mut grpc = Grpc::new(channel).max_decoding_message_size(MAX_WATCH_MESSAGE);
+        grpc.ready()
+            .await
+            .map_err(|error| Error::Unreachable(format!("{member}: {error}")))?;
+        let (mut requests, sent) = mpsc::channel(4);
+        let create = CreateRequest {
+            // The range from the smallest key without an end: all keys.
+            key: Bytes::from_static(&[0]),
+            range_end: Bytes::from_static(&[0]),
+            start_revision,
+            progress_notify: true,
+            fragment: true,
+        };
+        let create = WatchRequest {
+            request_union: Some(RequestUnion::Create(create)),
+        };
+        requests
+            .send(create)
+            .await
+            .map_err(|_| Error::Unreachable(member.to_owned()))?;
+        let mut request = Request::new(sent);
+        request
+            .metadata_mut()
+            .insert(REQUIRE_LEADER, MetadataValue::from_static("true"));
+        let codec = ProstCodec::<WatchRequest, WatchResponse>::default();
+        let responses = grpc
+            .streaming(request, PathAndQuery::from_static(WATCH), codec)
+            .await
+            .map_err(|status| read(&etcd_client::Error::GRpcStatus(status)))?
+            .into_inner();
+        let mut watch = Watch {
+            endpoint: member.to_owned(),
+            requests,
+            responses,
+            _client: client,
+        };
+        // etcd confirms the watch in its first message.
+        let first = watch.message().await.map_err(|error| match error {
+            WatchError::Ended(error) => error,
+            other => Error::Other(format!("{member}: {other}")),
+        })?;
+        let reason = shortened(&first.cancel_reason);
+        match (first.created, first.canceled) {
+            (true, false) => Ok(watch),
+            (_, true) if is_denied(&reason) => {
+                Err(Error::AccessDenied(format!("{member}: {reason}")))
+            }
+            (_, true) => Err(Error::Unavailable(format!(
+                "{member}: etcd rejects the watch: {reason}"
+            ))),
+            (false, false) => Err(Error::Other(format!(
+                "{member}: the first message does not confirm the watch: check that the endpoint is an etcd member"
+            ))),
+        }
+    }
+
+    /// Returns the TTL with which a lease was granted. The leader answers, so the call needs a leader.
+    ///
+    /// # Errors
+    /// Fails if the member does not answer.
+    pub async fn lease(&self, member: &str, id: i64) -> Result<LeaseTtl, Error> {
+        self.ask(member, self.deadlines.call, |mut client| async move {
+            let options = LeaseTimeToLiveOptions::new();
+            let answer = client.lease_time_to_live(id, Some(options)).await?;
+            // The header of this answer contains the revision of the member, which may be before the end of the lease.
+            // A linearizable read returns a revision after the end.
+            let barrier = GetOptions::new().with_count_only();
+            let barrier = client.get([0_u8], Some(barrier)).await?;
+            Ok(LeaseTtl {
+                // etcd answers with a TTL of -1 if the lease does not exist.
+                granted: (answer.ttl() >= 0).then(|| answer.granted_ttl()),
+                revision: barrier.header().map_or(0, ResponseHeader::revision),
+            })
+        })
+        .await
+    }
+}
