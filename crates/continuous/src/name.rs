@@ -138,7 +138,7 @@ mod tests {
             text.replacen('0', "", 1),
             text.replacen('0', "+", 1),
             text.to_uppercase(),
-            text.replace("-", "--"),
+            text.replace('-', "--"),
             format!("{}-0{SEGMENT}", text.trim_end_matches(SEGMENT)),
             name(9, 2).to_string(),
             name(i64::MAX, i64::MAX).to_string(),

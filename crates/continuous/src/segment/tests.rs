@@ -210,10 +210,10 @@ fn size_after_decompression_is_limited() {
 /// A change without fields has 2 bytes in a message, and many more in memory.
 #[test]
 fn number_of_changes_and_records_is_limited() {
-    let changes = [0x1a, 0].repeat(message::MAX_CHANGES + 1);
+    let content = [0x1a, 0].repeat(message::MAX_CHANGES + 1);
     let mut message = vec![0x0a];
-    prost::encoding::encode_varint(changes.len() as u64, &mut message);
-    message.extend(changes);
+    prost::encoding::encode_varint(content.len() as u64, &mut message);
+    message.extend(content);
     let error = error_of(&sealed_messages(&[(message, Some(11))]).object);
     let is_damaged = matches!(error, SegmentError::RecordDamaged { index: 0, .. });
     assert!(is_damaged, "{error}");
@@ -223,9 +223,9 @@ fn number_of_changes_and_records_is_limited() {
             records,
             ..Header::decode(&object).unwrap()
         };
-        let mut changed = object.to_vec();
-        changed[..HEADER].copy_from_slice(&header.encode());
-        assert!(matches!(error_of(&changed), SegmentError::BodyDamaged(_)));
+        let mut altered = object.to_vec();
+        altered[..HEADER].copy_from_slice(&header.encode());
+        assert!(matches!(error_of(&altered), SegmentError::BodyDamaged(_)));
     }
 }
 

@@ -1,5 +1,6 @@
 //! Tests with real etcd processes: changes are recorded, and repeated on an etcd that was restored from the base.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
+#![allow(clippy::large_futures)] // Each test is one large future.
 
 mod agent;
 mod capture;
