@@ -18,16 +18,19 @@ use tokio::sync::Semaphore;
 
 use crate::clients::Clients;
 use crate::metrics::Metrics;
+use crate::observe::{KubeSnapshot, Watched};
 use crate::outcome::{Error, turns};
 use crate::pod_deletions::PodDeletions;
 use crate::reason::Reason;
 use crate::refusals::Refusals;
-use crate::snapshot_cache::SnapshotCache;
 use crate::upkeep::Calls;
 
 /// Maximum number of clusters that are read from the API server concurrently. A reconcile that waits for etcd does not
 /// count, so clusters that hang do not block other clusters.
 const READS: usize = 16;
+
+/// The last snapshot of each cluster's Kubernetes objects, by the cluster's UID.
+pub type SnapshotCache = runtime::snapshot_cache::SnapshotCache<KubeSnapshot>;
 
 /// The clients, caches and states that all reconciles share.
 pub struct ClusterOperator {
@@ -37,6 +40,7 @@ pub struct ClusterOperator {
     clients: Clients,
     image: OwnImage,
     cache: Arc<SnapshotCache>,
+    watched: Watched,
     metrics: Metrics,
     reads: Semaphore,
     operators: Operators,
@@ -62,6 +66,7 @@ impl ClusterOperator {
             clients,
             image,
             cache,
+            watched: Watched::default(),
             metrics,
             reads: Semaphore::new(READS),
             operators: Operators::default(),
@@ -76,6 +81,12 @@ impl ClusterOperator {
     #[must_use]
     pub fn with_pod_deletions(self, deletions: Arc<PodDeletions>) -> Self {
         Self { deletions, ..self }
+    }
+
+    /// Sets the caches of the watches. Without them, each reconcile after a watch event reads the objects.
+    #[must_use]
+    pub fn with_watched(self, watched: Watched) -> Self {
+        Self { watched, ..self }
     }
 
     /// Sets the client that sends writes. The client must not retry a request: after a pause, the observation could be
