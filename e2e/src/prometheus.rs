@@ -25,15 +25,21 @@ const DISCOVERY_INTERVAL: Duration = Duration::from_millis(500);
 /// Time limit for the start, and for an answer of the API.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// A running Prometheus server. The server ends when this value is dropped.
+/// A Prometheus server.
 pub struct Prometheus {
     address: String,
+    /// `None` if another process has started the server.
+    _server: Option<Server>,
+}
+
+/// A server that this process has started. The server ends when this value is dropped.
+struct Server {
     discovery: JoinHandle<()>,
     _process: Child,
     _folder: TempDir,
 }
 
-impl Drop for Prometheus {
+impl Drop for Server {
     fn drop(&mut self) {
         self.discovery.abort();
     }
@@ -95,15 +101,32 @@ impl Prometheus {
         let discovery = tokio::spawn(write_targets(sandbox.api(), pods));
         let server = Self {
             address,
-            discovery,
-            _process: process,
-            _folder: folder,
+            _server: Some(Server {
+                discovery,
+                _process: process,
+                _folder: folder,
+            }),
         };
         until("Prometheus answers", ANSWER_TIMEOUT, async || {
             server.get("/api/v1/alerts").await.map(Poll::Done)
         })
         .await?;
         Ok(server)
+    }
+
+    /// A server that another process has started, at an [`Self::address`].
+    #[must_use]
+    pub fn at(address: String) -> Self {
+        Self {
+            address,
+            _server: None,
+        }
+    }
+
+    /// The address of the server: host and port.
+    #[must_use]
+    pub fn address(&self) -> &str {
+        &self.address
     }
 
     /// The series of an instant query, each with `metric` and `value`.
@@ -168,12 +191,21 @@ impl Prometheus {
         .await
     }
 
+    /// The alerts that are pending or firing, each with `labels`, `annotations`, `state` and `activeAt`.
+    ///
+    /// # Errors
+    /// Fails if Prometheus does not answer.
+    pub async fn active_alerts(&self) -> Result<Vec<Value>> {
+        let mut data = self.get("/api/v1/alerts").await?;
+        match data["alerts"].take() {
+            Value::Array(alerts) => Ok(alerts),
+            other => bail!("no alerts: {other}"),
+        }
+    }
+
     /// The alerts of this name that are pending or firing.
     async fn alerts(&self, name: &str) -> Result<Vec<Value>> {
-        let mut data = self.get("/api/v1/alerts").await?;
-        let Value::Array(mut alerts) = data["alerts"].take() else {
-            bail!("no alerts: {data}");
-        };
+        let mut alerts = self.active_alerts().await?;
         alerts.retain(|alert| alert["labels"]["alertname"] == name);
         Ok(alerts)
     }

@@ -13,6 +13,21 @@ use crate::objects::node_of;
 use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox};
 
+/// A script that limits the writes of the container with the process `pid`. It sets the limit `rate` in the container's
+/// control group (version 1 or 2). The kernel accepts limits only for whole disks, so the script replaces the device of a
+/// partition by the device of its disk.
+const LIMIT_WRITES: &str = r#"
+device=$(stat -c %Hd:%Ld "$directory")
+if [ -e "/sys/dev/block/$device/partition" ]; then device=$(cat "/sys/dev/block/$device/../dev"); fi
+group=$(sed -n 's/^[0-9]*:blkio://p' "/proc/$pid/cgroup")
+if [ -n "$group" ]; then
+    echo "$device $rate" >"/sys/fs/cgroup/blkio$group/blkio.throttle.write_iops_device"
+else
+    group=$(sed -n 's/^0:://p' "/proc/$pid/cgroup")
+    echo "$device wiops=$rate" >"/sys/fs/cgroup$group/io.max"
+fi
+"#;
+
 /// The testbed on which a test runs.
 pub struct Testbed<'a> {
     sandbox: &'a Sandbox,
@@ -124,14 +139,7 @@ impl<'a> Testbed<'a> {
     /// Fails if the containers still run at the deadline.
     pub async fn await_containers_stopped(&self, pod: &Pod) -> Result<()> {
         let node = node_of(pod);
-        let status = pod.status.as_ref();
-        let containers = status.and_then(|status| status.container_statuses.as_ref());
-        let ids: Vec<String> = containers
-            .into_iter()
-            .flatten()
-            .filter_map(|container| container.container_id.as_deref())
-            .map(|id| id.trim_start_matches("containerd://").to_owned())
-            .collect();
+        let ids = container_ids(pod);
         ensure!(!ids.is_empty(), "the pod had no containers");
         until(
             "the containers of the pod have stopped",
@@ -186,6 +194,24 @@ impl<'a> Testbed<'a> {
         self.script(&script).await.map(drop)
     }
 
+    /// Makes the disk of a directory slow for the running containers of a pod: the kernel lets each container make only
+    /// `per_second` writes to this disk. The limit ends with the container.
+    ///
+    /// # Errors
+    /// Fails if a container is not running, or the directory is not on a block device.
+    pub async fn limit_writes(&self, pod: &Pod, directory: &str, per_second: u32) -> Result<()> {
+        let node = node_of(pod);
+        let mut script = format!("directory={directory} rate={per_second}\n");
+        for id in container_ids(pod) {
+            let _ = writeln!(
+                script,
+                "pid=$(ctr -a /run/{node}/containerd.sock -n k8s.io tasks ls | awk '$1 == \"{id}\" {{print $2}}')"
+            );
+            script.push_str(LIMIT_WRITES);
+        }
+        self.script(&script).await.map(drop)
+    }
+
     /// Runs a shell script in the testbed's namespaces, in which the processes and volumes of the nodes are visible.
     /// Returns its output.
     ///
@@ -211,4 +237,14 @@ impl<'a> Testbed<'a> {
         );
         Ok(String::from_utf8_lossy(&output.stdout).into_owned())
     }
+}
+
+/// The IDs of the pod's containers in the container runtime.
+fn container_ids(pod: &Pod) -> Vec<String> {
+    let status = pod.status.as_ref();
+    let containers = status.and_then(|status| status.container_statuses.as_ref());
+    let ids = containers.into_iter().flatten();
+    ids.filter_map(|container| container.container_id.as_deref())
+        .map(|id| id.trim_start_matches("containerd://").to_owned())
+        .collect()
 }

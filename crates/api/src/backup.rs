@@ -62,7 +62,7 @@ text_enum! {
         name = "Cluster",
         type_ = "string",
         json_path = ".status.cluster",
-        description = "EtcdCluster, or host of the first endpoint"
+        description = "Name of the EtcdCluster, or host of the first endpoint"
     ),
     printcolumn(name = "Schedule", type_ = "string", json_path = ".status.schedule"),
     printcolumn(name = "Succeeded", type_ = "boolean", json_path = ".status.succeeded"),
@@ -70,7 +70,7 @@ text_enum! {
         name = "State",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
-        description = "Progress or problem: the reason of the condition Ready"
+        description = "Reason of the condition Ready: the progress or the problem"
     ),
     printcolumn(
         name = "Last success",
@@ -223,7 +223,7 @@ pub struct EtcdBackupSpec {
     /// Compression of the stored backup. Default `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// Proof that the newest backup restores: the operator restores it in a separate pod.
+    /// Proof that the newest backup can be restored: the operator restores it in a separate pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
     /// Seconds after which a finished EtcdBackup is deleted. If not set, the object is kept. An EtcdBackup
@@ -260,7 +260,7 @@ pub struct BackupPolicy {
     /// Time limit of one backup, in seconds, at most 48 hours; 0 means 48 hours. If not set, the limit grows with
     /// the size of the database.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[x_kube(validation = ("self >= 0", "backupPolicy.timeoutInSecond may not be negative: use 0 for the longest limit, or remove it"))]
+    #[x_kube(validation = ("self >= 0", "backupPolicy.timeoutInSecond may not be negative: use 0 for the maximum of 48 hours, or remove it"))]
     pub timeout_in_second: Option<i64>,
     /// Seconds between backups; 0 means one backup only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -276,7 +276,7 @@ pub struct BackupPolicy {
     #[schemars(length(max = 128))]
     #[x_kube(validation = (
         "self.matches('^(@(hourly|daily|weekly|monthly|yearly)|[^ =]+( [^ =]+){4})$')",
-        "backupPolicy.schedule must have five cron fields such as 0 * * * *, or be @hourly, @daily, @weekly, @monthly or @yearly: name a time zone in backupPolicy.timeZone"
+        "backupPolicy.schedule must have five cron fields such as 0 * * * *, or be @hourly, @daily, @weekly, @monthly or @yearly: correct it, and set a time zone only in backupPolicy.timeZone"
     ))]
     pub schedule: Option<String>,
     /// Time zone of the schedule, such as `Europe/Berlin`. Default `Etc/UTC`.

@@ -7,7 +7,7 @@
 
 #![allow(
     unreachable_pub,
-    reason = "the schema derive puts copies of public types into functions"
+    reason = "the derive macro for schemas copies public types into functions"
 )]
 #![allow(
     clippy::duplicated_attributes,

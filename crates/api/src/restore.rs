@@ -73,7 +73,7 @@ text_enum! {
         name = "State",
         type_ = "string",
         json_path = ".status.conditions[?(@.type==\"Ready\")].reason",
-        description = "Progress or problem: the reason of the condition Ready"
+        description = "Reason of the condition Ready: the progress or the problem"
     ),
     printcolumn(
         name = "Revision",

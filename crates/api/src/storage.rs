@@ -318,10 +318,8 @@ impl<'a> Blocks<'a> {
         let missing = |block: &str| {
             Problem::new(
                 format!("{prefix}.{block}"),
-                format!("is missing while {prefix}.{type_field} is {storage_type}"),
-                format!(
-                    "add the block {prefix}.{block}, or change {prefix}.{type_field} to the type of the existing block"
-                ),
+                format!("is missing, but {prefix}.{type_field} is {storage_type}"),
+                format!("add the block {prefix}.{block}, or correct {prefix}.{type_field}"),
             )
         };
         match storage_type {

@@ -208,7 +208,7 @@ fn verification_values(backup: &EtcdBackup) -> Values {
         ),
         (
             "unrestorable",
-            "1 if a verification has found that the newest verified backup does not restore",
+            "1 if the last verification found that the backup cannot be restored",
             Some(unrestorable(backup).into()),
         ),
     ]

@@ -223,9 +223,9 @@ fn others(all: &Cache<EtcdBackup>, backup: &EtcdBackup) -> Result<BTreeSet<Strin
     if backup.metadata.deletion_timestamp.is_none() && !all.is_complete() {
         return Err(Trouble::new(
             Reason::StepFailed,
-            "the EtcdBackups of a watched namespace cannot be listed, and no stored backup is removed until then: the \
-             operator's log names the namespace; give the operator its Role there, or remove the namespace from the \
-             list (--watch-namespace, watchNamespaces of the chart)",
+            "the operator cannot list the EtcdBackups of a watched namespace, and removes no stored backup until it \
+             can. The operator's log names the namespace: give the operator its Role there, or remove the namespace \
+             from the list (--watch-namespace, watchNamespaces of the chart)",
         ));
     }
     let others = all.select(|other| same_path::shares_path(backup, other));

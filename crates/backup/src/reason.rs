@@ -12,7 +12,7 @@ api::reasons! {
         AllInEffect,
         /// Each retention rule is met, or no backup is in progress.
         AsDesired,
-        /// Too many attempts ended together with the operator process.
+        /// Too many attempts were cut off because the operator process ended.
         AttemptsCutOff,
         /// The transfer of a backup starts.
         BackupBegun,
@@ -20,7 +20,7 @@ api::reasons! {
         BackupMissing,
         /// A backup is complete.
         BackupSucceeded,
-        /// The newest backup restores.
+        /// A verification has restored the newest backup.
         BackupVerified,
         /// The retention rules have removed backups.
         BackupsRemoved,
@@ -78,7 +78,7 @@ api::reasons! {
         Suspended,
         /// The transfer makes too little progress.
         TooSlow,
-        /// The newest backup does not restore.
+        /// The newest backup cannot be restored.
         VerificationFailed,
         /// A verification ended without a result.
         VerificationInconclusive,

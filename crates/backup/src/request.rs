@@ -12,8 +12,8 @@ use kube::{Api, Client, ResourceExt};
 /// Arguments of the command `request`.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct Request {
-    /// Name of the EtcdBackup. If an EtcdBackup of this name exists, nothing is created: use the name of the Job, so that
-    /// a Job that is retried makes one backup
+    /// Name of the EtcdBackup. If an EtcdBackup of this name exists, nothing is created: use the name of the Job, so
+    /// that a Job that is retried makes one backup
     #[arg(value_name = "NAME")]
     name: String,
     /// File with the manifest of the EtcdBackup, as YAML or JSON. metadata.name in it is replaced
@@ -61,8 +61,9 @@ async fn create(arguments: &Request) -> Result<String, String> {
 /// judges them.
 fn read(path: &Path, name: &str) -> Result<DynamicObject, String> {
     let file = path.display();
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| format!("cannot read {file}: {error}; set --manifest"))?;
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        format!("cannot read {file}: {error}; name the manifest with --manifest")
+    })?;
     let mut object: DynamicObject = serde_yaml_ng::from_str(&text)
         .map_err(|error| format!("{file} is not the manifest of an object: {error}"))?;
     let kind = ApiResource::erase::<EtcdBackup>(&());

@@ -156,7 +156,8 @@ fn readiness(
     }
     let complete = holds(ConditionType::Complete, "True");
     if periodic {
-        // The condition says whether a backup runs, is queued or is scheduled. Directly after a backup, it says nothing.
+        // The condition reports whether a backup runs, is queued or is scheduled. Directly after a backup, its reason
+        // is `AsDesired`, and the condition `Complete` is used instead.
         let progress = find(conditions, &ConditionType::Progressing)
             .filter(|condition| condition.reason != Reason::AsDesired.as_str())
             .map(|condition| {
@@ -274,8 +275,8 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         let kind = ConditionType::RetentionApplied;
         Finding::new(kind, holds, reason.into(), message)
     };
-    // Until the next backup of a periodic EtcdBackup has ended, the conditions report the previous backup. After a wait,
-    // they report neither a complete nor a failed backup, and then they report the current backup.
+    // While the next backup of a periodic EtcdBackup runs, `Complete` and `Failed` keep the result of the previous
+    // backup. If both are False, no result exists, and they report the backup in progress.
     let has_outcome = backup.spec.is_periodic()
         && [ConditionType::Complete, ConditionType::Failed]
             .iter()

@@ -329,7 +329,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         outcome.unwrap_or_else(|_| {
             Err(Trouble::new(
                 Reason::StepFailed,
-                "the operator panicked, which is a defect: see its log and report it",
+                "a task of the operator panicked, which is a defect: report it with the operator's log",
             ))
         })
     }

@@ -201,7 +201,7 @@ fn median(times: impl Iterator<Item = Duration>) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-#[ignore = "measures: run by cargo xtask bench backup"]
+#[ignore = "a benchmark: run it with cargo xtask bench backup"]
 async fn benchmark_compares_backup_with_manual_upload() {
     let programs = Programs::find("3.6");
     let rounds = numbers("BENCH_ROUNDS", &[3])[0];

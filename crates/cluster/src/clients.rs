@@ -141,7 +141,7 @@ mod tests {
         ));
         assert!(
             Arc::ptr_eq(&first, &clients.of(("1", Some("t")), &access("a"))),
-            "the client for the previous cluster token is kept, because a recovery calls the old and the new cluster"
+            "the client for the previous cluster token must be kept, because a recovery calls the old and the new cluster"
         );
     }
 }

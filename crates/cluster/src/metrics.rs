@@ -88,8 +88,8 @@ static GAUGES: [Gauge; 15] = [
     },
     Gauge {
         name: "has_quorum",
-        help: "1 while a quorum of the members answers, 0 while none answers; absent before the cluster has formed and \
-               while it hibernates",
+        help: "1 while a quorum of the members answers, 0 while no quorum answers; absent before the cluster has \
+               formed and while it hibernates",
         of: |_, status| has_quorum(status).map(Into::into),
     },
     Gauge {
@@ -114,7 +114,7 @@ static GAUGES: [Gauge; 15] = [
     },
     Gauge {
         name: "db_size_bytes",
-        help: "Size of the largest database file among the members, exact to 1 MiB or 10 %",
+        help: "Size of the largest database file among the members, off by at most 1 MiB, or by 10 % if that is more",
         of: |_, status| {
             status
                 .member_details
@@ -125,7 +125,8 @@ static GAUGES: [Gauge; 15] = [
     },
     Gauge {
         name: "db_size_in_use_bytes",
-        help: "Bytes in use in the database of the member that uses most, exact to 1 MiB or 10 %",
+        help: "Largest number of bytes in use in a member's database, off by at most 1 MiB, or by 10 % if that is \
+               more",
         of: |_, status| {
             let members = status.member_details.iter();
             members.filter_map(|one| one.db_size_in_use).max()

@@ -141,7 +141,8 @@ pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notic
     }
     if before.control_paused != after.control_paused {
         notices.push(if after.control_paused {
-            let text = "spec.paused is true: the operator changes nothing until it is false";
+            let text =
+                "spec.paused is true: the operator changes nothing until spec.paused is false";
             Notice::change(Reason::Paused.as_str(), "Pause", text)
         } else {
             Notice::change(
@@ -242,7 +243,7 @@ mod tests {
         assert_eq!(
             told.len(),
             5,
-            "the four Events above, and the Event of the postponed promotion: {told:?}"
+            "expected the four Events above and the Event of the postponed promotion: {told:?}"
         );
         assert!(notices.iter().any(|one| one.note.contains("not in sync")));
     }

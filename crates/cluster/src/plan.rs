@@ -283,7 +283,7 @@ pub fn plan(desired: &Desired, observed: &Observed, names: &dyn Names, now: Time
         return draft.finish();
     }
     if desired.paused {
-        let text = "spec.paused is true: the operator changes nothing until it is false";
+        let text = "spec.paused is true: the operator changes nothing until spec.paused is false";
         draft.wait(Reason::Paused, text, STEADY);
         return draft.finish();
     }

@@ -11,7 +11,7 @@ macro_rules! lists_of_reasons {
     ($($(#[$meta:meta])* $list:ident { $($name:ident,)+ })+) => {
         api::reasons! {
             /// The reason in a condition or an Event.
-            #[expect(missing_docs, reason = "a variant has the name of its reason, which the message explains")]
+            #[expect(missing_docs, reason = "the name of a variant is the reason, and the message of the condition explains it")]
             pub enum Reason {
                 $($($name,)+)+
             }

@@ -151,7 +151,7 @@ fn model_detects_every_deliberate_mistake() {
     });
     assert!(
         missed.is_empty(),
-        "not found within {HUNT} rounds: {missed:?}"
+        "no run of {HUNT} found these defects: {missed:?}"
     );
 }
 

@@ -4,7 +4,7 @@
 
 #![expect(
     clippy::redundant_closure_for_method_calls,
-    reason = "a method path is not general enough over the lifetime of the reader"
+    reason = "with a method path instead of a closure, the compiler reports a lifetime that is not general enough"
 )]
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

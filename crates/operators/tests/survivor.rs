@@ -135,7 +135,7 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
     assert_eq!(status.revision, raised);
     assert_ne!(
         status.cluster_id, old.cluster_id,
-        "the restored cluster has a new cluster ID"
+        "the restored cluster must have a new cluster ID"
     );
     for index in [0, KEYS / 2, KEYS - 1] {
         let key = format!("/key/{index:05}");

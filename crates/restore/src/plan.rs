@@ -53,7 +53,7 @@ const OUTAGE_POLL: Duration = Duration::from_millis(200);
 /// Shortest interval of reconciles while the seed's etcd starts, because its start causes no event.
 const SEED_START_POLL: Duration = Duration::from_millis(100);
 /// Message while another pod has the seed's name. That pod remains if its node does not answer.
-const NAME_TAKEN: &str = "the deletion of another pod with the seed's name; if the node of that pod is lost permanently, delete the Node";
+const NAME_TAKEN: &str = "waiting for the deletion of another pod with the seed's name; if the node of that pod is lost permanently, delete the Node";
 
 /// Plans the next action.
 pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
@@ -63,10 +63,12 @@ pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     let is_aborted = in_place::is_aborted(restore);
     match &snapshot.cluster {
         // Invariant 1: without an answer about the EtcdCluster, the restore waits.
-        Cluster::Unknown(why) => Plan::wait_for(format!("an answer about the EtcdCluster: {why}")),
+        Cluster::Unknown(why) => {
+            Plan::wait_for(format!("waiting until the EtcdCluster can be read: {why}"))
+        }
         Cluster::Terminating | Cluster::Absent if is_aborted => remove_finalizer(),
         Cluster::Terminating => Plan::wait_for(format!(
-            "the deletion of the existing EtcdCluster {}",
+            "waiting for the deletion of the existing EtcdCluster {}",
             naming::target(restore)
         )),
         Cluster::Absent => without_cluster(restore, snapshot),
@@ -121,7 +123,7 @@ pub fn final_plan(restore: &EtcdRestore) -> Option<Plan> {
     if in_place::is_deleted(restore) {
         return Some(Plan::halt(
             Reason::Cancelled,
-            "the EtcdRestore was deleted before it was complete",
+            "the EtcdRestore was deleted before the restore was complete",
         ));
     }
     if status.is_some_and(|status| status.succeeded) {
@@ -192,14 +194,14 @@ fn refuse_locked(restore: &EtcdRestore) -> Plan {
     let name = naming::target(restore);
     let message = if is_verified(restore) {
         format!(
-            "another EtcdRestore locked the EtcdCluster {name} before this one was complete: wait until the other \
-             EtcdRestore has ended"
+            "another EtcdRestore locked the EtcdCluster {name} before this EtcdRestore was complete: wait until the \
+             other EtcdRestore has ended"
         )
     } else {
         format!(
-            "spec.etcdCluster.name: another EtcdRestore is restoring the EtcdCluster {name}; nothing was changed. Create a \
-             new EtcdRestore with another cluster name. To replace the restored data, create one with spec.overwrite: true \
-             after the other EtcdRestore has ended"
+            "spec.etcdCluster.name: another EtcdRestore is restoring the EtcdCluster {name}; nothing was changed. \
+             Create a new EtcdRestore with another cluster name. To replace the restored data, create a new \
+             EtcdRestore with spec.overwrite: true after the other EtcdRestore has ended"
         )
     };
     Plan::halt(Reason::ClusterExists, message)
@@ -209,7 +211,7 @@ fn without_cluster(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     if verified(restore).is_some() {
         let name = naming::target(restore);
         let message = format!(
-            "the restored EtcdCluster {name} was deleted before it was complete; create a new EtcdRestore"
+            "the restored EtcdCluster {name} was deleted before the restore was complete; create a new EtcdRestore"
         );
         return Plan::halt(Reason::ClusterMissing, message);
     }
@@ -218,7 +220,7 @@ fn without_cluster(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
         return record_intent(restore);
     }
     let spec = match &snapshot.source {
-        Source::NotRead => return Plan::wait_for("the check of the backup"),
+        Source::NotRead => return Plan::wait_for("waiting for the check of the backup"),
         Source::Unavailable(trouble) => return Plan::trouble(trouble),
         Source::Ready(spec) => spec.clone(),
     };
@@ -275,8 +277,8 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
         (Some(recorded), _) => Plan::halt(
             Reason::SeedFailed,
             format!(
-                "the EtcdCluster's status has the cluster ID {recorded}, but the restored seed has another one; delete \
-                 the EtcdCluster and create a new EtcdRestore"
+                "the EtcdCluster's status has the cluster ID {recorded}, but the restored seed has a different \
+                 cluster ID; delete the EtcdCluster and create a new EtcdRestore"
             ),
         ),
         (None, known) => with_finalizer(restore, prepare_seed(cluster, known, snapshot)),
@@ -314,7 +316,9 @@ fn prepare_seed(cluster: &ClusterFacts, known: Option<(&str, i64)>, snapshot: &S
         return plan;
     }
     match &snapshot.seed.pod {
-        Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
+        Pod::Unknown(why) => {
+            Plan::wait_for(format!("waiting until the seed's pod can be read: {why}"))
+        }
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
         Pod::Present(pod) => await_seed(pod, known, &snapshot.serving),
@@ -326,10 +330,10 @@ fn missing(child: &Child, kind: &str, create: Action) -> Option<Plan> {
         Child::Present => None,
         Child::Absent => Some(Plan::act(create, &format!("creating the seed's {kind}"))),
         Child::NameTaken => Some(Plan::wait_for(format!(
-            "the deletion of another {kind} with the seed's name"
+            "waiting for the deletion of another {kind} with the seed's name"
         ))),
         Child::Unknown(why) => Some(Plan::wait_for(format!(
-            "an answer about the seed's {kind}: {why}"
+            "waiting until the seed's {kind} can be read: {why}"
         ))),
     }
 }
@@ -346,13 +350,13 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
     }
     // Invariant 9: an answer at the seed's address counts only after the pod has reported a verified backup.
     let Some(restored) = pod.restored else {
-        return Plan::wait_for("the backup to be fetched and verified in the seed's pod");
+        return Plan::wait_for("waiting until the seed's pod has fetched and verified the backup");
     };
     match serving {
-        Serving::NotRead => Plan::wait_for("the seed member to serve"),
+        Serving::NotRead => Plan::wait_for("waiting for the seed member to serve"),
         Serving::Unknown(why) => Plan {
             requeue: Some(seed_poll(pod.progress)),
-            ..Plan::wait_for(format!("the seed member to serve: {why}"))
+            ..Plan::wait_for(format!("waiting for the seed member to serve: {why}"))
         },
         Serving::Differs { expected, found } => Plan::stuck(Trouble::new(
             Reason::SeedFailed,
@@ -404,17 +408,23 @@ fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving)
         return remove_finalizer();
     }
     if !cluster.available {
-        return Plan::wait_for("the cluster operator to report the cluster as Available");
+        return Plan::wait_for(
+            "waiting for the cluster operator to report the cluster as Available",
+        );
     }
     match serving {
         // The state `Differs` cannot occur here, because the hash is compared only before the cutover.
-        Serving::NotRead | Serving::Differs { .. } => Plan::wait_for("the cluster to serve"),
-        Serving::Unknown(why) => Plan::wait_for(format!("the cluster to serve: {why}")),
-        Serving::Serves { cluster_id, .. } if !cluster.is_cluster(cluster_id) => Plan::wait_for(
-            format!("the cluster to serve: another cluster ({cluster_id}) answers at its address"),
-        ),
+        Serving::NotRead | Serving::Differs { .. } => {
+            Plan::wait_for("waiting for the cluster to serve")
+        }
+        Serving::Unknown(why) => Plan::wait_for(format!("waiting for the cluster to serve: {why}")),
+        Serving::Serves { cluster_id, .. } if !cluster.is_cluster(cluster_id) => {
+            Plan::wait_for(format!(
+                "waiting for the restored cluster to serve: another cluster ({cluster_id}) answers at its address"
+            ))
+        }
         Serving::Serves { revision, .. } if *revision < restored => Plan::wait_for(format!(
-            "a member at revision {restored} or later: a member at revision {revision} answered"
+            "waiting for an answer with revision {restored} or later: the cluster answered with revision {revision}"
         )),
         Serving::Serves { .. } => Plan::complete(),
     }

@@ -209,7 +209,9 @@ fn already_restored(paths: &Paths) -> Result<Option<Contents>, Trouble> {
     if !is_created(paths) {
         return Ok(None);
     }
-    let message = "the data volume contains a data directory that this restore did not create, and that it does not change: check that no container in spec.pod of the EtcdCluster writes to the data volume";
+    let message = "the data volume contains a data directory that this restore did not create. The restore does not \
+                   change this directory: check that no container in spec.pod of the EtcdCluster writes to the data \
+                   volume";
     let contents = read_json(&paths.restored())?;
     contents
         .map(Some)

@@ -131,8 +131,8 @@ pub fn fits(manifest: Option<&BackupManifest>, stored: u64) -> Result<(), Troubl
         Some(recorded) if u64::try_from(recorded).ok() != Some(stored) => Err(Trouble::new(
             Reason::SnapshotUnreadable,
             format!(
-                "the backup has {stored} bytes, but its manifest has {recorded}: the backup was truncated or replaced; \
-                 restore another backup"
+                "the backup has {stored} bytes, but its manifest records {recorded} bytes: the backup was truncated \
+                 or replaced; restore another backup"
             ),
         )),
         _ => Ok(()),

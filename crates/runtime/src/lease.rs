@@ -168,12 +168,12 @@ impl Lease {
                 warn!(
                     lease = self.candidate.name,
                     error = cause,
-                    "cannot release the lease; it will expire"
+                    "cannot release the lease; the lease will expire"
                 );
             }
             Err(_) => warn!(
                 lease = self.candidate.name,
-                "cannot release the lease in time; it will expire"
+                "cannot release the lease in time; the lease will expire"
             ),
         }
     }

@@ -240,7 +240,7 @@ mod tests {
     #[tokio::test]
     #[allow(
         clippy::async_yields_async,
-        reason = "the task continues after the reconcile has ended"
+        reason = "the task must continue after the reconcile has ended"
     )]
     async fn line_has_object_and_reconcile_id_with_every_filter() {
         for filter in [DEFAULT_FILTER, "info", "warn", "error", "info,kube=warn"] {

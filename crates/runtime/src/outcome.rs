@@ -424,7 +424,7 @@ mod tests {
         assert_eq!(
             kept(&change, now + SERIES),
             (4, 7),
-            "notices about states are kept longer than notices about changes"
+            "notices about states must be kept longer than notices about changes"
         );
         assert_eq!(kept(&change, now + REPEAT_AFTER), (1, 1));
     }

@@ -90,7 +90,8 @@ impl Grants {
         };
         let wanted = place.map_err(|problem| {
             format!(
-                "spec.{block}.{problem}, and spec.{block}.{secret} is not set: set spec.{block}.{secret}, because the operator does not use its own identity with this setting"
+                "spec.{block}.{problem}, but spec.{block}.{secret} is not set: set spec.{block}.{secret}, because \
+                 with this setting the operator does not use its own identity"
             )
         })?;
         let granted = is_plain(source.path())

@@ -247,7 +247,7 @@ fn given_image(place: &Where) -> Option<String> {
         .filter(|name| place.context.is_some() && !name.is_empty())
 }
 
-fn program_among<'a>(built: &'a [PathBuf], name: &str) -> Result<&'a PathBuf> {
+pub(crate) fn program_among<'a>(built: &'a [PathBuf], name: &str) -> Result<&'a PathBuf> {
     built
         .iter()
         .find(|file| file.file_name().is_some_and(|file| file == name))

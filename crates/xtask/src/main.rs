@@ -1,4 +1,4 @@
-//! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `image`, `dist`, `site`, `packages`, `prose`,
+//! The commands `cargo xtask demo`, `test`, `bench`, `soak`, `drill`, `image`, `dist`, `site`, `packages`, `prose`,
 //! `conformance` and `testbed`. This crate runs other programs and contains nothing about etcd or Kubernetes objects.
 //! It must compile in seconds, because it installs the packages that the other crates need for compiling.
 
@@ -6,6 +6,7 @@ mod archive;
 mod checkout;
 mod conformance;
 mod dist;
+mod drill;
 mod drive;
 mod image;
 mod libtest;
@@ -69,6 +70,10 @@ enum Command {
     ///
     /// The same seed gives the same faults. A failed soak prints the seed, and keeps its steps and the clients' history.
     Soak(drive::Soak),
+    /// Practice for on-call engineers: make hidden faults on the testbed, and measure the time to their repair; see
+    /// docs/drill.md.
+    #[command(subcommand)]
+    Drill(drill::Drill),
     /// Build the image of the operators as a docker-archive, and print its path, its sizes and its reference.
     ///
     /// The program is that of a release. `--profile fast` compiles the program of `demo` and `test`.
@@ -208,6 +213,7 @@ fn run(command: Command) -> Result<ExitCode> {
         Command::Test(options) => return suite::test(&options),
         Command::Bench(options) => return drive::program("bench", &options),
         Command::Soak(options) => return drive::soak(&options),
+        Command::Drill(drill) => return drill::run(&drill),
         Command::Packages => {
             packages::ensure_packages(&[packages::Purpose::Build, packages::Purpose::Testbed])?;
         }

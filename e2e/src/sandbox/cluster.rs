@@ -2,8 +2,8 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use anyhow::Result;
-use k8s_openapi::api::core::v1::Pod;
+use anyhow::{Context, Result};
+use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
 use kube::api::{Api, DynamicObject, ListParams, WatchEvent, WatchParams};
 
 use super::Sandbox;
@@ -56,6 +56,20 @@ impl Sandbox {
             .into_iter()
             .filter(|pod| pod.metadata.deletion_timestamp.is_none())
             .collect())
+    }
+
+    /// The directory on the testbed in which the volume of the PVC is stored.
+    ///
+    /// # Errors
+    /// Fails if the PVC has no volume, or the volume is not a host path.
+    pub async fn volume_directory(&self, claim: &str) -> Result<String> {
+        let claims: Api<PersistentVolumeClaim> = self.api();
+        let spec = claims.get(claim).await?.spec.context("no spec")?;
+        let name = spec.volume_name.context("the PVC has no volume")?;
+        let volumes: Api<PersistentVolume> = Api::all(self.client.clone());
+        let spec = volumes.get(&name).await?.spec.context("no spec")?;
+        let path = spec.host_path.map(|it| it.path);
+        path.context("the volume is not a host path")
     }
 
     /// Changes `spec.size` with `kubectl scale`.

@@ -108,7 +108,7 @@ async fn backup_verification_finds_damage(sandbox: &Sandbox, bucket: &Bucket) ->
     let found = condition(&object, "Verified").context("the condition")?;
     ensure!(found["reason"] == "VerificationFailed", "{found}");
     let message = found["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("does not restore"), "{message}");
+    ensure!(message.contains("cannot be restored"), "{message}");
     ensure!(
         has_condition(&object, "Ready", "False"),
         "{}",

@@ -3,24 +3,10 @@
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{field, follower, leader, ready_members};
 use e2e::{Sandbox, Testbed, Writer, cluster_scenario};
-use k8s_openapi::api::core::v1::{PersistentVolume, PersistentVolumeClaim, Pod};
-use kube::api::Api;
+use k8s_openapi::api::core::v1::Pod;
 
 use crate::fixtures::{DURABLE, cluster_with};
 use crate::member_loss::{SelectMember, await_one_volume_per_member};
-
-/// The directory on the testbed in which the volume of the PVC is stored.
-async fn volume_directory(sandbox: &Sandbox, claim: &str) -> Result<String> {
-    let claims: Api<PersistentVolumeClaim> = sandbox.api();
-    let spec = claims.get(claim).await?.spec.context("no spec")?;
-    let name = spec.volume_name.context("the PVC has no volume")?;
-    let volumes: Api<PersistentVolume> = Api::all(sandbox.client.clone());
-    let spec = volumes.get(&name).await?.spec.context("no spec")?;
-    Ok(spec
-        .host_path
-        .context("the volume is not a host path")?
-        .path)
-}
 
 /// What the test overwrites: the first records of each WAL file of a follower, or the first pages of the leader's
 /// database.
@@ -40,7 +26,7 @@ async fn member_with_damaged_data_is_replaced() {
         for (files, how, choose) in DAMAGE {
             let victim = choose(&sandbox.await_members("c", 3).await?)?;
             let pods = [sandbox.api::<Pod>().get(&victim).await?];
-            let volume_directory = volume_directory(sandbox, &victim).await?;
+            let volume_directory = sandbox.volume_directory(&victim).await?;
             // The containers are stopped before the damage, because a running member would overwrite the damaged files
             // when it ends.
             testbed.signal_containers(&pods, "SIGSTOP").await?;

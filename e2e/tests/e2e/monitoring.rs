@@ -7,16 +7,16 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::bucket::Bucket;
-use e2e::discovery::scrape_jobs;
 use e2e::manifests::{aws_secret, backup, backup_with, restore_with};
 use e2e::objects::{Kind, await_complete, field, leader, ready_members};
-use e2e::sandbox::{RELEASE, bare_scenario};
+use e2e::rules::{self, Rules};
+use e2e::sandbox::bare_scenario;
 use e2e::wait::Poll;
-use e2e::{DEADLINE, Keyspace, Prometheus, Sandbox, Testbed, chart, plugin, step, until};
+use e2e::{DEADLINE, Keyspace, Prometheus, Sandbox, Testbed, plugin, step, until};
 use futures::try_join;
 use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
-use serde_json::{Value, json};
+use serde_json::Value;
 
 use crate::dashboards;
 use crate::fixtures::{cluster_with, newest_version};
@@ -67,51 +67,13 @@ struct Monitor<'a> {
     fired: RefCell<BTreeMap<String, bool>>,
 }
 
-/// Replaces the pending times of alerts, and the ranges of expressions, by short ones.
-fn shortened(groups: &Value) -> Value {
-    let mut groups = groups.clone();
-    for group in groups.as_array_mut().into_iter().flatten() {
-        for rule in group["rules"].as_array_mut().into_iter().flatten() {
-            if rule.get("for").is_some() {
-                rule["for"] = json!("1s");
-            }
-            let expression = rule["expr"].as_str().unwrap_or_default();
-            let parts = expression
-                .split('[')
-                .map(|part| match part.split_once(']') {
-                    Some((_, rest)) => format!("30s]{rest}"),
-                    None => part.to_owned(),
-                });
-            rule["expr"] = json!(parts.collect::<Vec<_>>().join("["));
-        }
-    }
-    groups
-}
-
 impl<'a> Monitor<'a> {
     /// Starts Prometheus with the monitors and alerts that the chart renders.
     async fn start(sandbox: &'a Sandbox) -> Result<Self> {
         let testbed = Testbed::of(sandbox)?;
-        let chart = sandbox.env.chart.to_string_lossy();
-        let words = [
-            "template",
-            RELEASE,
-            &chart,
-            "-n",
-            &sandbox.namespace,
-            "--set",
-            MONITORS,
-        ];
-        let rendered = chart::helm(&sandbox.env, &words).await?;
-        let objects = chart::objects(&rendered)?;
-        let of_kind = |kind: &'static str| objects.iter().filter(move |one| one["kind"] == kind);
-        let mut jobs = Vec::new();
-        for monitor in of_kind("PodMonitor") {
-            jobs.extend(scrape_jobs(monitor)?);
-        }
+        let Rules { jobs, groups } = Rules::render(sandbox, MONITORS).await?;
         ensure!(jobs.len() == 4, "{} jobs", jobs.len());
-        let rule = of_kind("PrometheusRule").next().context("no alerts")?;
-        let groups = shortened(&rule["spec"]["groups"]);
+        let groups = rules::with_times(&groups, |_| "1s".to_owned(), |_| "30s".to_owned());
         let rules = groups.as_array().into_iter().flatten();
         let rules = rules.flat_map(|group| group["rules"].as_array().into_iter().flatten());
         let (mut alerts, mut recordings) = (BTreeSet::new(), Vec::new());
@@ -130,8 +92,8 @@ impl<'a> Monitor<'a> {
         })
     }
 
-    /// Creates the clusters `c` (three members, TLS) and `p` (one member), and a backup of `p`. A bootstrap must not fire
-    /// the alert of a lost quorum.
+    /// Creates the clusters `c` (three members, TLS) and `p` (one member), and a backup of `p`. A bootstrap must not
+    /// fire the alert of a lost quorum.
     async fn clusters(&self, path: &str) -> Result<()> {
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
         let clusters = [
@@ -419,7 +381,7 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdOperatorFails", &labels).await?;
         self.ends("EtcdRestoreSlow", &back).await?;
 
-        // The cluster `p` exists.
+        // The restore must fail, because a cluster with the name `p` exists.
         sandbox
             .apply(&restore_with(s3, "refused", "{name: p}", path, ""))
             .await?;

@@ -263,7 +263,7 @@ async fn old_etcd(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
             let found = (Some(after.hash.0.into()), Some(after.hash.1));
             ensure!(
                 found == expected,
-                "hash {found:?} in etcd {version}, revision {revision}; etcd {old} has {expected:?}"
+                "at revision {revision}, etcd {version} has the hash {found:?}, but etcd {old} has {expected:?}"
             );
         }
         ensure!(field(&done, "/status/restoredRevision") == 72);

@@ -28,7 +28,7 @@ pub fn validate(backup: &EtcdBackup) -> Vec<Problem> {
     if spec.etcd_endpoints.iter().any(String::is_empty) {
         problems.push(Problem::new(
             "spec.etcdEndpoints",
-            "holds an empty text",
+            "contains an empty string",
             "use URLs such as http://example-client:2379",
         ));
     }
@@ -66,7 +66,7 @@ impl BackupPolicy {
             (
                 "timeoutInSecond",
                 self.timeout_in_second,
-                "use 0 for the longest limit, or remove it",
+                "use 0 for the maximum of 48 hours, or remove it",
             ),
             (
                 "backupIntervalInSecond",

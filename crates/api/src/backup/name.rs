@@ -119,7 +119,7 @@ mod tests {
         };
         assert!(
             new > old,
-            "a restored cluster continues from an earlier revision"
+            "the name with the later time must be newer, because a restored cluster continues from an earlier revision"
         );
         let later = Numbered {
             time: at(10),

@@ -1,4 +1,4 @@
-//! The proof that a backup restores: when the operator makes it, and what it has found.
+//! The proof that a backup can be restored: when the operator makes the proof, and the result.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
@@ -14,7 +14,7 @@ use crate::storage::StorageType;
 /// Default of `verification.timeoutSeconds`.
 pub const DEFAULT_TIMEOUT_SECONDS: i32 = 1800;
 
-/// When and how the operator restores the newest backup in a separate pod, to prove that the backup restores.
+/// When and how the operator restores the newest backup in a separate pod, to prove that the backup can be restored.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
@@ -28,7 +28,8 @@ pub struct Verification {
     #[schemars(length(max = 128))]
     #[x_kube(validation = (
         "self.matches('^(@(hourly|daily|weekly|monthly|yearly)|[^ =]+( [^ =]+){4})$')",
-        "verification.schedule must have five cron fields such as 0 * * * *, or be @hourly, @daily, @weekly, @monthly or @yearly: name a time zone in verification.timeZone"
+        "verification.schedule must have five cron fields such as 0 * * * *, or be @hourly, @daily, @weekly, @monthly \
+         or @yearly: correct it, and set a time zone only in verification.timeZone"
     ))]
     pub schedule: Option<String>,
     /// Time zone of the schedule, such as `Europe/Berlin`. Default `Etc/UTC`.

@@ -272,7 +272,7 @@ fn backup_problems(spec: &EtcdClusterSpec) -> Vec<Problem> {
         problems.push(Problem::new(
             field,
             "is set without spec.backup.beforeChanges",
-            "name changes in spec.backup.beforeChanges or remove beforeChangesMaxAge",
+            "set spec.backup.beforeChanges or remove beforeChangesMaxAge",
         ));
     }
     problems

@@ -28,8 +28,8 @@ pub(super) fn join_problem(cluster: &EtcdCluster) -> Option<Problem> {
     let other = { urls }.find(|url| !url.starts_with(scheme))?;
     let field = format!("metadata.annotations[{ANNOTATION_JOIN}]");
     let problem = format!("names {other}, but clients of this cluster use {scheme}");
-    let remedy = "use client URLs with the scheme of spec.TLS, and make spec.TLS match the TLS of the cluster to join, for \
-                  clients and peers; remove the annotation if that cluster no longer exists";
+    let remedy = "use client URLs with this scheme, and set spec.TLS to the TLS settings of the cluster to join, for \
+                  clients and for peers. If that cluster no longer exists, remove the annotation";
     Some(Problem::new(field, problem, remedy))
 }
 

@@ -171,7 +171,8 @@ pub struct Recovery {
 ))]
 #[x_kube(validation = (
     "!has(self.autoCompactionRetention) || (has(self.autoCompactionMode) && self.autoCompactionMode == 'revision' ? self.autoCompactionRetention.matches('^[0-9]+$') : self.autoCompactionRetention.matches('^([0-9]+|([0-9]+(ms|s|m|h))+)$'))",
-    "spec.etcd.autoCompactionRetention does not fit spec.etcd.autoCompactionMode: use a number of revisions with revision, or a duration such as 30m or a number of hours with periodic (the default)"
+    "spec.etcd.autoCompactionRetention does not match spec.etcd.autoCompactionMode: with the mode revision, set a \
+     number of revisions; with the mode periodic (the default), set a duration such as 30m, or a number of hours"
 ))]
 #[x_kube(validation = (
     "!has(self.electionTimeout) || [duration(has(self.heartbeatInterval) ? self.heartbeatInterval : '100ms')].all(beat, duration(self.electionTimeout) >= beat + beat + beat + beat + beat)",
@@ -301,7 +302,8 @@ fn milliseconds(text: &DurationText) -> Option<String> {
 ))]
 #[x_kube(validation = (
     "!has(self.beforeChangesMaxAge) || (has(self.beforeChanges) && self.beforeChanges.size() > 0)",
-    "spec.backup.beforeChangesMaxAge has no effect without a change: name changes in spec.backup.beforeChanges or remove beforeChangesMaxAge"
+    "spec.backup.beforeChangesMaxAge has no effect without spec.backup.beforeChanges: set beforeChanges or remove \
+     beforeChangesMaxAge"
 ))]
 #[x_kube(validation = (
     "has(self.backupPolicy.schedule) || (has(self.backupPolicy.backupIntervalInSecond) && self.backupPolicy.backupIntervalInSecond > 0)",
@@ -333,7 +335,7 @@ pub struct ClusterBackup {
     /// Compression of stored backups. Default `none`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub compression: Option<Compression>,
-    /// Proof that the newest backup restores: the backup operator restores it in a separate pod.
+    /// Proof that the newest backup can be restored: the backup operator restores it in a separate pod.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<Box<Verification>>,
     /// Changes that start only after a recent backup: `Upgrade`, `Recovery`, `Restore`, `Shrink`. For an upgrade or a

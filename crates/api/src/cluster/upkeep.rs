@@ -84,7 +84,8 @@ pub struct Defragmentation {
     #[schemars(length(max = 128))]
     #[x_kube(validation = (
         "self.matches('^(@(hourly|daily|weekly|monthly|yearly)|[^ =]+( [^ =]+){4})$')",
-        "spec.upkeep.defragmentation.schedule must have five cron fields such as 0 3 * * 6, or be @hourly, @daily, @weekly, @monthly or @yearly: name a time zone in spec.upkeep.defragmentation.timeZone"
+        "spec.upkeep.defragmentation.schedule must have five cron fields such as 0 3 * * 6, or be @hourly, @daily, \
+         @weekly, @monthly or @yearly: correct it, and set a time zone only in spec.upkeep.defragmentation.timeZone"
     ))]
     pub schedule: Option<String>,
     /// Time zone of the schedule, such as `Europe/Berlin`. Default `Etc/UTC`.

@@ -43,17 +43,19 @@ const FLOORS: [Floor; 3] = [
     Floor {
         of: (3, 6),
         patch: 20,
-        why: "3.5.1 to 3.5.19 do not store the promotion of a learner, so 3.6 would not start (etcd issue 19557)",
+        why: "etcd 3.5.1 to 3.5.19 do not store the promotion of a learner, so etcd 3.6 would not start (etcd issue \
+              19557)",
     },
     Floor {
         of: (3, 6),
         patch: 26,
-        why: "before 3.5.26, members that were removed long ago can reappear with 3.6 (etcd issue 20967)",
+        why: "after an upgrade from a release before 3.5.26, members that were removed long ago can reappear (etcd \
+              issue 20967)",
     },
     Floor {
         of: (3, 7),
         patch: 11,
-        why: "3.6 before 3.6.11 may not work in one cluster with 3.7 (etcd's upgrade guide)",
+        why: "etcd 3.6 releases before 3.6.11 may not work in one cluster with etcd 3.7 (etcd's upgrade guide)",
     },
 ];
 
@@ -96,7 +98,8 @@ pub fn direction(from: &EtcdVersion, to: &EtcdVersion) -> Result<UpgradeDirectio
             None => format!("a {major}.{next} release"),
         };
         return Err(format!(
-            "etcd upgrades by one minor release at a time: from {from}, set spec.version to {stop} before {to}"
+            "etcd upgrades by one minor release at a time: set spec.version first to {stop}, and to {to} after that \
+             upgrade"
         ));
     }
     Ok(UpgradeDirection::Up)
@@ -184,8 +187,8 @@ fn downgrade(from: &EtcdVersion, to: &EtcdVersion) -> Result<UpgradeDirection, S
     if to_minor + 1 < minor {
         let between = minor - 1;
         return Err(format!(
-            "etcd downgrades by one minor release at a time: from {from}, set spec.version to a {major}.{between} \
-             release before {to}"
+            "etcd downgrades by one minor release at a time: set spec.version first to a {major}.{between} release, \
+             and to {to} after that downgrade"
         ));
     }
     Ok(UpgradeDirection::Down)

@@ -102,7 +102,7 @@ fn examples_parse_and_are_accepted() {
         .sum();
     assert!(
         own >= 6,
-        "the examples contain only {own} objects of this API"
+        "the examples contain only {own} objects of this API, which is too few"
     );
 }
 

@@ -70,7 +70,7 @@ fn every_crd_rule_has_an_accepted_and_a_refused_fixture() {
     let refused: BTreeSet<String> = yaml_files(REFUSED).iter().map(|path| stem(path)).collect();
     assert_eq!(
         accepted, refused,
-        "each rule has an accepted and a refused fixture"
+        "each rule must have an accepted and a refused fixture"
     );
 
     let fragments: Vec<String> = yaml_files(REFUSED)

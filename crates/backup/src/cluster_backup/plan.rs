@@ -42,7 +42,7 @@ pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Acti
             let requested = desired.annotations().get(ANNOTATION_BACKUP_REQUESTED);
             let same = existing.is_some_and(|backup| {
                 let annotations = backup.annotations();
-                // A request that is fulfilled may stay on the EtcdBackup.
+                // If the spec requests no backup, the annotation of an earlier request may stay on the EtcdBackup.
                 let has_request = requested.is_none()
                     || annotations.get(ANNOTATION_BACKUP_REQUESTED) == requested;
                 backup.spec == desired.spec
@@ -190,8 +190,8 @@ pub(super) fn taken(cluster: &EtcdCluster) -> Notice {
         Reason::NameTaken.as_str(),
         "Backup",
         format!(
-            "spec.backup is not in effect: an EtcdBackup {name} exists that does not belong to this EtcdCluster; \
-             delete or rename it"
+            "spec.backup is not in effect, because an EtcdBackup {name} exists and does not belong to this \
+             EtcdCluster: delete it, or create it again with another name"
         ),
     )
 }
@@ -330,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn change_that_waits_requests_backup_once() {
+    fn waiting_change_requests_one_backup() {
         let asked = |cluster: &EtcdCluster| {
             let annotations = created(cluster).metadata.annotations.unwrap_or_default();
             annotations.get(ANNOTATION_BACKUP_REQUESTED).cloned()

@@ -55,7 +55,7 @@ fn identity(backup: &EtcdBackup) -> Option<String> {
         Some(secret) => Some(format!("{}: Secret {}", secret.field, secret.name)),
         None => source.has_bucket().then(|| {
             format!(
-                "spec.{} names no Secret, and the backup operator uses its cloud identity",
+                "spec.{} names no Secret, so the backup operator uses its own cloud identity",
                 source.block()
             )
         }),

@@ -43,9 +43,10 @@ pub(super) fn attempts_exhausted(backup: &EtcdBackup, work: &Work) -> Option<Tro
         Trouble::new(
             Reason::AttemptsCutOff,
             format!(
-                "{unfinished} attempts ended together with the backup operator: check why the operator's container \
-                 ended (kubectl describe pod). If it was OOMKilled, raise backupOperator.resources of the chart. Then \
-                 create another EtcdBackup or change the spec. A periodic EtcdBackup needs neither: it tries again at its next scheduled time"
+                "{unfinished} attempts were cut off because the backup operator ended: check why the operator's \
+                 container ended (kubectl describe pod). If it was OOMKilled, raise backupOperator.resources of the \
+                 chart. Then create another EtcdBackup or change the spec. A periodic EtcdBackup needs neither: it \
+                 tries again at its next scheduled time"
             ),
         )
     })

@@ -89,12 +89,12 @@ pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored
     let known = transfer.problem().or(transfer.last_failure.as_ref());
     let known = known.map(|trouble| trouble.message.clone());
     let last = known.or_else(|| reported_failure(backup.status.as_ref()));
-    let last = last.map_or_else(String::new, |message| format!("; last: {message}"));
+    let last = last.map_or_else(String::new, |message| format!("; last failure: {message}"));
     Trouble::new(
         Reason::DeadlineExceeded,
         format!(
-            "the backup was not complete before its deadline: raise spec.backupPolicy.timeoutInSecond, or use 0 for the \
-             longest limit, 48 hours{last}"
+            "the backup was not complete before its deadline: raise spec.backupPolicy.timeoutInSecond, or use 0 for \
+             the maximum of 48 hours{last}"
         ),
     )
 }

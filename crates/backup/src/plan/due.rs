@@ -91,8 +91,8 @@ pub(super) fn retention_result<'a>(
     };
     let newest = backup.status.as_ref()?.location.as_ref()?;
     let includes_newest = result.backups.iter().any(|one| &one.location == newest);
-    // The list of backups may be empty, because the path in the spec was changed after the newest backup. Any other
-    // list counts only if it contains the newest backup.
+    // After a change of the path in the spec, the list of backups at the new path is empty, and the result counts. A
+    // list with backups counts only if it contains the newest backup.
     (result.backups.is_empty() || includes_newest).then_some(result)
 }
 

@@ -145,7 +145,8 @@ fn reachable(
                 return Err(Trouble::new(
                     Reason::EndpointNotGranted,
                     format!(
-                        "spec.etcdEndpoints: {url} names no EtcdCluster of this namespace and {why}. Or name an EtcdCluster of this namespace in spec.etcdCluster.name"
+                        "spec.etcdEndpoints: {url} names no EtcdCluster of this namespace and {why}. Or set \
+                         spec.etcdCluster.name to an EtcdCluster of this namespace"
                     ),
                 ));
             }

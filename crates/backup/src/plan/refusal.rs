@@ -26,7 +26,7 @@ pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     if urls.any(|url| url.starts_with("https://")) && backup.spec.client_tls_secret().is_none() {
         problems.push(Problem::new(
             "spec.etcdEndpoints",
-            "names an https URL, but no CA certificate to verify it",
+            "has an https URL, but the spec names no CA certificate to verify the server",
             "name a Secret in spec.clientTLSSecret",
         ));
     }
@@ -51,8 +51,8 @@ fn exposed_password(backup: &EtcdBackup) -> Option<Problem> {
         format!(
             "would send a password without TLS to {exposed}, which is outside of this namespace"
         ),
-        "use an https URL in spec.etcdEndpoints and spec.clientTLSSecret, or name a Service of this namespace such as \
-         http://example-client:2379",
+        "set an https URL in spec.etcdEndpoints, and set spec.clientTLSSecret. Or name a Service of this namespace, \
+         such as http://example-client:2379",
     ))
 }
 

@@ -1,8 +1,8 @@
 //! Plans the proof that the newest backup restores. Performs no I/O.
 //!
-//! The operator records the start of a verification before it creates the pod (invariant 10). The name of the pod follows
-//! from the record, so a new operator process finds the pod. The pod is deleted before its result is recorded: if the
-//! operator ends between the two steps, the verification is repeated.
+//! The operator records the start of a verification before it creates the pod (invariant 10). The name of the pod
+//! follows from the record, so a new operator process finds the pod. The pod is deleted before its result is recorded:
+//! if the operator ends between the two steps, the verification is repeated.
 
 use std::time::Duration;
 
@@ -33,8 +33,8 @@ const TURN_RETRY: Duration = Duration::from_secs(15);
 /// Pause after the first failure. Each further failure doubles the pause.
 const RETRY: SignedDuration = SignedDuration::from_mins(1);
 const MAX_RETRY: SignedDuration = SignedDuration::from_hours(6);
-/// The kubelet stops the pod at its time limit. If the kubelet does not, for example because the node is lost, the operator
-/// ends the verification after this additional time.
+/// The kubelet stops the pod at its time limit. If the kubelet does not, for example because the node is lost, the
+/// operator ends the verification after this additional time.
 const GRACE: SignedDuration = SignedDuration::from_mins(2);
 /// Number of digits of the digest in the name of a pod.
 const NAME_DIGITS: usize = 20;
@@ -168,8 +168,8 @@ pub(crate) fn plan(
         Err(Failure {
             damaged: false,
             message: format!(
-                "the verification has not ended within {} s{because}; raise spec.verification.timeoutSeconds, or resolve \
-                 what the pod waits for",
+                "the verification has not ended within {} s{because}; raise spec.verification.timeoutSeconds, or \
+                 resolve the cause of the delay",
                 settings.timeout_seconds()
             ),
         })
@@ -208,7 +208,7 @@ pub(crate) fn plan(
 }
 
 const QUEUED: &str =
-    "another backup of this namespace is verified now: this verification starts afterwards";
+    "another backup of this namespace is being verified: this verification starts afterwards";
 const RUNNING: &str = "the backup is being restored in a separate pod";
 
 /// Ends the verification of an EtcdBackup without `spec.verification`.
@@ -281,8 +281,8 @@ fn retry_pause(failures: i32) -> SignedDuration {
     (RETRY * 2_i32.pow(doubled)).min(MAX_RETRY)
 }
 
-/// The name of the pod. It follows from the record in the status, so a second operator process finds the pod of the first
-/// process (invariant 11).
+/// The name of the pod. It follows from the record in the status, so a second operator process finds the pod of the
+/// first process (invariant 11).
 fn pod_name(backup: &EtcdBackup, location: &str, started: Timestamp) -> String {
     let uid = backup.uid().unwrap_or_default();
     let digest = hex::encode(Sha256::digest(format!("{uid}\n{location}\n{started}")));
@@ -302,7 +302,8 @@ fn built(
         .ok_or_else(|| unusable("there is no backup"))?;
     let version = status.etcd_version.as_deref().unwrap_or_default();
     let version = EtcdVersion::parse(version).map_err(|_| {
-        unusable("the status does not contain the etcd version of the backup: the next backup is verified")
+        unusable("this backup cannot be verified, because the status does not contain its etcd version: the operator \
+                  verifies the next backup")
     })?;
     let image: &OperatorImage = inputs
         .image
@@ -335,7 +336,10 @@ fn block_at(backup: &EtcdBackup, location: &str) -> Result<StorageBlock, Trouble
     let block = StorageBlock::from(source);
     let path = block.path_in(location).map(str::to_owned);
     let message = || {
-        format!("the backup {location} is not in the PVC of spec.pvc: the next backup is verified")
+        format!(
+            "the backup {location} cannot be verified, because it is not in the PVC of spec.pvc: the operator \
+                 verifies the next backup"
+        )
     };
     let path = path.ok_or_else(|| Trouble::new(Reason::StepFailed, message()))?;
     Ok(block.at(path))

@@ -183,7 +183,8 @@ impl Report {
     pub fn into_removal_result(self, order: &Order) -> Result<RemovalResult, Trouble> {
         match self {
             Self::Removed { deleted, mut kept } => {
-                // The newest backup in the order is always kept. If the truncated list lacks it, it is added.
+                // The newest backup in the order is always kept, so it is added to a truncated list that does not
+                // contain it.
                 if let Some(newest) = order.newest().filter(|newest| !kept.contains(newest))
                     && !kept.is_empty()
                 {

@@ -182,7 +182,8 @@ impl<T> PodWorker<T> {
         Trouble::new(
             Reason::PodNotStarting,
             format!(
-                "spec.pvc.claimName: backup pod {pod}, which mounts PersistentVolumeClaim {claim}, has a node, but its container has not started within a minute: {reason}"
+                "spec.pvc.claimName: backup pod {pod} mounts PersistentVolumeClaim {claim}. The pod has a node, but \
+                 its container has not started within a minute: {reason}"
             ),
         )
     }
@@ -273,7 +274,7 @@ async fn update_progress(pod: &Pod, meter: &Meter) {
 fn foreign(name: &str) -> Trouble {
     Trouble::new(
         Reason::StepFailed,
-        format!("this EtcdBackup does not own pod {name} in its namespace: delete the pod"),
+        format!("pod {name} exists, but does not belong to this EtcdBackup: delete the pod"),
     )
 }
 

@@ -54,7 +54,7 @@ pub(super) fn record(
                 .as_ref()
                 .map(|start| now.0.duration_since(start.0).as_secs());
             let message = format!(
-                "the backup {} restores: etcd served revision {}{}",
+                "a test restore of the backup {} succeeded: etcd served revision {}{}",
                 begun.location,
                 proof.revision,
                 if proof.hash_compared {
@@ -106,7 +106,7 @@ fn finding(status: ConditionStatus, reason: Reason, message: &str) -> Finding {
     Finding::new(ConditionType::Verified, status, reason.into(), message)
 }
 
-/// True if the status reports a backup that does not restore.
+/// True if the status reports a backup that cannot be restored.
 fn is_failed(status: &EtcdBackupStatus) -> bool {
     let found = api::conditions::find(&status.conditions, &ConditionType::Verified);
     found.is_some_and(|condition| condition.status == "False")
@@ -115,7 +115,7 @@ fn is_failed(status: &EtcdBackupStatus) -> bool {
 fn failed(location: &str, failure: &crate::verification::Failure) -> String {
     if failure.damaged {
         format!(
-            "the backup {location} does not restore: {}. Make a new backup, and check the store",
+            "the backup {location} cannot be restored: {}. Make a new backup, and check the store",
             failure.message
         )
     } else {
@@ -140,7 +140,7 @@ pub(super) fn notice(
             Reason::BackupVerified.as_str(),
             ACTION,
             format!(
-                "the backup {location} restores: etcd served revision {}",
+                "a test restore of the backup {location} succeeded: etcd served revision {}",
                 proof.revision
             ),
         )),

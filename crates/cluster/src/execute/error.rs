@@ -12,7 +12,7 @@ use crate::reason::Reason;
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
     /// The API server rejected the write, or could not be reached.
-    #[error("the API server")]
+    #[error("a request to the API server failed")]
     Api(#[from] runtime::apply::Error),
     /// An object of this name already exists.
     #[error("{what} already exists")]
@@ -28,7 +28,8 @@ pub enum Error {
     },
     /// The observation is too old for writes, for example because the process was suspended. If the chain has set the
     /// annotation `started` on a Service, the executor removes it.
-    #[error("the observation is older than {} seconds, and the operator reads it again", FRESH.as_secs())]
+    #[error("the operator's observation of the cluster is older than {} seconds: the operator reads the cluster \
+             again", FRESH.as_secs())]
     TooOld,
     /// The member list differs from the list from which the change was planned.
     #[error("the member list has changed since it was read")]

@@ -30,7 +30,8 @@ impl ExecuteContext<'_> {
     async fn record_passwords(&self, others: bool) -> Result<Option<String>, Error> {
         let Some((user, passwords)) = self.auth.to_record(others) else {
             return Err(Error::Missing(
-                "the spec names no credentials that the operator could record".to_owned(),
+                "spec.auth.secret is not set, so the operator has no credentials to record"
+                    .to_owned(),
             ));
         };
         let recorded = self.auth.recorded();

@@ -136,7 +136,7 @@ mod tests {
         assert_eq!(
             objects.pods.len(),
             1,
-            "the pod without labels is found by its name"
+            "the pod without labels must be found by its name"
         );
         assert!(objects.clock.0.is_some());
     }

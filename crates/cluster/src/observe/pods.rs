@@ -418,7 +418,7 @@ mod tests {
         assert_eq!(lost.lost_since, Some(at("2026-11-21T00:10:00Z")));
         assert!(
             !lost.ready && lost.running,
-            "the container status of a lost node is outdated"
+            "the pod of a lost node must count as running and not ready, because the kubelet no longer updates its status"
         );
         // The kubelet of a live node writes these conditions. None of them shows a lost node.
         for (ready, reason, containers) in [

@@ -169,7 +169,7 @@ fn objects_built_by_operator_have_no_drift() {
     assert_eq!(
         observed.services.len(),
         1,
-        "the Services of the whole cluster do not count as Services of members"
+        "the Services of the whole cluster must not count as Services of members"
     );
     let pod = &observed.pods[MEMBER];
     assert!(pod.owned && pod.durable && pod.stays() && !pod.running);

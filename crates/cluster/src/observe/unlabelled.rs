@@ -131,7 +131,7 @@ mod tests {
         assert_eq!(
             asked(&|_| ()),
             Missing::default(),
-            "no object of a healthy cluster is read by name"
+            "no object of a healthy cluster may be read by name"
         );
         let member = vec!["db-aaaaaaaaaa".to_owned()];
         let missing = asked(&|objects| objects.pods.clear());
@@ -147,7 +147,7 @@ mod tests {
         assert_eq!(
             elsewhere,
             Missing::default(),
-            "no object of an external member is read by name"
+            "no object of an external member may be read by name"
         );
     }
 }

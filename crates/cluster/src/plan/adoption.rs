@@ -1,6 +1,6 @@
-//! Adoption of clusters that this operator did not create ([ADR 15](../../../../docs/adr/0015-adoption.md)). There are two
-//! ways: the operator takes over the pods of a cluster of coreos/etcd-operator, or the members of a new EtcdCluster join
-//! any existing etcd cluster.
+//! Adoption of clusters that this operator did not create ([ADR 15](../../../../docs/adr/0015-adoption.md)). There are
+//! two ways: the operator takes over the pods of a cluster of coreos/etcd-operator, or the members of a new EtcdCluster
+//! join any existing etcd cluster.
 //!
 //! The operator records the cluster ID that a quorum of the existing members reports, and never bootstraps such a
 //! cluster (invariant 7). This module changes no member. Other modules replace the members later.
@@ -48,8 +48,8 @@ pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<D
     if known.is_empty() {
         let id = list.cluster_id;
         let text = format!(
-            "cluster {id} answers, but no pod of this EtcdCluster belongs to one of its members: the operator \
-             changes nothing"
+            "cluster {id} answers, but none of its members runs in a pod of this EtcdCluster: the operator changes \
+             nothing"
         );
         draft.problem(Reason::ForeignCluster, text);
         return Some(draft);
@@ -110,8 +110,8 @@ pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a
          trust"
     };
     let text = format!(
-        "a member of cluster {} has the peer URL {other}, but spec.TLS configures members {says} TLS between each \
-         other: no member is added, because neither could connect to the other; {remedy}",
+        "a member of cluster {} has the peer URL {other}, but spec.TLS configures peer connections {says} TLS: the \
+         operator adds no member, because members with and without TLS cannot connect to each other; {remedy}",
         list.cluster_id
     );
     let mut draft = Draft::new(build);
@@ -168,7 +168,8 @@ fn answer<'a>(
     match &observed.members {
         Seen::Unknown(why) => {
             let text = format!(
-                "the existing cluster is {what} after a quorum of its members has answered: {why}"
+                "no quorum of the existing cluster has answered yet ({why}): the cluster is {what} when a quorum \
+                 answers"
             );
             draft.wait(reason, text, BLIND);
             None

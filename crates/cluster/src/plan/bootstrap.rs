@@ -73,13 +73,13 @@ pub(super) fn unrecorded<'a>(
             .flat_map(|(_, members, _)| members)
             .collect();
         let what = if found.is_empty() {
-            "no pod or PersistentVolumeClaim carries its token".to_owned()
+            "no pod or PersistentVolumeClaim has its token".to_owned()
         } else {
             join(&found)
         };
         let text = format!(
             "the status has no record of this cluster, and the existing objects do not identify it ({what}): restore \
-             it from a backup with an EtcdRestore, or delete the objects that are not needed"
+             the cluster from a backup with an EtcdRestore, or delete the objects that do not belong to this cluster"
         );
         draft.problem(Reason::IdentityUnknown, text);
         return draft;
@@ -99,8 +99,8 @@ pub(super) fn unrecorded<'a>(
         // Invariant 7: pods with the labels of this cluster may be members of an existing cluster, even if another
         // object owns them.
         let text = format!(
-            "{} have the labels of this cluster and belong to another object: the bootstrap waits until they are \
-             deleted",
+            "these pods or PersistentVolumeClaims have the labels of this cluster, but do not belong to it: {}. The \
+             bootstrap starts when they are deleted",
             observed.strangers.join(", ")
         );
         draft.wait(Reason::StrangersPresent, text, BLIND);
@@ -312,7 +312,8 @@ fn discard_others(intent: &Intent, draft: &mut Draft) {
         let disk = observed.disks.get(&name).map(|disk| &disk.token);
         if pod.into_iter().chain(disk).any(Option::is_none) {
             let text = format!(
-                "{name} was not created by this operator and is not changed: delete it if it is not needed"
+                "the objects of {name} were not created by this operator and are not changed: delete them if they are \
+                 not needed"
             );
             draft.problem(Reason::ForeignObjects, text);
             continue;
@@ -398,8 +399,9 @@ fn waiting(intent: &Intent, quorum: usize, draft: &mut Draft) {
     let soon = soon.count();
     let delay = if soon >= quorum { SOON } else { BLIND };
     let first = intent.members.len();
-    let text =
-        format!("{running} of {first} first members run; the cluster forms when {quorum} do");
+    let text = format!(
+        "{running} of {first} first members run; the cluster forms when {quorum} of them run"
+    );
     draft.wait(Reason::Bootstrapping, text, delay);
 }
 

@@ -55,8 +55,9 @@ pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
         });
         if let Some((other, _)) = twins.into_iter().find(|(_, twin)| twin.hash != hash.hash) {
             let text = format!(
-                "{} and {} hold different data at the same revision: no member is changed; find out which data is \
-                 correct, and delete the pod and the PersistentVolumeClaim of the other member, which is then replaced",
+                "{} and {} have different data at the same revision: the operator changes no member. Find out which \
+                 member has the correct data, and delete the pod and the PersistentVolumeClaim of the other member: \
+                 the operator then replaces the other member",
                 member.name, other.name
             );
             draft.problem(Reason::DataDiffers, text);

@@ -22,7 +22,7 @@ use crate::reason::Reason;
 use crate::snapshot::Observed;
 
 /// A summary of the actions of earlier phases, for phases whose work can wait.
-#[allow(clippy::struct_excessive_bools)] // Each flag is used by another phase.
+#[allow(clippy::struct_excessive_bools)] // The flags are independent of each other.
 pub(super) struct Earlier {
     /// True if the earlier phases plan no action.
     pub(super) is_idle: bool,

@@ -32,7 +32,7 @@ pub(super) fn has_ended(pod: &Pod) -> bool {
 
 pub(super) fn delete(name: &str, pod: &Pod, draft: &mut Draft) {
     draft.say(format!(
-        "delete the pod of {name}, which will never run again"
+        "delete the pod of {name}, because the pod has ended"
     ));
     draft.add(actions::delete_pod(name, &pod.uid));
 }

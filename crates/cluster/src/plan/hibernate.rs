@@ -24,7 +24,8 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         {
             return (draft, false);
         }
-        let text = "spec.hibernate is true: the operator creates the cluster when it is false";
+        let text =
+            "spec.hibernate is true: the operator creates the cluster when spec.hibernate is false";
         draft.wait(Reason::Hibernated, text, STEADY);
         return (draft, true);
     };
@@ -48,7 +49,9 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         .collect();
     if !at_risk.is_empty() {
         let text = format!(
-            "spec.hibernate is true, but these members would lose their data because they have no volume, or their volume is being deleted: {}; the operator stops them after members with volumes have replaced them",
+            "spec.hibernate is true, but these members would lose their data, because they have no volume or a volume \
+             that is being deleted: {}. The operator first replaces these members by members with volumes, and then \
+             stops all members",
             at_risk.join(", ")
         );
         draft.problem(Reason::HibernationRefused, text);
@@ -69,7 +72,7 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
     }
     if observed.pods.is_empty() {
         let text = "spec.hibernate is true: no member runs, and the volumes are kept; the same cluster starts again \
-         when it is false";
+                    when spec.hibernate is false";
         draft.wait(Reason::Hibernated, text, STEADY);
     } else {
         let text = "spec.hibernate is true: the members are being stopped";

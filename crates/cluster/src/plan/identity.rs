@@ -21,7 +21,7 @@ pub(super) fn correct<'a>(
     let action = match (*token == intent.token, cluster_id == recorded) {
         (false, true) => {
             draft.say(format!(
-                "record the token {token} again, which all pods and volumes carry"
+                "record the token {token} again, because all pods and volumes have this token"
             ));
             let members = bootstrap::first_members(build.observed, token);
             let token = token.clone();
@@ -30,7 +30,7 @@ pub(super) fn correct<'a>(
         }
         (true, false) => {
             draft.say(format!(
-                "record cluster ID {cluster_id} again, which all pods and volumes carry"
+                "record cluster ID {cluster_id} again, because all pods and volumes have this ID"
             ));
             build.record_cluster_id(cluster_id)
         }

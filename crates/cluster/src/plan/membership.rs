@@ -182,7 +182,7 @@ fn renew(view: &View, draft: &mut Draft) {
     {
         if let Some(pod) = member.pod.filter(|pod| pod.durable && pod.stays()) {
             draft.say(format!(
-                "recreate the pod of {} for the current member list",
+                "recreate the pod of {} with the current member list",
                 member.name
             ));
             draft.add(actions::delete_pod(&member.name, &pod.uid));
@@ -197,7 +197,11 @@ fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
     };
     // Invariant 3: the operator removes a dead member only if the remaining voters are a healthy quorum.
     if let Some(risk) = view.quorum().unsafe_without(dead.id()) {
-        let text = format!("{} is not removed ({}): {risk}", dead.name, dead.why());
+        let text = format!(
+            "{} must be removed ({}), but the operator waits, because then only {risk}",
+            dead.name,
+            dead.why()
+        );
         draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
         return true;
     }
@@ -218,7 +222,11 @@ fn replace(view: &View, draft: &mut Draft) -> bool {
     }
     // Invariant 3: the operator replaces a member only if the remaining voters are a healthy quorum.
     if let Some(risk) = view.quorum().unsafe_without(old.id()) {
-        let text = format!("{} is not replaced ({}): {risk}", old.name, old.why());
+        let text = format!(
+            "{} must be replaced ({}), but the operator waits, because then only {risk}",
+            old.name,
+            old.why()
+        );
         draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
         return true;
     }

@@ -200,7 +200,8 @@ pub(super) fn leftovers<'a>(
         // Invariant 7: the operator does not delete objects with the ID of another cluster.
         if let Some(other) = member_objects::another_cluster(observed, &name) {
             let text = format!(
-                "{name} carries the ID of cluster {other} and is not changed: delete it if it is not needed"
+                "the objects of {name} have the ID of cluster {other}, so the operator does not change them: delete \
+                 them if they are not needed"
             );
             draft.problem(Reason::ForeignObjects, text);
             continue;

@@ -173,7 +173,7 @@ fn refuse(approval: Approval, cluster_id: ClusterId, draft: &mut Draft) {
             Reason::RecoveryRefused,
             format!(
                 "the annotation {ANNOTATION_RECOVER} names cluster {text:?}, but this is cluster {cluster_id}: no \
-                 recovery starts; set it to {cluster_id} to approve one"
+                 recovery starts; set the annotation to {cluster_id} to approve a recovery"
             ),
         ),
         Approval::Stale => draft.problem(
@@ -213,7 +213,7 @@ impl<'a> Scene<'a> {
             .values()
             .any(|pod| pod.addressed && !pod.terminating);
         let mut text = format!(
-            "no quorum of the members answers ({why}); the operator changes nothing until it does"
+            "no quorum of the members answers ({why}); the operator changes nothing until a quorum answers"
         );
         let survivor = self.evidence.most_advanced();
         if let Some((survivor, status)) = survivor.filter(|_| self.evidence.is_silent) {
@@ -249,9 +249,9 @@ impl<'a> Scene<'a> {
             let answers = if self.evidence.members.is_empty() {
                 let backup = self.observed.recovery.last_backup.as_ref();
                 let backup = backup
-                    .map(|backup| format!(" (the last one known: {backup})"))
+                    .map(|backup| format!(" (last known backup: {backup})"))
                     .unwrap_or_default();
-                format!("restore it from a backup with an EtcdRestore{backup}")
+                format!("restore the cluster from a backup with an EtcdRestore{backup}")
             } else {
                 draft.requeue = draft.requeue.min(BLIND);
                 "a recovery needs the data of one surviving member, but none answers: repair one of these members, \

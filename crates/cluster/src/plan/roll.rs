@@ -274,7 +274,7 @@ fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<S
         let why = match (&member.health, &pod.trouble) {
             (_, Some(trouble)) => trouble.message(),
             (crate::plan::Health::Unhealthy(why), None) => why,
-            _ => "it is lost",
+            _ => "the member is lost",
         };
         return Some(format!("{name} does not serve: {why}"));
     };

@@ -90,7 +90,8 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
         return false;
     }
     let Some(victim) = replaced.or_else(|| victim(view)) else {
-        let text = "every member that could be removed is the leader or an external member";
+        let text = "the cluster has too many members, but none can be removed now: each is the leader or an external \
+                    member";
         draft.wait(Reason::NoMemberToRemove, text, STEADY);
         return true;
     };
@@ -102,7 +103,10 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
     if victim.votes() {
         // Invariant 3: the operator removes a voter only if the remaining voters are a healthy quorum.
         if let Some(risk) = view.quorum().unsafe_without(victim.id()) {
-            let text = format!("{} is not removed: {risk}", victim.name);
+            let text = format!(
+                "the operator does not remove {} yet, because then only {risk}",
+                victim.name
+            );
             draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
             return true;
         }
@@ -246,7 +250,10 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
         .voters()
         .map(|member| (member.id(), takes_part(member)));
     if let Some(risk) = Quorum::new(voters).unsafe_with_one_more() {
-        let text = format!("{} is not promoted: {risk}", member.name);
+        let text = format!(
+            "the operator does not promote {} yet, because then only {risk}",
+            member.name
+        );
         draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
         return false;
     }

@@ -287,7 +287,7 @@ fn member_added_by_other_software_is_not_removed() {
     assert_eq!(
         scene.changes(),
         [],
-        "no member of this cluster is removed instead"
+        "no member of this cluster may be removed instead"
     );
 }
 

@@ -152,7 +152,10 @@ impl ClusterOperator {
             if let Some(round) = subscription.or_interrupted(round, !step.is_empty()).await {
                 return Ok(Some((round, since, early)));
             }
-            tracing::debug!("etcd does not answer: the observation is dropped");
+            tracing::debug!(
+                "etcd does not answer: the operator drops this observation and acts on the Kubernetes \
+                             objects"
+            );
             let (etcd, _) = self.clients_of(&uid, &snapshot);
             let acted = self
                 .act((&snapshot, &unanswered, &etcd, since), &step)

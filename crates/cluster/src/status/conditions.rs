@@ -34,7 +34,7 @@ pub(super) fn conditions(
     ];
     let mut conditions = before.conditions.clone();
     if !report.hibernates() {
-        // After a hibernation, conditions with a reason of the hibernation are created anew. The time of the
+        // After a hibernation, conditions with a reason of the hibernation are created again. The time of the
         // hibernation then does not count as unavailable time.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }
@@ -266,7 +266,7 @@ fn fields_in_effect(report: &Report) -> Finding {
         return finding(kind, true, Reason::AllInEffect, text);
     }
     let text = format!(
-        "accepted, but without effect in this release: {}",
+        "these fields of the spec have no effect in this release: {}",
         without.join(", ")
     );
     finding(kind, false, Reason::NotYetInEffect, text)

@@ -64,7 +64,7 @@ fn pulse(answer: &str) -> Option<Pulse> {
 }
 
 /// Converts a metric to an integer. Metrics are floats, which are exact up to 2^53. `None` for a negative value or NaN.
-#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // `contains` checks the range.
+#[allow(clippy::cast_possible_truncation, clippy::cast_sign_loss)] // The check with `contains` prevents an overflow.
 fn whole(value: f64) -> Option<u64> {
     (0.0..9.0e15).contains(&value).then_some(value as u64)
 }

@@ -95,7 +95,7 @@ pub async fn served(
 }
 
 /// Converts a metric to a whole number. Metrics are floats, which are exact up to 2^53.
-#[allow(clippy::cast_possible_truncation)] // `contains` checks the range.
+#[allow(clippy::cast_possible_truncation)] // The check with `contains` prevents an overflow.
 fn whole(value: f64) -> Option<i64> {
     (0.0..9.0e15).contains(&value).then_some(value as i64)
 }

@@ -80,7 +80,9 @@ fn manifest(args: &JoinArgs, namespace: &str) -> Result<Value> {
         match metadata[field].as_str() {
             Some(found) if found != expected => {
                 return Err(Error::refused(
-                    format!("metadata.{field} in the file is {found}, and not {expected}"),
+                    format!(
+                        "metadata.{field} in the file is {found}, but the command line has {expected}"
+                    ),
                     remedy,
                 ));
             }
@@ -177,7 +179,8 @@ fn effect(cluster: &EtcdCluster) -> String {
     ];
     if !cluster.spec.is_durable() {
         lines.push(
-            "warning: the new members have no volumes, so a member that loses its pod loses its data (--storage)"
+            "warning: the new members have no volumes, so a member that loses its pod loses its data: add volumes \
+             with --storage"
                 .to_owned(),
         );
     }
@@ -294,7 +297,8 @@ async fn finish(access: &Access, args: &JoinArgs) -> Result<()> {
     if !confirm("Remove the annotation?", args.consent)? {
         return Ok(());
     }
-    // The members were read from this version of the object.
+    // The members were read together with this version of the object. If the object has changed since, the API server
+    // rejects the patch.
     let patch = json!({ "metadata": {
         "resourceVersion": cluster.resource_version(), "annotations": { ANNOTATION_JOIN: null } } });
     let _: EtcdCluster = access.merge(name, &patch).await?;

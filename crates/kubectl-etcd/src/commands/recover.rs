@@ -169,7 +169,8 @@ fn backup_advice(view: &ClusterView, newest: Option<u64>) -> String {
         .and_then(|revision| u64::try_from(revision).ok());
     match (revision, newest) {
         (Some(backup_revision), Some(newest)) if backup_revision > newest => format!(
-            "WARNING: the backup of EtcdBackup {} has revision {backup_revision}, which is newer than the surviving data: restore it instead (`kubectl etcd restore {} --from {} --overwrite`)",
+            "WARNING: the backup of EtcdBackup {} has revision {backup_revision}, which is newer than the surviving \
+             data: restore this backup instead (`kubectl etcd restore {} --from {} --overwrite`)",
             backup.name, view.name, backup.name
         ),
         (Some(backup_revision), _) => format!(

@@ -95,7 +95,7 @@ fn check(cluster: &EtcdCluster, view: &ClusterView, member: &str, has_volume: bo
         return Err(error);
     }
     let name = &view.name;
-    let plan = format!("`kubectl etcd plan {name}` names the cause. Repair it first");
+    let plan = format!("`kubectl etcd plan {name}` names the cause. Remove the cause first");
     if !view.available {
         return Err(Error::refused(
             format!(
@@ -122,7 +122,8 @@ fn check(cluster: &EtcdCluster, view: &ClusterView, member: &str, has_volume: bo
     if !has_volume && others.count() + 1 < SMALLEST_WITHOUT_VOLUMES {
         return Err(Error::refused(
             format!(
-                "cluster {name} has fewer than three members, and they have no volumes: without this pod, the cluster loses its quorum"
+                "cluster {name} has fewer than three members, and the members have no volumes: without this pod, the \
+                 cluster loses its quorum"
             ),
             "raise spec.size to 3 first",
         ));

@@ -131,12 +131,12 @@ fn effect(
     let newest = newest.and_then(|newest| i64::try_from(newest).ok());
     lines.push(match (newest, chosen.revision) {
         (Some(newest), Some(revision)) if newest >= revision => format!(
-            "lost: {} revisions of cluster {} (it is at revision {newest})",
+            "lost: {} revisions of cluster {} (now at revision {newest})",
             newest - revision,
             view.name
         ),
         (Some(newest), _) => format!(
-            "lost: all writes to cluster {} since the backup (it is at revision {newest})",
+            "lost: all writes to cluster {} since the backup (now at revision {newest})",
             view.name
         ),
         (None, _) => format!("lost: all writes to cluster {} since the backup", view.name),

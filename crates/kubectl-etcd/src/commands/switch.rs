@@ -14,8 +14,8 @@ pub(super) async fn pause(access: &Access, args: &ChangeArgs, on: bool) -> Resul
     let cluster = access.cluster(name).await?;
     if cluster.spec.paused == on {
         return say(&format!(
-            "cluster {name} is {}paused already",
-            if on { "" } else { "not " }
+            "cluster {name} is {} paused",
+            if on { "already" } else { "not" }
         ));
     }
     if on {
@@ -63,7 +63,7 @@ pub(super) async fn hibernate(access: &Access, args: &ChangeAndWaitArgs, on: boo
             .merge(name, &json!({ "spec": { "hibernate": on } }))
             .await?;
     } else if !args.waiting.wait {
-        return say(&format!("spec.hibernate of cluster {name} is {on} already"));
+        return say(&format!("spec.hibernate of cluster {name} is already {on}"));
     }
     if args.waiting.wait {
         let goal = if on { "hibernated" } else { "ready" };

@@ -67,7 +67,7 @@ fn all_answer(view: &ClusterView) -> Result<()> {
             "members of cluster {name} do not serve: {}",
             down.join(", ")
         ),
-        format!("`kubectl etcd plan {name}` names the cause. Repair it first"),
+        format!("`kubectl etcd plan {name}` names the cause. Remove the cause first"),
     ))
 }
 
@@ -118,7 +118,7 @@ pub(super) async fn defrag(access: &Access, args: &DefragArgs) -> Result<()> {
                 "cluster {name} is not ready ({}), so a defragmentation could disturb the work of the operator",
                 seen.view.state
             ),
-            format!("wait until it is ready (`kubectl etcd plan {name}`)"),
+            format!("wait until the cluster is ready (`kubectl etcd plan {name}`)"),
         ));
     }
     let order = defrag_order(&seen.view, args.member.as_deref())?;

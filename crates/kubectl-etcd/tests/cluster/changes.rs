@@ -34,7 +34,7 @@ async fn pause_needs_confirmation_and_is_repeatable() {
         fixture
             .run("pause main --yes")
             .ok()
-            .contains("paused already")
+            .contains("already paused")
     );
     fixture
         .run("upgrade main 3.6.16 --yes")

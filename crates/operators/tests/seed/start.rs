@@ -42,7 +42,7 @@ async fn seed_program_creates_data_directory_and_becomes_etcd() {
     let status = member
         .serves()
         .await
-        .expect("etcd starts on the existing data directory");
+        .expect("etcd must start on the existing data directory");
     assert_eq!(status.revision, world.revision);
     drop(member);
     // The volume has the files of a process that crashed between the rename and the removal of the fetched files.
@@ -54,7 +54,7 @@ async fn seed_program_creates_data_directory_and_becomes_etcd() {
     member
         .serves()
         .await
-        .expect("etcd starts on the existing data directory");
+        .expect("etcd must start on the existing data directory");
     assert!(
         !work.exists(),
         "the fetched snapshot is still on the volume"

@@ -125,7 +125,7 @@ fn describe(
     let from = match origin.map(|origin| &origin.location_hash) {
         Some(place) if *place == choice::fingerprint(&chosen.source) => chosen.location.clone(),
         Some(place) if *place != choice::fingerprint(&arguments.source) => {
-            "another location, from which an earlier pod of the seed fetched".to_owned()
+            "another location, from which an earlier pod of the seed fetched its backup".to_owned()
         }
         _ => choice::location(&arguments.source),
     };

@@ -146,8 +146,7 @@ impl Plan {
     }
 
     pub(crate) fn wait_for(description: impl Into<String>) -> Self {
-        let message = format!("waiting for {}", description.into());
-        Self::wait(Trouble::new(Reason::InProgress, message))
+        Self::wait(Trouble::new(Reason::InProgress, description))
     }
 
     pub(crate) fn stuck(trouble: Trouble) -> Self {

@@ -41,9 +41,9 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
         format!("Make one: kubectl etcd backup {name}")
     };
     let message = format!(
-        "spec.backup.beforeChanges of the EtcdCluster {name} requires a backup that counts and is at most {} s old before \
-         its data is replaced; nothing was changed. {remedy}. To continue without this backup, set the annotation \
-         {ANNOTATION_SKIP_BACKUP}={} on the EtcdRestore",
+        "spec.backup.beforeChanges of the EtcdCluster {name} requires a backup that is at most {} s old before its \
+         data is replaced, and there is none; nothing was changed. {remedy}. To continue without this backup, set the \
+         annotation {ANNOTATION_SKIP_BACKUP}={} on the EtcdRestore",
         age.as_secs(),
         ClusterChange::Restore
     );
@@ -83,7 +83,8 @@ mod tests {
         restore
     }
 
-    /// A cluster that may be replaced after a backup that is at most 100 s old. Its backup was complete at the time 800.
+    /// A cluster that may be replaced after a backup that is at most 100 s old. Its backup was complete at the time
+    /// 800.
     fn cluster() -> ClusterFacts {
         ClusterFacts {
             cluster_id: Some("ab".into()),
@@ -138,7 +139,7 @@ mod tests {
     }
 
     #[test]
-    fn age_of_backup_counts_to_the_loss_of_the_quorum() {
+    fn backup_age_is_measured_at_loss_of_quorum() {
         let lost = |since: i64| ClusterFacts {
             unavailable_since: Some(at(since)),
             ..cluster()
@@ -149,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn waived_or_unguarded_restore_does_not_wait() {
+    fn restore_with_waiver_or_without_rule_needs_no_backup() {
         let with = |waiver| held(&restore(Some(waiver)), cluster(), 9000).action;
         assert_eq!(with("Restore"), Action::Lock);
         assert_eq!(with("Upgrade"), Action::Nothing);
@@ -168,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn steps_after_the_lock_do_not_wait() {
+    fn restore_does_not_wait_for_backup_after_locking() {
         let snapshot = Snapshot {
             cluster: Cluster::Present(Box::new(cluster())),
             ..Snapshot::not_read()

@@ -32,7 +32,7 @@ pub fn to_record(restore: &EtcdRestore, snapshot: &Snapshot, locked: bool) -> Op
         return None;
     }
     let Some(found) = snapshot.found.clone() else {
-        return Some(Plan::wait_for("the check of the backup"));
+        return Some(Plan::wait_for("waiting for the check of the backup"));
     };
     let description = format!("recording the chosen backup {}", found.location);
     Some(Plan::act(
@@ -121,8 +121,8 @@ pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Troub
             None => "does not exist",
         };
         trouble.message = format!(
-            "the backup {}{owner}, which this restore has chosen, {problem} ({}): put it back, or create a new \
-             EtcdRestore",
+            "the backup {}{owner}, which this restore has chosen, {problem} ({}): put the backup back, or create a \
+             new EtcdRestore",
             chosen.location, trouble.message
         );
     }

@@ -18,7 +18,9 @@ pub(super) fn replace(pod: &PodFacts) -> Plan {
         &why.message
     });
     if pod.life == Life::EndedRecently {
-        return Plan::wait_for(format!("the next pod of the seed after a pause: {why}"));
+        return Plan::wait_for(format!(
+            "{why}: after a pause, the operator creates the next pod of the seed"
+        ));
     }
     let text = format!("{why}: the operator replaces the pod");
     Plan::act(Action::ReplacePod(text.clone()), &text)

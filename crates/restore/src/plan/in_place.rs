@@ -55,9 +55,9 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
     if verified(restore).is_some() && !replaces(restore).is_some_and(|was| cluster.is_still(was)) {
         let name = naming::target(restore);
         let message = format!(
-            "the EtcdCluster {name} has changed since this EtcdRestore started: it was created again, or its lost quorum \
-             was recovered. The restore does not change it. To replace its current data, create a new EtcdRestore with \
-             spec.overwrite: true"
+            "the EtcdCluster {name} has changed since this EtcdRestore started: a user created the EtcdCluster again, \
+             or its lost quorum was recovered. The restore does not change the EtcdCluster. To replace its current \
+             data, create a new EtcdRestore with spec.overwrite: true"
         );
         return Plan::halt(Reason::ClusterExists, message);
     }
@@ -66,11 +66,12 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
         return Plan::stuck(Trouble::new(Reason::InvalidSpec, message));
     }
     if cluster.paused {
-        let message = "the EtcdCluster's spec.paused is true: set it to false to start the restore";
+        let message =
+            "the EtcdCluster's spec.paused is true: set spec.paused to false to start the restore";
         return Plan::stuck(Trouble::new(Reason::Paused, message));
     }
     match &snapshot.source {
-        Source::NotRead => return Plan::wait_for("the check of the backup"),
+        Source::NotRead => return Plan::wait_for("waiting for the check of the backup"),
         Source::Unavailable(trouble) => return Plan::trouble(trouble),
         Source::Ready(_) => {}
     }
@@ -121,7 +122,7 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
     // the seed never became ready after the cutover, both clusters would remain.
     let is_ready = matches!(&snapshot.seed.pod, Pod::Present(pod) if pod.verified);
     if matches!(plan.action, Action::RecordFormed { .. }) && !is_ready {
-        return Plan::wait_for("the seed member to be ready");
+        return Plan::wait_for("waiting for the seed member to be ready");
     }
     match plan.state {
         PlanState::Stuck(trouble) | PlanState::Halted(trouble) => abandon(&trouble),
@@ -155,7 +156,9 @@ pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
         _ => None,
     };
     if let Some(why) = unknown {
-        return Plan::wait_for(format!("an answer about the seed's objects: {why}"));
+        return Plan::wait_for(format!(
+            "waiting until the seed's objects can be read: {why}"
+        ));
     }
     let seed_exists = matches!(seed.pod, Pod::Present(_))
         || seed.pvc == Child::Present
@@ -172,9 +175,9 @@ pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
 /// Plans the steps after the cutover: the old members stop, the seed joins the cluster, the lock is released.
 pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) -> Plan {
     let pods = match &snapshot.old_members {
-        OldMembers::NotRead => return Plan::wait_for("the list of the old members"),
+        OldMembers::NotRead => return Plan::wait_for("waiting for the list of the old members"),
         OldMembers::Unknown(why) => {
-            return Plan::wait_for(format!("an answer about the old members: {why}"));
+            return Plan::wait_for(format!("waiting until the old members can be read: {why}"));
         }
         OldMembers::Known(pods) => pods,
     };
@@ -194,7 +197,10 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
         .map(|pod| pod.name.as_str())
         .collect();
     if !ready.is_empty() {
-        let mut plan = Plan::wait_for(format!("the old members to stop: {}", ready.join(", ")));
+        let mut plan = Plan::wait_for(format!(
+            "waiting for the old members to stop: {}",
+            ready.join(", ")
+        ));
         plan.requeue = Some(OUTAGE_POLL);
         return plan;
     }
@@ -223,7 +229,9 @@ fn stop(
         return plan;
     }
     match &snapshot.seed.pod {
-        Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
+        Pod::Unknown(why) => {
+            Plan::wait_for(format!("waiting until the seed's pod can be read: {why}"))
+        }
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
         // Clients may have written to a seed with the labels of the cluster. Without a volume, the deletion of its pod
@@ -241,9 +249,9 @@ fn stop(
                 (Some(plan), _, _) => plan,
 
                 (None, Some(trouble), _) => Plan::trouble(trouble),
-                (None, None, false) => {
-                    Plan::wait_for("the seed's data directory to be verified again")
-                }
+                (None, None, false) => Plan::wait_for(
+                    "waiting until the seed's pod has verified its data directory again",
+                ),
                 (None, None, true) => stop_for(pod, known, &snapshot.serving, running),
             }
         }
@@ -260,20 +268,21 @@ fn stop_for(
     running: Vec<OldPod>,
 ) -> Plan {
     let Some((cluster, recorded)) = known else {
-        return Plan::wait_for("the record of the seed");
+        return Plan::wait_for("waiting for the record of the seed in the status");
     };
     let (id, serves) = match serving {
         Serving::Serves {
             cluster_id,
             revision,
         } => (cluster_id, *revision),
-        Serving::NotRead => return Plan::wait_for("the seed member to serve"),
+        Serving::NotRead => return Plan::wait_for("waiting for the seed member to serve"),
         Serving::Unknown(why) => {
-            return Plan::wait_for(format!("the seed member to serve: {why}"));
+            return Plan::wait_for(format!("waiting for the seed member to serve: {why}"));
         }
         Serving::Differs { expected, found } => {
             return Plan::wait_for(format!(
-                "a seed whose keys have the hash {expected:08x} instead of {found:08x}"
+                "waiting for a seed with the data of the backup: the keys of the seed have the hash {found:08x}, \
+                 but the manifest records {expected:08x}"
             ));
         }
     };

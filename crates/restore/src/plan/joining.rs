@@ -23,7 +23,9 @@ const REMEDY: &str = "the old members have stopped, and no member serves clients
 pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) -> Plan {
     let seed = &snapshot.seed;
     match &seed.pod {
-        Pod::Unknown(why) => Plan::wait_for(format!("an answer about the seed's pod: {why}")),
+        Pod::Unknown(why) => {
+            Plan::wait_for(format!("waiting until the seed's pod can be read: {why}"))
+        }
         Pod::Present(pod) if pod.life == Life::Active && !pod.joined => {
             let wait = reason_to_wait(restore, (pod, durable), snapshot);
             wait.unwrap_or_else(|| Plan::act(Action::Join, "the seed joins the cluster"))
@@ -42,7 +44,7 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
         Pod::Present(_) | Pod::Absent | Pod::NameTaken if !durable => lost(restore),
         Pod::Present(_) | Pod::Absent | Pod::NameTaken => match &seed.pvc {
             Child::Unknown(why) => Plan::wait_for(format!(
-                "an answer about the seed's PersistentVolumeClaim: {why}"
+                "waiting until the seed's PersistentVolumeClaim can be read: {why}"
             )),
             Child::Absent | Child::NameTaken => lost(restore),
             Child::Present => on_volume(seed),
@@ -114,9 +116,12 @@ fn reason_to_wait(
             })
         }
         Serving::NotRead | Serving::Differs { .. } => {
-            Some(starting(pod, "the seed member to serve"))
+            Some(starting(pod, "waiting for the seed member to serve"))
         }
-        Serving::Unknown(why) => Some(starting(pod, &format!("the seed member to serve: {why}"))),
+        Serving::Unknown(why) => Some(starting(
+            pod,
+            &format!("waiting for the seed member to serve: {why}"),
+        )),
     }
 }
 
@@ -128,7 +133,8 @@ fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
         (Some(replacement), Child::Present) => return Some(replacement),
         // Invariant 1: the pod is not replaced while the state of its volume is unknown.
         (Some(_), Child::Unknown(why)) => {
-            let answer = format!("an answer about the seed's PersistentVolumeClaim: {why}");
+            let answer =
+                format!("waiting until the seed's PersistentVolumeClaim can be read: {why}");
             return Some(Plan::wait_for(answer));
         }
         // The pod has the only copy of the data: it has no volume, or its PersistentVolumeClaim is being deleted and
@@ -143,7 +149,7 @@ fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
             "the data of the seed is unknown: its container fetch succeeded, but its termination message is lost",
         )),
         (false, _) => {
-            let verification = "the backup to be fetched and verified in the seed's pod";
+            let verification = "waiting until the seed's pod has fetched and verified the backup";
             Some(starting(pod, verification))
         }
     }

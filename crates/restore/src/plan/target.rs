@@ -49,7 +49,7 @@ pub(crate) fn cluster_to_create(
             None => "; or set spec.etcdCluster.template",
         };
         let message = format!(
-            "the cluster to create: {}{remedy}",
+            "the spec of the cluster to create is invalid: {}{remedy}",
             problem::summary(&problems)
         );
         return Err(Trouble::new(Reason::InvalidSpec, message));
@@ -57,7 +57,7 @@ pub(crate) fn cluster_to_create(
     let dangerous = cluster::unsafe_to_ignore(&cluster.spec);
     if !dangerous.is_empty() {
         let message = format!(
-            "the cluster to create: {}; or set spec.etcdCluster.template",
+            "the spec of the cluster to create is not supported: {}; or set spec.etcdCluster.template",
             problem::summary(&dangerous)
         );
         return Err(Trouble::new(Reason::NotSupported, message));
@@ -104,7 +104,9 @@ pub(crate) fn check_version(
     match backup {
         Some(backup) if version.minor() < backup.minor() => {
             let message = format!(
-                "the cluster's version is {version}, but the backup is from etcd {backup}: set that minor version or a newer one in the EtcdCluster's spec.version, or in spec.etcdCluster.template.spec.version"
+                "the backup is from etcd {backup}, but the cluster's version is {version}: set the minor version of \
+                 the backup or a later one in the EtcdCluster's spec.version, or in \
+                 spec.etcdCluster.template.spec.version"
             );
             Err(Trouble::new(Reason::InvalidSpec, message))
         }

@@ -226,7 +226,9 @@ fn check_version(version: Option<&str>, manifest: Option<&BackupManifest>) -> Re
         (Some(version), Some(backup)) if version.minor() < backup.minor() => Err(Trouble::new(
             Reason::InvalidSpec,
             format!(
-                "the cluster's version is {version}, but the backup is from etcd {backup}: set that minor version or a newer one in the EtcdCluster's spec.version, or in spec.etcdCluster.template.spec.version"
+                "the backup is from etcd {backup}, but the cluster's version is {version}: set the minor version of \
+                 the backup or a later one in the EtcdCluster's spec.version, or in \
+                 spec.etcdCluster.template.spec.version"
             ),
         )),
         _ => Ok(()),
@@ -372,13 +374,13 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
     let sha256 = hex::encode(inspected.sha256);
     if !manifest.sha256.is_empty() && !manifest.sha256.eq_ignore_ascii_case(&sha256) {
         return Err(unreadable(&format!(
-            "the SHA-256 of the snapshot is {sha256}, but the manifest has {}",
+            "the SHA-256 of the snapshot is {sha256}, but the manifest records {}",
             manifest.sha256
         )));
     }
     if u64::try_from(manifest.size).ok() != Some(inspected.size) {
         return Err(unreadable(&format!(
-            "the snapshot has {} bytes, but the manifest has {}",
+            "the snapshot has {} bytes, but the manifest records {} bytes",
             inspected.size, manifest.size
         )));
     }
@@ -386,7 +388,7 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
     // revisions differ if the store is empty, or if it was compacted beyond the last key.
     if !(inspected.revision..=inspected.store_revision()).contains(&manifest.revision) {
         return Err(unreadable(&format!(
-            "the snapshot has revision {}, but the manifest has {}",
+            "the snapshot has revision {}, but the manifest records revision {}",
             inspected.revision, manifest.revision
         )));
     }

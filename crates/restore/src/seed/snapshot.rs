@@ -39,7 +39,7 @@ pub(super) fn unreadable(why: &str) -> Trouble {
     Trouble::new(
         Reason::SnapshotUnreadable,
         format!(
-            "the snapshot cannot be restored: {why}; if it comes from a backup, restore another backup"
+            "the snapshot cannot be restored: {why}; if the snapshot comes from a backup, restore another backup"
         ),
     )
 }

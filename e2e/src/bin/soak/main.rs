@@ -106,8 +106,8 @@ impl Soak {
             self.story.tell(problem);
         }
         bail!(
-            "seed {seed} failed. The story, the history and the pages are in {}. To repeat: cargo xtask soak \
-             --minutes {minutes} --seed {seed}",
+            "seed {seed} failed. The log of the steps (story.txt), the history of the operations and the HTML pages \
+             are in {}. To repeat: cargo xtask soak --minutes {minutes} --seed {seed}",
             self.folder.display()
         )
     }

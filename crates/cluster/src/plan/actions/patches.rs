@@ -90,8 +90,8 @@ pub(crate) fn grow_volume(member: &str, uid: &str, size: &str) -> Action {
         }),
         rejection: Some(Rejection {
             what: format!("the volume of {member} does not grow"),
-            remedy: "set allowVolumeExpansion: true in its StorageClass, or give \
-                     spec.pod.persistentVolumeClaimSpec another storageClassName, and members are replaced one by one",
+            remedy: "set allowVolumeExpansion: true in its StorageClass, or set another storageClassName in \
+                     spec.pod.persistentVolumeClaimSpec, and the operator replaces the members one by one",
             reason: Reason::VolumeNotGrown,
         }),
         ..merge(Kind::VolumeClaim, member, &Value::Null)
@@ -144,9 +144,9 @@ pub(crate) fn resize_pod(member: &str, uid: &str, patch: &ResourcesPatch) -> Act
     )
 }
 
-/// Annotates a pod with a digest of its certificates. The change of the pod makes the kubelet update the mounted Secrets
-/// at once, instead of within a minute. `trust` and `authorities` set the annotations about the CAs with which the pod
-/// was started; `None` leaves an annotation unchanged.
+/// Annotates a pod with a digest of its certificates. The change of the pod makes the kubelet update the mounted
+/// Secrets at once, instead of within a minute. `trust` and `authorities` set the annotations about the CAs with which
+/// the pod was started; `None` leaves an annotation unchanged.
 pub(crate) fn notify_pod(
     (member, uid): (&str, &str),
     (trust, authorities): (Option<&String>, Option<&Authorities>),

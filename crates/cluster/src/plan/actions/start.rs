@@ -104,7 +104,7 @@ impl Builder<'_> {
         let claim = member::volume_claim(&members, &start.member);
         let mut claim = claim.ok_or_else(|| {
             let text =
-                "spec.pod.persistentVolumeClaimSpec is not set: set it, or recreate the cluster";
+                "the member needs a volume, but spec.pod.persistentVolumeClaimSpec is not set: set it";
             Explanation::new(Reason::InvalidSpec, text)
         })?;
         let annotations = claim.annotations_mut();

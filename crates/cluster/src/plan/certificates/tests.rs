@@ -39,13 +39,13 @@ fn invariant_20_certificates_are_created_before_pod() {
     };
     assert!(
         starts(&story).is_empty(),
-        "no pod is created before the authorities exist"
+        "no pod may be created before the authorities exist"
     );
     let made = story.of_certificates();
     assert_eq!(
         made.len(),
         2,
-        "the plan creates one authority for peers and one for clients: {made:?}"
+        "the plan must create one authority for peers and one for clients: {made:?}"
     );
     for write in made {
         story.carry_out(&write);
@@ -65,7 +65,7 @@ fn invariant_20_certificates_are_created_before_pod() {
         assert!(
             at(|write| matches!(write, Write::Certificate(_)))
                 < at(|write| matches!(write, Write::MarkService { .. })),
-            "a rejected certificate leaves no start mark: {chain:?}"
+            "a rejected certificate must leave no start mark: {chain:?}"
         );
     }
 }
@@ -141,7 +141,7 @@ fn certificates_are_renewed_at_two_thirds_of_validity_without_restart() {
     assert_eq!(
         story.count(issues),
         8,
-        "the plan issues two certificates per member, one for the operators, and one for clients"
+        "the plan must issue two certificates per member, one for the operators, and one for clients"
     );
     assert_eq!(story.count(notifies), 3);
     assert_eq!(
@@ -215,12 +215,12 @@ fn invariant_20_authority_is_rotated_in_steps_across_all_members() {
     assert_eq!(
         story.count(issues),
         0,
-        "no certificate is issued again: the same authority signs"
+        "no certificate may be issued again, because the same authority signs"
     );
     assert_eq!(
         story.count(trusts),
         8,
-        "every Secret trusts both authorities"
+        "every Secret must trust both authorities"
     );
     assert_eq!(
         story.outdated(),
@@ -233,7 +233,7 @@ fn invariant_20_authority_is_rotated_in_steps_across_all_members() {
         assert_eq!(
             story.count(switches),
             0,
-            "one member does not trust the next authority yet"
+            "the next authority must not sign while one member does not trust it"
         );
     }
     story.restart(MEMBERS[2]);
@@ -242,13 +242,13 @@ fn invariant_20_authority_is_rotated_in_steps_across_all_members() {
     assert_eq!(
         story.count(issues),
         8,
-        "the new authority issues every certificate again"
+        "the new authority must issue every certificate again"
     );
     assert_eq!(story.outdated(), 0);
     assert_eq!(
         story.count(retires),
         0,
-        "clients get time to load their certificates"
+        "the old authority must stay while clients load their certificates"
     );
     story.later(rule().validity.as_secs() / 3 + 600);
     story.settle();
@@ -292,7 +292,7 @@ fn expired_authorities_restart_members_with_volumes() {
     assert_eq!(
         story.deleted(),
         0,
-        "the certificates are renewed before any restart"
+        "the certificates must be renewed before any restart"
     );
     story.settle();
     assert_eq!(story.deleted(), 3);

@@ -60,7 +60,7 @@ fn invariant_7_adopted_cluster_keeps_its_cluster_id() {
     assert_eq!(
         intent.token,
         format!("db-{CLUSTER}"),
-        "concurrent operators record the same token"
+        "concurrent operators must record the same token"
     );
 }
 
@@ -118,7 +118,7 @@ fn adoption_labels_pods_before_changing_client_service() {
     assert_eq!(
         scene.changes(),
         [],
-        "no member is removed before all pods are marked"
+        "no member may be removed before all pods are marked"
     );
     let mut marked = scene;
     let token = marked
@@ -378,7 +378,7 @@ fn learners_join_before_external_members_are_removed() {
             member: "a".into(),
             learner: true
         }],
-        "the plan adds one learner at a time, because the limit of the external members is unknown"
+        "the plan must add one learner at a time, because the limit of the external members is unknown"
     );
     assert_eq!(joined(&["a", "b"]).changes(), []);
 }

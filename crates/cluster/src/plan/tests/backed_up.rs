@@ -172,7 +172,7 @@ fn started_upgrade_continues_with_recorded_backup() {
 }
 
 #[test]
-fn waiver_counts_only_for_its_own_wait() {
+fn waiver_must_name_recorded_change_and_start_time() {
     let scene = || upgrade().guarded(&["Upgrade"]);
     assert!(!scene().waived(WAIVER).record_written().unwrap().waived);
     let waiting = || scene().recorded(ClusterChange::Upgrade, |_| ());
@@ -191,7 +191,7 @@ fn waiver_counts_only_for_its_own_wait() {
 }
 
 #[test]
-fn withdrawn_upgrade_leaves_no_request() {
+fn withdrawn_upgrade_removes_backup_request() {
     let scene = towards("3.6.16", "3.6.16")
         .guarded(&["Upgrade"])
         .recorded(ClusterChange::Upgrade, |_| ());
@@ -200,7 +200,7 @@ fn withdrawn_upgrade_leaves_no_request() {
 }
 
 #[test]
-fn record_of_former_cluster_does_not_count() {
+fn backup_waiver_of_former_cluster_is_ignored() {
     let former = |record: &mut BeforeChangeStatus| {
         record.cluster_id = "beef".into();
         record.waived = true;
@@ -223,7 +223,7 @@ fn suspended_backups_are_reported_as_problem() {
 }
 
 #[test]
-fn other_changes_do_not_wait() {
+fn change_outside_before_changes_needs_no_backup() {
     let scene = upgrade().guarded(&["Recovery", "Restore", "Shrink"]);
     assert_eq!(patched(&scene), one("b", "3.6.16"));
     assert_eq!(shrinking().guarded(&["Upgrade"]).changes().len(), 1);

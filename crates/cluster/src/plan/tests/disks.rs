@@ -47,7 +47,7 @@ fn volumes_that_match_spec_are_unchanged() {
     assert_eq!(
         three(any).changes(),
         [],
-        "without a StorageClass in the spec, every class matches"
+        "without a StorageClass in the spec, every class must match"
     );
 }
 
@@ -160,7 +160,7 @@ fn invariant_9_hibernation_is_refused_if_member_would_lose_data() {
     assert_eq!(
         going.changes(),
         [scene::remove("b")],
-        "a member with a volume first replaces the member without a volume"
+        "a member with a volume must first replace the member without a volume"
     );
 }
 
@@ -175,7 +175,7 @@ fn hibernating_cluster_does_not_begin_bootstrap() {
     assert_ne!(
         begun.writes(),
         [],
-        "a recorded bootstrap is completed before the hibernation"
+        "a recorded bootstrap must be completed before the hibernation"
     );
 }
 

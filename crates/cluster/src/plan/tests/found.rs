@@ -116,7 +116,7 @@ fn bootstrap_is_abandoned_without_quorum_of_usable_volumes() {
 /// The only voter must be replaced, and the cluster has too many members. Neither change may wait for the other
 /// forever.
 #[test]
-fn learner_is_promoted_before_only_voter_is_replaced() {
+fn learner_is_promoted_before_sole_voter_is_replaced() {
     let scene = Scene::formed(&["a"]).durable().claim_deleted("a");
     let crowded = scene.clone().learner("b").learner("c").size(1);
     assert_eq!(crowded.changes(), [scene::remove("c")]);

@@ -37,7 +37,7 @@ fn invariant_5_member_on_lost_node_is_kept_until_timeout() {
     assert_eq!(
         plan.requeue,
         Duration::from_secs(1),
-        "the member is removed exactly at the timeout"
+        "the member must be removed exactly at the timeout"
     );
     let [wait] = &plan.waiting_for[..] else {
         panic!("{:?}", plan.waiting_for)
@@ -68,7 +68,7 @@ fn lost_member_is_replaced_after_timeout_of_spec() {
     assert_eq!(
         patient.plan().requeue,
         STEADY,
-        "the operator reconciles at the usual interval during the timeout"
+        "the operator must reconcile at the usual interval during the timeout"
     );
 }
 

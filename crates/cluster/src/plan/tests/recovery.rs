@@ -300,7 +300,7 @@ fn answering_quorum_or_known_leader_prevents_recovery() {
     assert_eq!(
         begun(&scene),
         None,
-        "a survivor knows a leader, so no recovery starts"
+        "a survivor knows a leader, so no recovery may start"
     );
     assert_eq!(scene.waits(), [Reason::NoQuorum]);
 }
@@ -340,7 +340,7 @@ fn recovery_selects_survivor_with_highest_revision() {
     assert_eq!(
         begun(&scene).unwrap().survivor,
         "a",
-        "of equal survivors, the first is selected"
+        "of equal survivors, the first must be selected"
     );
     let scene = index(scene, "b", 120);
     let record = begun(&scene).unwrap();

@@ -59,7 +59,7 @@ fn members_with_deleted_pvcs_are_replaced_one_by_one() {
     assert_eq!(
         missing.changes(),
         [add("d")],
-        "the first replacement is complete before the second removal"
+        "the first replacement must be complete before the second removal"
     );
 }
 
@@ -76,7 +76,7 @@ fn invariant_3_member_with_deleted_pvc_stays_while_another_is_down() {
 }
 
 #[test]
-fn replacement_joins_before_only_member_is_removed() {
+fn replacement_joins_before_sole_member_is_removed() {
     let alone = Scene::formed(&["a"])
         .durable()
         .claim_deleted("a")
@@ -145,7 +145,7 @@ fn serving_members_without_pvcs_are_replaced_one_by_one() {
     assert_eq!(
         hands_over(&scene).map(|(from, _)| from),
         Some("a".into()),
-        "members that serve are replaced one at a time"
+        "members that serve must be replaced one at a time"
     );
     assert_eq!(scene.leader("c").changes(), [scene::remove("a")]);
 }

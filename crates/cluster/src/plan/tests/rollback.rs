@@ -70,7 +70,7 @@ fn member_with_data_unreadable_by_its_minor_is_replaced() {
     assert_eq!(
         broken("3.5.35").changes(),
         [],
-        "the previous minor release may read the data"
+        "the member must be kept, because the previous minor release may read its data"
     );
     // Every patch release of etcd 3.6 can read the data of 3.6, so another patch release does not help. The operator
     // replaces the member.
@@ -109,7 +109,7 @@ fn member_unreadable_by_both_minor_releases_is_replaced() {
     assert_eq!(
         set_back(true, 4),
         [],
-        "the new image has tried to read the data at most twice"
+        "the member must be kept, because the new image has tried to read its data at most twice"
     );
     assert_eq!(set_back(true, 5), [scene::remove("b")]);
     assert_eq!(

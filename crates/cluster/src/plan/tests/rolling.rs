@@ -298,7 +298,7 @@ impl Scene {
 /// The only member cannot pull the image of the next minor release, and its pod was recreated. The volume shows that
 /// the next release never ran.
 #[test]
-fn invariant_30_only_member_is_rolled_back_to_version_that_served() {
+fn invariant_30_sole_member_is_rolled_back_to_version_that_served() {
     let scene = Scene::formed(&["a"]).durable().runs("a", "3.5.35");
     // The operator records the served version on the PVC before it changes the image.
     let begins = scene.clone().wants("3.6.16").compared();

@@ -118,7 +118,7 @@ fn invariant_18_only_unavailable_member_is_resized_while_one_is_down() {
     assert_eq!(
         resized(&scene.clone().down("c")),
         ["c"],
-        "too little memory may be the cause of the failure, so the pod is resized"
+        "too little memory may be the cause of the failure, so the pod must be resized"
     );
     let served = differ(three().down("c"), &["a", "b"], &resources());
     assert!(resized(&served).is_empty());

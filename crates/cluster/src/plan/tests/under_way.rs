@@ -106,7 +106,7 @@ fn recovery_completes_once_seed_serves_survivor_data() {
     assert_eq!(
         recorded(&answers(CLUSTER, 100)),
         None,
-        "the cluster ID is that of the old cluster"
+        "an answer with the ID of the old cluster must not be recorded"
     );
 }
 

@@ -239,7 +239,7 @@ fn compaction_is_delayed_after_ineffective_run() {
     };
     assert!(
         !ended(925, 945),
-        "the pause is three times the 20 s of the run"
+        "the pause must be three times the 20 s of the run"
     );
     assert!(ended(915, 935));
     assert!(!ended(970, 971), "the pause is at least 30 s");
@@ -277,7 +277,7 @@ fn invariant_19_followers_are_defragmented_one_by_one_then_leader() {
     assert_eq!(
         requests(&first),
         Vec::<String>::new(),
-        "the member is recorded before the request"
+        "the member must be recorded before the request"
     );
 
     let recorded = under_way(full(100, 20), &[("b", false)]);
@@ -429,7 +429,7 @@ fn defragmentation_runs_once_per_scheduled_time() {
     assert_eq!(
         nothing.writes(),
         [],
-        "no space can be freed, so no defragmentation starts"
+        "no space can be freed, so no defragmentation may start"
     );
 }
 
@@ -440,7 +440,7 @@ fn corrupt_member_is_replaced_before_alarm_is_disarmed() {
     let scene = alarmed(three(1, 1), AlarmKind::Corrupt, b'b'.into());
     assert_eq!(scene.changes(), [scene::remove("b")]);
     assert!(
-        problem(&scene).contains("it is replaced"),
+        problem(&scene).contains("the operator replaces this member"),
         "{}",
         problem(&scene)
     );

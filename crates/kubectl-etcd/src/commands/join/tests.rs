@@ -48,7 +48,7 @@ fn conditions(ready: &str) -> Value {
 }
 
 #[test]
-fn options_give_complete_etcdcluster() {
+fn join_options_create_complete_etcdcluster() {
     let line = format!(
         "--endpoints {URL},http://b:2379 --etcd-version 3.6.16 --storage 10Gi --storage-class fast"
     );
@@ -76,7 +76,7 @@ fn options_give_complete_etcdcluster() {
 }
 
 #[test]
-fn file_keeps_its_settings_and_must_match_arguments() {
+fn join_manifest_keeps_settings_and_must_match_arguments() {
     let folder = tempfile::tempdir().unwrap();
     let file = folder.path().join("new.yaml");
     let line = format!("--file {}", file.display());
@@ -96,7 +96,10 @@ fn file_keeps_its_settings_and_must_match_arguments() {
     ));
     assert_eq!(built(&line).unwrap().annotations()[ANNOTATION_JOIN], URL);
     write("{name: other}");
-    assert!(refusal(built(&line)).contains("metadata.name in the file is other, and not new"));
+    assert!(
+        refusal(built(&line))
+            .contains("metadata.name in the file is other, but the command line has new")
+    );
     write("{name: new, namespace: test}");
     assert!(refusal(built(&line)).contains("set -n"));
     fs::write(&file, "kind: Pod").unwrap();

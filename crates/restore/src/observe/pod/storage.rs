@@ -88,7 +88,8 @@ fn cause(
         } else {
             let others = others.join(", ");
             let why = format!(
-                "the PersistentVolumeClaim has {class}, or the scheduler means PersistentVolumeClaim {others} of the seed's pod ({scheduler})"
+                "no volume is provisioned for this PersistentVolumeClaim ({class}), or the pod waits for its \
+                 PersistentVolumeClaim {others} ({scheduler})"
             );
             (why, changed, VOLUME_TIMEOUT)
         });
@@ -97,19 +98,18 @@ fn cause(
     // last change.
     if FAILED.iter().any(|text| scheduler.contains(text)) {
         let why = format!(
-            "a volume for the PersistentVolumeClaim with {class} could not be provisioned or bound ({scheduler})"
+            "a volume for the PersistentVolumeClaim ({class}) could not be provisioned or bound ({scheduler})"
         );
         return Some((why, created, VOLUME_TIMEOUT));
     }
     if let Some(provisioner) = provisioner.filter(|_| scheduler.contains(UNBOUND) || selected) {
-        let why = format!(
-            "the provisioner {provisioner} of {class} has created no volume for 10 minutes"
-        );
+        let why =
+            format!("the provisioner {provisioner} ({class}) has created no volume for 10 minutes");
         return Some((why, changed, VOLUME_TIMEOUT));
     }
     if only_volume_missing(scheduler) {
         let why = format!(
-            "no node can provide a volume of {class} for the PersistentVolumeClaim ({scheduler})"
+            "no node can provide a volume for the PersistentVolumeClaim ({class}): {scheduler}"
         );
         return Some((why, changed, VOLUME_TIMEOUT));
     }
@@ -128,7 +128,7 @@ fn others<'a>(pod: &'a Pod, own: &str) -> Vec<&'a str> {
 
 fn class(pvc: &PersistentVolumeClaim) -> String {
     match named(pvc) {
-        Some(name) if !name.is_empty() => format!("the StorageClass {name}"),
+        Some(name) if !name.is_empty() => format!("StorageClass {name}"),
         _ => "no StorageClass".to_owned(),
     }
 }

@@ -168,7 +168,7 @@ fn table(schema: &Json, values: &Value) -> String {
             if first.default == leaf.default {
                 continue;
             }
-            description = "This default differs from the default of the cluster operator.";
+            description = "The same value as for the cluster operator, but with another default.";
         }
         let default = serde_json::to_string(leaf.default).unwrap();
         let default = if default.len() > LONGEST_DEFAULT {

@@ -123,7 +123,7 @@ impl Kubelet {
                 }
                 Ok(Event::Apply(pod)) => self.apply(&pod),
                 Ok(Event::Delete(pod)) => self.forget(&pod.uid().unwrap_or_default()),
-                // The watcher starts again after a pause.
+                // The watcher retries after an error, so the error is ignored.
                 Err(_) => {}
             }
         }

@@ -19,7 +19,7 @@ pub(super) async fn add_route() -> Result<()> {
     let others = ip(&["route", "show", "root", PODS]).await?;
     ensure!(
         others.trim().is_empty(),
-        "the machine has a route to {PODS}, whose addresses the benchmark needs: {}",
+        "the benchmark needs the addresses {PODS}, but the machine has a route to them: {}",
         others.trim()
     );
     ip(&["route", "replace", "local", PODS, "dev", "lo"]).await?;

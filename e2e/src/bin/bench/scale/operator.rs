@@ -212,7 +212,7 @@ impl Sampler {
         let shared = Arc::clone(&highest);
         let task = tokio::spawn(async move {
             loop {
-                // The operator may be starting or ending.
+                // While the operator starts or ends, the request fails and is skipped.
                 if let Ok(page) = page(port).await {
                     let mut highest = shared.lock().unwrap_or_else(PoisonError::into_inner);
                     let depth = page.sum("etcd_operator_queue_depth", "");

@@ -43,7 +43,7 @@ pub(super) fn quantile(values: &[f64], share: f64) -> Option<f64> {
 /// How a value grows with the number of clusters: 0 if it is constant, 1 if it is proportional, 2 if it is quadratic.
 /// `None` if one of the values is not positive.
 pub(super) fn growth(from: (usize, f64), to: (usize, f64)) -> Option<f64> {
-    #[allow(clippy::cast_precision_loss)] // Far below 2^52 clusters.
+    #[allow(clippy::cast_precision_loss)] // A float represents numbers below 2^52 exactly.
     let clusters = (to.0 as f64 / from.0 as f64).ln();
     let values = (to.1 / from.1).ln();
     (from.1 > 0.0 && to.1 > 0.0 && clusters > 0.0).then(|| values / clusters)
@@ -98,7 +98,7 @@ fn value(measured: &Measured, row: &str) -> Option<f64> {
     let part = |word: &str, of: Part| {
         let key = row.strip_prefix(word)?.strip_prefix(": ")?;
         Some(match key {
-            // The sum of no values would be -0.
+            // `sum()` of no floats would return -0.
             "all" => of(measured).values().fold(0.0, |sum, value| sum + value),
             key => of(measured).get(key).copied().unwrap_or_default(),
         })
@@ -175,7 +175,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_have_figures_and_most_frequent_requests() {
+    fn report_rows_show_figures_and_most_frequent_requests() {
         let measured = |clusters, seconds: f64| Measured {
             scenario: "created",
             clusters,

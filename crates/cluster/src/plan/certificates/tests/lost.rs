@@ -109,7 +109,7 @@ impl Story {
         assert_eq!(
             self.count(issues),
             0,
-            "members would not accept a certificate of the new authority"
+            "the new authority must not sign, because members would reject its certificates"
         );
         assert_eq!(self.count(trusts), uses.len());
         assert_eq!((self.outdated(), self.deleted()), (3, 0));
@@ -121,7 +121,7 @@ impl Story {
             assert_eq!(
                 self.count(issues),
                 0,
-                "one member does not trust the new authority yet"
+                "the new authority must not sign while one member does not trust it"
             );
         }
         self.restart(MEMBERS[2]);
@@ -135,7 +135,7 @@ impl Story {
         assert_eq!(
             self.count(retires),
             0,
-            "clients get time to load their certificates"
+            "the old authority must stay while clients load their certificates"
         );
         self.later(rule().validity.as_secs() / 3 + 600);
         self.settle();
@@ -276,7 +276,7 @@ fn invariant_20_loss_of_all_secrets_restarts_members_one_by_one() {
     assert_eq!(
         story.count(issues),
         2,
-        "the plan issues only the certificates of the operator and of clients"
+        "the plan must issue only the certificates of the operator and of clients"
     );
     let mut restarted = Vec::new();
     for _ in MEMBERS {
@@ -318,7 +318,7 @@ fn lost_client_authority_restarts_members_one_by_one() {
     assert_eq!(
         story.deletes(),
         None,
-        "the members answer the operator, so no pod is deleted"
+        "the members answer the operator, so no pod may be deleted"
     );
     story.silent();
     story.restarts_one_by_one();

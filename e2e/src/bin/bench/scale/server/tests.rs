@@ -107,7 +107,7 @@ async fn etcd_client_promotes_learner_and_moves_leader_of_simulated_cluster() {
     assert!(matches!(refused, Error::Unavailable(_)), "{refused}");
     assert!(client.status(&learner).await.unwrap().is_learner);
     client.promote_member(&urls, added.id).await.unwrap();
-    // The second promotion finds a voter, which the client accepts.
+    // The member is already a voter, and the client reports the second promotion as successful.
     client.promote_member(&urls, added.id).await.unwrap();
     client.move_leader(&urls[0], added.id).await.unwrap();
     let leader = client.status(&urls[0]).await.unwrap().leader;

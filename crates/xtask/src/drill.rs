@@ -1,0 +1,144 @@
+//! The command `cargo xtask drill`. It runs the program `drill` of the crate `e2e`, which makes the faults. `start` builds
+//! the program and stores its environment, so that the other commands need neither a build nor all nodes.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::{Command, ExitCode};
+
+use anyhow::{Context, Result};
+use serde::{Deserialize, Serialize};
+
+use crate::drive::{self, Where};
+use crate::origin::Origin;
+use crate::packages::{Purpose, ensure_packages};
+use crate::{checkout, image, progress};
+
+#[derive(Debug, Clone, clap::Subcommand)]
+pub(crate) enum Drill {
+    /// Create the fleet on the testbed: operators, three clusters, a scheduled backup, Prometheus with the chart's
+    /// alerts. Brings up the testbed if necessary, and deletes an earlier drill.
+    Start {
+        /// Seed of the order of the faults, to repeat a drill [default: a new one]
+        #[arg(long)]
+        seed: Option<u64>,
+        /// How many times faster than in production the alerts fire. 1 uses the times of the chart
+        #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=60))]
+        speed: u32,
+    },
+    /// Make the next fault, without naming it. Returns when an alert fires.
+    Fault,
+    /// Report whether the fleet is healthy again, and the time since the fault. The exit code is 0 if it is healthy.
+    Check {
+        /// Wait until the fleet is healthy.
+        #[arg(long)]
+        wait: bool,
+    },
+    /// Print the firing alerts, with their runbooks.
+    Alerts,
+    /// Print the faults that were made, with the times of their alerts and repairs.
+    Reveal,
+    /// Start stopped nodes, and delete the fleet. The testbed stays up.
+    Stop,
+}
+
+impl Drill {
+    /// The arguments for the program.
+    fn arguments(&self) -> Vec<String> {
+        let words: Vec<&str> = match self {
+            Self::Start { seed, speed } => {
+                let mut words = vec!["start".to_owned(), format!("--speed={speed}")];
+                words.extend(seed.map(|seed| format!("--seed={seed}")));
+                return words;
+            }
+            Self::Fault => vec!["fault"],
+            Self::Check { wait: false } => vec!["check"],
+            Self::Check { wait: true } => vec!["check", "--wait"],
+            Self::Alerts => vec!["alerts"],
+            Self::Reveal => vec!["reveal"],
+            Self::Stop => vec!["stop"],
+        };
+        words.into_iter().map(str::to_owned).collect()
+    }
+}
+
+/// `cargo xtask drill`.
+pub(crate) fn run(drill: &Drill) -> Result<ExitCode> {
+    let program = if matches!(drill, Drill::Start { .. }) {
+        Program::prepare()?
+    } else {
+        Program::read()?
+    };
+    program.run(&drill.arguments())
+}
+
+/// The program `drill` and its environment.
+#[derive(Debug, Serialize, Deserialize)]
+struct Program {
+    path: PathBuf,
+    vars: Vec<(String, String)>,
+}
+
+impl Program {
+    /// The folder with the files of the drill. The testbed removes the folder when it is taken down.
+    fn folder() -> PathBuf {
+        checkout::run_folder().join("drill")
+    }
+
+    fn file() -> PathBuf {
+        Self::folder().join("program.json")
+    }
+
+    /// Brings up the testbed, builds the operators and the program, and begins an empty folder.
+    fn prepare() -> Result<Self> {
+        ensure_packages(&[Purpose::Build])?;
+        let place = Where::default();
+        let (early, _) = progress::timed("testbed", || drive::begin_cluster(&place, None))?;
+        let (built, _) = progress::timed("compiling", image::compile)?;
+        let prepared = drive::finish(early, &place, &built, &Origin::unreleased())?;
+        let program = Self {
+            path: drive::program_among(&built, "drill")?.clone(),
+            vars: prepared.vars,
+        };
+        let folder = Self::folder();
+        if folder.exists() {
+            fs::remove_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        }
+        fs::create_dir_all(&folder).with_context(|| folder.display().to_string())?;
+        fs::write(Self::file(), serde_json::to_vec(&program)?).context("program.json")?;
+        Ok(program)
+    }
+
+    fn read() -> Result<Self> {
+        let text = fs::read(Self::file());
+        let text = text.context("no drill is in progress: run `cargo xtask drill start`")?;
+        serde_json::from_slice(&text).context("program.json")
+    }
+
+    fn run(&self, arguments: &[String]) -> Result<ExitCode> {
+        let mut command = Command::new(&self.path);
+        command.arg("--folder").arg(Self::folder()).args(arguments);
+        let status = command.envs(self.vars.iter().cloned()).status();
+        let status = status.with_context(|| format!("cannot start {}", self.path.display()))?;
+        Ok(if status.success() {
+            ExitCode::SUCCESS
+        } else {
+            ExitCode::FAILURE
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn drill_passes_its_options_to_program() {
+        let start = Drill::Start {
+            seed: Some(7),
+            speed: 20,
+        };
+        assert_eq!(start.arguments(), ["start", "--speed=20", "--seed=7"]);
+        assert_eq!(Drill::Check { wait: true }.arguments(), ["check", "--wait"]);
+        assert_eq!(Drill::Fault.arguments(), ["fault"]);
+    }
+}

@@ -1,0 +1,132 @@
+//! The background process of a drill: it runs Prometheus, writes to a cluster as a client, and keeps a disk slow.
+
+use std::process::{Command, Stdio};
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use e2e::drill::{Record, SlowVolume};
+use e2e::rules::{self, Rules};
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, Prometheus, Testbed, until};
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
+use kube::ResourceExt;
+use tokio::time::sleep;
+
+use crate::fleet::{Fleet, SESSIONS};
+
+/// Chart values with which Prometheus scrapes everything and evaluates all alerts. Backups are due every minute.
+const MONITORS: &str = "podMonitor.enabled=true,memberMonitor.enabled=true,prometheusRule.enabled=true,\
+                        prometheusRule.runbookUrl=docs,prometheusRule.backupSeconds=180";
+/// The writes per second of a slow disk. With this limit, a sync of etcd's log takes about 0.2 s.
+const SLOW_WRITES: u32 = 10;
+/// The time between two writes of the client.
+const WRITE_INTERVAL: Duration = Duration::from_millis(200);
+/// The number of keys that the client writes.
+const KEYS: usize = 200;
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+/// The pause before the client connects again.
+const RECONNECT_PAUSE: Duration = Duration::from_secs(5);
+
+/// Starts this program again as the background process, and waits until Prometheus answers.
+pub(crate) async fn spawn(fleet: &Fleet) -> Result<()> {
+    let log = std::fs::File::create(fleet.log()).context("create the log")?;
+    // `setsid` detaches the process from the terminal.
+    Command::new("setsid")
+        .arg(std::env::current_exe().context("own path")?)
+        .arg("--folder")
+        .arg(fleet.folder())
+        .arg("serve")
+        .stdin(Stdio::null())
+        .stdout(log.try_clone()?)
+        .stderr(log)
+        .spawn()
+        .context("setsid cannot be started: install the package util-linux")?;
+    until("Prometheus answers", DEADLINE, async || {
+        fleet.prometheus()?.active_alerts().await.map(Poll::Done)
+    })
+    .await
+    .map(drop)
+    .with_context(|| format!("see {}", fleet.log().display()))
+}
+
+/// Serves the drill until its files are deleted or replaced.
+pub(crate) async fn serve(fleet: &Fleet) -> Result<()> {
+    let speed = Record::read(&fleet.record())?.speed;
+    let Rules { jobs, groups } = Rules::render(&fleet.sandbox, MONITORS).await?;
+    let groups = rules::accelerated(&groups, speed);
+    let prometheus = Prometheus::start(&fleet.sandbox, jobs, &groups).await?;
+    let address = fleet.address();
+    std::fs::write(&address, prometheus.address()).context("write the address")?;
+    let is_current =
+        || std::fs::read_to_string(&address).is_ok_and(|text| text == prometheus.address());
+    let served = async {
+        let mut limited = None;
+        while is_current() {
+            if let Err(error) = keep_slow(fleet, &mut limited).await {
+                println!("{error:#}");
+            }
+            sleep(POLL_INTERVAL).await;
+        }
+    };
+    tokio::select! {
+        () = served => {}
+        () = write(fleet) => {}
+    }
+    Ok(())
+}
+
+/// Writes a few keys repeatedly, because the metrics of a disk need writes. Never returns.
+async fn write(fleet: &Fleet) {
+    let (env, namespace) = (&fleet.sandbox.env, &fleet.sandbox.namespace);
+    let mut number = 0;
+    loop {
+        if let Ok(keys) = Keyspace::of_cluster(env, namespace, SESSIONS).await {
+            loop {
+                let key = format!("sessions/{}", number % KEYS);
+                if let Err(error) = keys.write(&key, vec![7; 512]).await {
+                    println!("{error:#}");
+                    break;
+                }
+                number += 1;
+                sleep(WRITE_INTERVAL).await;
+            }
+        }
+        sleep(RECONNECT_PAUSE).await;
+    }
+}
+
+/// Limits the writes of the pod that uses the slow volume of the record. `limited` is the container with the limit: a new
+/// container needs a new limit. A volume that was deleted is not slow anymore.
+async fn keep_slow(fleet: &Fleet, limited: &mut Option<String>) -> Result<()> {
+    let Some(SlowVolume { claim, uid }) = Record::read(&fleet.record())?.slow else {
+        return Ok(());
+    };
+    let sandbox = &fleet.sandbox;
+    let found = sandbox
+        .api::<PersistentVolumeClaim>()
+        .get_opt(&claim)
+        .await?;
+    if found.and_then(|it| it.uid()) != Some(uid) {
+        return Ok(());
+    }
+    let Some(pod) = sandbox.api::<Pod>().get_opt(&claim).await? else {
+        return Ok(());
+    };
+    let container = running_container(&pod);
+    if container.is_none() || container == *limited {
+        return Ok(());
+    }
+    let directory = sandbox.volume_directory(&claim).await?;
+    let testbed = Testbed::of(sandbox)?;
+    testbed.limit_writes(&pod, &directory, SLOW_WRITES).await?;
+    *limited = container;
+    Ok(())
+}
+
+/// The ID of the pod's container if it runs.
+fn running_container(pod: &Pod) -> Option<String> {
+    let containers = pod.status.as_ref()?.container_statuses.as_ref()?;
+    let container = containers.first()?;
+    container.state.as_ref()?.running.as_ref()?;
+    container.container_id.clone()
+}

@@ -1,0 +1,304 @@
+//! The library of `cargo xtask drill`: the faults of a drill, their order, and the sealed record.
+
+use std::fmt;
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
+use jiff::Timestamp;
+use serde::{Deserialize, Serialize};
+
+use crate::soak::dice::Dice;
+
+/// The random stream that the order of the faults uses.
+const ORDER: u64 = 0;
+/// The random stream that the victims of the faults use.
+const VICTIMS: u64 = 1;
+
+/// A fault of a drill.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Fault {
+    /// A node fails like in a power failure.
+    DeadNode,
+    /// The database of a cluster reaches its quota, so etcd rejects writes.
+    FullDisk,
+    /// Two of three members lose their volumes and their pods.
+    LostQuorum,
+    /// The server certificate in a static TLS Secret has expired.
+    ExpiredCertificate,
+    /// A schedule writes its backups to a bucket that does not exist.
+    FailingBackup,
+    /// The disk of a leader makes only a few writes per second.
+    SlowDisk,
+    /// The spec of a cluster names an image that does not exist.
+    BadImage,
+    /// The password in the Secret of a cluster is not the password in etcd.
+    WrongSecret,
+}
+
+impl Fault {
+    /// All faults.
+    pub const ALL: [Self; 8] = [
+        Self::DeadNode,
+        Self::FullDisk,
+        Self::LostQuorum,
+        Self::ExpiredCertificate,
+        Self::FailingBackup,
+        Self::SlowDisk,
+        Self::BadImage,
+        Self::WrongSecret,
+    ];
+
+    /// The name of the fault for people.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DeadNode => "dead node",
+            Self::FullDisk => "full disk",
+            Self::LostQuorum => "lost quorum",
+            Self::ExpiredCertificate => "expired certificate",
+            Self::FailingBackup => "failing backup",
+            Self::SlowDisk => "slow disk",
+            Self::BadImage => "bad image",
+            Self::WrongSecret => "wrong Secret",
+        }
+    }
+}
+
+/// The order in which a drill with this seed makes the faults. Each fault occurs once.
+#[must_use]
+pub fn order(seed: u64) -> Vec<Fault> {
+    let mut dice = Dice::new(seed, ORDER);
+    let mut left = Fault::ALL.to_vec();
+    let mut order = Vec::new();
+    while let Some(fault) = dice.one_of(&left) {
+        left.retain(|one| *one != fault);
+        order.push(fault);
+    }
+    order
+}
+
+/// A fault that a drill has made, with the times of its detection and its repair.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Made {
+    /// The fault.
+    pub fault: Fault,
+    /// The affected object.
+    pub victim: String,
+    /// When the fault was made.
+    pub at: Timestamp,
+    /// When the first alert fired, and the name of this alert. `None` before.
+    pub alert: Option<(Timestamp, String)>,
+    /// When a check found the clusters healthy. `None` before.
+    pub healthy: Option<Timestamp>,
+}
+
+impl fmt::Display for Made {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            to,
+            "{}: {}; made at {}",
+            self.fault.name(),
+            self.victim,
+            shown(self.at)
+        )?;
+        if let Some((at, alert)) = &self.alert {
+            write!(to, "; {alert} after {} s", seconds(self.at, *at))?;
+        }
+        match self.healthy {
+            Some(at) => write!(to, "; healthy after {} s", seconds(self.at, at)),
+            None => write!(to, "; not repaired yet"),
+        }
+    }
+}
+
+/// The time in seconds between two times.
+#[must_use]
+pub fn seconds(from: Timestamp, to: Timestamp) -> i64 {
+    to.as_second() - from.as_second()
+}
+
+/// The time of day.
+#[must_use]
+pub fn shown(time: Timestamp) -> String {
+    time.strftime("%H:%M:%S UTC").to_string()
+}
+
+/// A volume that the drill keeps slow.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SlowVolume {
+    /// The name of the PersistentVolumeClaim (PVC), which is also the name of the member's pod.
+    pub claim: String,
+    /// The UID of the PVC.
+    pub uid: String,
+}
+
+/// The state of a drill. Its file is sealed: encoded, so that nobody reads the faults by accident.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Record {
+    /// The seed of the order.
+    pub seed: u64,
+    /// How many times faster than in the chart the alerts fire.
+    pub speed: u32,
+    /// The faults that were made, the first one first.
+    pub made: Vec<Made>,
+    /// The volume that is slow now.
+    pub slow: Option<SlowVolume>,
+}
+
+impl Record {
+    /// The record of a drill that begins.
+    #[must_use]
+    pub fn new(seed: u64, speed: u32) -> Self {
+        Self {
+            seed,
+            speed,
+            made: Vec::new(),
+            slow: None,
+        }
+    }
+
+    /// The next fault. `None` if all faults were made.
+    #[must_use]
+    pub fn next(&self) -> Option<Fault> {
+        order(self.seed).get(self.made.len()).copied()
+    }
+
+    /// The source of random numbers for the next fault.
+    #[must_use]
+    pub fn dice(&self) -> Dice {
+        Dice::new(self.seed, VICTIMS + self.made.len() as u64)
+    }
+
+    /// The record as the text of its file.
+    ///
+    /// # Errors
+    /// Fails if the record cannot be encoded.
+    pub fn sealed(&self) -> Result<String> {
+        Ok(STANDARD.encode(serde_json::to_vec(self)?) + "\n")
+    }
+
+    /// The record in the text of a file.
+    ///
+    /// # Errors
+    /// Fails if [`Self::sealed`] has not written the text.
+    pub fn opened(text: &str) -> Result<Self> {
+        let json = STANDARD
+            .decode(text.trim())
+            .context("the record is damaged")?;
+        serde_json::from_slice(&json).context("the record is damaged")
+    }
+
+    /// Reads the record.
+    ///
+    /// # Errors
+    /// Fails if no drill is in progress.
+    pub fn read(file: &Path) -> Result<Self> {
+        let text = std::fs::read_to_string(file);
+        Self::opened(&text.context("no drill is in progress: run `cargo xtask drill start`")?)
+    }
+
+    /// Writes the record. Another process can read the file at any time.
+    ///
+    /// # Errors
+    /// Fails if the file cannot be written.
+    pub fn write(&self, file: &Path) -> Result<()> {
+        let next = file.with_extension("next");
+        std::fs::write(&next, self.sealed()?)
+            .and_then(|()| std::fs::rename(&next, file))
+            .with_context(|| file.display().to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn record() -> Record {
+        Record {
+            made: vec![Made {
+                fault: Fault::BadImage,
+                victim: "billing".to_owned(),
+                at: Timestamp::constant(1_000, 0),
+                alert: Some((
+                    Timestamp::constant(1_045, 0),
+                    "EtcdMemberMissing".to_owned(),
+                )),
+                healthy: None,
+            }],
+            ..Record::new(7, 20)
+        }
+    }
+
+    #[test]
+    fn order_contains_each_fault_once() {
+        for seed in 0..100 {
+            let order = order(seed);
+            assert_eq!(order.len(), Fault::ALL.len());
+            assert!(
+                Fault::ALL.iter().all(|fault| order.contains(fault)),
+                "{seed}"
+            );
+        }
+    }
+
+    #[test]
+    fn order_depends_only_on_seed() {
+        assert_eq!(order(5), order(5));
+        let first: Vec<Fault> = (0..100).map(|seed| order(seed)[0]).collect();
+        assert!(
+            Fault::ALL.iter().all(|fault| first.contains(fault)),
+            "{first:?}"
+        );
+    }
+
+    #[test]
+    fn next_fault_follows_order_until_all_are_made() {
+        let mut record = Record::new(3, 20);
+        let made = self::record().made[0].clone();
+        for fault in order(3) {
+            assert_eq!(record.next(), Some(fault));
+            record.made.push(Made {
+                fault,
+                ..made.clone()
+            });
+        }
+        assert_eq!(record.next(), None);
+    }
+
+    #[test]
+    fn sealed_record_is_unreadable_and_opens_unchanged() {
+        let record = record();
+        let sealed = record.sealed().unwrap();
+        for word in ["BadImage", "billing", "EtcdMemberMissing", "fault"] {
+            assert!(!sealed.contains(word), "{sealed}");
+        }
+        assert_eq!(Record::opened(&sealed).unwrap(), record);
+        assert!(Record::opened("no record").is_err());
+    }
+
+    #[test]
+    fn written_record_is_read_back() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("record");
+        let missing = format!("{:#}", Record::read(&file).unwrap_err());
+        assert!(missing.contains("cargo xtask drill start"), "{missing}");
+        record().write(&file).unwrap();
+        assert_eq!(Record::read(&file).unwrap(), record());
+    }
+
+    #[test]
+    fn made_fault_shows_times_of_alert_and_repair() {
+        let mut made = record().made.remove(0);
+        assert_eq!(
+            made.to_string(),
+            "bad image: billing; made at 00:16:40 UTC; EtcdMemberMissing after 45 s; not repaired yet"
+        );
+        made.healthy = Some(Timestamp::constant(1_300, 0));
+        assert!(
+            made.to_string().ends_with("; healthy after 300 s"),
+            "{made}"
+        );
+    }
+}
