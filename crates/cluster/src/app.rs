@@ -14,10 +14,10 @@ use runtime::Operator;
 use runtime::controller::{Controllers, drive};
 use runtime::endpoints::{EndpointGrant, EndpointGrants, GrantedBy};
 use runtime::image::OwnImage;
+use runtime::watched::Watched;
 
 use crate::clients::Clients;
 use crate::metrics::Metrics;
-use crate::observe::Watched;
 use crate::pod_deletions::PodDeletions;
 use crate::reconcile::{ClusterOperator, SnapshotCache};
 

@@ -19,11 +19,10 @@ mod sidecars;
 mod switch;
 mod tls;
 mod unlabelled;
-mod watched;
+pub mod watched;
 
 pub use children::{disk, member_service};
 pub use pods::pod;
-pub use watched::Watched;
 
 #[cfg(test)]
 pub(crate) mod tests;
@@ -46,6 +45,7 @@ use member::tls::ClusterTls;
 use runtime::credentials::ClusterAuth;
 use runtime::endpoints::EndpointRule;
 use runtime::image::OwnImage;
+use runtime::watched::Watched;
 
 use crate::certificates::Certificates;
 use crate::clock::ApiServerClock;

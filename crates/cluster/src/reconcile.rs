@@ -13,12 +13,13 @@ use member::Operators;
 use runtime::endpoints::EndpointGrants;
 use runtime::image::OwnImage;
 use runtime::logs::in_stage;
+use runtime::watched::Watched;
 use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
 
 use crate::clients::Clients;
 use crate::metrics::Metrics;
-use crate::observe::{KubeSnapshot, Watched};
+use crate::observe::KubeSnapshot;
 use crate::outcome::{Error, turns};
 use crate::pod_deletions::PodDeletions;
 use crate::reason::Reason;

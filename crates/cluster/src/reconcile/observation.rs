@@ -89,7 +89,7 @@ impl ClusterOperator {
             return Some(snapshot);
         }
         self.cache.begin(&uid);
-        let (objects, policy) = self.watched.objects(object)?;
+        let (objects, policy) = observe::watched::objects(&self.watched, object)?;
         let snapshot = self.complete(objects, policy).await;
         self.cache.keep(&uid, version, snapshot.clone(), since);
         Some(snapshot)
