@@ -66,7 +66,7 @@ impl ClusterOperator {
         };
         let (policy, policies) = (policy?, &self.watched.policies);
         policies.record_object(of_cluster, policy.as_ref());
-        Ok(Some(self.complete(objects, policy).await))
+        Ok(Some(Box::pin(self.complete(objects, policy)).await))
     }
 
     /// Adds the Secrets of `spec.auth` and the NetworkPolicy to the objects. Without `spec.auth`, sends no request.
@@ -90,7 +90,7 @@ impl ClusterOperator {
         }
         self.cache.begin(&uid);
         let (objects, policy) = observe::watched::objects(&self.watched, object)?;
-        let snapshot = self.complete(objects, policy).await;
+        let snapshot = Box::pin(self.complete(objects, policy)).await;
         self.cache.keep(&uid, version, snapshot.clone(), since);
         Some(snapshot)
     }
@@ -190,7 +190,7 @@ impl ClusterOperator {
     pub(super) async fn at_rest(&self, object: &EtcdCluster) -> Option<Done> {
         let uid = object.uid().unwrap_or_default();
         let mut subscription = self.deletions.subscribe(&uid);
-        let snapshot = self.cached(object).await?;
+        let snapshot = Box::pin(self.cached(object)).await?;
         let round = Box::pin(self.round(snapshot));
         let round = subscription.or_interrupted(round, false).await?;
         let report = round.report(None);
