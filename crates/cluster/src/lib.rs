@@ -40,7 +40,6 @@ pub mod reconcile;
 pub mod refusals;
 mod seen;
 pub mod snapshot;
-pub mod snapshot_cache;
 pub mod status;
 pub mod switch;
 pub mod tls;

@@ -19,6 +19,7 @@ mod sidecars;
 mod switch;
 mod tls;
 mod unlabelled;
+pub mod watched;
 
 pub use children::{disk, member_service};
 pub use pods::pod;
@@ -44,6 +45,7 @@ use member::tls::ClusterTls;
 use runtime::credentials::ClusterAuth;
 use runtime::endpoints::EndpointRule;
 use runtime::image::OwnImage;
+use runtime::watched::Watched;
 
 use crate::certificates::Certificates;
 use crate::clock::ApiServerClock;
@@ -153,11 +155,12 @@ impl KubeSnapshot {
     }
 }
 
-/// Reads the Kubernetes objects of a cluster; `None` if the EtcdCluster no longer exists.
+/// Reads the Kubernetes objects of a cluster; `None` if the EtcdCluster no longer exists. `watched` then returns no
+/// older objects.
 pub async fn objects(
     client: &Client,
-    namespace: &str,
-    name: &str,
+    watched: &Watched,
+    (namespace, name): (&str, &str),
 ) -> Result<Option<Objects>, Error> {
     let read = async {
         let of_cluster = ListParams::default().labels(&names::cluster_selector(name));
@@ -171,23 +174,22 @@ pub async fn objects(
         // Another operator process may write at the same time, in this order: status, annotation on the Service, PVC,
         // pod. This function reads Services and pods before PVCs and the status, so that an object of the other process
         // never looks lost.
-        let mut services = services
-            .list(&of_cluster)
-            .await
-            .map_err(read("services"))?
-            .items;
-        let mut pods = pods.list(&of_cluster).await.map_err(read("pods"))?.items;
+        let services = services.list(&of_cluster).await;
+        let services = services.map_err(read("services"))?;
+        let pods = pods.list(&of_cluster).await.map_err(read("pods"))?;
         let (cluster, claims, budget) = tokio::join!(
             clusters.get_opt(name),
             claims.list(&of_cluster),
             budgets.get_opt(&budget_name)
         );
-        let mut claims = claims.map_err(read("PersistentVolumeClaims"))?.items;
+        let claims = claims.map_err(read("PersistentVolumeClaims"))?;
         let budget = budget.map_err(read("the PodDisruptionBudget"))?;
-        let cluster = cluster.map_err(read("the EtcdCluster"))?;
-        let Some(mut cluster) = cluster else {
+        let Some(mut cluster) = cluster.map_err(read("the EtcdCluster"))? else {
             return Ok(None);
         };
+        let lists = (&services, &pods, &claims);
+        watched.record(&cluster, lists, budget.as_ref());
+        let (mut services, mut pods, mut claims) = (services.items, pods.items, claims.items);
         // The managed fields are removed, because the operator never reads them, and the cache is smaller without them.
         cluster.metadata.managed_fields = None;
         let found = (&mut pods, &mut claims, &mut services);

@@ -13,21 +13,25 @@ use member::Operators;
 use runtime::endpoints::EndpointGrants;
 use runtime::image::OwnImage;
 use runtime::logs::in_stage;
+use runtime::watched::Watched;
 use runtime::{Done, Reconcile};
 use tokio::sync::Semaphore;
 
 use crate::clients::Clients;
 use crate::metrics::Metrics;
+use crate::observe::KubeSnapshot;
 use crate::outcome::{Error, turns};
 use crate::pod_deletions::PodDeletions;
 use crate::reason::Reason;
 use crate::refusals::Refusals;
-use crate::snapshot_cache::SnapshotCache;
 use crate::upkeep::Calls;
 
 /// Maximum number of clusters that are read from the API server concurrently. A reconcile that waits for etcd does not
 /// count, so clusters that hang do not block other clusters.
 const READS: usize = 16;
+
+/// The last snapshot of each cluster's Kubernetes objects, by the cluster's UID.
+pub type SnapshotCache = runtime::snapshot_cache::SnapshotCache<KubeSnapshot>;
 
 /// The clients, caches and states that all reconciles share.
 pub struct ClusterOperator {
@@ -37,6 +41,7 @@ pub struct ClusterOperator {
     clients: Clients,
     image: OwnImage,
     cache: Arc<SnapshotCache>,
+    watched: Watched,
     metrics: Metrics,
     reads: Semaphore,
     operators: Operators,
@@ -62,6 +67,7 @@ impl ClusterOperator {
             clients,
             image,
             cache,
+            watched: Watched::default(),
             metrics,
             reads: Semaphore::new(READS),
             operators: Operators::default(),
@@ -76,6 +82,12 @@ impl ClusterOperator {
     #[must_use]
     pub fn with_pod_deletions(self, deletions: Arc<PodDeletions>) -> Self {
         Self { deletions, ..self }
+    }
+
+    /// Sets the caches of the watches. Without them, each reconcile after a watch event reads the objects.
+    #[must_use]
+    pub fn with_watched(self, watched: Watched) -> Self {
+        Self { watched, ..self }
     }
 
     /// Sets the client that sends writes. The client must not retry a request: after a pause, the observation could be
@@ -125,6 +137,11 @@ impl Reconcile for ClusterOperator {
         let acted = early.merge(acted.await);
         let report = round.report(acted.in_words());
         let (current, status) = (report.current(), report.status(&Time(round.at)));
+        let forms = round.observed.cluster_id.is_none() && !round.plan.step.is_empty();
+        if forms && acted.failed.is_empty() {
+            // The next reconcile follows at once, and reports the result of this step.
+            return self.done(&round, &status, acted);
+        }
         let namespace = cluster.namespace().unwrap_or_default();
         let api: Api<EtcdCluster> = Api::namespaced(self.writer.clone(), &namespace);
         let manager = names::MANAGER_CLUSTER;

@@ -155,13 +155,14 @@ impl Calls {
     pub fn of(&self, cluster: &str, record: Option<&DefragmentationStatus>) -> Option<Call> {
         let last = record?.members.last()?;
         let mut calls = self.calls();
-        if last.completion_time.is_some() {
-            calls.remove(cluster);
-            return None;
-        }
         let under = calls.get_mut(cluster)?;
         under.asked = Instant::now();
+        // A stale record may be older than the call, which must then be kept.
         if under.what.0 != last.name || under.what.1 != last.start_time.0 {
+            return None;
+        }
+        if last.completion_time.is_some() {
+            calls.remove(cluster);
             return None;
         }
         if under.handle.as_ref().is_some_and(JoinHandle::is_finished) {
@@ -233,6 +234,19 @@ mod tests {
         );
         assert_eq!(calls.of("uid", Some(&record(1, true))), None);
         assert!(calls.calls().is_empty());
+    }
+
+    /// Invariant 19: the operator does not send the call again.
+    #[tokio::test]
+    async fn stale_record_keeps_newer_defragmentation_call() {
+        let calls = Calls::default();
+        let what = ("db-a".to_owned(), Timestamp::from_second(2).unwrap());
+        calls.begin("uid", what, std::future::pending().boxed());
+        assert_eq!(calls.of("uid", Some(&record(1, true))), None);
+        assert_eq!(
+            calls.of("uid", Some(&record(2, false))),
+            Some(Call::Running)
+        );
     }
 
     #[tokio::test]

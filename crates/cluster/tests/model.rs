@@ -54,6 +54,8 @@ mod run;
 mod sent;
 #[path = "model/served.rs"]
 mod served;
+#[path = "model/stale.rs"]
+mod stale;
 #[path = "model/story.rs"]
 mod story;
 #[path = "model/switch.rs"]

@@ -3,11 +3,13 @@
 //! namespace (invariant 15).
 
 use std::fmt::Debug;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
 
 use futures::stream::{BoxStream, SelectAll};
 use futures::{FutureExt, Stream, StreamExt, stream};
 use k8s_openapi::NamespaceResourceScope;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::ObjectMeta;
 use kube::runtime::controller::{
     Config, ReconcileReason, ReconcileRequest, trigger_self, trigger_with,
 };
@@ -18,15 +20,20 @@ use kube::runtime::watcher::DefaultBackoff;
 use kube::runtime::{WatchStreamExt, reflector, watcher};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
-use tokio::sync::mpsc;
+use tokio::sync::{mpsc, watch};
+use tokio::time::Instant;
 
 use crate::guarded::Guarded;
 use crate::process::Operator;
 use crate::scope::Scope;
+use crate::watch_cache::{Raw, WatchCache};
 
 /// Maximum number of concurrent reconciles of all controllers. An operator can turn off this limit with
 /// [`Controllers::without_concurrency_limit`].
 const CONCURRENCY: u16 = 64;
+
+/// Maximum time after the first event in which reconciles wait for the caches of children.
+const GATE: Duration = Duration::from_secs(5);
 
 /// The controllers of one kind, in the order of [`Scope::apis`].
 pub struct Controllers<K>
@@ -50,6 +57,34 @@ where
     pub(crate) requests: SelectAll<Requests<K>>,
     pub(crate) objects: Store<Guarded<K>>,
     pub(crate) config: Config,
+    gate: Arc<Gate>,
+}
+
+/// Holds back the first reconciles until the caches of children are complete, so that each reconcile can use them. Not
+/// longer than `patience`: if one kind cannot be watched, the reconciles read from the API server.
+struct Gate {
+    /// The number of caches that are not complete.
+    missing: watch::Sender<usize>,
+    patience: Duration,
+    opens: OnceLock<Instant>,
+}
+
+impl Gate {
+    fn new(patience: Duration) -> Self {
+        Self {
+            missing: watch::Sender::new(0),
+            patience,
+            opens: OnceLock::new(),
+        }
+    }
+
+    async fn passed(&self) {
+        let opens = *self.opens.get_or_init(|| Instant::now() + self.patience);
+        let mut missing = self.missing.subscribe();
+        let complete = missing.wait_for(|missing| *missing == 0);
+        // The sender exists as long as the gate, so an error is impossible.
+        let _ = tokio::time::timeout_at(opens, complete).await;
+    }
 }
 
 impl<K> Controllers<K>
@@ -70,13 +105,14 @@ where
             let writer = Writer::<Guarded<K>>::new(());
             let objects = writer.as_reader();
             let changes = reflector(writer, watcher(api, watcher::Config::default()));
-            let mut requests = SelectAll::new();
+            let (mut requests, gate) = (SelectAll::new(), Arc::new(Gate::new(GATE)));
             let own = trigger_self::<Guarded<K>, _>(changes.applied_objects(), ());
-            requests.push(with_pauses(own));
+            requests.push(with_pauses(after(Arc::clone(&gate), own)));
             Watches {
                 requests,
                 objects,
                 config: share.clone(),
+                gate,
             }
         };
         Self {
@@ -98,8 +134,8 @@ where
 
     /// Reconciles the objects that `mapper` returns for each changed object of another kind.
     ///
-    /// For children of `K`, use [`kube::core::PartialObjectMeta`] as `Other`: an event only triggers a reconcile, so
-    /// specs need not be transferred or cached. A child with an invalid spec then does not end the watch.
+    /// Use [`kube::core::PartialObjectMeta`] as `Other`: an event only triggers a reconcile, so specs need not be
+    /// transferred or cached. An object with an invalid spec then does not end the watch.
     #[must_use]
     pub fn watches<Other, I>(
         mut self,
@@ -131,6 +167,45 @@ where
                 })
             });
             one.requests.push(with_pauses(requests));
+        }
+        self
+    }
+
+    /// Fills the cache with the children of one kind, and reconciles the owner of each child that changes: the `K` in
+    /// its owner references. The cache contains a change before the reconcile starts.
+    ///
+    /// `notify` gets the UID of the owner, and the name, the namespace, the owners and the deletion timestamp of the
+    /// child.
+    #[must_use]
+    pub fn children<Child>(
+        mut self,
+        config: &watcher::Config,
+        cache: &WatchCache<Child>,
+        notify: impl Fn(&str, &ObjectMeta) + Clone + Send + Sync + 'static,
+    ) -> Self
+    where
+        Child: Resource<DynamicType = (), Scope = NamespaceResourceScope> + 'static,
+    {
+        let apis = self.scope.apis::<Raw<Child>>(&self.client);
+        for (one, api) in self.all.iter_mut().zip(apis) {
+            let feed = cache.feed(api.namespace());
+            let (notify, gate) = (notify.clone(), Arc::clone(&one.gate));
+            gate.missing.send_modify(|missing| *missing += 1);
+            let mut is_missing = true;
+            let requests = watcher(api, config.clone()).flat_map(move |event| {
+                let changed = feed.apply(event).into_iter();
+                if is_missing && feed.is_complete() {
+                    is_missing = false;
+                    gate.missing.send_modify(|missing| *missing -= 1);
+                }
+                let requests = changed.filter_map(|child| match child {
+                    Ok(child) => request::<K, Child>(&child, &notify).map(Ok),
+                    Err(error) => Some(Err(error)),
+                });
+                stream::iter(requests.collect::<Vec<_>>())
+            });
+            one.requests
+                .push(with_pauses(after(Arc::clone(&one.gate), requests)));
         }
         self
     }
@@ -173,6 +248,46 @@ where
     pub fn cache(&self) -> Cache<K> {
         Cache(self.all.iter().map(|one| one.objects.clone()).collect())
     }
+}
+
+/// The request to reconcile the owner of a child. `None` if no `K` owns it.
+fn request<K, Child>(
+    child: &ObjectMeta,
+    notify: impl Fn(&str, &ObjectMeta),
+) -> Option<ReconcileRequest<Guarded<K>>>
+where
+    K: Resource<DynamicType = ()> + Clone,
+    Child: Resource<DynamicType = ()>,
+{
+    let mut owners = child.owner_references.iter().flatten();
+    let owner = owners
+        .find(|owner| owner.kind == K::kind(&()) && owner.api_version == K::api_version(&()))?;
+    let namespace = child.namespace.as_deref()?;
+    let name = child.name.as_deref().unwrap_or_default();
+    notify(&owner.uid, child);
+    let related = ObjectRef::<Child>::new(name).within(namespace).erase();
+    Some(ReconcileRequest {
+        obj_ref: ObjectRef::new(&owner.name).within(namespace),
+        reason: ReconcileReason::RelatedObjectUpdated {
+            obj_ref: Box::new(related),
+        },
+    })
+}
+
+/// The requests of one watch, after the gate has opened. Errors do not wait, so that the watch is retried.
+fn after<T: Send + 'static>(
+    gate: Arc<Gate>,
+    requests: impl Stream<Item = Result<T, watcher::Error>> + Send + 'static,
+) -> impl Stream<Item = Result<T, watcher::Error>> + Send + 'static {
+    requests.then(move |request| {
+        let gate = Arc::clone(&gate);
+        async move {
+            if request.is_ok() {
+                gate.passed().await;
+            }
+            request
+        }
+    })
 }
 
 /// The requests of one watch, with a pause after each error. Each watch has its own pauses: an outage of the API server
@@ -234,8 +349,11 @@ where
 #[cfg(test)]
 mod tests {
     use std::cell::Cell;
+    use std::pin::pin;
 
+    use api::EtcdCluster;
     use k8s_openapi::api::core::v1::ConfigMap;
+    use k8s_openapi::apimachinery::pkg::apis::meta::v1::OwnerReference;
     use kube::ResourceExt;
     use kube::runtime::watcher::Event;
 
@@ -246,6 +364,61 @@ mod tests {
         object.metadata.name = Some("same".to_owned());
         object.metadata.namespace = Some(namespace.to_owned());
         Guarded(Ok(object))
+    }
+
+    #[test]
+    fn changed_child_requests_reconcile_of_its_owner() {
+        let child = |kind: &str, api_version: &str| ObjectMeta {
+            name: Some("child".to_owned()),
+            namespace: Some("prod".to_owned()),
+            owner_references: Some(vec![OwnerReference {
+                api_version: api_version.to_owned(),
+                kind: kind.to_owned(),
+                name: "db".to_owned(),
+                uid: "uid".to_owned(),
+                ..OwnerReference::default()
+            }]),
+            ..ObjectMeta::default()
+        };
+        let notified = Cell::new(0);
+        let requested = |child: &ObjectMeta| {
+            let notify = |uid: &str, _: &ObjectMeta| {
+                assert_eq!(uid, "uid");
+                notified.set(notified.get() + 1);
+            };
+            request::<EtcdCluster, ConfigMap>(child, notify).map(|request| request.obj_ref)
+        };
+        let own = child("EtcdCluster", "etcd.database.coreos.com/v1beta2");
+        let expected = ObjectRef::<Guarded<EtcdCluster>>::new("db").within("prod");
+        assert_eq!(requested(&own), Some(expected));
+        assert_eq!(requested(&child("StatefulSet", "apps/v1")), None);
+        assert_eq!(requested(&child("EtcdCluster", "example.com/v1")), None);
+        assert_eq!(requested(&ObjectMeta::default()), None);
+        assert_eq!(notified.get(), 1);
+    }
+
+    #[tokio::test]
+    async fn first_reconciles_wait_for_caches_of_children() {
+        let gate = |patience| {
+            let gate = Arc::new(Gate::new(patience));
+            gate.missing.send_replace(1);
+            gate
+        };
+        let error = watcher::Error::NoResourceVersion;
+        let patient = gate(Duration::from_hours(1));
+        let requests = stream::iter([Err(error), Ok("a"), Ok("b")]);
+        let mut requests = pin!(after(Arc::clone(&patient), requests));
+        assert!(requests.next().now_or_never().unwrap().unwrap().is_err());
+        assert!(requests.next().now_or_never().is_none());
+        patient.missing.send_replace(0);
+        for expected in ["a", "b"] {
+            let next = requests.next().now_or_never().unwrap();
+            assert_eq!(next.unwrap().unwrap(), expected);
+        }
+        // A kind that cannot be watched delays the reconciles for a limited time.
+        let hurried = gate(Duration::from_millis(10));
+        let mut requests = pin!(after(hurried, stream::iter([Ok("a")])));
+        assert_eq!(requests.next().await.unwrap().unwrap(), "a");
     }
 
     #[test]

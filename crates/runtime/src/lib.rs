@@ -33,7 +33,10 @@ mod reason;
 pub mod schedule;
 pub mod scope;
 pub mod slots;
+pub mod snapshot_cache;
 pub mod traces;
+pub mod watch_cache;
+pub mod watched;
 
 pub use controller::{Reconcile, Scope};
 pub use outcome::{Done, Failure, Notice};

@@ -130,7 +130,8 @@ mod tests {
     #[tokio::test]
     async fn invariant_5_api_server_time_is_read_for_unlabeled_lost_pod() {
         let client = server_without_labels();
-        let read = crate::observe::objects(&client, "prod", "db").await;
+        let watched = runtime::watched::Watched::default();
+        let read = crate::observe::objects(&client, &watched, ("prod", "db")).await;
         let objects = read.unwrap().unwrap();
         assert_eq!(
             objects.pods.len(),

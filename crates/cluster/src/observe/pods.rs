@@ -94,7 +94,7 @@ pub(super) fn tells_a_time(pod: &KubePod) -> bool {
     lost || container_status(pod).is_some_and(fails)
 }
 
-fn condition<'a>(pod: &'a KubePod, kind: &str) -> Option<&'a PodCondition> {
+pub(super) fn condition<'a>(pod: &'a KubePod, kind: &str) -> Option<&'a PodCondition> {
     let conditions = pod.status.as_ref()?.conditions.as_ref()?;
     conditions.iter().find(|condition| condition.type_ == kind)
 }

@@ -61,7 +61,7 @@ where
 
 /// The objects that should exist by the status and that no list contains: the objects of each member, and the Services
 /// of the whole cluster.
-fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Missing {
+pub(super) fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Missing {
     let Some(status) = cluster.status.as_ref() else {
         return Missing::default();
     };

@@ -5,6 +5,7 @@ use std::time::Instant;
 
 use api::EtcdCluster;
 use etcd::Etcd;
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use runtime::Done;
@@ -13,6 +14,7 @@ use crate::action::Step;
 use crate::desired::desired;
 use crate::execute::{Acted, ExecuteContext};
 use crate::naming::Seed;
+use crate::objects::Objects;
 use crate::observe::{self, KubeSnapshot};
 use crate::outcome::Error;
 use crate::plan::effective::Effective;
@@ -43,7 +45,10 @@ impl ClusterOperator {
         self.cache.begin(&uid);
         let snapshot = Box::pin(self.snapshot(object)).await;
         match &snapshot {
-            Ok(Some(snapshot)) => self.cache.keep(&uid, snapshot.clone(), since),
+            Ok(Some(snapshot)) => {
+                let version = snapshot.cluster.metadata.resource_version.as_deref();
+                self.cache.keep(&uid, version, snapshot.clone(), since);
+            }
             _ => self.cache.invalidate(&uid),
         }
         Ok(snapshot?.map(|snapshot| (snapshot, since)))
@@ -51,19 +56,43 @@ impl ClusterOperator {
 
     async fn snapshot(&self, object: &EtcdCluster) -> Result<Option<KubeSnapshot>, Error> {
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
+        let of_cluster = (namespace.as_str(), name.as_str());
         let (objects, policy) = tokio::join!(
-            observe::objects(&self.client, &namespace, &name),
+            observe::objects(&self.client, &self.watched, of_cluster),
             observe::access::policy(&self.client, &namespace, &name)
         );
         let Some(objects) = objects? else {
             return Ok(None);
         };
+        let (policy, policies) = (policy?, &self.watched.policies);
+        policies.record_object(of_cluster, policy.as_ref());
+        Ok(Some(Box::pin(self.complete(objects, policy)).await))
+    }
+
+    /// Adds the Secrets of `spec.auth` and the NetworkPolicy to the objects. Without `spec.auth`, sends no request.
+    async fn complete(&self, objects: Objects, policy: Option<NetworkPolicy>) -> KubeSnapshot {
+        let namespace = objects.cluster.namespace().unwrap_or_default();
         let effective = Effective::of(&objects, jiff::Timestamp::now());
         let mut snapshot = objects.snapshot(effective);
         snapshot.limit_join(self.joins.of(&namespace));
-        let seen = (&self.operators, policy?);
+        let seen = (&self.operators, policy);
         observe::access::complete(&self.client, seen, &mut snapshot).await;
-        Ok(Some(snapshot))
+        snapshot
+    }
+
+    /// The snapshot for a reconcile that writes nothing: the last read, or after a watch event the objects that the
+    /// watches have delivered. `None` if the objects must be read from the API server.
+    async fn cached(&self, object: &EtcdCluster) -> Option<KubeSnapshot> {
+        let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
+        let version = object.metadata.resource_version.as_deref();
+        if let Some(snapshot) = self.cache.get(&uid, version, since) {
+            return Some(snapshot);
+        }
+        self.cache.begin(&uid);
+        let (objects, policy) = observe::watched::objects(&self.watched, object)?;
+        let snapshot = Box::pin(self.complete(objects, policy)).await;
+        self.cache.keep(&uid, version, snapshot.clone(), since);
+        Some(snapshot)
     }
 
     async fn round(&self, snapshot: KubeSnapshot) -> Round {
@@ -156,13 +185,12 @@ impl ClusterOperator {
         context.execute(step).await
     }
 
-    /// Reconciles an idle cluster from the cache. `None` if the plan contains writes: the caller then reads everything
-    /// again.
+    /// Reconciles a cluster from a cached snapshot. `None` if something must be written: the caller then reads all
+    /// objects and plans again (invariant 33).
     pub(super) async fn at_rest(&self, object: &EtcdCluster) -> Option<Done> {
         let uid = object.uid().unwrap_or_default();
-        let version = object.metadata.resource_version.as_deref();
         let mut subscription = self.deletions.subscribe(&uid);
-        let snapshot = self.cache.get(&uid, version, Instant::now())?;
+        let snapshot = Box::pin(self.cached(object)).await?;
         let round = Box::pin(self.round(snapshot));
         let round = subscription.or_interrupted(round, false).await?;
         let report = round.report(None);

@@ -45,7 +45,12 @@ impl Run {
             self.world.want_what_runs();
             self.world.tidy_by_hand();
             self.world.give_in();
-            let plan = self.round(Fault::default());
+            let plan = if self.cache.is_some() {
+                self.watch(u8::MAX);
+                self.cached_round()
+            } else {
+                self.round(Fault::default())
+            };
             if let Some(plan) = plan {
                 if plan.step.is_empty() && self.rests(&plan) {
                     return;

@@ -39,6 +39,10 @@ pub(crate) struct Setup {
 pub(crate) enum Event {
     /// A round: the operator observes, plans, and executes the whole step.
     Round,
+    /// The watch caches of the operator receive the current objects of some kinds. Only in the runs of `stale`.
+    WatchEvents(u8),
+    /// A round that plans from the watch caches first. Only in the runs of `stale`.
+    CachedRound,
     /// One tick of time passes for nodes, kubelets and members.
     Tick,
     /// A round in which the operator process crashes after this number of writes.

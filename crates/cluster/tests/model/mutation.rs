@@ -186,6 +186,8 @@ pub(crate) enum Mutation {
     ForgetsWhatServed,
     /// The recorded version of a silent member counts as proof that the next version has never run.
     GoesBackUnproven,
+    /// A plan from watch caches, which may be stale, is executed. The runs of `stale` must detect this mistake.
+    ActsOnCaches,
 }
 
 impl Mutation {

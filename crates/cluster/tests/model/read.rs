@@ -49,6 +49,16 @@ impl World {
         services: BTreeMap<String, Service>,
         pods: BTreeMap<String, Pod>,
     ) -> Observed {
+        self.observe_with(services, pods, self)
+    }
+
+    /// Like `observe`, with the answers of etcd in another world.
+    pub(crate) fn observe_with(
+        &self,
+        services: BTreeMap<String, Service>,
+        pods: BTreeMap<String, Pod>,
+        etcd: &Self,
+    ) -> Observed {
         let disks = self.disks.iter().map(|(name, disk)| {
             let seen = Disk {
                 resource_version: disk.version.to_string(),
@@ -100,7 +110,7 @@ impl World {
                 pull_policy: None,
             }),
         };
-        self.ask_etcd(&mut observed);
+        etcd.ask_etcd(&mut observed);
         self.see_versions(&mut observed);
         self.see_wishes(&mut observed);
         self.see_switch(&mut observed);

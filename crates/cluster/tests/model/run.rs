@@ -1,12 +1,12 @@
 //! A run: events change the world, and operators observe, plan and write.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use crate::writes::{Change, Write};
 use cluster::action::StartPart;
 use cluster::certificates::CertificateWrite;
 use cluster::plan::{Explanation, plan};
-use cluster::snapshot::{Observed, Pod, Seen, Service};
+use cluster::snapshot::{Observed, Pod, Service};
 
 use crate::event::Event;
 pub(crate) use crate::event::Setup;
@@ -36,8 +36,10 @@ pub(crate) struct Second {
 pub(crate) struct Run {
     pub(crate) world: World,
     pub(crate) second: Option<Second>,
-    mutation: Option<Mutation>,
-    rounds: usize,
+    /// The objects in the operator's watch caches; `None` if the operator has no caches.
+    pub(crate) cache: Option<Box<World>>,
+    pub(crate) mutation: Option<Mutation>,
+    pub(crate) rounds: usize,
 }
 
 /// The fault of a round: what goes wrong in it, and when.
@@ -74,6 +76,7 @@ impl Run {
         Self {
             world,
             second,
+            cache: None,
             mutation,
             rounds: 0,
         }
@@ -94,6 +97,8 @@ impl Run {
         match event {
             Event::Tick => self.world.tick(),
             Event::Round => drop(self.round(none)),
+            Event::WatchEvents(kinds) => self.watch(kinds),
+            Event::CachedRound => drop(self.cached_round()),
             Event::Crash { after } => drop(self.round(Fault {
                 crash_after: at(after),
                 ..none
@@ -210,7 +215,7 @@ impl Run {
 
     /// Sends the chains of a plan. To simulate concurrency, the model sends one write of each chain in turn, and each
     /// time starts with another chain. Returns false if the operator process has crashed.
-    fn act(&mut self, fault: Fault, observed: &Observed, plan: &Plan) -> bool {
+    pub(crate) fn act(&mut self, fault: Fault, observed: &Observed, plan: &Plan) -> bool {
         let mut chains = self.take_apart(plan);
         let turn = self.rounds % chains.len().max(1);
         chains.rotate_left(turn);
@@ -425,15 +430,11 @@ impl Run {
     /// Writes the part of the status that later observations read.
     fn report(&mut self, observed: &Observed) {
         let since = self.world.recovery.unavailable_since;
-        let unavailable = observed.members.known().is_none()
-            && observed.cluster_id.is_some()
-            && !self.world.wishes.hibernate;
+        let unavailable = self.world.is_unavailable(observed);
         self.world.recovery.unavailable_since =
             unavailable.then(|| since.unwrap_or(self.world.now));
-        if let Seen::Known(list) = &observed.members {
-            let voters = list.members.iter().filter(|member| !member.is_learner);
-            let names = voters.filter_map(|member| api::names::member_of_url(&member.peer_urls[0]));
-            self.world.reported_voters = names.map(str::to_owned).collect();
+        if let Some(voters) = listed_voters(observed) {
+            self.world.reported_voters = voters;
             self.world.object_version += 1;
         }
     }
@@ -503,6 +504,14 @@ impl Run {
         }
         self.second = Some(second);
     }
+}
+
+/// The voters in the member list; `None` if the list is unknown.
+pub(crate) fn listed_voters(observed: &Observed) -> Option<BTreeSet<String>> {
+    let list = observed.members.known()?;
+    let voters = list.members.iter().filter(|member| !member.is_learner);
+    let names = voters.filter_map(|member| api::names::member_of_url(&member.peer_urls[0]));
+    Some(names.map(str::to_owned).collect())
 }
 
 /// The write that removes a start mark after a write that certainly had no effect.

@@ -1,0 +1,245 @@
+//! Invariant 33, and the requests of the cluster operator: a reconcile without changes sends no request to the API
+//! server, and each write follows a read.
+//!
+//! The API server is real. No kubelet runs, so the pods stay in the phase `Pending`, and no member answers.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
+
+#[path = "../../runtime/tests/api_server/server.rs"]
+mod server;
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex};
+use std::task::{Context, Poll};
+use std::time::{Duration, Instant};
+
+use api::{EtcdCluster, names};
+use http::{Method, Request};
+use k8s_openapi::api::core::v1::{Pod, Service as KubeService};
+use kube::api::{DeleteParams, ListParams, Patch, PatchParams, PostParams};
+use kube::client::{Body, ClientBuilder};
+use kube::core::ApiResource;
+use kube::{Api, Client, CustomResourceExt, ResourceExt};
+use prometheus_client::registry::Registry;
+use runtime::admin::Readiness;
+use runtime::controller::Scope;
+use runtime::{Operator, crd};
+use serde_json::json;
+use server::ApiServer;
+use tower::{Layer, Service};
+
+const NAMESPACE: &str = "default";
+const PATIENCE: Duration = Duration::from_mins(1);
+
+/// The requests of the operator, as `GET path?query`. Watches and Events are left out.
+#[derive(Clone, Default)]
+struct Requests(Arc<Mutex<Vec<String>>>);
+
+impl Requests {
+    fn all(&self) -> Vec<String> {
+        self.0.lock().unwrap().clone()
+    }
+
+    fn since(&self, before: usize) -> Vec<String> {
+        self.all().split_off(before)
+    }
+
+    /// The number of requests by method and kind.
+    fn by_kind(&self) -> BTreeMap<String, usize> {
+        let mut counts = BTreeMap::new();
+        for request in self.all() {
+            let (method, rest) = request.split_once(' ').unwrap();
+            let path = rest.split('?').next().unwrap();
+            let (_, below) = path.split_once(NAMESPACE).unwrap_or(("", path));
+            let kind = below.split('/').nth(1).unwrap_or_default();
+            *counts.entry(format!("{method} {kind}")).or_default() += 1;
+        }
+        counts
+    }
+}
+
+impl<S> Layer<S> for Requests {
+    type Service = Recorded<S>;
+
+    fn layer(&self, inner: S) -> Self::Service {
+        Recorded {
+            inner,
+            requests: self.clone(),
+        }
+    }
+}
+
+struct Recorded<S> {
+    inner: S,
+    requests: Requests,
+}
+
+impl<S: Service<Request<Body>>> Service<Request<Body>> for Recorded<S> {
+    type Response = S::Response;
+    type Error = S::Error;
+    type Future = S::Future;
+
+    fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), S::Error>> {
+        self.inner.poll_ready(context)
+    }
+
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let text = format!("{} {}", request.method(), request.uri());
+        // The first request of a watch lists all objects in pages.
+        let watches = text.contains("watch=") || text.contains("limit=");
+        if !watches && !text.contains("/events") {
+            self.requests.0.lock().unwrap().push(text);
+        }
+        self.inner.call(request)
+    }
+}
+
+fn is_read(request: &str) -> bool {
+    request.starts_with(Method::GET.as_str())
+}
+
+/// The operator with its watches, and a client of the test.
+struct Scene {
+    client: Client,
+    requests: Requests,
+    registry: Registry,
+    operator: Operator,
+}
+
+impl Scene {
+    fn api<K>(&self) -> Api<K>
+    where
+        K: kube::Resource<DynamicType = (), Scope = k8s_openapi::NamespaceResourceScope>,
+    {
+        Api::namespaced(self.client.clone(), NAMESPACE)
+    }
+
+    /// The number of reconciles since the start.
+    fn reconciles(&self) -> u64 {
+        let mut text = String::new();
+        prometheus_client::encoding::text::encode(&mut text, &self.registry).unwrap();
+        let name = "etcd_operator_cluster_reconcile_duration_seconds_count";
+        let mut lines = text.lines().filter(|line| line.starts_with(name));
+        let count = lines.next().and_then(|line| line.rsplit(' ').next());
+        count.map_or(0, |count| count.parse().unwrap())
+    }
+
+    async fn until(&self, what: &str, done: impl AsyncFn() -> bool) {
+        let begun = Instant::now();
+        while !done().await {
+            let requests = self.requests.by_kind();
+            assert!(begun.elapsed() < PATIENCE, "not true: {what}\n{requests:?}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    }
+
+    /// Waits until this number of reconciles in a row has sent no request.
+    async fn rests(&self, quiet: u64) {
+        let last = Mutex::new((self.requests.all().len(), self.reconciles()));
+        let is_quiet = async || {
+            let (requests, reconciles) = (self.requests.all().len(), self.reconciles());
+            let mut last = last.lock().unwrap();
+            if last.0 != requests {
+                *last = (requests, reconciles);
+            }
+            reconciles >= last.1 + quiet
+        };
+        self.until("the operator sends no request", is_quiet).await;
+    }
+
+    /// Sets an annotation that the operator ignores, and waits for the reconcile that follows.
+    async fn annotate(&self, pod: &str, value: &str) {
+        let before = self.reconciles();
+        let patch = json!({ "metadata": { "annotations": { "example.com/note": value } } });
+        let pods = self.api::<Pod>();
+        let patch = Patch::Merge(&patch);
+        pods.patch(pod, &PatchParams::default(), &patch)
+            .await
+            .unwrap();
+        let reconciled = async || self.reconciles() > before;
+        self.until("the change triggers a reconcile", reconciled)
+            .await;
+    }
+}
+
+async fn begin(server: &ApiServer) -> Scene {
+    let client = server.client();
+    let kind = ApiResource::erase::<EtcdCluster>(&());
+    let crd: &(dyn Fn() -> _ + Sync) = &EtcdCluster::crd;
+    let (scope, ready) = (Scope::namespace(NAMESPACE), Readiness::default());
+    crd::ready(&client, &kind, Some(crd), &scope, &ready).await;
+    let requests = Requests::default();
+    let recorded = ClientBuilder::try_from(server.config()).unwrap();
+    let recorded = recorded.with_layer(&requests).build();
+    let mut registry = Registry::default();
+    let operator = Operator::new(
+        ("etcd-operator", "cluster"),
+        (recorded.clone(), recorded),
+        scope,
+        (NAMESPACE.into(), "pod".into()),
+        &mut registry,
+    );
+    Scene {
+        client,
+        requests,
+        registry,
+        operator,
+    }
+}
+
+#[tokio::test]
+async fn invariant_33_operator_reads_only_before_it_writes() {
+    let server = ApiServer::start().await;
+    let scene = begin(&server).await;
+    let (operator, image) = (scene.operator.clone(), Some("operator".to_owned()));
+    tokio::select! {
+        () = cluster::app::work(operator, image, BTreeMap::new(), Vec::new()) => panic!("the operator ended"),
+        () = Box::pin(reads_before_writes(&scene)) => {}
+    }
+}
+
+async fn reads_before_writes(scene: &Scene) {
+    let cluster = json!({ "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
+        "metadata": { "name": "db", "namespace": NAMESPACE }, "spec": { "size": 3, "version": "3.6.16" } });
+    let cluster: EtcdCluster = serde_json::from_value(cluster).unwrap();
+    let (clusters, params) = (scene.api::<EtcdCluster>(), PostParams::default());
+    clusters.create(&params, &cluster).await.unwrap();
+    let of_cluster = ListParams::default().labels(&names::cluster_selector("db"));
+    let pods = scene.api::<Pod>();
+    let all_exist = async || pods.list(&of_cluster).await.unwrap().items.len() == 3;
+    scene.until("three pods exist", all_exist).await;
+    scene.rests(3).await;
+    let requests = scene.requests.all();
+    let reads = requests.iter().filter(|request| is_read(request)).count();
+    println!(
+        "{reads} reads of {} requests in {} reconciles",
+        requests.len(),
+        scene.reconciles()
+    );
+    println!("{:?}", scene.requests.by_kind());
+
+    // A change without effect on the plan triggers a reconcile, which sends no request.
+    let pod = pods.list(&of_cluster).await.unwrap().items[0].name_any();
+    let before = scene.requests.all().len();
+    for value in ["1", "2", "3"] {
+        scene.annotate(&pod, value).await;
+    }
+    assert_eq!(scene.requests.since(before), [""; 0]);
+
+    // A deleted Service is created again, after all objects were read.
+    let (services, delete) = (scene.api::<KubeService>(), DeleteParams::default());
+    services.delete("db", &delete).await.unwrap();
+    let exists = async || services.get_opt("db").await.unwrap().is_some();
+    scene.until("the Service exists again", exists).await;
+    let sent = scene.requests.since(before);
+    let write = sent.iter().position(|request| !is_read(request));
+    let reads = &sent[..write.expect("a write")];
+    for kind in [
+        "pods",
+        "services",
+        "persistentvolumeclaims",
+        "etcdclusters/db",
+    ] {
+        let is_there = reads.iter().any(|read| read.contains(kind));
+        assert!(is_there, "{kind} is not read before the write: {sent:?}");
+    }
+}

@@ -1,0 +1,157 @@
+//! A cache with the last snapshot of each object's surroundings, for example of a cluster's Kubernetes objects. The
+//! reconcile of an idle object therefore sends no request to the API server.
+//!
+//! The operator watches the objects in the snapshot, so the snapshot is used until an event arrives. The operator never
+//! writes from cached data: if a plan contains a write, the operator reads everything again and plans again (invariants
+//! 1 and 33).
+
+use std::collections::{HashMap, HashSet};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+/// Maximum age of a snapshot. Limits the effect of changes that cause no event, for example of a Secret.
+const LONGEST: Duration = Duration::from_mins(1);
+
+/// The last snapshot of each object, by UID.
+pub struct SnapshotCache<S>(Mutex<Memory<S>>);
+
+struct Memory<S> {
+    snapshots: HashMap<String, Kept<S>>,
+    /// Objects that are being read now. An event removes the object from this set, so that the read is not cached.
+    reading: HashSet<String>,
+}
+
+struct Kept<S> {
+    /// The resourceVersion of the object itself.
+    version: Option<String>,
+    snapshot: S,
+    read: Instant,
+}
+
+impl<S> Default for SnapshotCache<S> {
+    fn default() -> Self {
+        Self(Mutex::new(Memory {
+            snapshots: HashMap::new(),
+            reading: HashSet::new(),
+        }))
+    }
+}
+
+impl<S: Clone> SnapshotCache<S> {
+    fn memory(&self) -> MutexGuard<'_, Memory<S>> {
+        // No operation under this lock can panic and leave the cache inconsistent, so a poisoned lock is safe to use.
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Drops the snapshot of an object. Called after an event, after a failed read, and if the object no longer exists.
+    pub fn invalidate(&self, uid: &str) {
+        let mut memory = self.memory();
+        memory.snapshots.remove(uid);
+        memory.reading.remove(uid);
+    }
+
+    /// Starts a read. The caller must call this before it reads, so that an event during the read invalidates it.
+    pub fn begin(&self, uid: &str) {
+        self.memory().reading.insert(uid.to_owned());
+    }
+
+    /// Caches the snapshot, unless an event arrived since `begin`. `version` is the resourceVersion of the object.
+    pub fn keep(&self, uid: &str, version: Option<&str>, snapshot: S, now: Instant) {
+        self.forget(now);
+        let mut memory = self.memory();
+        if memory.reading.remove(uid) {
+            let kept = Kept {
+                version: version.map(str::to_owned),
+                snapshot,
+                read: now,
+            };
+            memory.snapshots.insert(uid.to_owned(), kept);
+        }
+    }
+
+    /// Drops snapshots that are older than the maximum age.
+    pub fn forget(&self, now: Instant) {
+        let snapshots = &mut self.memory().snapshots;
+        snapshots.retain(|_, kept| now.duration_since(kept.read) < LONGEST);
+    }
+
+    /// The snapshot of an object. `None` if the object has another resourceVersion, if an event has arrived since the
+    /// read, or if the read is too old.
+    pub fn get(&self, uid: &str, version: Option<&str>, now: Instant) -> Option<S> {
+        let memory = self.memory();
+        let kept = memory.snapshots.get(uid)?;
+        let same = kept.version.as_deref() == version;
+        let recent = now.duration_since(kept.read) < LONGEST;
+        (same && recent).then(|| kept.snapshot.clone())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UID: &str = "uid";
+    const VERSION: Option<&str> = Some("7");
+
+    fn cache() -> (SnapshotCache<&'static str>, Instant) {
+        (SnapshotCache::default(), Instant::now())
+    }
+
+    #[test]
+    fn cached_snapshot_is_used_until_next_watch_event() {
+        let (cache, now) = cache();
+        assert!(cache.get(UID, VERSION, now).is_none());
+        cache.begin(UID);
+        cache.keep(UID, VERSION, "snapshot", now);
+        assert_eq!(cache.get(UID, VERSION, now), Some("snapshot"));
+        assert!(cache.get("other", VERSION, now).is_none());
+        cache.invalidate(UID);
+        assert!(cache.get(UID, VERSION, now).is_none());
+    }
+
+    #[test]
+    fn snapshot_is_not_cached_if_event_arrives_during_read() {
+        let (cache, now) = cache();
+        cache.begin(UID);
+        cache.invalidate(UID);
+        cache.keep(UID, VERSION, "snapshot", now);
+        assert!(cache.get(UID, VERSION, now).is_none());
+        // This read begins after the event, so the cache keeps its snapshot.
+        cache.begin(UID);
+        cache.keep(UID, VERSION, "snapshot", now);
+        assert!(cache.get(UID, VERSION, now).is_some());
+    }
+
+    #[test]
+    fn new_resource_version_or_age_limit_invalidates_cache() {
+        let (cache, now) = cache();
+        cache.begin(UID);
+        cache.keep(UID, VERSION, "snapshot", now);
+        assert!(cache.get(UID, Some("8"), now).is_none());
+        assert!(cache.get(UID, None, now).is_none());
+        assert!(cache.get(UID, VERSION, now + LONGEST).is_none());
+    }
+
+    #[test]
+    fn deleted_object_leaves_no_cached_snapshot() {
+        let (cache, now) = cache();
+        cache.begin(UID);
+        cache.keep(UID, VERSION, "snapshot", now);
+        // The deletion of a child object sends an event, which invalidates the cache.
+        cache.invalidate(UID);
+        let nothing = || {
+            let memory = cache.memory();
+            memory.snapshots.is_empty() && memory.reading.is_empty()
+        };
+        assert!(nothing());
+        // The next read finds that the object was deleted, and invalidates the cache.
+        cache.begin(UID);
+        cache.invalidate(UID);
+        assert!(nothing());
+        // This cache has missed the event of the deletion. The cache drops the snapshot at its age limit.
+        cache.begin(UID);
+        cache.keep(UID, VERSION, "snapshot", now);
+        cache.forget(now + LONGEST);
+        assert!(nothing());
+    }
+}
