@@ -59,7 +59,9 @@ async fn watch_delivers_all_properties_of_changes() {
                 (event.revision, event.change.key.as_ref(), value)
             })
             .collect();
-        let expected: [(i64, &[u8], Option<(&[u8], i64, i64, i64)>); 5] = [
+        // Content, lease, version and create revision.
+        type Value<'a> = (&'a [u8], i64, i64, i64);
+        let expected: [(i64, &[u8], Option<Value<'_>>); 5] = [
             (2, &[0, 0xff], Some((b"one", 77, 1, 2))),
             (3, b"b", Some((b"", 0, 1, 3))),
             (3, &[0, 0xff], None),

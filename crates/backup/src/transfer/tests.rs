@@ -51,6 +51,7 @@ async fn hostile_store_without_progress_ends_transfer() {
         store: Arc::new(stalled),
         name: ObjectName::Exact("key".to_owned()),
         compress: false,
+        encryption: None,
         uid: "uid".to_owned(),
         cluster: None,
         limits: EndpointLimits::default(),
