@@ -8,6 +8,9 @@ use etcd::{Access, Credentials, Error, EtcdClient, Watch, WatchError, WatchEvent
 use etcd_client::{Client, DeleteOptions, LeaseGrantOptions, PutOptions, Txn, TxnOp};
 use tokio::time::timeout;
 
+/// Content, lease, version and create revision.
+type Value<'a> = (&'a [u8], i64, i64, i64);
+
 const MINORS: [&str; 3] = ["3.5", "3.6", "3.7"];
 
 async fn client(etcd: &EtcdProcess) -> Client {
@@ -59,8 +62,6 @@ async fn watch_delivers_all_properties_of_changes() {
                 (event.revision, event.change.key.as_ref(), value)
             })
             .collect();
-        // Content, lease, version and create revision.
-        type Value<'a> = (&'a [u8], i64, i64, i64);
         let expected: [(i64, &[u8], Option<Value<'_>>); 5] = [
             (2, &[0, 0xff], Some((b"one", 77, 1, 2))),
             (3, b"b", Some((b"", 0, 1, 3))),
