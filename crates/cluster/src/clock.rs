@@ -33,9 +33,7 @@ impl ApiServerClock {
             "behind"
         };
         Some(format!(
-            "the operator's clock is {} s {word} the API server's clock, so the operator issues and renews \
-             certificates by the earlier of the two clocks: correct the clock of the operator's node or of the \
-             control plane",
+            "the operator's clock is {} s {word} the API server's clock, so the operator issues and renews certificates by the earlier of the two clocks: correct the clock of the operator's node or of the control plane",
             clock.unsigned_abs().as_secs()
         ))
     }

@@ -88,8 +88,7 @@ static GAUGES: [Gauge; 15] = [
     },
     Gauge {
         name: "has_quorum",
-        help: "1 while a quorum of the members answers, 0 while no quorum answers; absent before the cluster has \
-               formed and while it hibernates",
+        help: "1 while a quorum of the members answers, 0 while no quorum answers; absent before the cluster has formed and while it hibernates",
         of: |_, status| has_quorum(status).map(Into::into),
     },
     Gauge {
@@ -125,8 +124,7 @@ static GAUGES: [Gauge; 15] = [
     },
     Gauge {
         name: "db_size_in_use_bytes",
-        help: "Largest number of bytes in use in a member's database, off by at most 1 MiB, or by 10 % if that is \
-               more",
+        help: "Largest number of bytes in use in a member's database, off by at most 1 MiB, or by 10 % if that is more",
         of: |_, status| {
             let members = status.member_details.iter();
             members.filter_map(|one| one.db_size_in_use).max()

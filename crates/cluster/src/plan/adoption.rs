@@ -48,8 +48,7 @@ pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<D
     if known.is_empty() {
         let id = list.cluster_id;
         let text = format!(
-            "cluster {id} answers, but none of its members runs in a pod of this EtcdCluster: the operator changes \
-             nothing"
+            "cluster {id} answers, but none of its members runs in a pod of this EtcdCluster: the operator changes nothing"
         );
         draft.problem(Reason::ForeignCluster, text);
         return Some(draft);
@@ -110,8 +109,7 @@ pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a
          trust"
     };
     let text = format!(
-        "a member of cluster {} has the peer URL {other}, but spec.TLS configures peer connections {says} TLS: the \
-         operator adds no member, because members with and without TLS cannot connect to each other; {remedy}",
+        "a member of cluster {} has the peer URL {other}, but spec.TLS configures peer connections {says} TLS: the operator adds no member, because members with and without TLS cannot connect to each other; {remedy}",
         list.cluster_id
     );
     let mut draft = Draft::new(build);
@@ -168,8 +166,7 @@ fn answer<'a>(
     match &observed.members {
         Seen::Unknown(why) => {
             let text = format!(
-                "no quorum of the existing cluster has answered yet ({why}): the cluster is {what} when a quorum \
-                 answers"
+                "no quorum of the existing cluster has answered yet ({why}): the cluster is {what} when a quorum answers"
             );
             draft.wait(reason, text, BLIND);
             None

@@ -100,9 +100,7 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
             draft.add(actions::forget_passwords());
         }
         (None, Login::Former) => {
-            let text = "the password in the Secret of spec.auth.secret differs from the password in etcd; the \
-                        operator still uses the password in etcd: set spec.auth.enabled to true, so that the operator \
-                        changes the password in etcd. Or change the password in etcd yourself";
+            let text = "the password in the Secret of spec.auth.secret differs from the password in etcd; the operator still uses the password in etcd: set spec.auth.enabled to true, so that the operator changes the password in etcd. Or change the password in etcd yourself";
             draft.problem(Reason::AuthSecret, text);
         }
         (_, Login::Off | Login::Accepted | Login::Refused(_)) => {}

@@ -68,8 +68,7 @@ pub(super) fn blind<'a>(
     }
     if !added.is_empty() && recovery::in_progress(observed).is_none() {
         let text = format!(
-            "no quorum of the members answers ({why}); the operator starts members that were added to etcd's list but \
-             have not run yet"
+            "no quorum of the members answers ({why}); the operator starts members that were added to etcd's list but have not run yet"
         );
         draft.wait(Reason::NoQuorum, text, BLIND);
         return draft;

@@ -78,8 +78,7 @@ pub(super) fn unrecorded<'a>(
             join(&found)
         };
         let text = format!(
-            "the status has no record of this cluster, and the existing objects do not identify it ({what}): restore \
-             the cluster from a backup with an EtcdRestore, or delete the objects that do not belong to this cluster"
+            "the status has no record of this cluster, and the existing objects do not identify it ({what}): restore the cluster from a backup with an EtcdRestore, or delete the objects that do not belong to this cluster"
         );
         draft.problem(Reason::IdentityUnknown, text);
         return draft;
@@ -99,8 +98,7 @@ pub(super) fn unrecorded<'a>(
         // Invariant 7: pods with the labels of this cluster may be members of an existing cluster, even if another
         // object owns them.
         let text = format!(
-            "these pods or PersistentVolumeClaims have the labels of this cluster, but do not belong to it: {}. The \
-             bootstrap starts when they are deleted",
+            "these pods or PersistentVolumeClaims have the labels of this cluster, but do not belong to it: {}. The bootstrap starts when they are deleted",
             observed.strangers.join(", ")
         );
         draft.wait(Reason::StrangersPresent, text, BLIND);
@@ -312,8 +310,7 @@ fn discard_others(intent: &Intent, draft: &mut Draft) {
         let disk = observed.disks.get(&name).map(|disk| &disk.token);
         if pod.into_iter().chain(disk).any(Option::is_none) {
             let text = format!(
-                "the objects of {name} were not created by this operator and are not changed: delete them if they are \
-                 not needed"
+                "the objects of {name} were not created by this operator and are not changed: delete them if they are not needed"
             );
             draft.problem(Reason::ForeignObjects, text);
             continue;

@@ -185,8 +185,7 @@ impl Keeper<'_> {
         let over = held.resource_version.clone();
         if !held.owned {
             let text = format!(
-                "Secret {} belongs to another owner, but the operator needs its name for a generated certificate \
-                 authority: delete it, or move its data to a Secret with another name",
+                "Secret {} belongs to another owner, but the operator needs its name for a generated certificate authority: delete it, or move its data to a Secret with another name",
                 scope.secret(&self.rule.cluster)
             );
             draft.problem(Reason::SecretNotOurs, text);
@@ -266,8 +265,7 @@ impl Keeper<'_> {
         // Invariant 20: the operator retires a CA only after every running member was started with the next CA.
         if !made || !self.reached_all(scope, held) {
             let text = format!(
-                "members are restarted with the new {} certificate authority, and the operator reissues all \
-                 certificates",
+                "members are restarted with the new {} certificate authority, and the operator reissues all certificates",
                 scope.word()
             );
             draft.wait(Reason::AuthorityRotating, text, BLIND);

@@ -55,9 +55,7 @@ pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
         });
         if let Some((other, _)) = twins.into_iter().find(|(_, twin)| twin.hash != hash.hash) {
             let text = format!(
-                "{} and {} have different data at the same revision: the operator changes no member. Find out which \
-                 member has the correct data, and delete the pod and the PersistentVolumeClaim of the other member: \
-                 the operator then replaces the other member",
+                "{} and {} have different data at the same revision: the operator changes no member. Find out which member has the correct data, and delete the pod and the PersistentVolumeClaim of the other member: the operator then replaces the other member",
                 member.name, other.name
             );
             draft.problem(Reason::DataDiffers, text);

@@ -49,9 +49,7 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         .collect();
     if !at_risk.is_empty() {
         let text = format!(
-            "spec.hibernate is true, but these members would lose their data, because they have no volume or a volume \
-             that is being deleted: {}. The operator first replaces these members by members with volumes, and then \
-             stops all members",
+            "spec.hibernate is true, but these members would lose their data, because they have no volume or a volume that is being deleted: {}. The operator first replaces these members by members with volumes, and then stops all members",
             at_risk.join(", ")
         );
         draft.problem(Reason::HibernationRefused, text);
@@ -71,8 +69,7 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         draft.add(actions::delete_pod(member, &pod.uid));
     }
     if observed.pods.is_empty() {
-        let text = "spec.hibernate is true: no member runs, and the volumes are kept; the same cluster starts again \
-                    when spec.hibernate is false";
+        let text = "spec.hibernate is true: no member runs, and the volumes are kept; the same cluster starts again when spec.hibernate is false";
         draft.wait(Reason::Hibernated, text, STEADY);
     } else {
         let text = "spec.hibernate is true: the members are being stopped";

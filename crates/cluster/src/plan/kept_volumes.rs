@@ -123,9 +123,7 @@ fn until(desired: &Desired, observed: &Observed, kept: &[(&str, Timestamp)]) -> 
     let until = from.and_then(|since| since.checked_add(desired.keep_volumes).ok());
     let until = until.map_or_else(String::new, |until| format!(", not before {until}"));
     format!(
-        "other software or a person removed {} from etcd's member list. The operator deletes their \
-         PersistentVolumeClaims when all {} members are healthy and have the same data{until}. To delete them now: \
-         kubectl delete pvc {} (EtcdCluster {})",
+        "other software or a person removed {} from etcd's member list. The operator deletes their PersistentVolumeClaims when all {} members are healthy and have the same data{until}. To delete them now: kubectl delete pvc {} (EtcdCluster {})",
         names.join(", "),
         desired.size,
         names.join(" "),

@@ -202,8 +202,7 @@ pub(super) fn leftovers<'a>(
         // Invariant 7: the operator does not delete objects with the ID of another cluster.
         if let Some(other) = member_objects::another_cluster(observed, &name) {
             let text = format!(
-                "the objects of {name} have the ID of cluster {other}, so the operator does not change them: delete \
-                 them if they are not needed"
+                "the objects of {name} have the ID of cluster {other}, so the operator does not change them: delete them if they are not needed"
             );
             draft.problem(Reason::ForeignObjects, text);
             continue;
@@ -309,8 +308,7 @@ fn no_volume(claim: &Claim) -> String {
         );
     };
     format!(
-        "the PersistentVolumeClaim has no volume: if StorageClass {class} does not exist (kubectl get storageclass), set \
-         {FIELD} to an existing class; otherwise check the provisioner of the class"
+        "the PersistentVolumeClaim has no volume: if StorageClass {class} does not exist (kubectl get storageclass), set {FIELD} to an existing class; otherwise check the provisioner of the class"
     )
 }
 

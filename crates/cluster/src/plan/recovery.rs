@@ -172,8 +172,7 @@ fn refuse(approval: Approval, cluster_id: ClusterId, draft: &mut Draft) {
         Approval::Wrong(text) => draft.problem(
             Reason::RecoveryRefused,
             format!(
-                "the annotation {ANNOTATION_RECOVER} names cluster {text:?}, but this is cluster {cluster_id}: no \
-                 recovery starts; set the annotation to {cluster_id} to approve a recovery"
+                "the annotation {ANNOTATION_RECOVER} names cluster {text:?}, but this is cluster {cluster_id}: no recovery starts; set the annotation to {cluster_id} to approve a recovery"
             ),
         ),
         Approval::Stale => draft.problem(
@@ -325,9 +324,7 @@ impl<'a> Scene<'a> {
         let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
         let name = object.metadata.name.as_deref().unwrap_or_default();
         format!(
-            "run `kubectl -n {namespace} annotate etcdcluster {name} {ANNOTATION_RECOVER}={cluster_id}` to start a new \
-             cluster with the data of the most advanced survivor (writes that only other members had are lost), or \
-             restore a backup with an EtcdRestore"
+            "run `kubectl -n {namespace} annotate etcdcluster {name} {ANNOTATION_RECOVER}={cluster_id}` to start a new cluster with the data of the most advanced survivor (writes that only other members had are lost), or restore a backup with an EtcdRestore"
         )
     }
 

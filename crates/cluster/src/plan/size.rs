@@ -90,8 +90,7 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
         return false;
     }
     let Some(victim) = replaced.or_else(|| victim(view)) else {
-        let text = "the cluster has too many members, but none can be removed now: each is the leader or an external \
-                    member";
+        let text = "the cluster has too many members, but none can be removed now: each is the leader or an external member";
         draft.wait(Reason::NoMemberToRemove, text, STEADY);
         return true;
     };

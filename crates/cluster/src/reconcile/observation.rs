@@ -153,8 +153,7 @@ impl ClusterOperator {
                 return Ok(Some((round, since, early)));
             }
             tracing::debug!(
-                "etcd does not answer: the operator drops this observation and acts on the Kubernetes \
-                             objects"
+                "etcd does not answer: the operator drops this observation and acts on the Kubernetes objects"
             );
             let (etcd, _) = self.clients_of(&uid, &snapshot);
             let acted = self

@@ -66,8 +66,7 @@ fn full(report: &Report, members: &[MemberStatus]) -> Option<String> {
     let percent = size(largest)?.saturating_mul(100) / quota.max(1);
     (percent >= NEARLY_FULL_PERCENT).then(|| {
         format!(
-            "the database of {} uses {percent} % of its quota of {}: delete keys, compact and defragment, or increase \
-             spec.etcd.quotaBackendBytes",
+            "the database of {} uses {percent} % of its quota of {}: delete keys, compact and defragment, or increase spec.etcd.quotaBackendBytes",
             largest.name,
             in_words(u64::try_from(quota).unwrap_or_default())
         )

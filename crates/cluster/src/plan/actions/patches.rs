@@ -90,8 +90,7 @@ pub(crate) fn grow_volume(member: &str, uid: &str, size: &str) -> Action {
         }),
         rejection: Some(Rejection {
             what: format!("the volume of {member} does not grow"),
-            remedy: "set allowVolumeExpansion: true in its StorageClass, or set another storageClassName in \
-                     spec.pod.persistentVolumeClaimSpec, and the operator replaces the members one by one",
+            remedy: "set allowVolumeExpansion: true in its StorageClass, or set another storageClassName in spec.pod.persistentVolumeClaimSpec, and the operator replaces the members one by one",
             reason: Reason::VolumeNotGrown,
         }),
         ..merge(Kind::VolumeClaim, member, &Value::Null)

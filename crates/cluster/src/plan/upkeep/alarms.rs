@@ -69,8 +69,7 @@ pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
         let then = if member.leaves() {
             "the operator replaces this member"
         } else {
-            "the operator does not replace this member, because the remaining members would form no quorum: restore a \
-             backup"
+            "the operator does not replace this member, because the remaining members would form no quorum: restore a backup"
         };
         let text = format!(
             "etcd reports that the data of {} differs from the data of the other members (alarm CORRUPT): {then}",
@@ -107,9 +106,7 @@ impl Run<'_> {
         } else if busy || waits {
             "the operator frees space"
         } else {
-            "the database contains no free space: delete keys, increase spec.etcd.quotaBackendBytes, or let etcd or \
-             the operator compact old revisions (spec.etcd.autoCompactionRetention, \
-             spec.upkeep.noSpace.keepRevisions)"
+            "the database contains no free space: delete keys, increase spec.etcd.quotaBackendBytes, or let etcd or the operator compact old revisions (spec.etcd.autoCompactionRetention, spec.upkeep.noSpace.keepRevisions)"
         };
         let text = format!(
             "the database has reached its quota of {} bytes and etcd rejects writes (alarm NOSPACE): {then}",
