@@ -12,10 +12,10 @@ use crate::port::Error;
 /// Maximum size of a response in bytes. etcd's metrics have about 100 KiB.
 const MAX_RESPONSE: u64 = 1 << 20;
 
-/// Maximum number of bytes that [`get_lines`] returns, and of the headers of a response.
+/// Maximum number of bytes that [`fetch_lines`] returns, and of the headers of a response.
 const MAX_KEPT: usize = 16 << 10;
 
-/// Maximum length of a line that [`get_lines`] returns.
+/// Maximum length of a line that [`fetch_lines`] returns.
 const MAX_LINE: u64 = 4 << 10;
 
 /// Sends a GET request, and returns the response with its headers. `deadline` includes the connection.
@@ -37,7 +37,7 @@ pub(super) async fn get(
 
 /// Like [`get`], but returns only the headers, and the lines of the body that begin with one of the prefixes. An
 /// operator reads the metrics of many members at the same time, and a hostile member can send metrics of any size.
-pub(super) async fn get_lines(
+pub(super) async fn fetch_lines(
     address: &str,
     path: &str,
     prefixes: &[&str],

@@ -19,7 +19,7 @@ const APPLIED: &str = "etcd_server_proposals_applied_total";
 /// Requests the metrics of a member. `deadline` includes the time for the connection.
 pub(super) async fn ask(address: &str, deadline: Duration) -> Result<Pulse, Error> {
     let lines = [SERVER_ID, ACTIVE_PEER, HAS_LEADER, APPLIED];
-    let answer = plain::get_lines(address, "/metrics", &lines, deadline).await?;
+    let answer = plain::fetch_lines(address, "/metrics", &lines, deadline).await?;
     pulse(&answer).ok_or_else(|| {
         Error::Other(format!(
             "{address}: the response does not contain the metrics of an etcd member: check the address"

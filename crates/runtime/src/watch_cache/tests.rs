@@ -1,3 +1,5 @@
+//! Tests of the watch cache.
+
 use k8s_openapi::api::core::v1::Pod;
 use kube::api::{ListMeta, TypeMeta};
 use serde_json::json;

@@ -399,7 +399,11 @@ fn chart_values_named_in_documents_exist() {
 /// the names of the API.
 fn unknown_names<'a>(text: &'a str, names: &str) -> Vec<&'a str> {
     const PREFIX: &str = "etcd.database.coreos.com/";
-    let found = text.split(PREFIX).skip(1).map(|rest| {
+    // `kubectl get` prints an object as `etcdcluster.etcd.database.coreos.com/NAME`.
+    let prefixes = text.match_indices(PREFIX);
+    let prefixes = prefixes.filter(|(at, _)| !text[..*at].ends_with('.'));
+    let found = prefixes.map(|(at, prefix)| {
+        let rest = &text[at + prefix.len()..];
         let end = rest.find(|c: char| !c.is_ascii_alphanumeric() && c != '-');
         rest[..end.unwrap_or(rest.len())].trim_end_matches('-')
     });
