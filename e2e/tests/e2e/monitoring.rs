@@ -5,7 +5,8 @@
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::time::SystemTime;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::bucket::Bucket;
@@ -68,6 +69,33 @@ struct Monitor<'a> {
     recordings: Vec<String>,
     /// The alerts that have fired, and whether they have ended.
     fired: RefCell<BTreeMap<String, bool>>,
+}
+
+/// Writes keys until etcd rejects a write because the database is full. `number` counts the keys.
+async fn fill(keys: &Keyspace, number: &AtomicUsize) -> Result<()> {
+    until("the database is full", DEADLINE, async || {
+        for _ in 0..WRITES {
+            let key = format!("big/{}", number.fetch_add(1, Ordering::Relaxed));
+            if let Err(error) = keys.write(&key, vec![7; 128 << 10]).await {
+                let text = format!("{error:#}");
+                return Ok(if text.contains("database space exceeded") {
+                    Poll::Done(())
+                } else {
+                    Poll::NotYet(text)
+                });
+            }
+        }
+        Ok(Poll::NotYet(format!("{number:?} writes")))
+    })
+    .await
+}
+
+/// Fills the database again whenever the operator has freed space. Returns only with an error.
+async fn keep_full(keys: &Keyspace, number: &AtomicUsize) -> Result<()> {
+    loop {
+        fill(keys, number).await?;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
 }
 
 impl<'a> Monitor<'a> {
@@ -233,6 +261,9 @@ impl<'a> Monitor<'a> {
         for next in members.iter().cycle().take(LEADER_MOVES) {
             let words = ["move-leader", "orders", "--to", next, "--yes"];
             plugin::run(sandbox, &words).await?;
+            // The dashboard shows the time of commits only if a client writes.
+            let words = ["ctl", "orders", "--", "put", "orders/1", "paid"];
+            plugin::run(sandbox, &words).await?;
         }
         self.fires("EtcdLeaderChangesOften", &labels).await?;
 
@@ -309,25 +340,14 @@ impl<'a> Monitor<'a> {
         sandbox.kubectl(&disarm).await?;
         self.ends("EtcdDataDiffers", &labels).await?;
 
-        let mut number = 0;
-        until("the database is full", DEADLINE, async || {
-            for _ in 0..WRITES {
-                number += 1;
-                let key = format!("big/{number}");
-                if let Err(error) = keys.write(&key, vec![7; 128 << 10]).await {
-                    let text = format!("{error:#}");
-                    return Ok(if text.contains("database space exceeded") {
-                        Poll::Done(())
-                    } else {
-                        Poll::NotYet(text)
-                    });
-                }
-            }
-            Ok(Poll::NotYet(format!("{number} writes")))
-        })
-        .await?;
+        let number = AtomicUsize::new(0);
+        fill(&keys, &number).await?;
         self.fires("EtcdQuotaNearlyFull", &labels).await?;
-        self.fires("EtcdDatabaseFull", &labels).await?;
+        // The operator defragments the member. The client writes until this frees no more space.
+        tokio::select! {
+            fires = self.fires("EtcdDatabaseFull", &labels) => fires?,
+            stopped = keep_full(&keys, &number) => stopped?,
+        }
         let larger = r#"{"spec":{"etcd":{"quotaBackendBytes":67108864}}}"#;
         self.patch("etcdcluster", "carts", larger).await?;
         self.ends("EtcdQuotaNearlyFull", &labels).await?;
