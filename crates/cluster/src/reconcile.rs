@@ -137,8 +137,7 @@ impl Reconcile for ClusterOperator {
         let acted = early.merge(acted.await);
         let report = round.report(acted.in_words());
         let (current, status) = (report.current(), report.status(&Time(round.at)));
-        let forms = round.observed.cluster_id.is_none() && !round.plan.step.is_empty();
-        if forms && acted.failed.is_empty() {
+        if round.only_forms() && acted.failed.is_empty() {
             // The next reconcile follows at once, and reports the result of this step.
             return self.done(&round, &status, acted);
         }

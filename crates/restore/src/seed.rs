@@ -155,8 +155,8 @@ fn volume_trouble(doing: &str, path: &Path, error: &io::Error) -> Trouble {
     )
 }
 
-/// The content of a mounted Secret. The kubelet mounts each key as a link. Directories with a leading dot in their
-/// names are not keys.
+/// The content of a mounted Secret. The kubelet mounts each key as a link. The linked directories have
+/// names that start with two dots, as no key does.
 fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
     let Some(directory) = directory else {
         return Ok(None);
@@ -166,7 +166,7 @@ fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
     for entry in fs::read_dir(directory).map_err(trouble)? {
         let entry = entry.map_err(trouble)?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with('.') && entry.path().is_file() {
+        if !name.starts_with("..") && entry.path().is_file() {
             data.insert(name, fs::read(entry.path()).map_err(trouble)?);
         }
     }

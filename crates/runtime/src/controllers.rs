@@ -99,7 +99,9 @@ where
 {
     /// Creates the controllers for `K`. The caller adds [`Self::watches`], and passes the controllers to `drive`.
     pub fn new(operator: &Operator) -> Self {
-        let apis = operator.scope.apis::<Guarded<K>>(&operator.client);
+        // A retry inside the client would hide an error of a watch for minutes. `with_pauses` starts the watch again.
+        let client = &operator.client_without_retry;
+        let apis = operator.scope.apis::<Guarded<K>>(client);
         let share = Config::default().concurrency(concurrency(apis.len()));
         let one = |api| {
             let writer = Writer::<Guarded<K>>::new(());
@@ -116,7 +118,7 @@ where
             }
         };
         Self {
-            client: operator.client.clone(),
+            client: client.clone(),
             scope: operator.scope.clone(),
             all: apis.into_iter().map(one).collect(),
         }

@@ -12,6 +12,10 @@ use std::time::{Duration, Instant};
 /// Maximum age of a snapshot. Limits the effect of changes that cause no event, for example of a Secret.
 const LONGEST: Duration = Duration::from_mins(1);
 
+/// The longest time without a read from the API server. Limits the effect of an event that a watch never delivers, and
+/// of a watch that fails.
+const READ_INTERVAL: Duration = Duration::from_mins(10);
+
 /// The last snapshot of each object, by UID.
 pub struct SnapshotCache<S>(Mutex<Memory<S>>);
 
@@ -19,6 +23,8 @@ struct Memory<S> {
     snapshots: HashMap<String, Kept<S>>,
     /// Objects that are being read now. An event removes the object from this set, so that the read is not cached.
     reading: HashSet<String>,
+    /// The time of each object's last read from the API server. Before the first read, the time of the first reconcile.
+    reads: HashMap<String, Instant>,
 }
 
 struct Kept<S> {
@@ -33,6 +39,7 @@ impl<S> Default for SnapshotCache<S> {
         Self(Mutex::new(Memory {
             snapshots: HashMap::new(),
             reading: HashSet::new(),
+            reads: HashMap::new(),
         }))
     }
 }
@@ -55,6 +62,18 @@ impl<S: Clone> SnapshotCache<S> {
         self.memory().reading.insert(uid.to_owned());
     }
 
+    /// Records that an object was read from the API server.
+    pub fn record_read(&self, uid: &str, now: Instant) {
+        self.memory().reads.insert(uid.to_owned(), now);
+    }
+
+    /// True if the object must be read from the API server, because its last read is too old.
+    pub fn needs_read(&self, uid: &str, now: Instant) -> bool {
+        let mut memory = self.memory();
+        let read = *memory.reads.entry(uid.to_owned()).or_insert(now);
+        now.duration_since(read) >= READ_INTERVAL
+    }
+
     /// Caches the snapshot, unless an event arrived since `begin`. `version` is the resourceVersion of the object.
     pub fn keep(&self, uid: &str, version: Option<&str>, snapshot: S, now: Instant) {
         self.forget(now);
@@ -69,10 +88,14 @@ impl<S: Clone> SnapshotCache<S> {
         }
     }
 
-    /// Drops snapshots that are older than the maximum age.
+    /// Drops snapshots that are older than the maximum age, and the times of reads of deleted objects.
     pub fn forget(&self, now: Instant) {
-        let snapshots = &mut self.memory().snapshots;
+        let mut memory = self.memory();
+        let snapshots = &mut memory.snapshots;
         snapshots.retain(|_, kept| now.duration_since(kept.read) < LONGEST);
+        // An existing object is read before this time.
+        let reads = &mut memory.reads;
+        reads.retain(|_, read| now.duration_since(*read) < 2 * READ_INTERVAL);
     }
 
     /// The snapshot of an object. `None` if the object has another resourceVersion, if an event has arrived since the
@@ -130,6 +153,20 @@ mod tests {
         assert!(cache.get(UID, Some("8"), now).is_none());
         assert!(cache.get(UID, None, now).is_none());
         assert!(cache.get(UID, VERSION, now + LONGEST).is_none());
+    }
+
+    #[test]
+    fn object_is_read_again_after_read_interval() {
+        let (cache, now) = cache();
+        let (soon, later) = (now + READ_INTERVAL / 2, now + READ_INTERVAL);
+        assert!(!cache.needs_read(UID, now), "the first reconcile");
+        assert!(!cache.needs_read(UID, soon));
+        assert!(cache.needs_read(UID, later));
+        cache.record_read(UID, soon);
+        assert!(!cache.needs_read(UID, later));
+        assert!(cache.needs_read(UID, soon + READ_INTERVAL));
+        cache.forget(soon + 2 * READ_INTERVAL);
+        assert!(cache.memory().reads.is_empty());
     }
 
     #[test]

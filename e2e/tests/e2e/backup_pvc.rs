@@ -109,7 +109,8 @@ async fn begin_stuck_pvc_backup(sandbox: &Sandbox) -> Result<()> {
          storageClassName: \"\"\n  claimRef: {{namespace: {namespace}, name: stuck}}\n"
     );
     let claim = BACKUP_PVC.replace("{name: backups}", "{name: stuck}");
-    let backup = pvc_backup("stuck", "").replace("claimName: backups", "claimName: stuck");
+    let policy = "  backupPolicy: {timeoutInSecond: 0}\n";
+    let backup = pvc_backup("stuck", policy).replace("claimName: backups", "claimName: stuck");
     let all = [volume, claim + &bound, backup];
     sandbox.apply(&all.join("---\n")).await.map(drop)
 }

@@ -26,7 +26,7 @@ async fn uninstall_first_does_not_block_deletion_of_namespace() {
         let namespace = sandbox.namespace.as_str();
         let uninstall = ["uninstall", RELEASE, "-n", namespace, "--wait"];
         chart::helm(&sandbox.env, &uninstall).await?;
-        let delete = ["delete", "namespace", namespace, "--timeout=120s"];
+        let delete = ["delete", "namespace", namespace, "--timeout=300s"];
         sandbox.kubectl(&delete).await.map(drop)
     })
     .await;

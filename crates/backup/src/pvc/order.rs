@@ -173,9 +173,21 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// Fails if the task failed, or if the report is not the report of a transfer.
-    pub fn into_stored(self, _: &Order) -> Result<Stored, Trouble> {
+    /// Fails if the task failed, if the report is not the report of a transfer, or if the program in the pod has not
+    /// encrypted the backup. A program of an earlier release ignores the encryption in the order.
+    pub fn into_stored(self, order: &Order) -> Result<Stored, Trouble> {
+        let encrypts = matches!(&order.task, Task::Store(task) if task.encryption.is_some());
         match self {
+            Self::Stored(stored) if encrypts && stored.encryption_key.is_none() => {
+                Err(Trouble::new(
+                    Reason::StepFailed,
+                    format!(
+                        "the backup pod has stored {} without encryption, because its image is older than the operator: \
+                         set the operator's image with --operator-image, and delete this backup",
+                        stored.location
+                    ),
+                ))
+            }
             Self::Stored(stored) => Ok(stored),
             other => Err(other.into_trouble()),
         }
@@ -239,6 +251,8 @@ impl Order {
 
 #[cfg(test)]
 mod tests {
+    use api::backup::EncryptionKey;
+
     use super::*;
 
     fn order(task: Task) -> Order {
@@ -290,6 +304,48 @@ mod tests {
         let read: Report = serde_json::from_str(&text).unwrap();
         let trouble = read.into_stored(&order(Task::Everything)).unwrap_err();
         assert_eq!(trouble.reason, Reason::StoreUnreachable);
+    }
+
+    #[test]
+    fn unencrypted_backup_of_older_image_is_a_failure() {
+        let mut task = SnapshotTask {
+            endpoints: Vec::new(),
+            begun: Timestamp::UNIX_EPOCH,
+            numbered: true,
+            compress: false,
+            encryption: None,
+            cluster: None,
+            reach: Reach::default(),
+        };
+        let stored = Stored {
+            location: "pvc://backups/a".to_owned(),
+            etcd_version: "3.6.16".to_owned(),
+            cluster_id: "c0ffee".to_owned(),
+            revision: 7,
+            size: 1,
+            sha256: "00".to_owned(),
+            encryption_key: None,
+            created_at: Timestamp::UNIX_EPOCH,
+        };
+        let result = |task: &SnapshotTask, stored: &Stored| {
+            let order = order(Task::Store(Box::new(task.clone())));
+            Report::Stored(stored.clone()).into_stored(&order)
+        };
+        assert_eq!(result(&task, &stored).unwrap(), stored);
+        task.encryption = Some(Encryption {
+            secret: "keys".to_owned(),
+            key: None,
+        });
+        let trouble = result(&task, &stored).unwrap_err();
+        assert!(trouble.message.contains("pvc://backups/a"), "{trouble:?}");
+        let encrypted = Stored {
+            encryption_key: Some(EncryptionKey {
+                name: "2026-11".to_owned(),
+                id: "0123".to_owned(),
+            }),
+            ..stored
+        };
+        assert_eq!(result(&task, &encrypted).unwrap(), encrypted);
     }
 
     #[test]

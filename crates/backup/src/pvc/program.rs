@@ -141,13 +141,13 @@ fn key(encryption: &Encryption) -> Result<Key, Trouble> {
 }
 
 /// Reads the files of a mounted Secret. The kubelet mounts each key as a link. The linked directories next to the keys
-/// have names that start with a dot.
+/// have names that start with two dots, as no key does.
 fn mounted(directory: &str) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
     let mut data = BTreeMap::new();
     for entry in fs::read_dir(directory)? {
         let entry = entry?;
         let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with('.') && entry.path().is_file() {
+        if !name.starts_with("..") && entry.path().is_file() {
             data.insert(name, fs::read(entry.path())?);
         }
     }

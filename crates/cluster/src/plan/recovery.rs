@@ -324,7 +324,7 @@ impl<'a> Scene<'a> {
         let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
         let name = object.metadata.name.as_deref().unwrap_or_default();
         format!(
-            "run `kubectl -n {namespace} annotate etcdcluster {name} {ANNOTATION_RECOVER}={cluster_id}` to start a new cluster with the data of the most advanced survivor (writes that only other members had are lost), or restore a backup with an EtcdRestore"
+            "run `kubectl -n {namespace} annotate etcdcluster {name} {ANNOTATION_RECOVER}={cluster_id} --overwrite` to start a new cluster with the data of the most advanced survivor (writes that only other members had are lost), or restore a backup with an EtcdRestore"
         )
     }
 

@@ -46,6 +46,7 @@ impl ClusterOperator {
         let snapshot = Box::pin(self.snapshot(object)).await;
         match &snapshot {
             Ok(Some(snapshot)) => {
+                self.cache.record_read(&uid, since);
                 let version = snapshot.cluster.metadata.resource_version.as_deref();
                 self.cache.keep(&uid, version, snapshot.clone(), since);
             }
@@ -84,6 +85,9 @@ impl ClusterOperator {
     /// watches have delivered. `None` if the objects must be read from the API server.
     async fn cached(&self, object: &EtcdCluster) -> Option<KubeSnapshot> {
         let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
+        if self.cache.needs_read(&uid, since) {
+            return None;
+        }
         let version = object.metadata.resource_version.as_deref();
         if let Some(snapshot) = self.cache.get(&uid, version, since) {
             return Some(snapshot);
@@ -207,6 +211,15 @@ impl ClusterOperator {
 }
 
 impl Round {
+    /// True if the plan contains a step of a bootstrap, and nothing that the status must explain.
+    pub(super) fn only_forms(&self) -> bool {
+        let mut waits = self.plan.waiting_for.iter();
+        let forms = self.observed.cluster_id.is_none() && self.observed.members.known().is_none();
+        let explains =
+            !self.plan.problems.is_empty() || waits.any(|wait| wait.reason.warns_of_wait());
+        forms && !self.plan.step.is_empty() && !explains
+    }
+
     pub(super) fn report(&self, failure: Option<String>) -> Report<'_> {
         Report {
             cluster: &self.snapshot.cluster,
