@@ -61,7 +61,7 @@ impl Run {
         }
         let text = last.as_ref().map(said).unwrap_or_default();
         self.world.broke(format!(
-            "the cluster does not converge within {} rounds: {text}",
+            "does not converge within {} rounds: {text}",
             self.world.patience()
         ));
     }
