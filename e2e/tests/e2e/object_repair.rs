@@ -62,8 +62,12 @@ fn normalized(found: &DynamicObject) -> Result<Value> {
         status.retain(|key, _| !VOLATILE.contains(&key.as_str()));
         let conditions = status.get("conditions").and_then(Value::as_array).cloned();
         let said = conditions.into_iter().flatten();
-        let said = said.map(|one| json!([one["type"], one["status"], one["reason"]]));
-        status.insert("conditions".to_owned(), said.collect());
+        // The order of conditions has no meaning: it depends on which field manager has written first.
+        let said = said.map(|one| {
+            let key = one["type"].as_str().unwrap_or_default().to_owned();
+            (key, json!([one["status"], one["reason"]]))
+        });
+        status.insert("conditions".to_owned(), Value::Object(said.collect()));
         if let Some(bootstrap) = status.get_mut("bootstrap").and_then(Value::as_object_mut) {
             bootstrap.remove("members");
         }
