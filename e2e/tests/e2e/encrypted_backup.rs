@@ -197,6 +197,12 @@ async fn missing_key_is_reported(
     await_problem(sandbox, "late-key", "SecretMissing", &expected).await?;
     let both = keys_secret("other", &[("only", NEW_KEY), ("renamed", OLD_KEY)]);
     sandbox.apply(&both).await?;
+    let what = "the restore continues with the added key";
+    let restores = sandbox.objects(Kind::EtcdRestore);
+    await_object(&restores, "late-key", what, DEADLINE, |object| {
+        condition(object, "Failed").is_none_or(|found| found["status"] != "True")
+    })
+    .await?;
     await_equal_restore(sandbox, "late-key", "late-key", before).await?;
     sandbox.delete_cluster("late-key").await?;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, "c").await?;
