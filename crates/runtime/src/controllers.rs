@@ -99,9 +99,8 @@ where
 {
     /// Creates the controllers for `K`. The caller adds [`Self::watches`], and passes the controllers to `drive`.
     pub fn new(operator: &Operator) -> Self {
-        // A retry inside the client would hide an error of a watch for minutes. `with_pauses` starts the watch again.
-        let client = &operator.client_without_retry;
-        let apis = operator.scope.apis::<Guarded<K>>(client);
+        // Retries of the client would hide an error of a watch for minutes.
+        let apis = operator.scope.apis(&operator.client_without_retry);
         let share = Config::default().concurrency(concurrency(apis.len()));
         let one = |api| {
             let writer = Writer::<Guarded<K>>::new(());
@@ -118,14 +117,13 @@ where
             }
         };
         Self {
-            client: client.clone(),
+            client: operator.client_without_retry.clone(),
             scope: operator.scope.clone(),
             all: apis.into_iter().map(one).collect(),
         }
     }
 
-    /// Turns off the limit of concurrent reconciles. A reconcile mostly waits for responses, and a reconcile that hangs
-    /// must not delay other objects.
+    /// Turns off the limit of concurrent reconciles. A reconcile that hangs must not delay other objects.
     #[must_use]
     pub fn without_concurrency_limit(mut self) -> Self {
         for one in &mut self.all {

@@ -46,6 +46,7 @@ const OTHER_FLAGS: &[&str] = &[
     "max-txn-ops",
     "peer-skip-client-san-verification",
     "bump-revision",
+    "cert",
     "cluster",
     "mark-compacted",
     "skip-hash-check",
