@@ -71,7 +71,7 @@ async fn is_verified(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace) -> Res
         conditions_line(&object)
     );
     sandbox
-        .await_event(Kind::EtcdBackup, "proven", &["BackupVerified", "restores"])
+        .await_event(Kind::EtcdBackup, "proven", &["BackupVerified", "succeeded"])
         .await?;
     // The member of the cluster served all the time, and the operator has deleted the pod of the verification.
     keys.fill("later/", 1, |_| ()).await?;

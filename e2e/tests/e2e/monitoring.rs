@@ -259,8 +259,7 @@ impl<'a> Monitor<'a> {
         // The last member of each cycle is the first leader, so no move leads to the current leader.
         members.push(survivor.clone());
         for next in members.iter().cycle().take(LEADER_MOVES) {
-            let words = ["move-leader", "orders", "--to", next, "--yes"];
-            plugin::run(sandbox, &words).await?;
+            self.move_leader(next).await?;
         }
         // The dashboard shows the time of commits only if a client writes.
         let words = ["ctl", "orders", "--", "put", "orders/1", "paid"];
@@ -299,6 +298,17 @@ impl<'a> Monitor<'a> {
             self.ends(alert, &labels).await?;
         }
         sandbox.await_members("orders", 3).await.map(drop)
+    }
+
+    /// Moves the leadership of the cluster `orders`. The plugin refuses while a member has no leader, as after the
+    /// previous move.
+    async fn move_leader(&self, next: &str) -> Result<()> {
+        let words = ["move-leader", "orders", "--to", next, "--yes"];
+        until("the leadership moves", DEADLINE, async || {
+            plugin::run(self.sandbox, &words).await.map(Poll::Done)
+        })
+        .await
+        .map(drop)
     }
 
     /// Sets a longer validity, and deletes the certificates, so that the operator issues them again.
