@@ -1,7 +1,7 @@
 //! Decides whether a backup is encrypted as the restore requires, and whether its key exists. Performs no I/O.
 //!
 //! If the restore names keys, the backup must be encrypted. Otherwise a writer to the bucket could replace an encrypted
-//! backup and its manifest by data of its own.
+//! backup and its manifest by other data.
 
 use api::manifest::BackupManifest;
 use api::restore::ChosenBackup;

@@ -155,22 +155,13 @@ fn volume_trouble(doing: &str, path: &Path, error: &io::Error) -> Trouble {
     )
 }
 
-/// The content of a mounted Secret. The kubelet mounts each key as a link. The linked directories have
-/// names that start with two dots, as no key does.
+/// The keys of the Secret that is mounted in `directory`.
 fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
-    let Some(directory) = directory else {
-        return Ok(None);
-    };
-    let trouble = |error| volume_trouble("read", directory, &error);
-    let mut data = SecretData::new();
-    for entry in fs::read_dir(directory).map_err(trouble)? {
-        let entry = entry.map_err(trouble)?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with("..") && entry.path().is_file() {
-            data.insert(name, fs::read(entry.path()).map_err(trouble)?);
-        }
-    }
-    Ok(Some(data))
+    directory
+        .map(|directory| {
+            store::mounted(directory).map_err(|error| volume_trouble("read", directory, &error))
+        })
+        .transpose()
 }
 
 fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Trouble> {

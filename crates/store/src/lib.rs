@@ -31,4 +31,5 @@ pub use gcs::{GcsAccess, GcsConfig, GcsStore};
 pub use local::LocalStore;
 pub use port::{Committed, Error, Object, ObjectStream, Store, Unfinished, Upload};
 pub use s3::{S3Access, S3Config, S3Keys, S3Protection, S3Store};
+pub use secret::mounted;
 pub use source::{Directories, SecretData, Secrets, Target, ambient, open};

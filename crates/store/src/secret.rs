@@ -1,11 +1,31 @@
 //! Reads the keys of a Secret. An error names the key and the remedy, never a value (invariant 14).
 
 use std::collections::BTreeMap;
+use std::path::Path;
+use std::{fs, io};
 
 use crate::port::Error;
 
 /// The keys and values of a Secret, read from the API server or from the directory where the Secret is mounted.
 pub type SecretData = BTreeMap<String, Vec<u8>>;
+
+/// Reads all keys of a Secret from the directory where it is mounted.
+///
+/// # Errors
+/// Fails if the directory or the file of a key cannot be read.
+pub fn mounted(directory: &Path) -> io::Result<SecretData> {
+    let mut data = SecretData::new();
+    for entry in fs::read_dir(directory)? {
+        let entry = entry?;
+        let key = entry.file_name().to_string_lossy().into_owned();
+        // The kubelet also creates directories and links to directories, whose names start with two dots. The name of
+        // a key may start with one dot.
+        if !key.starts_with("..") && entry.path().is_file() {
+            data.insert(key, fs::read(entry.path())?);
+        }
+    }
+    Ok(data)
+}
 
 /// The text of a required key. White space at both ends is removed, because `echo` and editors add it.
 pub(crate) fn text<'a>(data: &'a SecretData, key: &str, remedy: &str) -> Result<&'a str, Error> {
@@ -48,5 +68,30 @@ pub(crate) fn invalid_key(key: &str, problem: String) -> Error {
     Error::Secret {
         key: key.to_owned(),
         problem,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+
+    use super::*;
+
+    /// The directory has the layout that the kubelet creates.
+    #[test]
+    fn every_key_of_mounted_secret_is_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let directory = directory.path();
+        let content = directory.join("..2026_11_27");
+        fs::create_dir(&content).unwrap();
+        symlink("..2026_11_27", directory.join("..data")).unwrap();
+        let keys = [("key", "a"), (".hidden", "b")];
+        for (key, value) in keys {
+            fs::write(content.join(key), value).unwrap();
+            symlink(Path::new("..data").join(key), directory.join(key)).unwrap();
+        }
+        let expected = keys.map(|(key, value)| (key.to_owned(), value.as_bytes().to_vec()));
+        assert_eq!(mounted(directory).unwrap(), SecretData::from(expected));
+        assert!(mounted(&directory.join("missing")).is_err());
     }
 }

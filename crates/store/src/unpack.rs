@@ -243,7 +243,7 @@ mod tests {
         }
     }
 
-    /// A writer to the bucket must not be able to replace an encrypted backup by a backup of its own.
+    /// A writer to the bucket must not be able to replace an encrypted backup by another backup.
     #[test]
     fn unencrypted_object_is_refused_if_keys_are_given() {
         for size in [0, 3, 8, 1000] {

@@ -1,6 +1,5 @@
 //! The program of the pod that mounts a PersistentVolumeClaim. It connects only to etcd, and not to the API server.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -106,13 +105,14 @@ fn access(reach: &Reach) -> Result<Access, Trouble> {
         } else {
             Purpose::Client
         };
-        let data = mounted(TLS)
+        let data = store::mounted(Path::new(TLS))
             .map_err(|error| trouble(format!("Secret {secret} cannot be used: {error}")))?;
         let material = tls::material(purpose, secret, Some(&data));
         access = tls::access(&material.map_err(|fault| trouble(fault.message))?);
     }
     if let Some(secret) = &reach.auth {
-        let data = mounted(AUTH).map_err(|error| trouble(format!("Secret {secret}: {error}")))?;
+        let data = store::mounted(Path::new(AUTH))
+            .map_err(|error| trouble(format!("Secret {secret}: {error}")))?;
         let text = |key: &str| {
             let value = data.get(key).cloned().map(String::from_utf8);
             let value = value.and_then(Result::ok);
@@ -133,25 +133,11 @@ fn access(reach: &Reach) -> Result<Access, Trouble> {
 /// Reads the key for new backups from the mounted Secret.
 fn key(encryption: &Encryption) -> Result<Key, Trouble> {
     let secret = &encryption.secret;
-    let data = mounted(ENCRYPTION).map_err(|error| {
+    let data = store::mounted(Path::new(ENCRYPTION)).map_err(|error| {
         let message = format!("Secret {secret} cannot be used: {error}");
         Trouble::new(Reason::SecretMissing, message)
     })?;
     encryption_key(encryption, &data)
-}
-
-/// Reads the files of a mounted Secret. The kubelet mounts each key as a link. The linked directories next to the keys
-/// have names that start with two dots, as no key does.
-fn mounted(directory: &str) -> std::io::Result<BTreeMap<String, Vec<u8>>> {
-    let mut data = BTreeMap::new();
-    for entry in fs::read_dir(directory)? {
-        let entry = entry?;
-        let name = entry.file_name().to_string_lossy().into_owned();
-        if !name.starts_with("..") && entry.path().is_file() {
-            data.insert(name, fs::read(entry.path())?);
-        }
-    }
-    Ok(data)
 }
 
 async fn stored(

@@ -86,7 +86,7 @@ impl Source {
                 secret: Some(SecretVolumeSource {
                     secret_name: Some(secret.to_owned()),
                     default_mode: Some(SECRET_MODE),
-                    // A pod that is created again must start even if the Secret was deleted meanwhile.
+                    // A pod that is created again must start even if the Secret no longer exists.
                     optional: Some(true),
                     ..SecretVolumeSource::default()
                 }),
