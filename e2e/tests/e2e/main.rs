@@ -10,6 +10,7 @@ mod all_pods_lost;
 mod ambient_identity;
 mod api_outage;
 mod api_rules;
+mod api_server_429;
 mod auth;
 mod backup_crash;
 mod backup_pvc;

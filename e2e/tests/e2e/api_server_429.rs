@@ -1,0 +1,133 @@
+//! The API server rejects the operator's requests with 429, as an overloaded API server does.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use e2e::metrics::Page;
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Sandbox, cluster_scenario, until};
+use k8s_openapi::api::core::v1::Pod;
+use kube::ResourceExt;
+
+use crate::fixtures::cluster;
+use crate::node_reboot::operator;
+
+/// While the operator is limited, the test counts its rejected requests for this time.
+const WINDOW: Duration = Duration::from_secs(10);
+/// The highest accepted rate of rejected requests. The API server asks for a pause of one second, and the operator
+/// sends about ten requests at the same time.
+const MAX_REJECTED_PER_SECOND: f64 = 30.0;
+
+/// A limit of the API server (API Priority and Fairness) that rejects all requests of this sandbox's operator, except
+/// those for its lease.
+struct Limit<'a> {
+    sandbox: &'a Sandbox,
+    name: &'a str,
+}
+
+impl<'a> Limit<'a> {
+    async fn set(sandbox: &'a Sandbox) -> Result<Self> {
+        // The objects belong to no namespace, so their name is the unique name of the sandbox.
+        let name = sandbox.namespace.as_str();
+        let manifest = format!(
+            "apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: PriorityLevelConfiguration
+metadata: {{name: {name}}}
+spec:
+  type: Limited
+  limited:
+    nominalConcurrencyShares: 0
+    borrowingLimitPercent: 0
+    limitResponse: {{type: Reject}}
+---
+apiVersion: flowcontrol.apiserver.k8s.io/v1
+kind: FlowSchema
+metadata: {{name: {name}}}
+spec:
+  priorityLevelConfiguration: {{name: {name}}}
+  matchingPrecedence: 500
+  rules:
+  - subjects:
+    - kind: ServiceAccount
+      serviceAccount: {{name: etcd-operator, namespace: {name}}}
+    resourceRules:
+    - verbs: ['*']
+      apiGroups: ['', etcd.database.coreos.com, events.k8s.io, networking.k8s.io, policy]
+      resources: ['*']
+      namespaces: ['*']
+      clusterScope: true
+"
+        );
+        sandbox.apply(&manifest).await?;
+        Ok(Self { sandbox, name })
+    }
+
+    /// The number of requests that the API server has rejected because of this limit.
+    async fn rejected(&self) -> Result<f64> {
+        let metrics = self.sandbox.kubectl(&["get", "--raw", "/metrics"]).await?;
+        let schema = format!("flow_schema=\"{}\"", self.name);
+        let name = "apiserver_flowcontrol_rejected_requests_total";
+        Ok(Page::new(metrics).sum(name, &schema))
+    }
+
+    async fn remove(self) -> Result<()> {
+        let kinds = "flowschemas,prioritylevelconfigurations";
+        let words = ["delete", kinds, self.name];
+        self.sandbox.kubectl(&words).await.map(drop)
+    }
+}
+
+/// Ensures that the operator repeats rejected requests, but not too often, and that nothing changes meanwhile.
+async fn requests_are_repeated_slowly(sandbox: &Sandbox, limit: &Limit<'_>) -> Result<()> {
+    sandbox.scale("c", 3).await?;
+    let first = until("a request is rejected", DEADLINE, async || {
+        let count = limit.rejected().await?;
+        Ok(if count > 0.0 {
+            Poll::Done(count)
+        } else {
+            Poll::NotYet("no rejected request".to_owned())
+        })
+    })
+    .await?;
+    let begun = Instant::now();
+    tokio::time::sleep(WINDOW).await;
+    let count = limit.rejected().await? - first;
+    let per_second = count / begun.elapsed().as_secs_f64();
+    eprintln!("    {per_second:.1} rejected requests per second");
+    ensure!(count > 0.0, "the operator sends no request again");
+    ensure!(
+        per_second <= MAX_REJECTED_PER_SECOND,
+        "{per_second:.1} rejected requests per second"
+    );
+    let pods = sandbox.member_pods("c").await?.len();
+    ensure!(pods == 1, "{pods} pods: the limit has no effect");
+    Ok(())
+}
+
+#[tokio::test]
+async fn operator_slows_down_while_api_server_rejects_requests() {
+    cluster_scenario("api_server_429", async |sandbox| {
+        sandbox.apply(&cluster(&sandbox.env, "c", 1)?).await?;
+        sandbox.await_members("c", 1).await?;
+        let before = operator(sandbox).await?;
+        let limit = Limit::set(sandbox).await?;
+        let outcome = requests_are_repeated_slowly(sandbox, &limit).await;
+        // The limit is outside of the namespace, so it must be removed even after a failure.
+        limit.remove().await?;
+        outcome?;
+        sandbox.await_members("c", 3).await?;
+        // The lease was not limited, so the same process continues.
+        let after = operator(sandbox).await?;
+        let restarts = |pod: &Pod| {
+            let status = pod.status.iter();
+            let containers = status.flat_map(|status| status.container_statuses.iter().flatten());
+            containers.map(|one| one.restart_count).sum::<i32>()
+        };
+        ensure!(
+            (before.uid(), restarts(&before)) == (after.uid(), restarts(&after)),
+            "the operator was restarted"
+        );
+        Ok(())
+    })
+    .await;
+}
