@@ -231,13 +231,13 @@ mod tests {
                 Some("RequestTimeTooSkewed"),
                 Some(403),
                 "",
-                "correct this node's clock",
+                "correct the clock of the node",
             ),
             (
                 Some("AuthenticationFailed"),
                 Some(403),
                 "Request date header too old",
-                "correct this node's clock",
+                "correct the clock of the node",
             ),
             (
                 Some("AuthenticationFailed"),

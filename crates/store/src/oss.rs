@@ -54,11 +54,11 @@ pub(crate) fn settings(endpoint: Option<&str>) -> Settings {
 /// Reads the Secret's keys `accessKeyID` and `accessKeySecret`, as defined by v1beta2.
 pub(crate) fn keys(data: &SecretData) -> Result<S3Keys, Error> {
     secret::reject_misspelled(data, &[KEY_ID, KEY_SECRET])?;
-    let id = secret::text(data, KEY_ID, "add the AccessKey's ID under this key")?;
+    let id = secret::text(data, KEY_ID, "add the ID of the AccessKey as accessKeyID")?;
     let key = secret::text(
         data,
         KEY_SECRET,
-        "add the AccessKey's secret under this key",
+        "add the secret of the AccessKey as accessKeySecret",
     )?;
     Ok(S3Keys::new(id, key))
 }

@@ -97,7 +97,9 @@ pub enum Error {
     )]
     NoIdentity(String),
     /// The clock of the node and the clock of the store differ too much for signed requests.
-    #[error("the store rejects the time of the request: correct this node's clock ({0})")]
+    #[error(
+        "the store rejects the time of the request: correct the clock of the node that sent the request ({0})"
+    )]
     ClockSkew(String),
     /// The server's certificate is not trusted.
     #[error(

@@ -181,7 +181,8 @@ pub(crate) fn oss_config(
     secrets: Secrets<'_>,
 ) -> Result<S3Config, Error> {
     let Some(data) = secrets.credentials else {
-        let problem = "is missing: the operator cannot use a cloud identity with OSS: name a Secret with the keys accessKeyID and accessKeySecret";
+        let problem = "is missing, and the operator cannot use a cloud identity with OSS: name a Secret with the keys \
+                       accessKeyID and accessKeySecret";
         return Err(invalid("ossSecret", problem.to_owned()));
     };
     let settings = oss::settings(oss.endpoint.as_deref());

@@ -285,7 +285,7 @@ async fn hostile_store_oversized_first_part_is_rejected() {
         .unwrap()
         .to_string();
     assert!(
-        error.contains("549755813888 bytes of the object's 1099511627776"),
+        error.contains("549755813888 bytes, but 8388608 of the object's 1099511627776 bytes"),
         "{error}"
     );
     assert!(server.sent() < BUFFERS, "{} bytes", server.sent());

@@ -112,7 +112,7 @@ impl AbsAccess {
         let account = secret::text(
             data,
             ACCOUNT,
-            "add the storage account's name under this key",
+            "add the name of the storage account as storage-account",
         )?;
         if !is_account(account) {
             return Err(secret::invalid_key(
@@ -121,7 +121,11 @@ impl AbsAccess {
                     .to_owned(),
             ));
         }
-        let key = secret::text(data, KEY, "add the storage account's key under this key")?;
+        let key = secret::text(
+            data,
+            KEY,
+            "add an access key of the storage account as storage-key",
+        )?;
         if STANDARD.decode(key).is_err() {
             return Err(secret::invalid_key(
                 KEY,

@@ -75,7 +75,8 @@ pub enum KeyError {
     Malformed(String),
     /// No entry has the required ID.
     #[error(
-        "has no key with the ID {id}, with which the backup is encrypted, and only these keys: {keys}. Add the key{named}"
+        "has no key with the ID {id}, with which the backup is encrypted. The Secret has only these keys: {keys}. \
+         Add the key{named}"
     )]
     Unknown {
         /// The required ID.

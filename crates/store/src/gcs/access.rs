@@ -98,7 +98,8 @@ impl GcsAccess {
             return Ok(());
         }
         let problem = format!(
-            "does not name {endpoint}, and the operator sends tokens only to Google and to the endpoint in this key: set the key to spec.gcs.endpoint"
+            "does not name {endpoint}. The operator sends tokens only to Google and to the endpoint in the Secret: set \
+             {ENDPOINT} in the Secret to the value of spec.gcs.endpoint"
         );
         Err(secret::invalid_key(ENDPOINT, problem))
     }
@@ -119,7 +120,7 @@ impl GcsAccess {
         let text = secret::text(
             data,
             CREDENTIALS,
-            "add the service account key under this key, or a token under access-token",
+            "add the JSON file of a service account as credentials.json, or an access token as access-token",
         )?;
         let invalid_key = |problem: &str| secret::invalid_key(CREDENTIALS, problem.to_owned());
         let json: serde_json::Value = serde_json::from_str(text)

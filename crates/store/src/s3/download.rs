@@ -49,7 +49,7 @@ pub(super) async fn open(store: S3Store, key: String) -> Result<ObjectStream, Er
     // object is read as a stream.
     if first > PART && first < size {
         return Err(Error::Other(format!(
-            "the response has {first} bytes of the object's {size}, but {PART} bytes were requested"
+            "the response has {first} bytes, but {PART} of the object's {size} bytes were requested"
         )));
     }
     version.tag = tag(&answer).map(str::to_owned);
