@@ -361,7 +361,7 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
         Serving::Differs { expected, found } => Plan::stuck(Trouble::new(
             Reason::SeedFailed,
             format!(
-                "the hash of the seed member's keys is {found:08x}, but the manifest of the backup records {expected:08x}; \
+                "etcd's hash of the seed's data is {found:08x}, but the manifest of the backup records {expected:08x}; \
                  restore another backup"
             ),
         )),

@@ -208,7 +208,9 @@ pub(super) async fn compare_hash(
         return serving;
     }
     match context.etcd.hash(&url, restored).await {
-        Err(error) => Serving::Unknown(format!("no hash of its keys: {error}")),
+        Err(error) => {
+            Serving::Unknown(format!("etcd did not return the hash of its data: {error}"))
+        }
         Ok(Some(found)) if found.compacted == expected.compacted && found.hash != expected.hash => {
             Serving::Differs {
                 expected: expected.hash,

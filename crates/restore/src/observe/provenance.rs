@@ -129,7 +129,7 @@ fn describe(
     let from = match origin.map(|origin| &origin.location_hash) {
         Some(place) if *place == choice::fingerprint(&chosen.source) => chosen.location.clone(),
         Some(place) if *place != choice::fingerprint(&arguments.source) => {
-            "another location, from which an earlier pod of the seed fetched its backup".to_owned()
+            "from another location (fetched by an earlier pod of the seed)".to_owned()
         }
         _ => choice::location(&arguments.source),
     };
@@ -140,7 +140,7 @@ fn describe(
     );
     let keys = |secret: Option<&str>| match secret {
         _ if secrets.0 == secrets.1 => String::new(),
-        Some(secret) => format!(", keys in Secret {secret}"),
+        Some(secret) => format!(", encryption keys in Secret {secret}"),
         None => ", not encrypted".to_owned(),
     };
     format!(

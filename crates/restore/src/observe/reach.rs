@@ -67,8 +67,8 @@ impl ObserveContext<'_> {
             (Some(fault), _) => fault.to_owned(),
             (None, Error::AccessDenied(why)) => format!(
                 "the restored cluster has authentication enabled, with the users and passwords of the backup, and \
-                 rejects the operator ({why}): put the password of that time into the Secret of the EtcdCluster's \
-                 spec.auth.secret"
+                 rejects the operator ({why}): put the password from the time of the backup into the Secret of \
+                 the EtcdCluster's spec.auth.secret"
             ),
             (None, error) => error.to_string(),
         }

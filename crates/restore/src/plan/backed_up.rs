@@ -38,12 +38,12 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
     let remedy = if cluster.unavailable_since.is_some() {
         "The cluster does not serve, so no backup can be made now".to_owned()
     } else {
-        format!("Make one: kubectl etcd backup {name}")
+        format!("To make a backup, run kubectl etcd backup {name}")
     };
     let message = format!(
-        "spec.backup.beforeChanges of the EtcdCluster {name} requires a backup that is at most {} s old before its \
-         data is replaced, and there is none; nothing was changed. {remedy}. To continue without this backup, set the \
-         annotation {ANNOTATION_SKIP_BACKUP}={} on the EtcdRestore",
+        "spec.backup.beforeChanges of the EtcdCluster {name} requires a backup that is at most {} s old before \
+         the data of the cluster is replaced. No such backup exists, and nothing was changed. {remedy}. To continue \
+         without this backup, set the annotation {ANNOTATION_SKIP_BACKUP}={} on the EtcdRestore",
         age.as_secs(),
         ClusterChange::Restore
     );

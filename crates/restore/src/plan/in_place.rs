@@ -281,8 +281,9 @@ fn stop_for(
         }
         Serving::Differs { expected, found } => {
             return Plan::wait_for(format!(
-                "waiting for a seed with the data of the backup: the keys of the seed have the hash {found:08x}, \
-                 but the manifest records {expected:08x}"
+                "waiting to stop the old members: etcd's hash of the seed's data is {found:08x}, but the manifest of \
+                 the backup records {expected:08x}; delete the seed's pod and PersistentVolumeClaim, so that the \
+                 operator creates the seed again from the backup"
             ));
         }
     };
@@ -302,11 +303,12 @@ fn stop_for(
         return Plan::stuck(Trouble::new(
             Reason::SeedFailed,
             format!(
-                "the seed was created again and has revision {restored} and cluster ID {id}{backup}, but the verified seed had \
-                 revision {recorded} and cluster ID {cluster}. The old members keep their data. Put the verified backup back at the \
-                 location in status.backup, or undo the change of the EtcdCluster's addresses. If status.backup is empty, name \
-                 the backup by its storage block or with spec.backup.before. Then delete the seed's pod and \
-                 PersistentVolumeClaim"
+                "the seed was created again and has revision {restored} and cluster ID {id}{backup}, but the verified \
+                 seed had revision {recorded} and cluster ID {cluster}. The old members keep their data. If the backup \
+                 at the location in status.backup was replaced, put the verified backup back. If status.backup is \
+                 empty, name the backup by its storage block or with spec.backup.before. If a change of the \
+                 EtcdCluster's spec has changed the addresses of members, undo this change. Then delete the seed's \
+                 pod and PersistentVolumeClaim"
             ),
         ));
     }

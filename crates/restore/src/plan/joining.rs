@@ -92,7 +92,7 @@ fn reason_to_wait(
         }
         (Some(restored), _) if restored != recorded => {
             return Some(differs(&format!(
-                "has revision {restored}, but revision {recorded} was verified"
+                "has revision {restored}, but the verified seed had revision {recorded}"
             )));
         }
         (Some(_), _) => {}
@@ -110,8 +110,8 @@ fn reason_to_wait(
             let same = cluster_id == cluster && *revision >= recorded;
             (!same).then(|| {
                 differs(&format!(
-                    "serves revision {revision} as cluster {cluster_id}, but revision {recorded} as cluster {cluster} \
-                     was verified"
+                    "serves revision {revision} with the cluster ID {cluster_id}, but the verified seed had revision \
+                     {recorded} and the cluster ID {cluster}"
                 ))
             })
         }
@@ -146,7 +146,8 @@ fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     match (pod.report_lost, pod.checks_sha256 && !durable) {
         (true, true) => None,
         (true, false) => Some(stuck(
-            "the data of the seed is unknown: its container fetch succeeded, but its termination message is lost",
+            "the data of the seed is unknown: the container fetch of the seed's pod succeeded, but the termination \
+             message of this container is lost",
         )),
         (false, _) => {
             let verification = "waiting until the seed's pod has fetched and verified the backup";

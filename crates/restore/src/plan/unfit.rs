@@ -30,7 +30,8 @@ pub(super) fn pod_replacement(pod: &PodFacts) -> Option<Plan> {
             format!("the seed's pod fetches the backup {backup}: the operator replaces the pod")
         }
         None if pod.report_lost => {
-            "the report of the seed's pod is lost (its container fetch succeeded, but its termination message is missing): the operator replaces the pod"
+            "the report of the seed's pod is lost (the container fetch succeeded, but the termination message of this \
+             container is missing): the operator replaces the pod"
                 .to_owned()
         }
         Some(OtherBackup::Contains(_)) | None => return None,

@@ -44,8 +44,8 @@ pub(super) fn in_content(error: &unpack::Error, secret: Option<&str>) -> Trouble
             Trouble::new(
                 Reason::SecretMissing,
                 format!(
-                    "{FIELD}: Secret {secret} has no key with the ID {id}, with which the backup is encrypted, and only \
-                     these keys: {keys}. Add the key"
+                    "{FIELD}: Secret {secret} has no key with the ID {id}, with which the backup is encrypted. The \
+                     Secret has only these keys: {keys}. Add the key"
                 ),
             )
         }
@@ -74,19 +74,19 @@ mod tests {
             (unknown(), None, Reason::InvalidSpec, "a62e0f7753a4df18"),
             (
                 unknown(),
-                Some("keys"),
+                Some("backup-keys"),
                 Reason::SecretMissing,
-                "Secret keys has no key with the ID a62e0f7753a4df18",
+                "Secret backup-keys has no key with the ID a62e0f7753a4df18",
             ),
             (
                 encryption::Error::NotEncrypted,
-                Some("keys"),
+                Some("backup-keys"),
                 Reason::SnapshotUnreadable,
                 "is not encrypted",
             ),
             (
                 encryption::Error::Damaged { chunk: 7, id },
-                Some("keys"),
+                Some("backup-keys"),
                 Reason::SnapshotUnreadable,
                 "chunk 7",
             ),
@@ -100,10 +100,10 @@ mod tests {
     #[test]
     fn missing_secret_has_no_keys() {
         let folder = tempfile::tempdir().unwrap();
-        let found = EncryptionKeys::read("keys", Some(folder.path())).unwrap();
+        let found = EncryptionKeys::read("backup-keys", Some(folder.path())).unwrap();
         assert_eq!(found.keys.describe(), "none");
         std::fs::write(folder.path().join("notes"), "text").unwrap();
-        let found = EncryptionKeys::read("keys", Some(folder.path())).unwrap();
+        let found = EncryptionKeys::read("backup-keys", Some(folder.path())).unwrap();
         assert_eq!(found.keys.describe(), "notes (not a key)");
     }
 }

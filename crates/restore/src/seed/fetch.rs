@@ -114,7 +114,8 @@ pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
         let copied = tokio::task::spawn_blocking(move || copy_program(&target));
         async {
             let failed = |error| {
-                let message = format!("the program was not copied: {error}");
+                let message =
+                    format!("the operator's program was not copied to the volume: {error}");
                 Trouble::new(Reason::SeedFailed, message)
             };
             copied.await.map_err(failed).flatten()
@@ -288,7 +289,11 @@ fn access(survivor: &Survivor) -> Result<Access, Trouble> {
     let Some(data) = mounted(survivor.client_tls.as_deref())? else {
         return Ok(Access::default());
     };
-    let material = tls::material(tls::Purpose::Operator, "mounted here", Some(&data));
+    let material = tls::material(
+        tls::Purpose::Operator,
+        "with the client certificate",
+        Some(&data),
+    );
     material
         .map(|material| tls::access(&material))
         .map_err(|fault| {
@@ -306,7 +311,7 @@ fn copy_program(target: &Path) -> Result<(), Trouble> {
         fs::copy(program, &unfinished)?;
         fs::rename(&unfinished, target)
     };
-    copy().map_err(|error| volume_trouble("copy the program to", target, &error))
+    copy().map_err(|error| volume_trouble("copy the operator's program to", target, &error))
 }
 
 async fn download(
@@ -330,7 +335,10 @@ async fn download(
         }
     }
     if sent != object.size {
-        let message = format!("the store sent {sent} bytes of {}", object.size);
+        let message = format!(
+            "the store sent {sent} of the {} bytes of the backup",
+            object.size
+        );
         return Err(Trouble::new(Reason::StoreUnreachable, message));
     }
     intake.finish().await
