@@ -127,7 +127,7 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
         ),
         (
             "due_timestamp_seconds",
-            "Time of the run of the schedule after the newest backup",
+            "Time of the first scheduled run after the newest backup",
             due(backup),
         ),
         (

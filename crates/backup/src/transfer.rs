@@ -350,7 +350,7 @@ impl Transfer {
                 .filter(|found| found.compacted == inspected.compacted)
                 .map(|found| found.hash),
             Err(error) => {
-                tracing::debug!(%error, member = member.url, "the manifest gets no hash of the keys");
+                tracing::debug!(%error, member = member.url, "etcd did not return a hash for the manifest");
                 None
             }
         }

@@ -58,7 +58,7 @@ pub(super) fn record(
                 begun.location,
                 proof.revision,
                 if proof.hash_compared {
-                    " with the recorded hash of the keys"
+                    " with the same hash of the data as in the manifest"
                 } else {
                     ""
                 }

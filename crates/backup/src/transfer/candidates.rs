@@ -57,8 +57,8 @@ pub(super) fn of_cluster(
         Some(other) if ours.is_empty() => Err(Trouble::new(
             Reason::EtcdUnreachable,
             format!(
-                "{} does not belong to cluster {expected}, which the EtcdCluster records: the next attempt reads the \
-                 addresses of its pods again",
+                "{} does not belong to the cluster ID {expected} in the status of the EtcdCluster: the next attempt \
+                 reads the addresses of the EtcdCluster's pods again",
                 other.url
             ),
         )),
@@ -75,7 +75,7 @@ pub(super) fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble>
     if clusters.len() > 1 {
         let listed: Vec<String> = clusters
             .iter()
-            .map(|(id, url)| format!("{url} belongs to {id}"))
+            .map(|(id, url)| format!("{url} belongs to cluster {id}"))
             .collect();
         return Err(Trouble::new(
             Reason::InvalidSpec,
@@ -268,7 +268,7 @@ mod tests {
         let trouble = ranked(vec![answer("one", 1, 5), other]).unwrap_err();
         assert_eq!(trouble.reason, Reason::InvalidSpec);
         assert!(
-            trouble.message.contains("other belongs to 2"),
+            trouble.message.contains("other belongs to cluster 2"),
             "{}",
             trouble.message
         );

@@ -112,7 +112,7 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     if manifest_of(store, key).await?.as_ref() == Some(manifest)
         && let Err(error) = store.delete(&manifest_key).await
     {
-        tracing::warn!(%error, key, "cannot delete a manifest that does not describe its object");
+        tracing::warn!(%error, key, "cannot delete the manifest of a backup that another writer replaced or deleted");
     }
     Err(replaced(store, key))
 }

@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn etcd_that_ends_before_the_report_fails_verification() {
+    fn verification_fails_if_etcd_exits_before_verify_reports() {
         for (code, message, damaged, part) in [
             (1, "panic: corrupted page", true, "corrupted page"),
             (

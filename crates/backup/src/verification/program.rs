@@ -84,8 +84,8 @@ fn judge(expected: &Contents, found: &etcd::Served) -> Report {
     if let Some((expected, found)) = compared.filter(|(expected, found)| expected != found) {
         return Report::Failed {
             message: format!(
-                "the keys of the restored etcd have the hash {:08x} (compacted at revision {}), but the manifest \
-                 records the hash {:08x} (compacted at revision {})",
+                "etcd's hash of the restored data is {:08x} (compacted at revision {}), but the manifest records the \
+                 hash {:08x} (compacted at revision {})",
                 found.hash, found.compacted, expected.hash, expected.compacted
             ),
         };
