@@ -298,7 +298,7 @@ pub struct BackupArgs {
     /// Secret with the keys that encrypt the backup [default: the Secret of the EtcdBackup whose store is used].
     #[arg(long, value_name = "SECRET")]
     pub encryption_secret: Option<String>,
-    /// Entry of the Secret with the key. Required if the Secret has several entries.
+    /// Entry of the Secret that contains the encryption key. Required if the Secret has several entries.
     #[arg(long, value_name = "ENTRY", requires = "encryption_secret")]
     pub encryption_key: Option<String>,
     /// Options `--yes` and `--dry-run`.

@@ -95,7 +95,9 @@ fn manifest(args: &JoinArgs, namespace: &str) -> Result<Value> {
     if metadata["annotations"][ANNOTATION_JOIN].is_null() {
         return Err(Error::refused(
             "the client URLs of the existing etcd are missing",
-            "set --endpoints http://HOST:2379, or the annotation in the file",
+            format!(
+                "set --endpoints http://HOST:2379, or the annotation {ANNOTATION_JOIN} in the file"
+            ),
         ));
     }
     Ok(manifest)
@@ -204,7 +206,9 @@ fn resumed(cluster: &EtcdCluster, endpoints: &[String]) -> Result<String> {
     let Some(joins) = joins.filter(|_| !has_bootstrapped(cluster)) else {
         return Err(Error::refused(
             format!("EtcdCluster {name} exists, and its members do not join another etcd"),
-            "choose another name: the annotation must be set when the EtcdCluster is created",
+            format!(
+                "choose another name: the annotation {ANNOTATION_JOIN} must be set when the EtcdCluster is created"
+            ),
         ));
     };
     let named = endpoints.join(",");
@@ -253,7 +257,7 @@ fn look(cluster: &EtcdCluster) -> Look {
     let is_complete = |cluster: &EtcdCluster| has_joined(cluster) && old.is_empty();
     match changes::look(cluster, is_complete) {
         Look::Waiting(text) => Look::Waiting(format!(
-            "{voters} of {size} new members vote, old members left: {}; {text}",
+            "{voters} of {size} new members vote, old members that remain in etcd: {}; {text}",
             old.len()
         )),
         Look::Done(text) => Look::Done(format!(
@@ -316,7 +320,7 @@ fn not_finished(cluster: &EtcdCluster) -> Option<Error> {
     let is_current =
         is_observed(cluster) && is_true(cluster.conditions(), &ConditionType::Available);
     let problem = if !old.is_empty() {
-        format!("old members are left in etcd: {}", old.join(", "))
+        format!("old members remain in etcd: {}", old.join(", "))
     } else if !has_joined(cluster) || !is_current {
         "the operator has not reported the current members".to_owned()
     } else {

@@ -45,7 +45,7 @@ pub(super) async fn run(access: &Access, args: &ChangeAndWaitArgs) -> Result<()>
         let object = access.named::<EtcdCluster>(name);
         wait(
             &object,
-            "free of the old approval",
+            "ready for a new approval",
             WITHDRAWAL_LIMIT,
             looked,
         )

@@ -65,7 +65,7 @@ pub(super) async fn run(access: &Access, args: &ReplaceArgs) -> Result<()> {
     let looked = async || Ok(is_replaced(&access.cluster(name).await?, member));
     let end = wait(
         &object,
-        "ready without the old member",
+        "ready with a new member",
         args.waiting.timeout,
         looked,
     )

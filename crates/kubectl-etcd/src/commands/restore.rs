@@ -146,7 +146,11 @@ fn effect(
         None => "the old volumes are deleted when the new cluster is complete (--keep-old-data keeps them)".to_owned(),
     });
     if args.bump_revision.is_none() {
-        lines.push("revisions go back: if clients cache and watch, as API servers of Kubernetes do, add --bump-revision 1000000000".to_owned());
+        lines.push(
+            "the revision of the cluster decreases: if clients cache or watch keys, as API servers of Kubernetes do, \
+             add --bump-revision 1000000000"
+                .to_owned(),
+        );
     }
     lines.join("\n")
 }

@@ -244,7 +244,7 @@ fn successor<'a>(view: &'a ClusterView, to: Option<&str>) -> Result<Option<&'a M
         let reason = match member {
             None => "is not a member",
             Some(member) if is_leader(view, member) => "is already the leader",
-            Some(member) if !is_voter(&member) => "has no vote",
+            Some(member) if !is_voter(&member) => "is not a voter",
             Some(member) => return Ok(Some(member)),
         };
         return Err(Error::refused(

@@ -264,7 +264,7 @@ async fn join_creates_cluster_waits_and_removes_annotation() {
         .await;
     fixture
         .run("join main --finish --yes")
-        .fails(3, &["old members are left in etcd: etcd-0"]);
+        .fails(3, &["old members remain in etcd: etcd-0"]);
     assert!(
         fixture
             .cluster()
@@ -278,7 +278,7 @@ async fn join_creates_cluster_waits_and_removes_annotation() {
     assert!(
         ended
             .errors
-            .contains("0 of 3 new members vote, old members left: 1"),
+            .contains("0 of 3 new members vote, old members that remain in etcd: 1"),
         "{ended:?}"
     );
     assert!(ended.ok().contains("kubectl etcd join main --finish"));

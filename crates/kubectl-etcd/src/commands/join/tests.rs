@@ -161,7 +161,7 @@ fn move_is_complete_without_old_members() {
         )
     };
     let moving = with(&["etcd-0", "etcd-1"], "False");
-    let text = "2 of 3 new members vote, old members left: 2; Scaling";
+    let text = "2 of 3 new members vote, old members that remain in etcd: 2; Scaling";
     assert_eq!(look(&moving), Look::Waiting(text.into()));
     // The condition Ready alone does not end the move.
     assert!(matches!(look(&with(&["etcd-1"], "True")), Look::Waiting(_)));
