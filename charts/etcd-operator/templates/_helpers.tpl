@@ -155,7 +155,7 @@ securityContext:
 {{- $old = append $old "image.repository: quay.io/coreos/etcd-operator: remove it, the old image cannot run these operators" }}
 {{- end }}
 {{- if $old }}
-{{- fail (printf "\nvalues of the chart stable/etcd-operator, and what replaces them (docs/install.md, Migrate from coreos/etcd-operator):\n  %s" (join "\n  " $old)) }}
+{{- fail (printf "\nthis chart does not accept these values of the chart stable/etcd-operator. Use the replacement after the colon (docs/install.md, Migrate from coreos/etcd-operator):\n  %s" (join "\n  " $old)) }}
 {{- end }}
 {{- if and .Values.clusterWide .Values.watchNamespaces }}
 {{- fail "watchNamespaces and clusterWide contradict each other: remove the list, or set clusterWide to false" }}
@@ -167,6 +167,6 @@ securityContext:
 {{- fail "podMonitor.enabled and serviceMonitor.enabled scrape the same pods: set one of them" }}
 {{- end }}
 {{- if and .Values.serviceMonitor.enabled (not .Values.metricsService.enabled) }}
-{{- fail "serviceMonitor.enabled needs metricsService.enabled: a ServiceMonitor finds the operators by their Services" }}
+{{- fail "serviceMonitor.enabled needs metricsService.enabled, because a ServiceMonitor finds the operators by their Services: set metricsService.enabled to true" }}
 {{- end }}
 {{- end }}
