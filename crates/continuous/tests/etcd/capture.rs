@@ -114,7 +114,7 @@ async fn compaction_at_last_recorded_revision_is_no_gap() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn endpoint_of_another_cluster_is_a_gap() {
+async fn change_of_cluster_id_is_recorded_as_gap() {
     let (lab, other) = (Lab::new("3.6").await, Lab::new("3.6").await);
     let base = lab.base().await;
     put_many(&other, 5).await;
