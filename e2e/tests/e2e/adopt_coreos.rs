@@ -357,10 +357,11 @@ async fn adopt(sandbox: &Sandbox, form: Form) -> Result<()> {
         .map(drop)
 }
 
-/// Creates a cluster of coreos/etcd-operator, installs the operators, and waits until the adoption is complete. Returns
-/// the client that wrote meanwhile.
+/// Creates a cluster of coreos/etcd-operator, starts the new operator, and waits until the adoption is complete.
+/// Returns the client that wrote meanwhile.
 pub(crate) async fn adopt_version(sandbox: &Sandbox, form: Form, version: &str) -> Result<Writer> {
-    // As in a real migration, the old operator is stopped before the new operator is installed.
+    // The Deployment `etcd-operator` is the new operator, which the sandbox has installed. The old operator is not part
+    // of this test. The new operator starts only after the old cluster exists, as in a real migration.
     sandbox
         .kubectl(&["scale", "deployment/etcd-operator", "--replicas=0"])
         .await?;
