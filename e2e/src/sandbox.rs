@@ -5,9 +5,14 @@ mod cluster;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result};
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::apps::v1::Deployment;
 use k8s_openapi::api::core::v1::{Namespace, Pod};
+use kube::ResourceExt;
 use kube::api::{Api, DeleteParams, DynamicObject, ListParams, PostParams};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::objects::Kind;
@@ -315,14 +320,46 @@ impl Sandbox {
             .collect())
     }
 
-    /// Requests the deletion of the namespace. Does not wait until it is deleted.
+    /// Deletes the policies of the release, which belong to no namespace, and requests the deletion of the namespace.
+    /// Does not wait until the namespace is deleted.
     pub async fn delete(&self) {
+        // The binding is deleted first: without a binding, the policy rejects no deletion in the namespace.
+        self.delete_policies::<ValidatingAdmissionPolicyBinding>()
+            .await;
+        self.delete_policies::<ValidatingAdmissionPolicy>().await;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
         if let Err(error) = namespaces
             .delete(&self.namespace, &DeleteParams::default())
             .await
         {
             eprintln!("namespace {} could not be deleted: {error}", self.namespace);
+        }
+    }
+
+    /// Deletes the objects of this kind that a release in the namespace has created. Their names end with the name of
+    /// the namespace.
+    async fn delete_policies<K>(&self)
+    where
+        K: kube::Resource<Scope = k8s_openapi::ClusterResourceScope, DynamicType = ()>
+            + DeserializeOwned
+            + Clone
+            + std::fmt::Debug,
+    {
+        let policies: Api<K> = Api::all(self.client.clone());
+        let suffix = format!(".{}", self.namespace);
+        let deleted = async {
+            let names = policies.list(&ListParams::default()).await?;
+            let names = names.iter().map(ResourceExt::name_any);
+            for name in names.filter(|name| name.ends_with(&suffix)) {
+                policies.delete(&name, &DeleteParams::default()).await?;
+            }
+            Ok::<(), kube::Error>(())
+        };
+        if let Err(error) = deleted.await {
+            eprintln!(
+                "the policies of {} could not be deleted: {error}",
+                self.namespace
+            );
         }
     }
 

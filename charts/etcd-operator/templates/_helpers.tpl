@@ -134,6 +134,19 @@ securityContext:
 {{- end }}
 {{- end }}
 
+{{/* Whether the API server lacks ValidatingAdmissionPolicies. Without access to the Kubernetes cluster (helm template),
+     Helm knows no kinds of the API server, and the result is empty. */}}
+{{- define "etcd-operator.lacksPolicies" -}}
+{{- $served := .Capabilities.APIVersions }}
+{{- if and ($served.Has "v1/Pod") (not ($served.Has "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy")) }}true{{ end }}
+{{- end }}
+
+{{/* Name of the policy that rejects the deletion of protected EtcdClusters, and of its binding. Both belong to no
+     namespace, so their name contains the namespace of the release. */}}
+{{- define "etcd-operator.protection" -}}
+{{ include "etcd-operator.fullname" . }}-deletion-protection.{{ include "etcd-operator.namespace" . }}
+{{- end }}
+
 {{/* Rejects values that contradict each other, and values of the chart stable/etcd-operator. The error names the
      replacement. */}}
 {{- define "etcd-operator.validate" -}}

@@ -159,6 +159,10 @@ pub struct EtcdClusterSpec {
     /// Stop all members and keep their volumes. If set back to false, the same cluster starts again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub hibernate: bool,
+    /// Reject requests to delete this EtcdCluster until this field is false. A ValidatingAdmissionPolicy of the Helm
+    /// chart enforces this field. Without the policy, the field has no effect.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub protected: bool,
     /// Pods of the members.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub pod: Option<PodPolicy>,
@@ -208,6 +212,7 @@ impl Default for EtcdClusterSpec {
             bootstrap: BootstrapMode::default(),
             member_address: None,
             hibernate: false,
+            protected: false,
             pod: None,
             tls: None,
             services: None,

@@ -122,6 +122,22 @@ async fn are_accepted(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
     Ok(())
 }
 
+/// Sets `spec.protected` to false in the examples that set it to true. The API server would reject their deletion.
+async fn are_no_longer_protected(sandbox: &Sandbox, objects: &[Value]) -> Result<()> {
+    let protected: Vec<&str> = objects
+        .iter()
+        .filter(|object| object["spec"]["protected"] == true)
+        .filter_map(|object| object["metadata"]["name"].as_str())
+        .collect();
+    ensure!(!protected.is_empty(), "no example is protected");
+    let patch = r#"{"spec":{"protected":false}}"#;
+    for name in protected {
+        let words = ["patch", "etcdcluster", name, "--type=merge", "-p", patch];
+        sandbox.kubectl(&words).await?;
+    }
+    Ok(())
+}
+
 #[tokio::test]
 async fn operators_accept_every_example() {
     scenario("examples", async |sandbox| {
@@ -130,6 +146,8 @@ async fn operators_accept_every_example() {
         step("create every example", created).await?;
         let accepted = are_accepted(sandbox, &objects);
         step("accept every example", accepted).await?;
+        let unprotected = are_no_longer_protected(sandbox, &objects);
+        step("end the protection", unprotected).await?;
         let words = ["delete", "--timeout=2m", "-f", "-"];
         step("delete every example", kubectl_with(sandbox, &words, &text))
             .await

@@ -142,8 +142,9 @@ async fn rehearse(access: &Access, args: &VerifyArgs, backup: &EtcdBackup) -> Re
     say(&format!("{} in {took} s", outcome?))
 }
 
-/// Builds the EtcdRestore of a rehearsal. Its temporary cluster has one member. Settings that affect other systems are
-/// removed: backups, Services, certificates and NetworkPolicies.
+/// Builds the EtcdRestore of a rehearsal. Its temporary cluster has one member, and is not protected, because the
+/// rehearsal deletes it. Settings that affect other systems are removed: backups, Services, certificates and
+/// NetworkPolicies.
 fn rehearsal(
     copy: &str,
     backup: &str,
@@ -159,6 +160,7 @@ fn rehearsal(
         recovery: None,
         hibernate: false,
         paused: false,
+        protected: false,
         ..cluster.spec.clone()
     });
     spec.size = 1;
@@ -209,12 +211,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn rehearsal_cluster_has_no_tls_services_or_backups() {
+    fn rehearsal_cluster_has_no_tls_services_backups_or_protection() {
         let original: EtcdCluster = serde_json::from_value(json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdCluster",
             "metadata": { "name": "main" },
-            "spec": { "size": 5, "version": "3.6.16", "paused": true, "auth": { "secret": "root", "enabled": true },
-                "TLS": { "generated": {} }, "services": { "client": { "type": "LoadBalancer" } },
+            "spec": { "size": 5, "version": "3.6.16", "paused": true, "protected": true,
+                "auth": { "secret": "root", "enabled": true }, "TLS": { "generated": {} }, "services": { "client": { "type": "LoadBalancer" } },
                 "pod": { "persistentVolumeClaimSpec": { "resources": { "requests": { "storage": "1Gi" } } } } }
         }))
         .unwrap();
@@ -226,7 +228,7 @@ mod tests {
         assert!(
             spec.tls.is_none() && spec.services.is_none() && spec.backup.is_none() && !spec.paused
         );
-        assert!(spec.is_durable());
+        assert!(!spec.protected && spec.is_durable());
         assert_eq!(spec.auth.unwrap().enabled, None);
         let alone = rehearsal("verify-x", "nightly", None, Some("3.5.35"));
         assert_eq!(

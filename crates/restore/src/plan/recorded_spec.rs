@@ -38,6 +38,7 @@ pub(crate) fn refused_fields(spec: &EtcdClusterSpec) -> Vec<&'static str> {
         bootstrap: _,
         member_address: _,
         hibernate: _,
+        protected: _,
         tls: _,
         services: _,
         pod_disruption_budget: _,

@@ -253,6 +253,7 @@ fn description(release: &Release, summary: &str, owned: &[Value]) -> String {
         "{summary}\n\n{kinds}\n\
          The operators watch only the namespace in which OLM installs them, and have rights only there.\n\n\
          Members without volumes lose their data with their pods: set `spec.pod.persistentVolumeClaimSpec`. \
+         `spec.protected` has no effect, because the bundle contains no admission policy. \
          The documentation starts with {page}.\n",
         page = release.page("docs/install.md"),
     )

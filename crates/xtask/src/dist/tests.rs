@@ -9,6 +9,8 @@ use super::*;
 
 mod plugin;
 
+const NAMESPACED_SELECTOR: &str =
+    "matchExpressions: [{key: kubernetes.io/metadata.name, operator: In, values: [etcd]}]";
 const DIGEST: &str = "sha256:0123456789abcdef0123456789abcdef0123456789abcdef0123456789abcdef";
 
 fn release(repository: &str, digest: Option<&str>) -> Release {
@@ -117,6 +119,24 @@ fn namespaced_manifest_grants_no_rights_in_other_namespaces() {
     assert!(kinds(&own).contains("Role") && !kinds(&own).contains("ClusterRole"));
     let all = rendered(&published(), &chart::CLUSTER_WIDE);
     assert!(kinds(&all).contains("ClusterRole"));
+}
+
+/// Without the policy, `spec.protected` has no effect.
+#[test]
+fn manifests_protect_clusters_of_their_namespaces() {
+    for (manifest, selector) in [
+        (&chart::NAMESPACED, Some(NAMESPACED_SELECTOR)),
+        (&chart::CLUSTER_WIDE, None),
+    ] {
+        let objects = rendered(&published(), manifest);
+        let of = |kind: &str| objects.iter().find(|object| object["kind"] == kind);
+        let policy = of("ValidatingAdmissionPolicy").unwrap();
+        let found = policy["spec"]["matchConstraints"].get("namespaceSelector");
+        let expected: Option<Value> = selector.map(|it| serde_yaml_ng::from_str(it).unwrap());
+        assert_eq!(found, expected.as_ref());
+        let binding = of("ValidatingAdmissionPolicyBinding").unwrap();
+        assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
+    }
 }
 
 #[test]
