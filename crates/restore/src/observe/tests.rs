@@ -15,12 +15,26 @@ use serde_json::{Value, json};
 use super::backup::newest_of;
 use super::members::{child, old_pods};
 use super::*;
+use crate::fake;
 use crate::plan::target::{check_version, cluster_to_create};
 use crate::snapshot::{Child, OldMembers, takes_name};
 
 mod clocks;
 mod keys;
 mod requests;
+
+/// Observes a restore once, with this API server and this etcd.
+async fn observe_once(client: &Client, etcd: &dyn Etcd, restore: &EtcdRestore) -> Observation {
+    let context = ObserveContext {
+        client,
+        etcd,
+        grants: &Grants::default(),
+        reads: &fake::reads(),
+        image: &fake::image(client),
+        fault: None,
+    };
+    Box::pin(observe(&context, restore)).await
+}
 
 fn restore(template: Value) -> EtcdRestore {
     let spec = json!({ "etcdCluster": { "name": "main", "template": template }, "backup": { "name": "b" } });

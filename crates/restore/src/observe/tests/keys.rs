@@ -23,15 +23,7 @@ async fn observed(restore: &EtcdRestore, backup: Value) -> Observation {
         _ => (404, Value::Null),
     });
     let etcd = FakeEtcd::formed(7, &["seed"], |name| format!("http://{name}:2379"));
-    let context = ObserveContext {
-        client: &client,
-        etcd: &etcd,
-        grants: &Grants::default(),
-        reads: &fake::reads(),
-        image: &fake::image(&client),
-        fault: None,
-    };
-    Box::pin(observe(&context, restore)).await
+    observe_once(&client, &etcd, restore).await
 }
 
 fn with_keys(secret: Option<&str>) -> EtcdRestore {
