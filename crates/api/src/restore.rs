@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 
 pub use check::{not_in_effect, unreachable, unsafe_to_ignore, validate};
 
-use crate::backup::Progress;
+use crate::backup::{EncryptionKey, Progress};
 use crate::cluster::EtcdClusterSpec;
 use crate::duration::DurationText;
 use crate::schema::{is_false, object_name, open_object, readable_items, text_map};
@@ -160,8 +160,9 @@ pub struct EtcdRestoreSpec {
     /// Location in the operator's directory, with `backupStorageType: Local`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub local: Option<LocalSource>,
-    /// Keys for an encrypted backup. If set, the operator refuses a backup that is not encrypted. Default with `backup`:
-    /// the Secret in `spec.encryption` of the EtcdBackup.
+    /// Keys for an encrypted backup. If set, the operator refuses a backup that is not encrypted. Default with
+    /// `backup`: the Secret in `spec.encryption` of the EtcdBackup, unless the status of the EtcdBackup records a
+    /// backup without encryption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<RestoreEncryption>,
     /// Allow the restore to replace a cluster that exists and has data. If false, the operator refuses such a
@@ -334,12 +335,16 @@ pub struct ChosenBackup {
     /// Size of the stored object in bytes, if the operator can read it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub stored_size: Option<i64>,
-    /// SHA-256 of the snapshot, in hexadecimal: from the manifest, or else calculated from the download.
+    /// SHA-256 of the snapshot, in hexadecimal: from the status of the EtcdBackup, or else from the manifest, or else
+    /// calculated from the download.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sha256: Option<String>,
     /// Keys for the backup, which must then be encrypted. Not set if the restore expects no encryption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<RestoreEncryption>,
+    /// Key with which the backup is encrypted, from the status of the EtcdBackup.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encryption_key: Option<EncryptionKey>,
     /// Number of revisions that are skipped and marked as compacted, 0 for none.
     #[serde(default)]
     pub bump_revision: i64,

@@ -138,6 +138,9 @@ pub struct Origin {
     pub location_hash: String,
     /// The number by which the revision was increased, 0 for no increase.
     pub bump_revision: u64,
+    /// Whether the backup had to be encrypted, and therefore was. `None` for data from an earlier release.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub encrypted: Option<bool>,
 }
 
 /// Settings for the creation of a seed's data directory. They are the first argument of `seed start`, as JSON. The

@@ -354,6 +354,7 @@ async fn snapshot_of_other_backup_is_not_reused() {
     let from = |fingerprint: &str| Origin {
         location_hash: fingerprint.to_owned(),
         bump_revision: 0,
+        encrypted: Some(false),
     };
     assert_eq!(origin(&fetch(&other).await.unwrap()), from(&there));
     assert_eq!(origin(&fetch(&world.fetch()).await.unwrap()), from(&here));

@@ -2,21 +2,90 @@
 //!
 //! If the restore names keys, the backup must be encrypted. Otherwise a writer to the bucket could replace an encrypted
 //! backup and its manifest by other data.
+//!
+//! Invariant 34: in a restore by the name of an EtcdBackup, the status of the EtcdBackup decides whether the backup
+//! must be encrypted. The spec of the EtcdBackup may have changed since the backup was made.
 
+use api::backup::{EncryptionKey, StoredBackup};
 use api::manifest::BackupManifest;
-use api::restore::ChosenBackup;
+use api::restore::{ChosenBackup, RestoreEncryption};
 use api::storage::SecretName;
+use api::{EtcdBackup, EtcdRestore};
+use kube::ResourceExt;
 use store::encryption::Keys;
 
-use crate::plan::choice;
+use crate::plan::choice::{self, REPLACED};
 use crate::reason::{Reason, Trouble};
 
 /// The field with the Secret, in an EtcdRestore and in an EtcdBackup.
 pub(crate) const FIELD: &str = "spec.encryption.secret";
 
+/// The Secret with the keys for a backup of an EtcdBackup. `stored` describes the backup in the status of the
+/// EtcdBackup. `None` if the backup is not encrypted. The Secret in the EtcdRestore has precedence.
+///
+/// # Errors
+///
+/// Fails if the backup is encrypted, but neither the EtcdRestore nor the EtcdBackup names a Secret.
+pub(crate) fn by_name(
+    restore: &EtcdRestore,
+    backup: &EtcdBackup,
+    stored: &StoredBackup,
+) -> Result<Option<RestoreEncryption>, Trouble> {
+    if restore.spec.encryption.is_some() {
+        return Ok(restore.spec.encryption.clone());
+    }
+    let of_backup = backup.spec.encryption.as_ref();
+    let of_backup = of_backup.map(|encryption| RestoreEncryption {
+        secret: encryption.secret.clone(),
+    });
+    let is_described = stored.sha256.as_ref().is_some_and(|it| !it.is_empty());
+    match (&stored.encryption_key, of_backup) {
+        (Some(_), Some(encryption)) => Ok(Some(encryption)),
+        (Some(key), None) => {
+            let message = format!(
+                "{FIELD}: the backup {} of the EtcdBackup {} is encrypted with the key {:?} (ID {}), but the \
+                 EtcdBackup names no Secret: set {FIELD} of the EtcdRestore to a Secret with this key",
+                stored.location,
+                backup.name_any(),
+                key.name,
+                key.id
+            );
+            Err(Trouble::new(Reason::InvalidSpec, message))
+        }
+        // The backup was made without encryption. Its SHA-256 prevents its replacement.
+        (None, _) if is_described => Ok(None),
+        // The status does not show whether the backup is encrypted: the operator has found the backup in the store.
+        (None, of_backup) => Ok(of_backup),
+    }
+}
+
 /// The Secret with the keys for the backup.
 pub(crate) fn secret_of(chosen: &ChosenBackup) -> Option<SecretName<'_>> {
     choice::encryption_secret(chosen).map(|name| SecretName { field: FIELD, name })
+}
+
+/// Checks that the key in the status of the EtcdBackup exists. The manifest may be missing, or on a
+/// PersistentVolumeClaim that the operator cannot read. `keys` are the keys in the Secret of the chosen backup.
+///
+/// # Errors
+///
+/// Fails if the key is missing.
+pub(crate) fn check_recorded_key(
+    chosen: &ChosenBackup,
+    keys: Option<&Keys>,
+) -> Result<(), Trouble> {
+    match (&chosen.encryption_key, keys) {
+        (Some(key), Some(keys)) => require(chosen, key, keys),
+        _ => Ok(()),
+    }
+}
+
+fn require(chosen: &ChosenBackup, key: &EncryptionKey, keys: &Keys) -> Result<(), Trouble> {
+    keys.require(&key.id, &key.name).map_err(|error| {
+        let secret = choice::encryption_secret(chosen).unwrap_or_default();
+        let message = format!("{FIELD}: Secret {secret} {error}");
+        Trouble::new(Reason::SecretMissing, message)
+    })
 }
 
 /// Checks the manifest before the restore changes anything. `keys` are the keys in the Secret of the chosen backup. The
@@ -24,25 +93,17 @@ pub(crate) fn secret_of(chosen: &ChosenBackup) -> Option<SecretName<'_>> {
 ///
 /// # Errors
 ///
-/// Fails if the backup must be encrypted but is not, or if its key is missing.
+/// Fails if the backup must be encrypted but is not, if it is encrypted with another key than the status of the
+/// EtcdBackup records, or if its key is missing.
 pub(crate) fn check(
     chosen: &ChosenBackup,
     manifest: &BackupManifest,
     keys: Option<&Keys>,
 ) -> Result<(), Trouble> {
     let key = manifest.encryption.as_ref().map(|found| &found.key);
-    let secret = choice::encryption_secret(chosen).unwrap_or_default();
     match (key, keys) {
         (None, None) => Ok(()),
-        (None, Some(_)) => Err(Trouble::new(
-            Reason::SnapshotUnreadable,
-            format!(
-                "the backup {} is not encrypted, although the restore requires it ({FIELD}: {secret}): another writer may \
-                 have replaced the backup. If the backup was made without encryption, name it by its storage block in the \
-                 EtcdRestore, without spec.backup and spec.encryption",
-                chosen.location
-            ),
-        )),
+        (None, Some(_)) => Err(not_encrypted(chosen)),
         (Some(key), None) => Err(Trouble::new(
             Reason::InvalidSpec,
             format!(
@@ -50,16 +111,46 @@ pub(crate) fn check(
                 key.name, key.id
             ),
         )),
-        (Some(key), Some(keys)) => keys.require(&key.id, &key.name).map_err(|error| {
-            let message = format!("{FIELD}: Secret {secret} {error}");
-            Trouble::new(Reason::SecretMissing, message)
-        }),
+        (Some(key), Some(keys)) => match &chosen.encryption_key {
+            Some(recorded) if recorded.id != key.id => Err(other_encryption(
+                chosen,
+                recorded,
+                &format!("is encrypted with the key {:?} (ID {})", key.name, key.id),
+            )),
+            _ => require(chosen, key, keys),
+        },
     }
+}
+
+fn not_encrypted(chosen: &ChosenBackup) -> Trouble {
+    if let Some(recorded) = &chosen.encryption_key {
+        return other_encryption(chosen, recorded, "is not encrypted");
+    }
+    let secret = choice::encryption_secret(chosen).unwrap_or_default();
+    let message = format!(
+        "the backup {} is not encrypted, although the restore requires it ({FIELD}: {secret}): another writer may have \
+         replaced the backup. If the backup was made without encryption, remove spec.encryption from the EtcdRestore, \
+         and name the backup by its storage block instead of spec.backup",
+        chosen.location
+    );
+    Trouble::new(Reason::SnapshotUnreadable, message)
+}
+
+/// The error if the status of the EtcdBackup records the key `recorded`, but the manifest names another key or none.
+fn other_encryption(chosen: &ChosenBackup, recorded: &EncryptionKey, found: &str) -> Trouble {
+    let message = format!(
+        "spec.backup.name: the backup {} {found}, but the status of the EtcdBackup {} records the key {:?} (ID {}): \
+         another writer may have replaced the backup. {REPLACED}",
+        chosen.location,
+        chosen.etcd_backup.as_deref().unwrap_or_default(),
+        recorded.name,
+        recorded.id
+    );
+    Trouble::new(Reason::SnapshotUnreadable, message)
 }
 
 #[cfg(test)]
 mod tests {
-    use api::EtcdRestore;
     use serde_json::{Value, json};
     use store::SecretData;
     use store::encryption::FORMAT;
@@ -130,6 +221,76 @@ mod tests {
         for part in ["Secret keys", "ID ffff", ID] {
             assert!(trouble.message.contains(part), "{}", trouble.message);
         }
+    }
+
+    fn chosen_by_name(secret: Option<&str>, stored: &Value) -> Result<ChosenBackup, Trouble> {
+        let mut spec = json!({ "storageType": "S3", "s3": { "path": "b/k" } });
+        spec["encryption"] = secret.map_or(Value::Null, |secret| json!({ "secret": secret }));
+        let backup = EtcdBackup::new("nightly", serde_json::from_value(spec).unwrap());
+        let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "nightly" } });
+        let restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
+        let stored: StoredBackup = serde_json::from_value(stored.clone()).unwrap();
+        let encryption = by_name(&restore, &backup, &stored)?;
+        let block = json!({ "s3": { "path": "b/k" } });
+        let block = serde_json::from_value(block).unwrap();
+        Ok(choice::chosen_by_name(&restore, block, &stored, encryption))
+    }
+
+    fn stored(id: &str) -> Value {
+        json!({ "location": "s3://b/k", "sha256": "AB", "encryptionKey": { "name": "2026", "id": id } })
+    }
+
+    #[test]
+    fn invariant_34_status_decides_whether_backup_must_be_encrypted() {
+        let plain = json!({ "location": "s3://b/k", "sha256": "AB" });
+        let found_in_store = json!({ "location": "s3://b/k" });
+        for (secret, stored, expected) in [
+            // `spec.encryption` was set after this backup.
+            (Some("keys"), &plain, None),
+            (None, &plain, None),
+            (Some("keys"), &stored(ID), Some("keys")),
+            (Some("keys"), &found_in_store, Some("keys")),
+            (None, &found_in_store, None),
+        ] {
+            let chosen = chosen_by_name(secret, stored).unwrap();
+            assert_eq!(choice::encryption_secret(&chosen), expected, "{stored}");
+        }
+        // `spec.encryption` was removed after this backup.
+        let trouble = chosen_by_name(None, &stored(ID)).unwrap_err();
+        assert_eq!(trouble.reason, Reason::InvalidSpec);
+        for part in [ID, "EtcdBackup nightly", "set spec.encryption.secret of"] {
+            assert!(trouble.message.contains(part), "{}", trouble.message);
+        }
+    }
+
+    #[test]
+    fn invariant_34_backup_with_other_key_than_in_status_is_refused() {
+        let recorded = chosen_by_name(Some("keys"), &stored(ID)).unwrap();
+        let keys = keys();
+        assert_eq!(check(&recorded, &manifest(Some(ID)), Some(&keys)), Ok(()));
+        let other_is_recorded = chosen_by_name(Some("keys"), &stored("ffff")).unwrap();
+        for (chosen, found, part) in [
+            (&recorded, None, "is not encrypted"),
+            (&other_is_recorded, Some(ID), "(ID ffff)"),
+        ] {
+            let trouble = check(chosen, &manifest(found), Some(&keys)).unwrap_err();
+            assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
+            for part in [part, "spec.backup.name", "another writer", "storage block"] {
+                assert!(trouble.message.contains(part), "{}", trouble.message);
+            }
+        }
+    }
+
+    #[test]
+    fn missing_key_of_status_is_reported_without_manifest() {
+        let chosen = chosen_by_name(Some("keys"), &stored("ffff")).unwrap();
+        let trouble = check_recorded_key(&chosen, Some(&keys())).unwrap_err();
+        assert_eq!(trouble.reason, Reason::SecretMissing);
+        for part in ["Secret keys", "ID ffff", ID] {
+            assert!(trouble.message.contains(part), "{}", trouble.message);
+        }
+        let chosen = chosen_by_name(Some("keys"), &stored(ID)).unwrap();
+        assert_eq!(check_recorded_key(&chosen, Some(&keys())), Ok(()));
     }
 
     #[test]

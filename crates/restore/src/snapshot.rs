@@ -269,8 +269,8 @@ pub struct PodFacts {
     pub report_lost: bool,
     /// The backup of the pod, if it differs from the recorded backup.
     pub other_backup: Option<OtherBackup>,
-    /// Whether the arguments of the pod require the recorded SHA-256 and the recorded `bumpRevision`. Such a pod cannot
-    /// restore another backup.
+    /// Whether the arguments of the pod require the recorded SHA-256, the recorded encryption and the recorded
+    /// `bumpRevision`. Such a pod cannot restore another backup.
     pub checks_sha256: bool,
     /// Why the pod does not start. `None` without a problem. The kubelet retries the start.
     pub trouble: Option<Trouble>,

@@ -210,12 +210,29 @@ async fn missing_key_is_reported(
     Ok(())
 }
 
-/// A writer to the bucket replaces an encrypted backup and its manifest by a backup without encryption.
-async fn replaced_backup_is_rejected(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
+/// A writer to the bucket replaces the backup `new` and its manifest by the backup `by`.
+async fn replace(bucket: &Bucket, by: &str) -> Result<()> {
     for suffix in ["", ".manifest.json"] {
-        let content = bucket.read(&format!("etcd/plain{suffix}")).await?;
+        let content = bucket.read(&format!("etcd/{by}{suffix}")).await?;
         bucket.write(&format!("etcd/new{suffix}"), content).await?;
     }
+    Ok(())
+}
+
+/// A restore rejects a backup without encryption. A restore by name also rejects an older encrypted backup, although
+/// the Secret contains its key (invariant 34).
+async fn replaced_backup_is_rejected(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
+    let by_name = |name: &str| {
+        format!(
+            "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {{name: {name}}}\nspec:\n  \
+             etcdCluster: {{name: {name}}}\n  backup: {{name: new}}\n"
+        )
+    };
+    let differs = ["EtcdBackup new", "another writer"];
+    replace(bucket, "old").await?;
+    sandbox.apply(&by_name("older")).await?;
+    await_problem(sandbox, "older", "SnapshotUnreadable", &differs).await?;
+    replace(bucket, "plain").await?;
     let path = format!("{}/etcd/new", bucket.name);
     let keys = "  encryption: {secret: keys}\n";
     let by_path = restore_with(
@@ -225,12 +242,10 @@ async fn replaced_backup_is_rejected(sandbox: &Sandbox, bucket: &Bucket) -> Resu
         &path,
         keys,
     );
-    let by_name = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {name: by-name}\nspec:\n  \
-                   etcdCluster: {name: by-name}\n  backup: {name: new}\n";
-    sandbox.apply(&format!("{by_name}---\n{by_path}")).await?;
-    for name in ["replaced", "by-name"] {
-        let expected = ["is not encrypted", "another writer"];
-        await_problem(sandbox, name, "SnapshotUnreadable", &expected).await?;
-    }
-    Ok(())
+    sandbox
+        .apply(&format!("{}---\n{by_path}", by_name("by-name")))
+        .await?;
+    await_problem(sandbox, "by-name", "SnapshotUnreadable", &differs).await?;
+    let expected = ["is not encrypted", "another writer"];
+    await_problem(sandbox, "replaced", "SnapshotUnreadable", &expected).await
 }

@@ -159,3 +159,32 @@ async fn seed_rejects_damaged_encrypted_backup() {
         .refuses(&arguments, Reason::NotSupported, "rot13")
         .await;
 }
+
+/// Invariant 34: an earlier pod without keys may have left data of a backup without encryption on the volume.
+#[tokio::test]
+async fn snapshot_without_encryption_is_not_reused_if_keys_are_given() {
+    let world = World::new("3.6").await;
+    let encrypted = |contents: &Contents| contents.origin.as_ref().unwrap().encrypted;
+    let plain = Box::pin(fetch(&world.fetch())).await.unwrap();
+    assert_eq!(encrypted(&plain), Some(false));
+    let keys = mounted(&[("2026", FIRST)]);
+    let with_sha256 = Fetch {
+        sha256: Some(plain.sha256.clone()),
+        ..world.fetch_with(&keys)
+    };
+    for arguments in [&with_sha256, &world.fetch_with(&keys)] {
+        let trouble = Box::pin(fetch(arguments)).await.unwrap_err();
+        assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
+        let says = "is not encrypted";
+        assert!(trouble.message.contains(says), "{}", trouble.message);
+    }
+    world.encrypt(false, &key("2026", FIRST)).await;
+    let fetched = Box::pin(fetch(&with_sha256)).await.unwrap();
+    assert_eq!(encrypted(&fetched), Some(true));
+    assert_eq!(fetched.sha256, plain.sha256);
+    // A data directory is kept, and the report contains its origin. The operator compares the origin with the record.
+    let prepared = prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
+    assert_eq!(encrypted(&prepared), Some(true));
+    let reported = Box::pin(fetch(&world.fetch())).await.unwrap();
+    assert_eq!(encrypted(&reported), Some(true));
+}

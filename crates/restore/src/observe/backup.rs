@@ -1,8 +1,8 @@
 //! Finds the backup, and checks it before the restore creates anything.
 
-use api::backup::name;
+use api::backup::{StoredBackup, name};
 use api::cluster::EtcdClusterSpec;
-use api::restore::{ChosenBackup, RestoreEncryption};
+use api::restore::ChosenBackup;
 use api::storage::{PvcSource, SecretName, StorageBlock, StorageSource, StorageType};
 use api::{EtcdBackup, EtcdRestore};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Secret};
@@ -31,20 +31,15 @@ pub(super) async fn choose(
     if let Some(chosen) = choice::valid_record(restore, locked) {
         return Ok(chosen.clone());
     }
-    let (source, encryption) = source_of(context, restore, namespace).await?;
-    let chosen = choice::chosen_from(restore, source);
-    Ok(ChosenBackup {
-        encryption: chosen.encryption.clone().or(encryption),
-        ..chosen
-    })
+    named(context, restore, namespace).await
 }
 
-/// The storage block of the EtcdRestore, or the storage block and the keys of the EtcdBackup in `spec.backup`.
-async fn source_of(
+/// The backup in the storage block of the EtcdRestore, or the backup of the EtcdBackup in `spec.backup`.
+async fn named(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
     namespace: &str,
-) -> Result<(StorageBlock, Option<RestoreEncryption>), Trouble> {
+) -> Result<ChosenBackup, Trouble> {
     let spec = &restore.spec;
     let Some(reference) = &spec.backup else {
         let kind = spec.backup_storage_type.as_ref();
@@ -53,7 +48,7 @@ async fn source_of(
         let kind = kind.unwrap_or(&StorageType::S3);
         let selected = spec.blocks().select(kind, "spec", "backupStorageType");
         return selected
-            .map(|source| (StorageBlock::from(source), None))
+            .map(|source| choice::chosen_from(restore, StorageBlock::from(source)))
             .map_err(|problem| Trouble::new(Reason::InvalidSpec, problem.to_string()));
     };
     let name = &reference.name;
@@ -66,19 +61,17 @@ async fn source_of(
             );
             Trouble::new(Reason::BackupMissing, message)
         })?;
-    let encryption = backup.spec.encryption.as_ref();
-    let encryption = encryption.map(|encryption| RestoreEncryption {
-        secret: encryption.secret.clone(),
-    });
-    Ok((newest_of(&backup, reference.before.as_ref())?, encryption))
+    let (source, stored) = newest_of(&backup, reference.before.as_ref())?;
+    let encryption = encryption::by_name(restore, &backup, &stored)?;
+    Ok(choice::chosen_by_name(restore, source, &stored, encryption))
 }
 
-/// The storage block of the newest complete backup of an EtcdBackup. With `before`, only backups that were complete at
-/// that time count.
+/// The newest complete backup of an EtcdBackup: its storage block, and its description in the status. With `before`,
+/// only backups that were complete at that time count.
 pub(super) fn newest_of(
     backup: &EtcdBackup,
     before: Option<&Time>,
-) -> Result<StorageBlock, Trouble> {
+) -> Result<(StorageBlock, StoredBackup), Trouble> {
     let name = backup.name_any();
     let selected = backup
         .spec
@@ -91,12 +84,9 @@ pub(super) fn newest_of(
         let message = format!("the EtcdBackup {name}: {problem}");
         return Err(Trouble::new(Reason::NotSupported, message));
     }
-    let location = match before {
-        None => backup
-            .status
-            .as_ref()
-            .and_then(|status| status.location.as_deref()),
-        Some(before) => Some(newest_by(backup, before)?),
+    let stored = match before {
+        None => newest(backup),
+        Some(before) => Some(newest_by(backup, before)?.clone()),
     };
     let none = || {
         let message = format!(
@@ -105,11 +95,11 @@ pub(super) fn newest_of(
         );
         Trouble::new(Reason::BackupMissing, message)
     };
-    let location = location.ok_or_else(none)?;
+    let stored = stored.ok_or_else(none)?;
     let source = block.source();
     let current = source.path();
     // The spec may have changed since the backup was stored, and may name another PVC or another path.
-    let path = { block.path_in(location) }
+    let path = { block.path_in(&stored.location) }
         .filter(|path| *path == current || name::parse(current, path).is_some());
     let Some(path) = path else {
         let message = format!(
@@ -119,17 +109,28 @@ pub(super) fn newest_of(
         return Err(Trouble::new(Reason::BackupMissing, message));
     };
     let path = path.to_owned();
-    Ok(block.at(path))
+    Ok((block.at(path), stored))
 }
 
-/// The location of the newest backup in `status.backups` that was complete at the time `before`.
-fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a str, Trouble> {
+/// The newest complete backup, as the status describes it outside of `status.backups`.
+fn newest(backup: &EtcdBackup) -> Option<StoredBackup> {
+    let status = backup.status.as_ref()?;
+    Some(StoredBackup {
+        location: status.location.clone()?,
+        sha256: status.sha256.clone(),
+        encryption_key: status.encryption_key.clone(),
+        ..StoredBackup::default()
+    })
+}
+
+/// The newest backup in `status.backups` that was complete at the time `before`.
+fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a StoredBackup, Trouble> {
     let listed = backup.status.iter().flat_map(|status| &status.backups);
     let timed = listed.filter_map(|one| Some((one.completion_time.as_ref()?.0, one)));
     let newest = timed
         .filter(|(time, _)| *time <= before.0)
         .max_by_key(|(time, _)| *time);
-    newest.map(|(_, one)| one.location.as_str()).ok_or_else(|| {
+    newest.map(|(_, one)| one).ok_or_else(|| {
         let message = format!(
             "spec.backup.before: status.backups of the EtcdBackup {} lists no backup that was complete at {}: set a \
              later time, or set the storage block of an older backup in the EtcdRestore itself",
@@ -155,6 +156,7 @@ pub(super) async fn check(
         let source = block.source();
         let data = secret(context, namespace, encryption::secret_of(backup)).await?;
         let keys = data.as_ref().map(Keys::of);
+        encryption::check_recorded_key(backup, keys.as_ref())?;
         if let StorageSource::Pvc(pvc) = &source {
             return check_pvc(context, restore, namespace, existing, pvc).await;
         }
@@ -176,10 +178,11 @@ pub(super) async fn check(
         let manifest = opened.manifest().await?;
         let stored = opened.check().await?;
         source::fits(manifest.as_ref(), stored)?;
+        // A replaced backup is reported first. It may also need another key, which is then not the cause.
+        choice::is_unchanged(backup, manifest.as_ref(), stored)?;
         if let Some(manifest) = &manifest {
             encryption::check(backup, manifest, keys.as_ref())?;
         }
-        choice::is_unchanged(backup, manifest.as_ref(), stored)?;
         choice::add_metadata(backup, manifest.as_ref(), stored);
         spec_to_restore(restore, existing, manifest.as_ref())
     };

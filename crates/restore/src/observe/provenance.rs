@@ -53,6 +53,17 @@ impl<'a> FetchArguments<'a> {
     fn has_other_bump(&self, chosen: &ChosenBackup) -> bool {
         chosen.bump_revision.max(0) != self.bump_revision
     }
+
+    fn has_other_keys(&self, chosen: &ChosenBackup) -> bool {
+        self.encryption_secret != choice::encryption_secret(chosen)
+    }
+
+    /// Whether the backup of the data had to be encrypted. Data from an earlier release has no record of this, so the
+    /// arguments of the pod count.
+    fn requires_encryption(&self, origin: Option<&Origin>) -> bool {
+        let recorded = origin.and_then(|origin| origin.encrypted);
+        recorded.unwrap_or(self.encryption_secret.is_some())
+    }
 }
 
 /// The value of an argument of an init container. `prefix` is the name of the argument with `=`.
@@ -85,11 +96,12 @@ pub(crate) fn compare_arguments(
     };
     let fetches_other = !arguments.has_source_of(chosen)
         || differs(arguments.sha256)
-        || arguments.encryption_secret != choice::encryption_secret(chosen)
+        || arguments.has_other_keys(chosen)
         || arguments.has_other_bump(chosen);
     facts.checks_sha256 = arguments.sha256.is_some()
         && chosen.sha256.is_some()
         && !differs(arguments.sha256)
+        && !arguments.has_other_keys(chosen)
         && !arguments.has_other_bump(chosen);
     let Some(sha256) = facts.sha256.clone() else {
         facts.other_backup = fetches_other
@@ -108,7 +120,11 @@ pub(crate) fn compare_arguments(
         Some(origin) => u64::try_from(chosen.bump_revision.max(0)) != Ok(origin.bump_revision),
         None => arguments.has_other_bump(chosen),
     };
-    facts.other_backup = (has_other_data || has_other_bump)
+    // Invariant 34: another pod of the seed may have accepted a backup without encryption, and left its data on the
+    // volume.
+    let has_other_encryption =
+        arguments.requires_encryption(origin) != choice::encryption_secret(chosen).is_some();
+    facts.other_backup = (has_other_data || has_other_bump || has_other_encryption)
         .then(|| OtherBackup::Contains(describe(chosen, arguments, Some(&sha256), origin)));
 }
 
@@ -134,24 +150,26 @@ fn describe(
         _ => choice::location(&arguments.source),
     };
     let by = origin.and_then(|origin| i64::try_from(origin.bump_revision).ok());
-    let secrets = (
-        arguments.encryption_secret,
-        choice::encryption_secret(chosen),
-    );
-    let keys = |secret: Option<&str>| match secret {
-        _ if secrets.0 == secrets.1 => String::new(),
-        Some(secret) => format!(", encryption keys in Secret {secret}"),
-        None => ", not encrypted".to_owned(),
+    let keys = |required: bool, secret: Option<&str>| match (required, secret) {
+        (false, _) => ", not encrypted".to_owned(),
+        (true, Some(secret)) => format!(", encryption keys in Secret {secret}"),
+        (true, None) => ", encrypted".to_owned(),
     };
+    let required = arguments.requires_encryption(origin);
+    let mut found = keys(required, arguments.encryption_secret);
+    let secret = choice::encryption_secret(chosen);
+    let mut recorded = keys(secret.is_some(), secret);
+    if found == recorded {
+        found.clear();
+        recorded.clear();
+    }
     format!(
-        "{from}{}{}{} (recorded: {}{}{}{})",
+        "{from}{}{}{found} (recorded: {}{}{}{recorded})",
         checksum(sha256),
         raised(by.unwrap_or(arguments.bump_revision)),
-        keys(secrets.0),
         chosen.location,
         checksum(chosen.sha256.as_deref()),
         raised(chosen.bump_revision),
-        keys(secrets.1),
     )
 }
 
@@ -288,6 +306,7 @@ mod tests {
                 origin: Some(Origin {
                     location_hash: place.to_owned(),
                     bump_revision: by,
+                    encrypted: Some(false),
                 }),
                 ..PodFacts::default()
             };
@@ -320,6 +339,64 @@ mod tests {
         let known = restore(Some("ffff"), 7);
         assert_eq!(other_backup(&known, &other, &elsewhere, 7), None);
         assert!(other_backup(&known, &right, &here, 0).is_some());
+    }
+
+    /// A pod without keys has fetched the data. For example, a suspended operator process created this pod from an old
+    /// record.
+    #[test]
+    fn invariant_34_data_fetched_without_required_encryption_is_detected() {
+        let keys = |sha256: Option<&str>| {
+            let mut restore = restore(sha256, 0);
+            let backup = &mut restore.status.as_mut().unwrap().backup;
+            let secret = "keys".to_owned();
+            backup.as_mut().unwrap().encryption = Some(RestoreEncryption { secret });
+            restore
+        };
+        let (with_keys, without) = (pod("b/k", &["--encryption-secret=keys"]), pod("b/k", &[]));
+        let other = |restore: &EtcdRestore, pod: &Pod, encrypted: Option<bool>| {
+            let mut facts = PodFacts {
+                sha256: Some(SHA.into()),
+                restored: Some(100),
+                origin: Some(Origin {
+                    location_hash: choice::fingerprint(&block("b/k")),
+                    bump_revision: 0,
+                    encrypted,
+                }),
+                ..PodFacts::default()
+            };
+            compare(restore, pod, &mut facts);
+            facts.other_backup
+        };
+        for required in [keys(None), keys(Some(SHA))] {
+            for pod in [&with_keys, &without] {
+                let Some(OtherBackup::Contains(text)) = other(&required, pod, Some(false)) else {
+                    panic!("{pod:?}")
+                };
+                let parts = [
+                    "s3://b/k",
+                    ", not encrypted (",
+                    ", encryption keys in Secret keys)",
+                ];
+                for part in parts {
+                    assert!(text.contains(part), "{text}");
+                }
+                assert_eq!(other(&required, pod, Some(true)), None);
+            }
+            // Data from an earlier release has no record of the encryption.
+            assert_eq!(other(&required, &with_keys, None), None);
+            assert!(other(&required, &without, None).is_some());
+        }
+        let plain = restore(Some(SHA), 0);
+        assert_eq!(other(&plain, &without, Some(false)), None);
+        assert!(other(&plain, &without, Some(true)).is_some());
+        // If the pod has no report, its arguments do not prove that its data was encrypted.
+        let known = keys(Some(SHA));
+        let checks_sha256 = |more: &[&str]| compared(&known, &pod("b/k", more), None).checks_sha256;
+        assert!(checks_sha256(&[
+            "--sha256=ABCD",
+            "--encryption-secret=keys"
+        ]));
+        assert!(!checks_sha256(&["--sha256=ABCD"]));
     }
 
     #[test]

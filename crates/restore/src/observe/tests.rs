@@ -15,12 +15,26 @@ use serde_json::{Value, json};
 use super::backup::newest_of;
 use super::members::{child, old_pods};
 use super::*;
+use crate::fake;
 use crate::plan::target::{check_version, cluster_to_create};
 use crate::snapshot::{Child, OldMembers, takes_name};
 
 mod clocks;
 mod keys;
 mod requests;
+
+/// Observes a restore once, with this API server and this etcd.
+async fn observe_once(client: &Client, etcd: &dyn Etcd, restore: &EtcdRestore) -> Observation {
+    let context = ObserveContext {
+        client,
+        etcd,
+        grants: &Grants::default(),
+        reads: &fake::reads(),
+        image: &fake::image(client),
+        fault: None,
+    };
+    Box::pin(observe(&context, restore)).await
+}
 
 fn restore(template: Value) -> EtcdRestore {
     let spec = json!({ "etcdCluster": { "name": "main", "template": template }, "backup": { "name": "b" } });
@@ -131,7 +145,7 @@ fn backup(status: Value) -> EtcdBackup {
 
 #[test]
 fn newest_backup_of_etcdbackup_is_found() {
-    let place = newest_of(
+    let (place, _) = newest_of(
         &backup(json!({ "succeeded": true, "location": "s3://b/k_v7_2026-01-01-00:00:00" })),
         None,
     )
@@ -164,7 +178,7 @@ fn newest_backup_on_pvc_is_found() {
         let mut backup = EtcdBackup::new("b", serde_json::from_value(spec).unwrap());
         let status = json!({ "succeeded": true, "location": location });
         backup.status = Some(serde_json::from_value(status).unwrap());
-        newest_of(&backup, None).map(|block| block.source().path().to_owned())
+        newest_of(&backup, None).map(|(block, _)| block.source().path().to_owned())
     };
     let claim = json!({ "claimName": "backups", "path": "etcd/main" });
     let numbered = "etcd/main_v7_2026-01-01-00:00:00";
@@ -198,7 +212,7 @@ fn newest_backup_before_given_time_is_found() {
         "backups": [kept(3), kept(2), kept(1)] }));
     let found = |before: &str| {
         let before: Time = serde_json::from_value(json!(before)).unwrap();
-        newest_of(&listed, Some(&before)).map(|block| block.source().path().to_owned())
+        newest_of(&listed, Some(&before)).map(|(block, _)| block.source().path().to_owned())
     };
     assert_eq!(
         found("2026-01-02T12:00:00Z").unwrap(),

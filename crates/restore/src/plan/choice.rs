@@ -4,8 +4,9 @@
 //! Until the restore holds the lock of the EtcdCluster, a changed spec leads to a new choice.
 
 use api::EtcdRestore;
+use api::backup::StoredBackup;
 use api::manifest::BackupManifest;
-use api::restore::ChosenBackup;
+use api::restore::{ChosenBackup, RestoreEncryption};
 use api::storage::{StorageBlock, StorageSource};
 pub use member::{ENCRYPTION, SHA256, SOURCE};
 use sha2::{Digest, Sha256};
@@ -13,6 +14,10 @@ use sha2::{Digest, Sha256};
 use crate::plan::action::{Action, Plan};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{PodFacts, Snapshot};
+
+/// The remedy if the stored backup is not the backup that the status of the EtcdBackup records.
+pub(crate) const REPLACED: &str = "Put the recorded backup back, or select another backup with spec.backup.before. If \
+                                   you trust the replaced backup, name it by its storage block instead of spec.backup";
 
 /// The backup in `status.backup`. `None` before the operator has selected one.
 pub fn recorded(restore: &EtcdRestore) -> Option<&ChosenBackup> {
@@ -51,9 +56,28 @@ pub fn chosen_from(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup 
         stored_size: None,
         sha256: None,
         encryption: restore.spec.encryption.clone(),
+        encryption_key: None,
         bump_revision: restore.spec.bump_revision.unwrap_or_default(),
         generation: restore.metadata.generation,
         source,
+    }
+}
+
+/// The record of a backup of an EtcdBackup. `stored` describes this backup in the status of the EtcdBackup. The record
+/// contains the SHA-256 and the key from there, so that the restore accepts no other backup (invariant 34).
+pub fn chosen_by_name(
+    restore: &EtcdRestore,
+    source: StorageBlock,
+    stored: &StoredBackup,
+    encryption: Option<RestoreEncryption>,
+) -> ChosenBackup {
+    let sha256 = stored.sha256.as_ref();
+    let sha256 = sha256.map(|sha256| sha256.to_ascii_lowercase());
+    ChosenBackup {
+        sha256: sha256.filter(|sha256| !sha256.is_empty()),
+        encryption,
+        encryption_key: stored.encryption_key.clone(),
+        ..chosen_from(restore, source)
     }
 }
 
@@ -85,7 +109,8 @@ pub fn add_metadata(chosen: &mut ChosenBackup, manifest: Option<&BackupManifest>
 ///
 /// # Errors
 ///
-/// Fails if the backup was overwritten.
+/// Fails if the backup was overwritten, or if it is not the backup that the status of the EtcdBackup records
+/// (invariant 34).
 pub fn is_unchanged(
     chosen: &ChosenBackup,
     manifest: Option<&BackupManifest>,
@@ -99,15 +124,24 @@ pub fn is_unchanged(
         chosen.stored_size == now.stored_size,
     );
     let rewritten = differs(chosen.sha256.is_some(), chosen.sha256 == now.sha256);
-    if resized || rewritten {
-        let message = format!(
-            "the backup {} was overwritten after this restore had chosen it: create a new EtcdRestore for the current \
-             backup, or put the chosen backup back",
-            chosen.location
-        );
-        return Err(Trouble::new(Reason::SnapshotUnreadable, message));
+    if !resized && !rewritten {
+        return Ok(());
     }
-    Ok(())
+    let location = &chosen.location;
+    let message = match (&chosen.etcd_backup, chosen.stored_size) {
+        // Without a size, the operator has not seen the backup before, so the SHA-256 is from the EtcdBackup.
+        (Some(name), None) => format!(
+            "spec.backup.name: the status of the EtcdBackup {name} records the SHA-256 {} for the backup {location}, \
+             but the manifest of this backup has {}: another writer may have replaced the backup. {REPLACED}",
+            chosen.sha256.as_deref().unwrap_or_default(),
+            now.sha256.as_deref().unwrap_or("none"),
+        ),
+        _ => format!(
+            "the backup {location} was overwritten after this restore had chosen it: create a new EtcdRestore for the \
+             current backup, or put the chosen backup back"
+        ),
+    };
+    Err(Trouble::new(Reason::SnapshotUnreadable, message))
 }
 
 /// Adds the name of the recorded backup and the remedy to the problem of a missing backup. A change of the spec is no
@@ -211,6 +245,39 @@ mod tests {
             let trouble = is_unchanged(&chosen, manifest.as_ref(), stored).unwrap_err();
             assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
             assert!(trouble.message.contains("s3://b/k"), "{}", trouble.message);
+        }
+    }
+
+    /// A writer to the bucket can replace the backup and its manifest by an older backup.
+    #[test]
+    fn invariant_34_backup_with_other_sha256_than_in_status_is_refused() {
+        let stored = |sha256: Value| -> StoredBackup {
+            let stored = json!({ "location": "s3://b/k", "sha256": sha256 });
+            serde_json::from_value(stored).unwrap()
+        };
+        let recorded = chosen_by_name(&restore(), block("b/k"), &stored(json!("AB")), None);
+        assert_eq!(recorded.sha256.as_deref(), Some("ab"));
+        assert!(is_unchanged(&recorded, Some(&manifest("ab")), 100).is_ok());
+        // Without a manifest, the seed compares the SHA-256.
+        assert!(is_unchanged(&recorded, None, 100).is_ok());
+        for replaced in ["cd", ""] {
+            let trouble = is_unchanged(&recorded, Some(&manifest(replaced)), 100).unwrap_err();
+            assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
+            for part in [
+                "spec.backup.name",
+                "EtcdBackup nightly records the SHA-256 ab",
+                "s3://b/k",
+                "spec.backup.before",
+                "storage block",
+            ] {
+                assert!(trouble.message.contains(part), "{}", trouble.message);
+            }
+        }
+        // Backups that the operator has found in the store have no SHA-256 in the status.
+        for unknown in [Value::Null, json!("")] {
+            let chosen = chosen_by_name(&restore(), block("b/k"), &stored(unknown), None);
+            assert_eq!(chosen.sha256, None);
+            assert!(is_unchanged(&chosen, Some(&manifest("cd")), 100).is_ok());
         }
     }
 

@@ -6,9 +6,10 @@
 //! `spec.etcdCluster.template`.
 
 use api::cluster::{EtcdClusterSpec, PodPolicy, flag_of_env};
+use api::names::VOLUME_DATA;
 use api::version::DEFAULT_REPOSITORY;
 use k8s_openapi::api::core::v1::{
-    EnvVar, PodSecurityContext, SeccompProfile, SecurityContext, Volume,
+    EnvVar, PodSecurityContext, SeccompProfile, SecurityContext, Volume, VolumeMount,
 };
 
 /// Prefix of the annotations that select the AppArmor profile of a container.
@@ -67,6 +68,7 @@ fn refused_in_pod(policy: &PodPolicy) -> Vec<&'static str> {
         volumes,
         init_containers,
         sidecars,
+        volume_mounts,
         labels: _,
         node_selector: _,
         affinity: _,
@@ -81,7 +83,6 @@ fn refused_in_pod(policy: &PodPolicy) -> Vec<&'static str> {
         scheduler_name: _,
         runtime_class_name: _,
         termination_grace_period_seconds: _,
-        volume_mounts: _,
         cluster_domain: _,
         dns_timeout_in_second: _,
         busybox_image: _,
@@ -115,6 +116,10 @@ fn refused_in_pod(policy: &PodPolicy) -> Vec<&'static str> {
             "spec.pod.serviceAccountName",
         ),
         (!volumes.iter().all(is_harmless_volume), "spec.pod.volumes"),
+        (
+            !volume_mounts.iter().all(|mount| is_own(mount, volumes)),
+            "spec.pod.volumeMounts",
+        ),
         (!init_containers.is_empty(), "spec.pod.initContainers"),
         (!sidecars.is_empty(), "spec.pod.sidecars"),
     ];
@@ -154,6 +159,12 @@ fn is_harmless_volume(volume: &Volume) -> bool {
         ..Volume::default()
     };
     *volume == harmless
+}
+
+/// Whether the mounted volume is the data volume or a volume of the recorded spec. The operator adds further volumes to
+/// pods. In the pod of a seed, they contain the credentials of the store and the keys for the backup (invariant 14).
+fn is_own(mount: &VolumeMount, volumes: &[Volume]) -> bool {
+    mount.name == VOLUME_DATA || volumes.iter().any(|volume| volume.name == mount.name)
 }
 
 /// Whether the container of etcd runs as root. The operator's default security context applies only if the spec has
@@ -217,6 +228,9 @@ fn default_seccomp(profile: Option<&SeccompProfile>) -> Option<SeccompProfile> {
 mod tests {
     use api::EtcdRestore;
     use api::manifest::BackupManifest;
+    use api::names::VOLUME_TOOLS;
+    use api::storage::StorageBlock;
+    use api::version::EtcdVersion;
     use serde_json::{Value, json};
 
     use super::*;
@@ -256,6 +270,10 @@ mod tests {
                 volume("persistentVolumeClaim", json!({ "claimName": "c" })),
             ),
             ("volumes", volume("csi", json!({ "driver": "d" }))),
+            (
+                "volumeMounts",
+                json!([{ "name": "restore-encryption", "mountPath": "/keys" }]),
+            ),
             (
                 "volumes",
                 volume("nfs", json!({ "server": "s", "path": "/" })),
@@ -431,6 +449,33 @@ mod tests {
             &json!({ "readOnlyRootFilesystem": true }),
         );
         assert_eq!(refused_fields(&spec(&container)), Vec::<&str>::new());
+    }
+
+    /// The pod of a seed has volumes with the credentials of the store and the keys for the backup.
+    #[test]
+    fn invariant_27_recorded_spec_mounts_only_its_own_volumes() {
+        let block = json!({ "s3": { "path": "b/k", "awsSecret": "aws", "caSecret": "ca" } });
+        let block: StorageBlock = serde_json::from_value(block).unwrap();
+        let version = EtcdVersion::parse("3.6.16").unwrap();
+        let source = member::Source::store(&block, &version, None).encrypted("keys");
+        assert_eq!(source.volumes.len(), 3);
+        let names = source.volumes.into_iter().map(|volume| volume.name);
+        let mounting = |name: &str, volumes: Value| {
+            let mounts = json!([{ "name": name, "mountPath": "/more" }]);
+            let recorded = json!({ "pod": { "volumeMounts": mounts, "volumes": volumes } });
+            refused_fields(&spec(&recorded))
+        };
+        for name in names.chain([VOLUME_TOOLS.to_owned()]) {
+            assert_eq!(
+                mounting(&name, json!([])),
+                ["spec.pod.volumeMounts"],
+                "{name}"
+            );
+        }
+        let own = json!([{ "name": "more", "emptyDir": {} }]);
+        for (name, volumes) in [("more", own), (VOLUME_DATA, json!([]))] {
+            assert_eq!(mounting(name, volumes), Vec::<&str>::new());
+        }
     }
 
     /// The template and the spec of the existing cluster come from a user, so every part is accepted.

@@ -74,8 +74,8 @@ fn accepted(recorded: &EtcdClusterSpec) -> Result<EtcdClusterSpec, Trouble> {
     }
     let message = format!(
         "spec.etcdCluster.template is missing, and the backup's manifest sets {}: the operator does not accept such \
-         settings from a store, because they can run other programs or reach the node. Write the spec of the cluster \
-         in spec.etcdCluster.template, and repeat these settings there if you trust them",
+         settings from a store, because they can run other programs, or reach the node or Secrets. Write the spec of \
+         the cluster in spec.etcdCluster.template, and repeat these settings there if you trust them",
         refused.join(", ")
     );
     Err(Trouble::new(Reason::RecordedSpecRefused, message))

@@ -192,6 +192,8 @@ async fn from_store(
     let origin = Origin {
         location_hash: choice::fingerprint(source),
         bump_revision: arguments.bump_revision.unwrap_or_default(),
+        // With keys, the download has failed unless the backup was encrypted with one of them.
+        encrypted: Some(arguments.encryption_secret.is_some()),
     };
     Ok(Contents {
         origin: Some(origin),
@@ -202,10 +204,13 @@ async fn from_store(
 /// Whether the snapshot that an earlier start has downloaded is the requested snapshot. The pod of the earlier start
 /// may have had other arguments.
 fn is_requested(arguments: &Fetch, fetched: &Contents) -> bool {
-    let fingerprint = fetched
-        .origin
-        .as_ref()
-        .map(|origin| origin.location_hash.as_str());
+    let origin = fetched.origin.as_ref();
+    // Invariant 34: a snapshot that was fetched without keys may be from a backup without encryption.
+    let encrypted = origin.and_then(|origin| origin.encrypted);
+    if encrypted.unwrap_or_default() != arguments.encryption_secret.is_some() {
+        return false;
+    }
+    let fingerprint = origin.map(|origin| origin.location_hash.as_str());
     match (&arguments.sha256, &arguments.source) {
         (None, Some(source)) => fingerprint == Some(choice::fingerprint(source).as_str()),
         _ => is_chosen(arguments, &fetched.sha256),

@@ -69,12 +69,16 @@ fn origin_of_data_is_read_from_pod_report() {
         reported(json!([container("fetch", ended(0, &message), json!({}))])).origin
     };
     assert_eq!(origin("}"), None);
-    let expected = Origin {
+    let expected = |encrypted| Origin {
         location_hash: "cd".into(),
         bump_revision: 7,
+        encrypted,
     };
+    // Reports of earlier releases do not contain the encryption.
     let suffix = r#","of":{"place":"cd","bumpRevision":7}}"#;
-    assert_eq!(origin(suffix), Some(expected));
+    assert_eq!(origin(suffix), Some(expected(None)));
+    let suffix = r#","of":{"place":"cd","bumpRevision":7,"encrypted":true}}"#;
+    assert_eq!(origin(suffix), Some(expected(Some(true))));
 }
 
 #[test]

@@ -1,15 +1,22 @@
-//! Which Secret has the keys for the backup, and what is reported if the Secret is missing.
+//! Which Secret has the keys for the backup, and what is reported if the Secret is missing. In a restore by name, the
+//! status of the EtcdBackup identifies the backup (invariant 34).
 
+use api::backup::EncryptionKey;
 use etcd::fake::FakeEtcd;
 use serde_json::{Value, json};
 
 use super::*;
 use crate::fake;
 
+const ID: &str = "a62e0f7753a4df18";
+
 /// An EtcdBackup whose Secret with the keys has this name, with a complete backup.
 fn etcd_backup(secret: Option<&str>) -> Value {
-    let mut backup =
-        serde_json::to_value(backup(json!({ "succeeded": true, "location": "s3://b/k" }))).unwrap();
+    with_status(secret, json!({ "succeeded": true, "location": "s3://b/k" }))
+}
+
+fn with_status(secret: Option<&str>, status: Value) -> Value {
+    let mut backup = serde_json::to_value(backup(status)).unwrap();
     if let Some(secret) = secret {
         backup["spec"]["encryption"] = json!({ "secret": secret, "key": "2026" });
     }
@@ -23,15 +30,7 @@ async fn observed(restore: &EtcdRestore, backup: Value) -> Observation {
         _ => (404, Value::Null),
     });
     let etcd = FakeEtcd::formed(7, &["seed"], |name| format!("http://{name}:2379"));
-    let context = ObserveContext {
-        client: &client,
-        etcd: &etcd,
-        grants: &Grants::default(),
-        reads: &fake::reads(),
-        image: &fake::image(&client),
-        fault: None,
-    };
-    Box::pin(observe(&context, restore)).await
+    observe_once(&client, &etcd, restore).await
 }
 
 fn with_keys(secret: Option<&str>) -> EtcdRestore {
@@ -68,4 +67,52 @@ async fn missing_secret_with_keys_is_reported_before_anything_is_created() {
     for part in ["spec.encryption.secret", "no Secret theirs"] {
         assert!(trouble.message.contains(part), "{}", trouble.message);
     }
+}
+
+/// The last backup before `spec.encryption` was set, and the next backup.
+fn status_across_change() -> Value {
+    let plain = json!({ "location": "s3://b/k_v1_2026-01-01-00:00:00", "sha256": "AA",
+                        "completionTime": "2026-01-01T00:00:00Z" });
+    let encrypted = json!({ "location": "s3://b/k_v2_2026-01-02-00:00:00", "sha256": "BB",
+                            "encryptionKey": { "name": "2026", "id": ID }, "completionTime": "2026-01-02T00:00:00Z" });
+    let mut status = encrypted.clone();
+    status["backups"] = json!([encrypted, plain]);
+    status
+}
+
+#[tokio::test]
+async fn invariant_34_restore_by_name_takes_sha256_and_key_from_status() {
+    let key = || {
+        let (name, id) = ("2026".to_owned(), ID.to_owned());
+        Some(EncryptionKey { name, id })
+    };
+    for (before, own, sha256, secret, key) in [
+        (None, None, "bb", Some("theirs"), key()),
+        (None, Some("ours"), "bb", Some("ours"), key()),
+        // The spec of the EtcdBackup requires encryption, but this backup is older.
+        (Some("2026-01-01T12:00:00Z"), None, "aa", None, None),
+    ] {
+        let mut restore = with_keys(own);
+        let reference = restore.spec.backup.as_mut().unwrap();
+        reference.before = serde_json::from_value(json!(before)).unwrap();
+        let backup = with_status(Some("theirs"), status_across_change());
+        let chosen = observed(&restore, backup).await.objects.backup.unwrap();
+        assert_eq!(chosen.sha256.as_deref(), Some(sha256));
+        assert_eq!(choice::encryption_secret(&chosen), secret);
+        assert_eq!(chosen.encryption_key, key);
+    }
+}
+
+#[tokio::test]
+async fn encrypted_backup_is_reported_after_encryption_was_removed() {
+    let backup = || with_status(None, status_across_change());
+    let observation = observed(&with_keys(None), backup()).await;
+    let trouble = observation.objects.backup.unwrap_err();
+    assert_eq!(trouble.reason, Reason::InvalidSpec);
+    for part in ["set spec.encryption.secret of the EtcdRestore", ID] {
+        assert!(trouble.message.contains(part), "{}", trouble.message);
+    }
+    let observation = observed(&with_keys(Some("ours")), backup()).await;
+    let chosen = observation.objects.backup.unwrap();
+    assert_eq!(choice::encryption_secret(&chosen), Some("ours"));
 }

@@ -77,15 +77,7 @@ async fn observed(restore: &EtcdRestore, sha256: &str) -> (usize, Observation) {
         let (hash, compacted) = (5, 0);
         state.hash = Some(KeyHash { hash, compacted });
     });
-    let context = ObserveContext {
-        client: &client,
-        etcd: &etcd,
-        grants: &Grants::default(),
-        reads: &fake::reads(),
-        image: &fake::image(&client),
-        fault: None,
-    };
-    let observation = Box::pin(observe(&context, restore)).await;
+    let observation = observe_once(&client, &etcd, restore).await;
     let requests = ENOUGH - etcd.with(|state| state.script.len());
     (requests, observation)
 }

@@ -130,6 +130,7 @@ impl World {
             facts.origin = (self.mistake != Some(Mistake::OmitsOrigin)).then(|| Origin {
                 location_hash: choice::fingerprint(&block(number)),
                 bump_revision: u64::try_from(bump).unwrap(),
+                encrypted: Some(false),
             });
         }
         provenance::compare_arguments(chosen, &arguments, &mut facts);
