@@ -21,7 +21,7 @@ pub use access::{Auth, NetworkAccess, ROOT_USER};
 pub use advice::Advice;
 pub use before_changes::{
     BeforeChangeStatus, ClusterChange, DEFAULT_BEFORE_CHANGES_MAX_AGE_SECONDS, LastBackup,
-    MAX_CLOCK_SKEW, backup_waiver, earliest_backup,
+    MAX_CLOCK_SKEW, backup_waiver, earliest_backup, how_to_waive_backup,
 };
 pub(crate) use check::{can_restore_from, validate_spec};
 pub use check::{not_in_effect, unsafe_to_ignore, validate};

@@ -18,6 +18,7 @@ mod text;
 
 pub mod backup;
 pub mod cluster;
+pub mod command;
 pub mod conditions;
 pub mod crd;
 pub mod display;

@@ -160,13 +160,12 @@ impl Report<'_> {
     }
 }
 
-/// The reasons for waiting, as one text. If only problems remain, the text names the first problem.
+/// The reasons for waiting, as one text. If only problems remain, the text names the problems.
 fn waits(plan: &Plan, waiting: &[&str]) -> Option<String> {
     match waiting {
         [] if readiness::needs_user(plan) => {
-            let problem = plan.problems.first()?;
-            let (reason, message) = (problem.reason.as_str(), &problem.message);
-            Some(format!("manual action required: {reason}: {message}"))
+            let all: Vec<_> = plan.problems.iter().map(ToString::to_string).collect();
+            Some(format!("manual action required: {}", all.join("; ")))
         }
         [] => None,
         _ => Some(waiting.join("; ")),

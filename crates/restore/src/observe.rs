@@ -250,6 +250,8 @@ fn facts(cluster: &EtcdCluster) -> ClusterFacts {
     problems.extend(cluster::unsafe_to_ignore(&cluster.spec));
     let available = conditions::find(cluster.conditions(), &ConditionType::Available);
     let status = cluster.status.as_ref();
+    let max_backup_age = cluster.spec.max_backup_age_before(&ClusterChange::Restore);
+    let needed = max_backup_age.map(|age| cluster.spec.needed_backup(age));
     ClusterFacts {
         uid: cluster.uid().unwrap_or_default(),
         paused: cluster.spec.paused,
@@ -258,7 +260,8 @@ fn facts(cluster: &EtcdCluster) -> ClusterFacts {
         available: conditions::is_true(cluster.conditions(), &ConditionType::Available),
         durable: cluster.spec.is_durable(),
         problems,
-        max_backup_age: cluster.spec.max_backup_age_before(&ClusterChange::Restore),
+        max_backup_age,
+        needed_backup: needed.unwrap_or_default(),
         backup: status.and_then(|status| status.backup_for_changes.clone()),
         unavailable_since: available
             .filter(|condition| condition.status == "False")

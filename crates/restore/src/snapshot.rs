@@ -151,6 +151,8 @@ pub struct ClusterFacts {
     pub problems: Vec<Problem>,
     /// The maximum age of the backup that a restore in place needs. `None` if it needs no backup.
     pub max_backup_age: Option<Duration>,
+    /// Describes this backup, as part of a sentence. Empty if a restore in place needs no backup.
+    pub needed_backup: String,
     /// The newest backup of the cluster that counts for `spec.backup.beforeChanges`.
     pub backup: Option<LastBackup>,
     /// Time since which the condition `Available` has been False. `None` while it is not False.

@@ -11,11 +11,14 @@ use e2e::objects::{
 };
 use e2e::wait::{Poll, until};
 use e2e::{DEADLINE, Keyspace, Sandbox, scenario, step};
-use kube::api::DynamicObject;
+use kube::ResourceExt;
+use kube::api::{DynamicObject, ListParams};
 
 use crate::fixtures::{cluster, cluster_with, root};
 
 const MANIFEST: &str = ".manifest.json";
+/// The name of the CronJob in the example, and of its ServiceAccount.
+const CRON_JOB: &str = "example-etcd-backup-cronjob";
 pub(crate) const OPERATOR: &str = "app.kubernetes.io/component=etcd-backup-operator";
 /// Keys of other software whose names begin like the backups of the path `etcd`. Retention must not delete them.
 const SIBLINGS: [&str; 3] = [
@@ -131,14 +134,13 @@ async fn backup_schedules_survive_restarts_and_apply_retention() {
         let written = keys.fill("kept/", KEYS, |_| ()).await?;
         drop(keys);
         step("apply retention", keeps_newest(sandbox)).await?;
+        // Kubernetes starts a Job within a minute. The next steps run during this time.
+        let jobs = step("create a CronJob", create_cron_job(sandbox)).await?;
         step("apply ttlSecondsAfterFinished", expires(sandbox)).await?;
-        step(
-            "cronjob_runs: use the CronJob of the example",
-            cron_job(sandbox),
-        )
-        .await?;
         let returned = returns_from_own_backup(sandbox, written);
-        step("use the schedule of an EtcdCluster", returned).await
+        step("use the schedule of an EtcdCluster", returned).await?;
+        let what = "cronjob_runs: use the CronJob of the example";
+        step(what, cron_job_runs(sandbox, &jobs)).await
     })
     .await;
 }
@@ -278,63 +280,92 @@ async fn expires(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Each run of the example's CronJob creates one EtcdBackup, whose backup completes. Its ServiceAccount may do nothing else.
-async fn cron_job(sandbox: &Sandbox) -> Result<()> {
+/// Creates the CronJob of the example, with a schedule of once a minute. Returns the bucket of its backups.
+async fn create_cron_job(sandbox: &Sandbox) -> Result<Bucket> {
     let bucket = bucket(sandbox, "cronjob").await?;
     let s3 = sandbox.env.s3()?;
-    let example =
+    let mut example =
         std::fs::read_to_string(root().join("examples/example-etcd-backup-cronjob.yaml"))?;
-    let ours = example
-        .replace("name: example-etcd-cluster\n", "name: c\n")
-        .replace(
-            "my-bucket/etcd/example-nightly",
-            &format!("{}/nightly", bucket.name),
-        )
-        .replace(
-            "awsSecret: aws\n",
-            &format!(
-                "awsSecret: aws\n        endpoint: \"{}\"\n        forcePathStyle: true\n",
-                s3.endpoint
-            ),
-        )
-        .replace("localhost/etcd-operator:0.1.0", &sandbox.env.image);
-    ensure!(ours.contains(&sandbox.env.image), "{ours}");
-    sandbox.apply(&ours).await?;
-    let account = format!(
-        "--as=system:serviceaccount:{}:example-etcd-backup-cronjob",
-        sandbox.namespace
+    let path = format!("{}/nightly", bucket.name);
+    let store = format!(
+        "awsSecret: aws\n        endpoint: \"{}\"\n        forcePathStyle: true\n",
+        s3.endpoint
     );
-    let names = ["run-1", "run-2"];
-    for name in names {
-        let from = "--from=cronjob/example-etcd-backup-cronjob";
-        sandbox.kubectl(&["create", "job", name, from]).await?;
-        // The Job creates an EtcdBackup of its own name.
-        let backups = sandbox.objects(Kind::EtcdBackup);
-        until(
-            &format!("the EtcdBackup {name} exists"),
-            DEADLINE,
-            async || {
-                Ok(match backups.get_opt(name).await? {
-                    Some(_) => Poll::Done(()),
-                    None => Poll::NotYet(sandbox.kubectl(&["get", "jobs"]).await?),
-                })
-            },
-        )
-        .await?;
+    for (from, to) in [
+        ("name: example-etcd-cluster\n", "name: c\n"),
+        ("my-bucket/etcd/example-nightly", path.as_str()),
+        ("awsSecret: aws\n", store.as_str()),
+        ("localhost/etcd-operator:0.1.0", sandbox.env.image.as_str()),
+        ("\"0 3 * * *\"", "\"* * * * *\""),
+    ] {
+        ensure!(
+            example.contains(from),
+            "the example does not contain {from}"
+        );
+        example = example.replace(from, to);
+    }
+    sandbox.apply(&example).await?;
+    Ok(bucket)
+}
+
+/// Waits until the CronJob has created an EtcdBackup, and then suspends the CronJob. Returns the names of all its
+/// EtcdBackups.
+async fn scheduled_runs(sandbox: &Sandbox) -> Result<Vec<String>> {
+    let backups = sandbox.objects(Kind::EtcdBackup);
+    let prefix = format!("{CRON_JOB}-");
+    let runs = async || -> Result<Vec<String>> {
+        let all = backups.list(&ListParams::default()).await?;
+        let names = all.iter().map(ResourceExt::name_any);
+        Ok(names.filter(|name| name.starts_with(&prefix)).collect())
+    };
+    until(
+        "the CronJob has created an EtcdBackup",
+        DEADLINE,
+        async || {
+            Ok(if runs().await?.is_empty() {
+                Poll::NotYet(sandbox.kubectl(&["get", "cronjobs,jobs"]).await?)
+            } else {
+                Poll::Done(())
+            })
+        },
+    )
+    .await?;
+    let suspend = r#"{"spec":{"suspend":true}}"#;
+    let suspend = ["patch", "cronjob", CRON_JOB, "--type=merge", "-p", suspend];
+    sandbox.kubectl(&suspend).await?;
+    await_jobs(sandbox).await?;
+    runs().await
+}
+
+/// Waits until all Jobs are complete.
+async fn await_jobs(sandbox: &Sandbox) -> Result<()> {
+    let complete = "--for=condition=Complete";
+    let words = ["wait", "job", "--all", complete, "--timeout=60s"];
+    sandbox.kubectl(&words).await.map(drop)
+}
+
+/// Each run of the example's CronJob creates one EtcdBackup, whose backup completes. Kubernetes starts some runs, and a
+/// user starts one run. The ServiceAccount of the CronJob may do nothing else.
+async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
+    let backups = sandbox.objects(Kind::EtcdBackup);
+    let mut names = step("await a scheduled run", scheduled_runs(sandbox)).await?;
+    let from = format!("--from=cronjob/{CRON_JOB}");
+    sandbox.kubectl(&["create", "job", "run-1", &from]).await?;
+    await_jobs(sandbox).await?;
+    // A Job creates an EtcdBackup of its own name.
+    names.push("run-1".to_owned());
+    for name in &names {
         await_complete(&backups, name, DEADLINE).await?;
-        let complete = [
-            "wait",
-            &format!("job/{name}"),
-            "--for=condition=Complete",
-            "--timeout=60s",
-        ];
-        sandbox.kubectl(&complete).await?;
     }
     let keys = bucket.keys().await?;
     ensure!(keys == ["nightly", "nightly.manifest.json"], "{keys:?}");
+    let account = format!(
+        "--as=system:serviceaccount:{}:{CRON_JOB}",
+        sandbox.namespace
+    );
     for refused in [
         vec!["get", "etcdbackups"],
-        vec!["delete", "etcdbackup", names[0]],
+        vec!["delete", "etcdbackup", "run-1"],
         vec!["get", "secrets"],
         vec!["get", "etcdclusters"],
     ] {

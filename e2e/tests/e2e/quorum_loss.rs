@@ -55,7 +55,7 @@ fn text(object: &DynamicObject, pointer: &str) -> String {
         .to_owned()
 }
 
-async fn delete_at_once(sandbox: &Sandbox, kind: &str, names: &[String]) -> Result<()> {
+pub(crate) async fn delete_at_once(sandbox: &Sandbox, kind: &str, names: &[String]) -> Result<()> {
     let mut arguments = vec!["delete", kind, "--wait=false"];
     if kind == "pod" {
         arguments.extend(["--grace-period=0", "--force"]);
@@ -64,7 +64,7 @@ async fn delete_at_once(sandbox: &Sandbox, kind: &str, names: &[String]) -> Resu
     sandbox.kubectl(&arguments).await.map(drop)
 }
 
-async fn approve(sandbox: &Sandbox, cluster_id: &str) -> Result<()> {
+pub(crate) async fn approve(sandbox: &Sandbox, cluster_id: &str) -> Result<()> {
     let value = format!("{APPROVE}={cluster_id}");
     sandbox
         .kubectl(&["annotate", "etcdcluster", "c", &value, "--overwrite"])
@@ -73,7 +73,7 @@ async fn approve(sandbox: &Sandbox, cluster_id: &str) -> Result<()> {
 }
 
 /// Waits until the status reports the loss in a message that contains all fragments in `says`. Returns the EtcdCluster.
-async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<DynamicObject> {
+pub(crate) async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<DynamicObject> {
     let what = format!("Degraded because of QuorumLost, with {says:?}");
     let clusters = sandbox.objects(Kind::EtcdCluster);
     await_object(&clusters, "c", &what, DEADLINE, |object| {

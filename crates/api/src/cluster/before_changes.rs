@@ -2,13 +2,15 @@
 
 use std::time::Duration;
 
-use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, Time};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::EtcdClusterSpec;
+use crate::command;
 use crate::duration::DurationText;
+use crate::names::ANNOTATION_SKIP_BACKUP;
 use crate::schema::is_false;
 use crate::text::text_enum;
 
@@ -78,6 +80,18 @@ pub struct BeforeChangeStatus {
 }
 
 impl BeforeChangeStatus {
+    /// The record of a change that waits for a backup since `start_time`.
+    pub fn waiting(change: ClusterChange, cluster_id: String, start_time: Time) -> Self {
+        Self {
+            change,
+            cluster_id,
+            start_time,
+            backup: None,
+            waived: false,
+            completion_time: None,
+        }
+    }
+
     /// Whether the change may start.
     pub fn has_passed(&self) -> bool {
         self.backup.is_some() || self.waived
@@ -97,6 +111,15 @@ impl EtcdClusterSpec {
         let default = Duration::from_secs(DEFAULT_BEFORE_CHANGES_MAX_AGE_SECONDS);
         let waits = backup.before_changes.contains(change);
         waits.then(|| age.and_then(DurationText::parse).unwrap_or(default))
+    }
+
+    /// The backup that a change needs, as part of a sentence. `age` is its maximum age.
+    pub fn needed_backup(&self, age: Duration) -> String {
+        let backup = self.backup.as_ref();
+        let proven = backup.is_some_and(|backup| backup.verification.is_some());
+        let proven = if proven { "proven to restore and " } else { "" };
+        let age = age.as_secs();
+        format!("a backup of this cluster that is {proven}at most {age} s old")
     }
 
     /// Whether `spec.backup` makes no backups at present.
@@ -126,6 +149,13 @@ pub fn earliest_backup(at: Timestamp, age: Duration) -> Timestamp {
 /// time is the start of the wait, so that the value never waives a later wait.
 pub fn backup_waiver(change: &ClusterChange, since: Timestamp) -> String {
     format!("{change}/{since}")
+}
+
+/// The sentence that says how a user waives the backup. `object` is the EtcdCluster or the EtcdRestore, and `kind` is
+/// its kind in lower case.
+pub fn how_to_waive_backup(kind: &str, object: &ObjectMeta, waiver: &str) -> String {
+    let command = command::annotate(kind, object, ANNOTATION_SKIP_BACKUP, waiver);
+    format!("To continue without a backup, run {command}")
 }
 
 #[cfg(test)]
@@ -162,6 +192,13 @@ mod tests {
         let age = short.max_backup_age_before(&ClusterChange::Shrink);
         assert_eq!(age, Some(Duration::from_mins(5)));
         assert!(!short.suspends_backups());
+        let minutes = Duration::from_mins(5);
+        assert_eq!(
+            short.needed_backup(minutes),
+            "a backup of this cluster that is at most 300 s old"
+        );
+        let proven = spec(r#","verification":{}"#).needed_backup(minutes);
+        assert!(proven.contains("proven to restore"), "{proven}");
         assert!(spec(r#","suspend":true"#).suspends_backups());
     }
 
@@ -192,5 +229,13 @@ mod tests {
         let since = at("2026-11-27T12:00:00Z");
         let waiver = backup_waiver(&ClusterChange::Upgrade, since);
         assert_eq!(waiver, "Upgrade/2026-11-27T12:00:00Z");
+        let object = ObjectMeta {
+            name: Some("main".into()),
+            ..ObjectMeta::default()
+        };
+        let advice = how_to_waive_backup("etcdcluster", &object, &waiver);
+        let set =
+            "etcdcluster main etcd.database.coreos.com/skip-backup=Upgrade/2026-11-27T12:00:00Z ";
+        assert!(advice.contains(set), "{advice}");
     }
 }

@@ -6,14 +6,18 @@
 //! `status.backupForChanges`. The operator then records this backup, and the change starts. The operator checks once: a
 //! change that has started continues with the recorded backup.
 //!
-//! A cluster without a quorum cannot be backed up. Before a recovery, only an existing backup counts.
+//! Before a recovery, the operator requests no backup: the request would replace the record of an upgrade that has
+//! started, and this upgrade continues if the quorum returns. A user can make a backup of a member that still runs.
 
 use std::time::Duration;
 
-use api::cluster::{BeforeChangeStatus, ClusterChange, backup_waiver, earliest_backup};
-use api::names::ANNOTATION_SKIP_BACKUP;
+use api::cluster::{
+    BeforeChangeStatus, ClusterChange, backup_waiver, earliest_backup, how_to_waive_backup,
+};
+use api::command;
 use jiff::Timestamp;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
+use kube::ResourceExt;
 
 use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
@@ -50,14 +54,8 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
     // Kubernetes stores times in whole seconds.
     let now = Timestamp::from_second(now.as_second()).unwrap_or(now);
     let known = current(observed, change);
-    let record = known.cloned().unwrap_or_else(|| BeforeChangeStatus {
-        change: change.clone(),
-        cluster_id: id.clone(),
-        start_time: Time(now),
-        backup: None,
-        waived: false,
-        completion_time: None,
-    });
+    let new = || BeforeChangeStatus::waiting(change.clone(), id.clone(), Time(now));
+    let record = known.cloned().unwrap_or_else(new);
     let requested = record.start_time.0;
     // A backup that was made for this change counts, even if its verification took longer than the maximum age.
     let since = earliest_backup(now, age).min(requested);
@@ -77,18 +75,17 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
     if known.is_none() {
         draft.add(draft.build.record_before_change(Some(&record)));
     }
-    let needed = needed(what, age, desired);
-    let waiver = format!("set the annotation {ANNOTATION_SKIP_BACKUP}={waiver} on the EtcdCluster");
+    let needed = format!("{what} needs {}", desired.object.spec.needed_backup(age));
+    let waive = how_to_waive_backup("etcdcluster", &desired.object.metadata, &waiver);
     if desired.object.spec.suspends_backups() {
         let text = format!(
-            "{needed}, but spec.backup is suspended: set suspend to false in spec.backup, or, to continue without a \
-             backup, {waiver}"
+            "{needed}, but spec.backup is suspended: set suspend to false in spec.backup and its backupPolicy. {waive}"
         );
         draft.problem(Reason::NoRecentBackup, text);
     } else {
-        let text = format!(
-            "{needed}; one was requested at {requested}. To continue without a backup, {waiver}"
-        );
+        let name = desired.object.name_any();
+        let text =
+            format!("{needed}; one was requested at {requested} (EtcdBackup {name}). {waive}");
         draft.wait(Reason::AwaitingBackup, text, STEADY);
     }
     false
@@ -109,38 +106,33 @@ pub(super) fn end(change: &ClusterChange, draft: &mut Draft) {
 }
 
 /// True if a recovery may start. Without a quorum, etcd acknowledges no writes, so the age of a backup counts to the loss
-/// of the quorum.
+/// of the quorum. A later backup of a survivor counts too.
 pub(super) fn may_recover(draft: &mut Draft) -> bool {
     let (desired, observed, now) = draft.build.inputs();
     let change = ClusterChange::Recovery;
     let (Some(age), Some(id)) = (max_age(desired, &change), observed.cluster_id) else {
         return true;
     };
-    let lost = observed.recovery.unavailable_since;
-    let since = earliest_backup(lost.unwrap_or(now), age);
+    draft.requeue = draft.requeue.min(BLIND);
+    // This reconcile reports the loss. The next reconcile knows the time of the loss.
+    let Some(lost) = observed.recovery.unavailable_since else {
+        return false;
+    };
+    let (since, waiver) = (earliest_backup(lost, age), backup_waiver(&change, lost));
     let backup = observed.before_change.backup.as_ref();
-    let waiver = lost.map(|lost| backup_waiver(&change, lost));
     if backup.is_some_and(|backup| backup.covers(&id.to_string(), since, now))
-        || waiver.is_some() && observed.before_change.waiver == waiver
+        || observed.before_change.waiver.as_ref() == Some(&waiver)
     {
         return true;
     }
-    let needed = needed("the recovery", age, desired);
-    let waiver = waiver.unwrap_or_else(|| change.to_string());
+    let object = &desired.object;
+    let needed = object.spec.needed_backup(age);
+    let make = command::backup(&object.namespace().unwrap_or_default(), &object.name_any());
+    let waive = how_to_waive_backup("etcdcluster", &object.metadata, &waiver);
     let text = format!(
-        "{needed} at the loss of the quorum, and without a quorum no backup can be made. To recover without a backup, set \
-         the annotation {ANNOTATION_SKIP_BACKUP}={waiver} on the EtcdCluster"
+        "the recovery needs {needed} at the loss of the quorum. A later backup of a member that still runs counts too: \
+         run {make}. {waive}"
     );
     draft.problem(Reason::NoRecentBackup, text);
-    draft.requeue = draft.requeue.min(BLIND);
     false
-}
-
-/// The sentence that says which backup the change needs.
-fn needed(what: &str, age: Duration, desired: &Desired) -> String {
-    let backup = desired.object.spec.backup.as_ref();
-    let proven = backup.is_some_and(|backup| backup.verification.is_some());
-    let proven = if proven { "proven to restore and " } else { "" };
-    let age = age.as_secs();
-    format!("{what} needs a backup of this cluster that is {proven}at most {age} s old")
 }

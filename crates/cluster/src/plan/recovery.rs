@@ -15,6 +15,7 @@ mod under_way;
 use std::fmt::Write as _;
 
 use api::cluster::{RecoveryApproval, RecoveryPhase, RecoveryStatus};
+use api::command::annotate;
 use api::names::ANNOTATION_RECOVER;
 use etcd::{ClusterId, Status};
 use jiff::Timestamp;
@@ -319,12 +320,10 @@ impl<'a> Scene<'a> {
     }
 
     fn how(&self) -> String {
-        let cluster_id = self.cluster_id;
-        let object = &self.desired.object;
-        let namespace = object.metadata.namespace.as_deref().unwrap_or_default();
-        let name = object.metadata.name.as_deref().unwrap_or_default();
+        let (object, id) = (&self.desired.object.metadata, self.cluster_id.to_string());
+        let approve = annotate("etcdcluster", object, ANNOTATION_RECOVER, &id);
         format!(
-            "run `kubectl -n {namespace} annotate etcdcluster {name} {ANNOTATION_RECOVER}={cluster_id} --overwrite` to start a new cluster with the data of the most advanced survivor (writes that only other members had are lost), or restore a backup with an EtcdRestore"
+            "run {approve} to start a new cluster with the data of the most advanced survivor (writes that only other members had are lost), or restore a backup with an EtcdRestore"
         )
     }
 

@@ -5,7 +5,10 @@ use api::cluster::{ClusterPhase, EtcdClusterSpec, EtcdClusterStatus, MemberRole}
 use api::conditions::{ConditionType, find};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 
+use crate::action::Step;
+use crate::plan::Explanation;
 use crate::plan::tests::scene::Scene;
+use crate::reason::Reason;
 use crate::snapshot::{Kept, Observed, Role};
 use crate::status::Report;
 
@@ -231,6 +234,19 @@ fn cluster_with_lost_quorum_is_unavailable_and_lists_members() {
             .all(|member| !member.healthy && member.role == Some(MemberRole::Voter))
     );
     assert_eq!(status.leader, None);
+}
+
+#[test]
+fn waiting_for_names_all_problems_that_need_a_user() {
+    let mut plan = Scene::formed(&["a", "b", "c"]).built();
+    (plan.step, plan.waiting_for) = (Step::default(), Vec::new());
+    plan.problems = vec![
+        Explanation::new(Reason::QuorumLost, "the recovery is approved"),
+        Explanation::new(Reason::NoRecentBackup, "the recovery needs a backup"),
+    ];
+    let text = "manual action required: QuorumLost: the recovery is approved; NoRecentBackup: the recovery needs a \
+                backup";
+    assert_eq!(super::waits(&plan, &[]).as_deref(), Some(text));
 }
 
 #[test]

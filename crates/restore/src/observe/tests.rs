@@ -271,6 +271,7 @@ fn observation_contains_restore_lock_and_cluster_id() {
         durable: false,
         problems: vec![],
         max_backup_age: None,
+        needed_backup: String::new(),
         backup: None,
         unavailable_since: None,
     };

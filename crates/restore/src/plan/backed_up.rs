@@ -4,9 +4,9 @@
 //! The backup to restore is recorded before this check, so that a new backup never becomes the restored one. The
 //! operator requests no backup: the retention rules could then delete the backup to restore.
 
-use api::EtcdRestore;
-use api::cluster::{ClusterChange, earliest_backup};
+use api::cluster::{ClusterChange, earliest_backup, how_to_waive_backup};
 use api::names::ANNOTATION_SKIP_BACKUP;
+use api::{EtcdRestore, command};
 use k8s_openapi::jiff::Timestamp;
 use kube::ResourceExt;
 
@@ -35,17 +35,23 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
         return plan;
     }
     let name = naming::target(restore);
+    let namespace = restore.namespace().unwrap_or_default();
+    let make = command::backup(&namespace, name);
+    // Without a quorum, a single member can still send a snapshot.
     let remedy = if cluster.unavailable_since.is_some() {
-        "The cluster does not serve, so no backup can be made now".to_owned()
+        format!("The cluster is not available. If one of its members still runs, run {make}")
     } else {
-        format!("To make a backup, run kubectl etcd backup {name}")
+        format!("To make a backup, run {make}")
     };
+    let waive = how_to_waive_backup(
+        "etcdrestore",
+        &restore.metadata,
+        ClusterChange::Restore.as_str(),
+    );
     let message = format!(
-        "spec.backup.beforeChanges of the EtcdCluster {name} requires a backup that is at most {} s old before \
-         the data of the cluster is replaced. No such backup exists, and nothing was changed. {remedy}. To continue \
-         without this backup, set the annotation {ANNOTATION_SKIP_BACKUP}={} on the EtcdRestore",
-        age.as_secs(),
-        ClusterChange::Restore
+        "spec.backup.beforeChanges of the EtcdCluster {name} requires {} before the data of the cluster is replaced. No \
+         such backup exists, and nothing was changed. {remedy}. {waive}",
+        cluster.needed_backup
     );
     let mut plan = Plan::wait(Trouble::new(Reason::NoRecentBackup, message));
     plan.requeue = Some(PROBLEM_POLL);
@@ -76,6 +82,7 @@ mod tests {
     fn restore(waiver: Option<&str>) -> EtcdRestore {
         let spec = r#"{"etcdCluster":{"name":"main"},"overwrite":true,"backupStorageType":"S3","s3":{"path":"b/k"}}"#;
         let mut restore = EtcdRestore::new("again", serde_json::from_str(spec).unwrap());
+        restore.metadata.namespace = Some("prod".into());
         if let Some(waiver) = waiver {
             let waiver = (ANNOTATION_SKIP_BACKUP.to_owned(), waiver.to_owned());
             restore.metadata.annotations = Some([waiver].into());
@@ -89,6 +96,7 @@ mod tests {
         ClusterFacts {
             cluster_id: Some("ab".into()),
             max_backup_age: Some(Duration::from_secs(100)),
+            needed_backup: "a backup that is at most 100 s old".into(),
             backup: Some(LastBackup {
                 cluster_id: Some("ab".into()),
                 time: Some(Time(at(800))),
@@ -123,8 +131,8 @@ mod tests {
         for part in [
             "main",
             "100 s",
-            "kubectl etcd backup main",
-            "skip-backup=Restore",
+            "`kubectl etcd -n prod backup main`",
+            "`kubectl -n prod annotate etcdrestore again etcd.database.coreos.com/skip-backup=Restore --overwrite`",
         ] {
             assert!(
                 trouble.message.contains(part),
@@ -147,6 +155,11 @@ mod tests {
         assert_eq!(held(&restore(None), lost(900), 9000).action, Action::Lock);
         let plan = held(&restore(None), lost(901), 9000);
         assert_eq!(plan.action, Action::Nothing);
+        let PlanState::Working(trouble) = plan.state else {
+            panic!("{:?}", plan.state);
+        };
+        let part = "If one of its members still runs";
+        assert!(trouble.message.contains(part), "{}", trouble.message);
     }
 
     #[test]

@@ -102,7 +102,10 @@ fn invariant_32_upgrade_requests_backup_and_waits() {
     assert_eq!(waiting.waits(), [Reason::AwaitingBackup]);
     let plan = waiting.plan();
     let text = &plan.waiting_for[0].message;
-    for part in ["etcd 3.6.16", "100 s", WAIVER, "skip-backup"] {
+    let command = format!(
+        "`kubectl -n prod annotate etcdcluster db etcd.database.coreos.com/skip-backup={WAIVER} --overwrite`"
+    );
+    for part in ["etcd 3.6.16", "100 s", "EtcdBackup db", command.as_str()] {
         assert!(text.contains(part), "{part}: {text}");
     }
 }
@@ -254,17 +257,32 @@ fn invariant_32_surplus_members_are_removed_after_backup() {
 }
 
 #[test]
-fn invariant_32_recovery_needs_backup_from_before_the_loss() {
+fn invariant_32_recovery_needs_backup_that_is_recent_at_loss() {
     let scene = || approved(one_left()).guarded(&["Recovery"]);
     assert!(begun(&scene()).is_none());
     let text = problem(&scene(), Reason::NoRecentBackup);
     // The quorum is lost since the time 900.
     let waiver = "Recovery/1970-01-01T00:15:00Z";
-    assert!(text.contains(waiver), "{text}");
+    for part in [waiver, "`kubectl etcd -n prod backup db`"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
     assert!(begun(&scene().backed_up(799)).is_none());
     assert!(begun(&scene().backed_up(800)).is_some());
+    let mut unreported = scene().backed_up(800);
+    unreported.observed.recovery.unavailable_since = None;
+    assert!(
+        begun(&unreported).is_none(),
+        "the time of the loss is unknown"
+    );
     assert!(begun(&scene().waived("Recovery/1970-01-01T00:15:01Z")).is_none());
     assert!(begun(&scene().waived(waiver)).is_some());
     assert!(begun(&approved(one_left()).guarded(&["Upgrade"])).is_some());
-    assert_eq!(scene().record_written(), None, "no backup can be requested");
+    assert_eq!(scene().record_written(), None, "no backup is requested");
+}
+
+/// A member sends a snapshot without a quorum, so a user can back up the data with which the recovery continues.
+#[test]
+fn recovery_accepts_backup_of_survivor_after_loss() {
+    let scene = approved(one_left()).guarded(&["Recovery"]);
+    assert!(begun(&scene.backed_up(990)).is_some());
 }
