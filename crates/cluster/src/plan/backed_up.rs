@@ -81,8 +81,8 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
     let waiver = format!("set the annotation {ANNOTATION_SKIP_BACKUP}={waiver} on the EtcdCluster");
     if desired.object.spec.suspends_backups() {
         let text = format!(
-            "{needed}, but spec.backup is suspended: set suspend to false in spec.backup, or, to continue without a \
-             backup, {waiver}"
+            "{needed}, but spec.backup is suspended: set spec.backup.suspend to false. To continue without a backup, \
+             {waiver}"
         );
         draft.problem(Reason::NoRecentBackup, text);
     } else {
@@ -128,8 +128,8 @@ pub(super) fn may_recover(draft: &mut Draft) -> bool {
     let needed = needed("the recovery", age, desired);
     let waiver = waiver.unwrap_or_else(|| change.to_string());
     let text = format!(
-        "{needed} at the loss of the quorum, and without a quorum no backup can be made. To recover without a backup, set \
-         the annotation {ANNOTATION_SKIP_BACKUP}={waiver} on the EtcdCluster"
+        "{needed} at the time when the quorum was lost. No backup is possible without a quorum. To recover without a \
+         backup, set the annotation {ANNOTATION_SKIP_BACKUP}={waiver} on the EtcdCluster"
     );
     draft.problem(Reason::NoRecentBackup, text);
     draft.requeue = draft.requeue.min(BLIND);
