@@ -204,7 +204,7 @@ fn incomplete(
     };
     let other = purpose.keys(other);
     let what = format!(
-        "has no {}: add it, or use the key names {}, {} and {}",
+        "has no {}: add the missing data, or store all three values under {}, {} and {}",
         missing.join(" and no "),
         other.certificate,
         other.key,
