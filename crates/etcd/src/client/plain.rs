@@ -12,7 +12,7 @@ use crate::port::Error;
 /// Maximum size of a response in bytes. etcd's metrics have about 100 KiB.
 const MAX_RESPONSE: u64 = 1 << 20;
 
-/// Maximum number of bytes that [`fetch_lines`] returns, and of the headers of a response.
+/// Maximum number of bytes that [`fetch_lines`] returns, including the headers of the response.
 const MAX_KEPT: usize = 16 << 10;
 
 /// Maximum length of a line that [`fetch_lines`] returns.
@@ -85,7 +85,7 @@ async fn lines_of(
     let (mut total, mut in_headers, mut in_line) = (0, true, false);
     loop {
         line.clear();
-        // A longer line is read in several pieces.
+        // A line longer than `MAX_LINE` is read in several pieces, and is not returned.
         let mut limited = (&mut reader).take(MAX_LINE);
         let read = limited.read_until(b'\n', &mut line).await?;
         if read == 0 {
