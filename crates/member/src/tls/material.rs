@@ -152,7 +152,7 @@ impl Fault {
 /// over `tls.crt`, `tls.key` and `ca.crt`.
 ///
 /// # Errors
-/// Fails if the Secret is missing, or has a complete set of keys in neither form.
+/// Fails if the Secret is missing, or if it lacks a key of each form.
 pub fn material(
     purpose: Purpose,
     secret: &str,
