@@ -36,10 +36,10 @@ pub(crate) const SKEW: Duration = Duration::from_mins(5);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Error {
     /// A private key could not be generated or parsed.
-    #[error("the key cannot be used")]
+    #[error("a private key cannot be generated or parsed")]
     Key,
     /// A certificate could not be written or parsed.
-    #[error("the certificate cannot be created")]
+    #[error("a certificate cannot be encoded or parsed")]
     Certificate,
     /// The name is neither a DNS name nor an IP address.
     #[error("a name in the certificate is neither a DNS name nor an IP address")]

@@ -258,7 +258,7 @@ impl fmt::Display for CertificateWrite {
                 let word = scope.word();
                 write!(
                     f,
-                    "add the {word} certificate authorities that members use to the trust bundle in the Secret"
+                    "complete the trust bundle of the {word} certificate authority with the authorities that members use"
                 )
             }
             Self::Prepare { scope, .. } => {
@@ -271,7 +271,7 @@ impl fmt::Display for CertificateWrite {
             Self::Switch { scope, .. } => {
                 write!(
                     f,
-                    "sign with the next {} certificate authority",
+                    "sign new certificates with the next {} certificate authority",
                     scope.word()
                 )
             }
@@ -293,7 +293,7 @@ impl fmt::Display for CertificateWrite {
                 let word = used.word();
                 write!(
                     f,
-                    "update the trust bundle in the Secret of the {word} certificate of {owner}"
+                    "update the trust bundle in the Secret with the {word} certificate of {owner}"
                 )
             }
         }

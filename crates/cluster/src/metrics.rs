@@ -301,7 +301,7 @@ impl Collector for Metrics {
             }
         }
         let name = format!("{PREFIX}changes");
-        let help = "Changes of the cluster by this process, by the reason of the Event";
+        let help = "Changes that this process made to the cluster, by the reason of the Event";
         let mut family = encoder.encode_descriptor(&name, help, None, MetricType::Counter)?;
         for cluster in &clusters {
             for (change, value) in &cluster.changes {

@@ -194,7 +194,7 @@ pub async fn objects(
         cluster.metadata.managed_fields = None;
         let found = (&mut pods, &mut claims, &mut services);
         let found = unlabelled::complete(client, &cluster, found).await;
-        found.map_err(read("objects without labels"))?;
+        found.map_err(read("objects that lost their labels"))?;
         let started = switch::started(&cluster, &pods);
         // The progress of a TLS change determines which TLS Secrets the operator reads.
         let rollout = TlsRollout::of(&started, cluster.spec.tls.as_ref());
@@ -209,7 +209,7 @@ pub async fn objects(
             clock::read(client, &pods, generates)
         );
         let secrets = secrets.map_err(read("the certificates' Secrets"))?;
-        let clock = clock.map_err(read("the time"))?;
+        let clock = clock.map_err(read("the time of the API server"))?;
         Ok(Some(Objects {
             form: tls::running_form(&cluster, &pods),
             cluster,

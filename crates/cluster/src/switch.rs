@@ -66,19 +66,17 @@ impl TlsMode {
     /// The TLS mode as text, for a sentence with the subject "members".
     pub fn words(self) -> String {
         let peers = match self.peers {
-            PeerStage::Plain => "communicate with each other without TLS",
-            PeerStage::PlainAndTls => {
-                "listen for each other without TLS, and with TLS on a second port"
-            }
-            PeerStage::TlsTwice => "listen for each other with TLS on two ports",
-            PeerStage::Tls => "communicate with each other over TLS",
+            PeerStage::Plain => "accept peers without TLS",
+            PeerStage::PlainAndTls => "accept peers without TLS and, on a second port, with TLS",
+            PeerStage::TlsTwice => "accept peers with TLS on two ports",
+            PeerStage::Tls => "accept peers with TLS only",
         };
         let clients = match self.clients {
             Clients::Plain => "accept clients without TLS",
             Clients::Both => "accept clients with and without TLS",
             Clients::Tls => "accept clients with TLS only",
         };
-        format!("{peers} and {clients}")
+        format!("{peers}, and {clients}")
     }
 }
 

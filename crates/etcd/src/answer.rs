@@ -34,8 +34,8 @@ pub(crate) const LEADER_CHANGED: &str = "leader changed";
 pub(crate) const NOT_FOR_LEARNER: &str = "etcdserver: rpc not supported for learner";
 
 /// The error with which a member rejects a change of the member list because, from its view, it has not been connected
-/// to enough other members for five seconds. The member does not propose the change to the others. A member may regard
-/// another one as disconnected for as long as both run, although both are connected (etcd issue 14523).
+/// to enough other members for five seconds. The member does not propose the change to the others. Although two members
+/// are connected, one may regard the other as disconnected until one of them restarts (etcd issue 14523).
 pub(crate) const UNHEALTHY: &str = "etcdserver: unhealthy cluster";
 
 /// Converts an error of the client library. `endpoint` is the member that was called. [`Error::AnswerLost`] if the

@@ -60,7 +60,7 @@ pub enum InspectError {
     /// The SHA-256 at the end does not match the received bytes, because the stream was damaged or truncated.
     #[error("the snapshot's SHA-256 does not match the SHA-256 that etcd sent with it")]
     ChecksumMismatch,
-    /// The length is neither a multiple of the sector size, nor such a multiple plus 32 bytes.
+    /// The length is neither a multiple of the sector size, nor 32 bytes (the SHA-256) more than such a multiple.
     #[error("the snapshot is truncated after {size} bytes")]
     Truncated {
         /// Number of bytes that were received.
@@ -229,7 +229,7 @@ impl Pages {
         }
     }
 
-    /// Adds the part of `bytes` that belongs to keys of which only a part was received.
+    /// Completes keys of which only a part was received with the bytes that follow in `bytes`.
     fn serve_pending(&mut self, bytes: &[u8]) {
         let mut done = Vec::new();
         for (index, pending) in self.pending.iter_mut().enumerate() {
@@ -246,7 +246,7 @@ impl Pages {
         }
     }
 
-    /// Processes the complete page in the buffer. `later` contains those following bytes that have already arrived.
+    /// Processes the complete page in the buffer. `later`: the bytes after the page that have already arrived.
     fn page(&mut self, later: &[u8]) {
         let id = self.offset / self.page_size as u64 - 1;
         if id < 2 {

@@ -17,9 +17,9 @@ const MAX_URL: usize = 2_048;
 /// Maximum number of members to which one call is sent.
 pub(crate) const MAX_ENDPOINTS: usize = 32;
 
-/// Maximum size in bytes of every response except a snapshot. The largest response is a member list with a few KiB. In
-/// memory, a list of empty members takes 45 times its size, and a hostile member can keep the call open, so an operator
-/// has one such list for each call in progress.
+/// Maximum size in bytes of every response except a snapshot. The largest response is a member list with a few KiB. A
+/// list of empty members takes 45 times its size in memory. A hostile member can keep calls open, so the operator may
+/// hold one such list for each open call.
 pub(crate) const MAX_ANSWER: usize = 32 << 10;
 
 /// Maximum size of a snapshot in bytes. A database is limited by its quota, for which etcd recommends at most 8 GiB.

@@ -58,7 +58,7 @@ const SUSPECT_INTERVAL: Duration = Duration::from_secs(15);
 /// The `overtaken` flag of calls that are sent to only one member. No other member can respond first.
 pub(crate) static NOT_HEDGED: AtomicBool = AtomicBool::new(false);
 
-/// The result of a login. A caller uses the number to say with which login it has sent a call.
+/// The result of a login. By the number, a caller identifies the login that etcd no longer accepts.
 #[derive(Clone, Debug)]
 struct LoginResult {
     login: Login,
@@ -411,8 +411,8 @@ fn into_result((login, number): (Login, u64)) -> Result<Option<(Login, u64)>, Er
 }
 
 /// Logs in at one member with the first password that the member accepts. `rejected` is the number of passwords that
-/// etcd has already rejected. After a timeout, the client continues with the next password, because the member computes
-/// a slow password hash for each attempt.
+/// etcd has already rejected. If the login times out, the next login skips these passwords, because the member computes
+/// a slow password hash for each password.
 pub(crate) async fn log_in(
     client: &Client,
     credentials: &Credentials,

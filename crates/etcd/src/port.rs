@@ -200,8 +200,8 @@ pub enum Error {
     /// The TLS handshake failed or a certificate is invalid.
     #[error("TLS: {0}")]
     Tls(String),
-    /// An error of etcd that no other variant describes.
-    #[error("etcd returned an error: {0}")]
+    /// An error that no other variant describes: a response of etcd, or a response that the client rejects.
+    #[error("the call to etcd failed: {0}")]
     Other(String),
 }
 

@@ -291,7 +291,7 @@ fn certified() -> Certified {
 
 /// Without a quorum, no member issues a token. A client whose certificate names a user needs no token.
 #[tokio::test]
-async fn client_with_certificate_user_authenticates_without_quorum() {
+async fn certificate_that_names_user_authenticates_without_quorum() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
         let Certified { start, tls, _dir } = certified();
         let mut members = EtcdProcess::start_cluster(&Programs::find(minor), 3, &start).await;

@@ -177,8 +177,8 @@ pub enum Start {
         initial_cluster: String,
     },
     /// A member that has run before and gets a new pod: state `existing`, and the list contains only this member. If
-    /// the data exists, etcd ignores the list. If the data is lost, etcd finds no other member and fails to start.
-    /// Otherwise it could start with empty data under its old ID (invariant 6).
+    /// the data exists, etcd ignores the list. If the data is lost, etcd finds no other member and fails to start. With
+    /// a longer list, etcd could start with empty data under the old ID of the member (invariant 6).
     OnDisk,
 }
 

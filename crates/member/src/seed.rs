@@ -431,7 +431,7 @@ mod tests {
     /// The spec in a manifest may be older than the validation rule, and contain variables that set flags of the
     /// operator.
     #[test]
-    fn seed_omits_variables_of_operator_flags() {
+    fn seed_omits_variables_for_flags_that_operator_sets() {
         let json = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"},{"name":"GOGC","value":"50"}]}}"#;
         let spec = built_of(&Fixture::with(json), None).spec.unwrap();
         let all = spec.init_containers.into_iter().flatten();

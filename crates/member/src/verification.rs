@@ -263,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn scratch_volume_is_limited_emptydir_or_pvc_by_settings() {
+    fn settings_select_limited_emptydir_or_pvc_for_scratch_volume() {
         let volume = |settings: Value| built(&settings)["spec"]["volumes"][0].clone();
         assert_eq!(volume(json!({}))["emptyDir"], json!({}));
         let limited = volume(json!({ "scratch": { "sizeLimit": "8Gi" } }));

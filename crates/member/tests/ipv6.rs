@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 const NAMES: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
 
-/// The ports and the data directory of one member. All processes share one address, so each member needs other ports.
+/// The ports and the data directory of one member. All processes share one address, so each member needs its own ports.
 struct Place {
     name: &'static str,
     peer: u16,
@@ -36,8 +36,8 @@ impl Drop for Running {
 }
 
 /// The arguments of the member's pod with other hosts and ports. In a pod, URLs contain the name of the member's
-/// Service, and all members use the same ports. Here, URLs contain `[::1]`, and each member has other ports. The listen
-/// addresses are not changed.
+/// Service, and all members use the same ports. Here, URLs contain `[::1]`, and each member has its own ports. The
+/// listen addresses are not changed.
 fn arguments(of: &Place, places: &[Place], version: &EtcdVersion) -> Vec<String> {
     let cluster = EtcdCluster::new("db", EtcdClusterSpec::default());
     let members = Members::of(&cluster, "default", "token", None);

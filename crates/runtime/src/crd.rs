@@ -43,7 +43,7 @@ pub async fn ready(
             return;
         };
         if let Some(rejected) = rejected {
-            waiting = format!("{waiting} (--create-crd: {rejected})");
+            waiting = format!("{waiting} (--create-crd failed: {rejected})");
         }
         readiness.waiting_for(&waiting);
         if waiting != logged {
@@ -73,7 +73,7 @@ async fn missing(client: &Client, kind: &ApiResource, scope: &Scope) -> Option<S
             Err(kube::Error::Api(status)) if status.code == 403 => {
                 format!("permission to list {name}: {}", status.message)
             }
-            Err(error) => format!("the list of {name}: {}", Chain(&error)),
+            Err(error) => format!("the API server to list {name}: {}", Chain(&error)),
         };
         problem.get_or_insert(text);
     }

@@ -257,15 +257,17 @@ fn pair(secret: &Secret) -> Result<(String, String), String> {
 
 fn text(secret: &Secret, key: &str) -> Result<String, String> {
     let value = secret.data.as_ref().and_then(|data| data.get(key));
-    let value = value.ok_or_else(|| format!("has no key {key}: add it"))?;
+    let value = value.ok_or_else(|| format!("has no value under the key {key}: add it"))?;
     let text = String::from_utf8(value.0.clone());
     let text = text.map_err(|_| {
-        format!("has a value of the key {key} that is not UTF-8 text: correct the value")
+        format!("has a value under the key {key} that is not UTF-8 text: correct the value")
     })?;
     // Editors and `echo` append a line break, which is not part of the password.
     let text = text.trim_end_matches(['\r', '\n']);
     if text.is_empty() {
-        return Err(format!("has an empty key {key}: set its value"));
+        return Err(format!(
+            "has an empty value under the key {key}: set the value"
+        ));
     }
     Ok(text.to_owned())
 }
@@ -348,11 +350,17 @@ mod tests {
         assert_eq!(pair(&whole), Ok(("root".to_owned(), "p".to_owned())));
         let long = "x".repeat(73);
         for (pairs, what) in [
-            (&[("password", "p")][..], "has no key username"),
-            (&[("username", "root")], "has no key password"),
+            (
+                &[("password", "p")][..],
+                "has no value under the key username",
+            ),
+            (
+                &[("username", "root")],
+                "has no value under the key password",
+            ),
             (
                 &[("username", "root"), ("password", "")],
-                "an empty key password",
+                "an empty value under the key password",
             ),
             (
                 &[("username", "root"), ("password", long.as_str())],

@@ -369,7 +369,7 @@ fn cancel_on_signal(shutdown: CancellationToken) -> Result<(), Error> {
             _ = terminate.recv() => {}
             _ = interrupt.recv() => {}
         }
-        info!("shutting down after running reconciles finish");
+        info!("shutting down when all running reconciles have finished");
         shutdown.cancel();
     });
     Ok(())

@@ -89,7 +89,7 @@ pub(crate) async fn invalid_secrets_start_no_member(
         (
             authority.sign(&["elsewhere.example".to_owned()])?,
             "NameNotCovered",
-            ["elsewhere.example", "issue one for"],
+            ["elsewhere.example", "issue a certificate for"],
         ),
         (
             stranger.sign(names)?,

@@ -151,7 +151,7 @@ impl ExecuteContext<'_> {
             Ok(_) => self.patch(&resize.accepted).await,
             Err(kube::Error::Api(status)) if is_rejection(status.code) => {
                 let (cluster, why) = (self.cluster.name_any(), &status.message);
-                debug!(cluster, member = name, why, "not resized in place");
+                debug!(cluster, member = name, why, "pod is not resized in place");
                 self.patch(&resize.rejected).await
             }
             Err(source) => Err(patched("Pod", name, source)),

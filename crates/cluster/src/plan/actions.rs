@@ -142,7 +142,7 @@ pub(crate) fn record_passwords(others: bool) -> Action {
     action(
         "before-record-passwords",
         None,
-        "record the desired password for etcd",
+        "record the password from spec.auth.secret in the operator's own Secret",
         Request::Passwords(Passwords::Record { others }),
     )
 }
@@ -152,7 +152,7 @@ pub(crate) fn forget_passwords() -> Action {
     action(
         "before-forget-passwords",
         None,
-        "delete the record of etcd's password",
+        "delete the operator's own Secret with the recorded passwords",
         Request::Passwords(Passwords::Forget),
     )
 }

@@ -100,7 +100,7 @@ pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a
         "the members of the other cluster have different TLS settings: first complete the TLS change there"
     } else if rollout.recorded {
         "status.TLS already records these settings: change spec.TLS in the manifest, delete this EtcdCluster (it has \
-         no members yet), and create it again with its annotation"
+         no members yet), and create it again with the same annotations"
     } else if ours {
         "remove spec.TLS.static.member.peerSecret or spec.TLS.generated; enable TLS between members after the \
          members of the other cluster are removed"
@@ -177,8 +177,8 @@ fn answer<'a>(
             let other = other.or(recorded.filter(|id| *id != list.cluster_id));
             if let Some(other) = other {
                 let text = format!(
-                    "clusters {other} and {} both exist: the operator changes nothing; delete the objects that do not \
-                     belong to this cluster",
+                    "the operator found two clusters, {other} and {}, and changes nothing: delete the objects of the \
+                     cluster that does not belong to this EtcdCluster",
                     list.cluster_id
                 );
                 draft.problem(Reason::IdentityUnknown, text);

@@ -55,9 +55,9 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
     if seen.record == Record::Damaged && matches!(login, Login::Refused(_)) {
         let name = auth_secret(&build.observed.cluster);
         let text = format!(
-            "etcd rejects the password in the Secret of spec.auth.secret, and Secret {name} with the operator's \
-             record of former passwords cannot be read: set the password that etcd has in the Secret of \
-             spec.auth.secret"
+            "etcd rejects the password in the Secret of spec.auth.secret. The operator cannot read Secret {name}, in \
+             which it has recorded former passwords. In the Secret of spec.auth.secret, set the password that etcd \
+             accepts"
         );
         draft.problem(Reason::AuthSecret, text);
         return draft;
@@ -80,7 +80,7 @@ pub(super) fn settle(build: Builder<'_>) -> Draft<'_> {
             draft.add(actions::record_passwords(false));
         }
         (Some(true), Login::Former) => {
-            draft.say("set the password in etcd to the password in the Secret");
+            draft.say("set the password in etcd to the password in the Secret of spec.auth.secret");
             let record = (!is_recorded).then(|| actions::record_passwords(true));
             let change = build.auth(AuthChange::ChangePassword);
             draft.chain(record.into_iter().chain([change]).collect());

@@ -130,8 +130,8 @@ pub(super) fn may_recover(draft: &mut Draft) -> bool {
     let make = command::backup(&object.namespace().unwrap_or_default(), &object.name_any());
     let waive = how_to_waive_backup("etcdcluster", &object.metadata, &waiver);
     let text = format!(
-        "the recovery needs {needed} at the loss of the quorum. A later backup of a member that still runs counts too: \
-         run {make}. {waive}"
+        "the recovery needs {needed} at the time when the quorum was lost. A later backup of a \
+         member that still runs counts too: run {make}. {waive}"
     );
     draft.problem(Reason::NoRecentBackup, text);
     false

@@ -51,7 +51,7 @@ pub(super) fn unrecorded<'a>(
     if let [(token, members, found)] = traces.as_slice() {
         // Invariant 7: the token on pods and volumes proves that a cluster exists. The operator records this cluster
         // again.
-        draft.say(format!("record the cluster found on {}", join(members)));
+        draft.say(format!("record the cluster of members {}", join(members)));
         let cluster_id = recorded.or(*found);
         // A joined cluster was created by other software, so the operator records no first members.
         let joined = !observed.join.is_empty()
@@ -73,9 +73,9 @@ pub(super) fn unrecorded<'a>(
             .flat_map(|(_, members, _)| members)
             .collect();
         let what = if found.is_empty() {
-            "no pod or PersistentVolumeClaim has its token".to_owned()
+            "no pod or PersistentVolumeClaim has a cluster token".to_owned()
         } else {
-            join(&found)
+            format!("found objects of {}", join(&found))
         };
         let text = format!(
             "the status has no record of this cluster, and the existing objects do not identify it ({what}): restore the cluster from a backup with an EtcdRestore, or delete the objects that do not belong to this cluster"
@@ -87,8 +87,8 @@ pub(super) fn unrecorded<'a>(
         // Invariant 7: the status names members, so a cluster may have existed. The operator starts no bootstrap, even
         // if no object of these members exists.
         let text = format!(
-            "the status names members ({}), but no object of them exists: restore the cluster from a backup with an \
-             EtcdRestore, or delete the EtcdCluster and create it again",
+            "the status names members ({}), but none of their objects exists: restore the cluster from a backup with \
+             an EtcdRestore, or delete the EtcdCluster and create it again",
             join(&observed.recovery.named_before)
         );
         draft.problem(Reason::IdentityUnknown, text);
@@ -207,7 +207,8 @@ fn remember(intent: &Intent, draft: &mut Draft) -> bool {
         }
         let text = format!(
             "{name} belongs to cluster {cluster_id}, but the status records another bootstrap: no member is started; \
-             delete {name}, or delete the status so that the operator identifies the cluster again"
+             delete the pod and the PersistentVolumeClaim {name}, or delete the status of the EtcdCluster, so that the \
+             operator identifies the cluster again"
         );
         draft.problem(Reason::IdentityUnknown, text);
         return true;
@@ -272,7 +273,7 @@ fn given_up(
     }
     let (size, first) = (desired.first, intent.members.len());
     (size != first).then(|| {
-        format!("the spec now requests {size} members, but {first} first members were planned")
+        format!("the spec now requests {size} members, but the bootstrap has {first} members")
     })
 }
 

@@ -185,7 +185,7 @@ impl Keeper<'_> {
         let over = held.resource_version.clone();
         if !held.owned {
             let text = format!(
-                "Secret {} belongs to another owner, but the operator needs its name for a generated certificate authority: delete it, or move its data to a Secret with another name",
+                "Secret {} belongs to another owner, but the operator stores a generated certificate authority under this name: delete this Secret, or move its data to a Secret with another name",
                 scope.secret(&self.rule.cluster)
             );
             draft.problem(Reason::SecretNotOurs, text);

@@ -44,7 +44,7 @@ pub(super) fn is_drained(view: &View, member: &MemberState, draft: &mut Draft) -
     if left.is_zero() {
         return true;
     }
-    let text = format!("{} is removed from the client endpoints first", member.name);
+    let text = format!("{} is being removed from the client endpoints", member.name);
     draft.wait(Reason::LeadingClientsAway, text, left);
     false
 }

@@ -123,21 +123,21 @@ fn until(desired: &Desired, observed: &Observed, kept: &[(&str, Timestamp)]) -> 
     let until = from.and_then(|since| since.checked_add(desired.keep_volumes).ok());
     let until = until.map_or_else(String::new, |until| format!(", not before {until}"));
     format!(
-        "other software or a person removed {} from etcd's member list. The operator deletes their PersistentVolumeClaims when all {} members are healthy and have the same data{until}. To delete them now: kubectl delete pvc {} (EtcdCluster {})",
+        "other software or a person removed {} from the member list of EtcdCluster {}. The operator deletes the PersistentVolumeClaims of these members when all {} members are healthy and have the same data{until}. To delete them now: kubectl delete pvc {}",
         names.join(", "),
+        observed.cluster,
         desired.size,
-        names.join(" "),
-        observed.cluster
+        names.join(" ")
     )
 }
 
 fn by_person(observed: &Observed, names: &[&str]) -> String {
     format!(
-        "a majority of the voters is missing from etcd's member list, and the operator did not remove them: {}. Their volumes may contain the only copy of acknowledged writes, so the operator keeps the PersistentVolumeClaims until you \
-         delete them. Check the cluster's data. If data is missing, restore a backup or one of these volumes. Then: \
-         kubectl delete pvc {} (EtcdCluster {}; docs/recovery.md)",
+        "other software or a person removed a majority of the voters from the member list of EtcdCluster {}: {}. Their volumes may contain the only copy of acknowledged writes, so the operator keeps the PersistentVolumeClaims until you \
+         delete them. Check the cluster's data. If data is missing, restore a backup or one of these volumes \
+         (docs/recovery.md). Then: kubectl delete pvc {}",
+        observed.cluster,
         names.join(", "),
-        names.join(" "),
-        observed.cluster
+        names.join(" ")
     )
 }

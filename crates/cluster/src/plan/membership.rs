@@ -198,7 +198,7 @@ fn remove_the_dead(view: &View, draft: &mut Draft) -> bool {
     // Invariant 3: the operator removes a dead member only if the remaining voters are a healthy quorum.
     if let Some(risk) = view.quorum().unsafe_without(dead.id()) {
         let text = format!(
-            "{} must be removed ({}), but the operator waits, because then only {risk}",
+            "{} must be removed ({}), but the operator waits: after the removal, only {risk}",
             dead.name,
             dead.why()
         );
@@ -223,7 +223,7 @@ fn replace(view: &View, draft: &mut Draft) -> bool {
     // Invariant 3: the operator replaces a member only if the remaining voters are a healthy quorum.
     if let Some(risk) = view.quorum().unsafe_without(old.id()) {
         let text = format!(
-            "{} must be replaced ({}), but the operator waits, because then only {risk}",
+            "{} must be replaced ({}), but the operator waits: after its removal, only {risk}",
             old.name,
             old.why()
         );

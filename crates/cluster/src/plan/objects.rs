@@ -48,7 +48,7 @@ pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
     let open = open && (observed.shared.client == Kept::AsMade(true) || is_marked(observed));
     if observed.shared.client != Kept::AsMade(open) {
         if open {
-            draft.say("open the client Service");
+            draft.say("apply the client Service with endpoints, so that clients can connect");
         }
         draft.add(build.apply_client_service(open));
     }

@@ -402,7 +402,7 @@ impl<'a> Scene<'a> {
             message: None,
         };
         draft.say(format!(
-            "record the recovery from {survivor} at revision {}",
+            "record that a recovery starts with the data of {survivor} at revision {}",
             status.revision
         ));
         let stale = self.observed.recovery.stale_approval.as_ref();

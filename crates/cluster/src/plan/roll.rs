@@ -246,14 +246,14 @@ fn at_rest(view: &View, draft: &mut Draft) -> bool {
         return wait(format!("{} is a voter", member.name), draft);
     }
     if view.members.len() != desired.size {
-        return wait(format!("there are {} members", desired.size), draft);
+        return wait(format!("the cluster has {} members", desired.size), draft);
     }
     if let Some(member) = view
         .members
         .iter()
         .find(|member| member.fate != Fate::Stays)
     {
-        return wait(format!("{} is replaced", member.name), draft);
+        return wait(format!("{} has been replaced", member.name), draft);
     }
     let mut members = view.members.iter();
     if let Some(why) = members.find_map(|member| unsettled(observed, view, member)) {

@@ -95,9 +95,9 @@ pub(super) fn without_volume<'a>(
         };
         if bare && member.service.is_some_and(again) {
             let text = format!(
-                "{name} was added but has not started, and its volume is lost: restore its PersistentVolume, or \
-                 delete the PersistentVolumeClaim {name} and the pod {name} if it exists, and the operator starts it on a new \
-                 volume",
+                "{name} was added to etcd but has not started, and its volume is lost: restore its PersistentVolume. \
+                 Or delete the PersistentVolumeClaim {name} and, if it exists, the pod {name}: the operator then \
+                 starts the member on a new volume",
                 name = member.name
             );
             draft.problem(Reason::VolumeLost, text);

@@ -108,7 +108,7 @@ fn may_disturb(view: &View, next: &MemberState, draft: &mut Draft) -> bool {
     };
     if let Some((member, _)) = staying(view).find(busy) {
         let text = format!(
-            "the operator changes CPU and memory of {} after those of {}",
+            "the operator changes CPU and memory of {} when {} has its new CPU and memory",
             next.name, member.name
         );
         draft.wait(Reason::Resizing, text, SHORTLY);

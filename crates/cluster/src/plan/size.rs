@@ -103,7 +103,7 @@ pub(super) fn shrink(view: &View, draft: &mut Draft) -> bool {
         // Invariant 3: the operator removes a voter only if the remaining voters are a healthy quorum.
         if let Some(risk) = view.quorum().unsafe_without(victim.id()) {
             let text = format!(
-                "the operator does not remove {} yet, because then only {risk}",
+                "the operator does not remove {} yet: after the removal, only {risk}",
                 victim.name
             );
             draft.wait(Reason::QuorumAtRisk, text, SHORTLY);
@@ -250,7 +250,7 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
         .map(|member| (member.id(), takes_part(member)));
     if let Some(risk) = Quorum::new(voters).unsafe_with_one_more() {
         let text = format!(
-            "the operator does not promote {} yet, because then only {risk}",
+            "the operator does not promote {} yet: after the promotion, only {risk}",
             member.name
         );
         draft.wait(Reason::QuorumAtRisk, text, SHORTLY);

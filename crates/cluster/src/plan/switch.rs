@@ -163,13 +163,11 @@ fn redirect(
     let urls = member.listed.peer_urls.iter();
     let mut urls: Vec<String> = urls.filter_map(|url| at_listener(url, listener)).collect();
     urls.dedup();
-    let said = format!(
-        "set the peer URLs of {} to {}",
-        member.name,
-        urls.join(", ")
-    );
-    let update = actions::update_peer_urls(&member.name, member.id(), urls);
-    draft.wait(Reason::TLSSwitching, "peer URLs are being changed", SHORTLY);
+    let (name, joined) = (&member.name, urls.join(", "));
+    let said = format!("set the peer URLs of {name} to {joined}");
+    let text = format!("the peer URLs of {name} are being changed");
+    let update = actions::update_peer_urls(name, member.id(), urls);
+    draft.wait(Reason::TLSSwitching, text, SHORTLY);
     decide(view, vec![update], None, said, draft)
 }
 

@@ -403,7 +403,7 @@ impl Run<'_> {
             error: None,
         });
         draft.say(format!(
-            "record that {} is next to be defragmented",
+            "record that the operator defragments {} next",
             member.name
         ));
         draft.add(draft.build.record_defragmentation(&record));

@@ -194,7 +194,7 @@ pub(super) fn downgrade(course: &Course, observed: &Observed) -> Downgrade {
             });
             match lags {
                 Some((name, _)) => Downgrade::Settling(format!(
-                    "etcd converts the data of {name} for {}.{}",
+                    "etcd converts the data of {name} for etcd {}.{}",
                     wanted.0, wanted.1
                 )),
                 None => Downgrade::Ready,

@@ -91,7 +91,7 @@ fn untested(version: &str) -> Option<String> {
         } else {
             ". Before 3.4, a new member is a voter at once, so the quorum grows before the member runs"
         };
-        format!("spec.version {version} is not tested with this release: use 3.4 to 3.7{voters}")
+        format!("spec.version {version} is not tested with this release of the operator: use 3.4 to 3.7{voters}")
     })
 }
 
@@ -141,7 +141,7 @@ fn without_compaction(spec: &EtcdClusterSpec) -> Option<String> {
         variables.any(|variable| flag_of_env(&variable.name).as_deref() == Some(COMPACTION))
     });
     (!typed && !variable).then(|| {
-        "etcd keeps all old revisions, unless a client compacts them, as kube-apiserver does: set \
+        "etcd keeps all old revisions unless a client, such as kube-apiserver, compacts them: set \
          spec.etcd.autoCompactionRetention"
             .to_owned()
     })

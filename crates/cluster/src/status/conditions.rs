@@ -196,7 +196,7 @@ fn degraded(report: &Report, view: Option<&View>) -> Finding {
         let down = view.voters().filter(|member| member.is_down());
         let down: Vec<&str> = down.map(|member| member.name.as_str()).collect();
         if !down.is_empty() {
-            let text = format!("not healthy: {}", down.join(", "));
+            let text = format!("these voters are not healthy: {}", down.join(", "));
             return finding(kind, true, Reason::MemberDown, text);
         }
     }

@@ -12,7 +12,7 @@ use crate::port::Error;
 /// Maximum size of a response in bytes. etcd's metrics have about 100 KiB.
 const MAX_RESPONSE: u64 = 1 << 20;
 
-/// Maximum number of bytes that [`fetch_lines`] returns, and of the headers of a response.
+/// Maximum number of bytes that [`fetch_lines`] returns, including the headers of the response.
 const MAX_KEPT: usize = 16 << 10;
 
 /// Maximum length of a line that [`fetch_lines`] returns.
@@ -85,7 +85,7 @@ async fn lines_of(
     let (mut total, mut in_headers, mut in_line) = (0, true, false);
     loop {
         line.clear();
-        // A longer line is read in several pieces.
+        // A line longer than `MAX_LINE` is read in several pieces, and is not returned.
         let mut limited = (&mut reader).take(MAX_LINE);
         let read = limited.read_until(b'\n', &mut line).await?;
         if read == 0 {
@@ -153,7 +153,8 @@ mod tests {
     #[tokio::test]
     async fn hostile_etcd_metrics_take_little_memory() {
         let long = usize::try_from(MAX_LINE).unwrap();
-        // A long line is left out, also if its second piece begins with a prefix.
+        // `lines_of` reads a line longer than `MAX_LINE` in pieces. It drops the whole line, even if a later piece
+        // begins with a wanted prefix, here "a ".
         let split = format!("{HEAD}{}a 1\na 2\n", "x".repeat(long));
         assert_eq!(lines(&split).await, Some(format!("{HEAD}a 2\n")));
         let other = format!("{HEAD}{}a 3\n", "c 1\n".repeat(200_000));

@@ -148,9 +148,9 @@ impl Watch {
         })
     }
 
-    /// Requests a progress notification, which is a batch without events. etcd sends it only after all events that it
-    /// had before. etcd ignores the request until the member has the revision at which the watch starts and has sent all
-    /// events that the watch has missed.
+    /// Requests a progress notification, which is a batch without events. etcd first sends all events that it has when
+    /// it receives the request. etcd ignores the request in two cases: the member has not reached the start revision of
+    /// the watch yet, or it has not sent all events that the watch has missed.
     ///
     /// # Errors
     /// Fails if the watch has ended.

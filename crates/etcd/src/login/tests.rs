@@ -12,7 +12,7 @@ fn session() -> Session {
 }
 
 #[tokio::test]
-async fn calls_share_login_until_it_is_stale() {
+async fn calls_share_login_until_login_is_stale() {
     let (session, asked) = (session(), AtomicUsize::new(0));
     let ask = |_: String, _: Credentials| {
         let count = asked.fetch_add(1, Ordering::SeqCst);

@@ -19,7 +19,7 @@ pub(crate) enum Answer {
     Open(Vec<u8>),
     /// An endless response, in which the server repeats these bytes.
     Endless(Bytes),
-    /// An endless response. The server sends one byte, and the next byte after this time.
+    /// An endless response. The server waits for this time between two bytes.
     Slow(Duration),
 }
 

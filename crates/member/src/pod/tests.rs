@@ -115,7 +115,7 @@ fn variables_of(fixture: &Fixture) -> Vec<(String, Value)> {
 /// The API server and the operators reject these variables. The builder leaves them out, because an object may be older
 /// than this rule.
 #[test]
-fn pod_omits_user_variables_of_operator_flags() {
+fn pod_omits_variables_for_flags_that_operator_sets() {
     for version in ["3.4.37", "3.5.35", "3.7.3"] {
         let untouched = variables_of(&Fixture::default().version(version));
         for owned in api::cluster::OWNED_FLAGS {

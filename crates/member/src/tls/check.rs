@@ -86,7 +86,8 @@ impl<'a> SecretCheck<'a> {
             Ok(_) => Ok(()),
             Err(rustls::Error::InconsistentKeys(_)) => {
                 let what = format!(
-                    "{key} is not the private key of {certificate}: store a certificate with its own key"
+                    "{key} does not contain the private key of the certificate in {certificate}: store a certificate \
+                     and its private key"
                 );
                 Err(self.fault(FaultKind::KeyMismatch, &what))
             }
@@ -198,8 +199,8 @@ impl<'a> SecretCheck<'a> {
             webpki::Error::UnknownIssuer | webpki::Error::InvalidSignatureForPublicKey => (
                 FaultKind::UnknownAuthority,
                 format!(
-                    "{certificate} was not issued by any authority in {theirs}: add its authority there, or store a \
-                     certificate issued by one of these authorities"
+                    "{certificate} was not issued by any authority in {theirs}: add the authority that issued it to \
+                     {theirs}, or store a certificate that an authority in {theirs} issued"
                 ),
             ),
             webpki::Error::RequiredEkuNotFoundContext(_) | webpki::Error::EmptyEkuExtension => {
@@ -210,14 +211,16 @@ impl<'a> SecretCheck<'a> {
                 (
                     FaultKind::WrongUsage,
                     format!(
-                        "{certificate} cannot be used by {holder}: issue one with {usage:?} in its extended key usage"
+                        "{certificate} cannot be used by {holder}: issue a certificate with {usage:?} in its extended \
+                         key usage"
                     ),
                 )
             }
             webpki::Error::CaUsedAsEndEntity => (
                 FaultKind::WrongUsage,
                 format!(
-                    "{certificate} is the certificate of an authority: use the authority to issue a certificate for its holder"
+                    "{certificate} contains the certificate of an authority: store a certificate that this authority \
+                     issued"
                 ),
             ),
             other => (
@@ -237,7 +240,7 @@ impl<'a> SecretCheck<'a> {
         }
         let domain = host.split_once('.').map_or("", |(_, rest)| rest);
         let what = format!(
-            "{} is valid for {}, but not for members such as {host}: issue one for *.{domain}",
+            "{} is valid for {}, but not for members such as {host}: issue a certificate for *.{domain}",
             self.keys.certificate,
             listed(&chain)
         );

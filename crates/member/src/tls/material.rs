@@ -152,7 +152,7 @@ impl Fault {
 /// over `tls.crt`, `tls.key` and `ca.crt`.
 ///
 /// # Errors
-/// Fails if the Secret is missing, or has a complete set of keys in neither form.
+/// Fails if the Secret is missing, or if it lacks a key of each form.
 pub fn material(
     purpose: Purpose,
     secret: &str,
@@ -204,7 +204,7 @@ fn incomplete(
     };
     let other = purpose.keys(other);
     let what = format!(
-        "has no {}: add it, or use the key names {}, {} and {}",
+        "has no {}: add the missing data, or store all three values under {}, {} and {}",
         missing.join(" and no "),
         other.certificate,
         other.key,

@@ -36,7 +36,7 @@ impl Builder<'_> {
             AuthChange::ChangePassword => (
                 "before-change-password",
                 (Reason::PasswordChanged, "Change"),
-                "set the password in etcd to the password in the Secret",
+                "set the password in etcd to the password in the Secret of spec.auth.secret",
             ),
         };
         let via = self.answering_voters();
@@ -158,7 +158,7 @@ pub(crate) fn disarm(alarm: Alarm, via: Vec<String>) -> Action {
     call(
         "before-disarm",
         Some((Reason::AlarmDisarmed, "Disarm")),
-        format!("disarm the alarm {kind} of {}", alarm.member),
+        format!("disarm the alarm {kind} of member {}", alarm.member),
         EtcdCall::Disarm { alarm, via },
     )
 }

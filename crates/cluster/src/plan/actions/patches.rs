@@ -49,7 +49,10 @@ pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) 
         Some(Removal::ByOthers { .. }) => format!(
             "keep the PersistentVolumeClaim of {member}: the member was removed from etcd, but not by the operator"
         ),
-        None => format!("clear the record of a removal on the PersistentVolumeClaim of {member}"),
+        None => format!(
+            "delete the record on the PersistentVolumeClaim of {member} that the member was removed: etcd still lists \
+             the member"
+        ),
     };
     let patch = merge(Kind::VolumeClaim, member, &metadata);
     action("before-note-removal", event, text, Request::Patch(patch))
@@ -65,7 +68,7 @@ pub(crate) fn note_version(member: &str, uid: &str, version: &str, served: Optio
     action(
         "before-note-version",
         None,
-        format!("record etcd {version} on the PersistentVolumeClaim of {member}"),
+        format!("record the etcd version {version} on the PersistentVolumeClaim of {member}"),
         annotate(Kind::VolumeClaim, (member, uid), &annotations),
     )
 }
@@ -76,7 +79,7 @@ pub(crate) fn clear_image_change(member: &str, uid: &str) -> Action {
     action(
         "before-settle-image",
         None,
-        format!("clear the record of the image change on the pod of {member}"),
+        format!("remove from the pod of {member} the annotation about its image change"),
         annotate(Kind::Pod, (member, uid), &annotations),
     )
 }
@@ -90,7 +93,7 @@ pub(crate) fn grow_volume(member: &str, uid: &str, size: &str) -> Action {
         }),
         rejection: Some(Rejection {
             what: format!("the volume of {member} does not grow"),
-            remedy: "set allowVolumeExpansion: true in its StorageClass, or set another storageClassName in spec.pod.persistentVolumeClaimSpec, and the operator replaces the members one by one",
+            remedy: "set allowVolumeExpansion: true in its StorageClass. Or set another storageClassName in spec.pod.persistentVolumeClaimSpec: the operator then replaces the members one by one",
             reason: Reason::VolumeNotGrown,
         }),
         ..merge(Kind::VolumeClaim, member, &Value::Null)
@@ -158,7 +161,7 @@ pub(crate) fn notify_pod(
     if let Some(authorities) = authorities {
         annotations[names::ANNOTATION_AUTHORITIES] = json!(authorities.to_string());
     }
-    let text = format!("annotate the pod of {member} with its certificates");
+    let text = format!("annotate the pod of {member} with the digest of its new certificates");
     let request = annotate(Kind::Pod, (member, uid), &annotations);
     action("before-tell-certificates", None, text, request)
 }

@@ -185,7 +185,7 @@ impl Builder<'_> {
                     record.index
                 ),
             ),
-            None => (None, "remove the record of the Raft log".to_owned()),
+            None => (None, "remove the record status.raftLog".to_owned()),
         };
         let status = record.map_or_else(|| json!({}), |record| json!({ "raftLog": record }));
         self.record(
@@ -239,7 +239,7 @@ fn recovery_event(recovery: &RecoveryStatus) -> Event {
 
 fn recovery_text(recovery: Option<&RecoveryStatus>) -> String {
     let Some(recovery) = recovery else {
-        return "record that the approval of a recovery is older than the loss of the quorum"
+        return "update status.staleApproval: an approval from before the loss of the quorum starts no recovery"
             .to_owned();
     };
     match (&recovery.phase, &recovery.message) {
@@ -304,7 +304,7 @@ fn defragmentation_text(record: &DefragmentationStatus) -> String {
         return format!("the defragmentation is complete ({})", record.cause);
     }
     match (&last.completion_time, &last.error, last.size_after) {
-        (None, ..) => format!("{} is next to be defragmented", last.name),
+        (None, ..) => format!("the operator defragments {} next", last.name),
         (_, Some(error), _) => format!("{} was not defragmented: {error}", last.name),
         (_, None, after) => format!(
             "{} was defragmented: {} bytes before, {} after",

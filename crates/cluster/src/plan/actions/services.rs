@@ -28,7 +28,7 @@ impl Builder<'_> {
         let (reason, text) = if open {
             (
                 Reason::ClientServiceOpened,
-                "open the client Service to clients",
+                "apply the client Service with endpoints, so that clients can connect",
             )
         } else {
             (
@@ -72,7 +72,7 @@ impl Builder<'_> {
         apply(
             "before-open-service",
             None,
-            format!("open the Service of {member}"),
+            format!("apply the Service of {member} with endpoints"),
             self.member_service(member, uid),
         )
     }
@@ -105,7 +105,7 @@ impl Builder<'_> {
             ..action(
                 "before-mark-service",
                 None,
-                format!("mark the Service of {member} again"),
+                format!("record again on the Service of {member} that the member may have a pod"),
                 Request::Patch(marked(member, &mark, &service.resource_version)),
             )
         }
@@ -119,7 +119,7 @@ pub(crate) fn mark_service(member: &str, service: &Service) -> Action {
         ..action(
             "before-mark-service",
             None,
-            format!("mark the Service of {member}"),
+            format!("record on the Service of {member} that the member may have a pod"),
             Request::Patch(marked(member, &json!("true"), &service.resource_version)),
         )
     }

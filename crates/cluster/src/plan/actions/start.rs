@@ -104,7 +104,7 @@ impl Builder<'_> {
         let claim = member::volume_claim(&members, &start.member);
         let mut claim = claim.ok_or_else(|| {
             let text =
-                "the member needs a volume, but spec.pod.persistentVolumeClaimSpec is not set: set it";
+                "a new member needs a volume, but spec.pod.persistentVolumeClaimSpec is not set: set it";
             Explanation::new(Reason::InvalidSpec, text)
         })?;
         let annotations = claim.annotations_mut();
@@ -172,17 +172,15 @@ impl Builder<'_> {
         members: &Members<'_>,
         version: &EtcdVersion,
     ) -> Result<Pod, Explanation> {
+        let no_recovery = |why: &str| no_seed(Reason::RecoveryFailed, why);
         let record = self.observed.recovery.record.as_ref();
-        let record = record.ok_or_else(|| no_recovery("no recovery is recorded"))?;
+        let record = record.ok_or_else(|| no_recovery("status.recovery is missing"))?;
         let from = record.from_cluster_id.parse::<ClusterId>();
         let from =
             from.map_err(|_| no_recovery("status.recovery.fromClusterID is not a cluster ID"))?;
         let operator = match &self.observed.operator_image {
             Seen::Known(image) => image,
-            Seen::Unknown(why) => {
-                let text = format!("the seed of the recovery is not created: {why}");
-                return Err(Explanation::new(Reason::OperatorImageUnknown, text));
-            }
+            Seen::Unknown(why) => return Err(no_seed(Reason::OperatorImageUnknown, why)),
         };
         let url = members.addresses().client_url(&record.survivor);
         let mut source = Source::member(&url, from, record.revision);
@@ -245,6 +243,7 @@ pub(super) fn no_version(member: &str, error: &VersionError) -> Explanation {
     Explanation::new(Reason::InvalidSpec, text)
 }
 
-fn no_recovery(why: &str) -> Explanation {
-    Explanation::new(Reason::RecoveryFailed, why)
+fn no_seed(reason: Reason, why: &str) -> Explanation {
+    let text = format!("the seed of the recovery is not created: {why}");
+    Explanation::new(reason, text)
 }

@@ -117,7 +117,7 @@ impl Keeper<'_> {
         let mut returning = others.filter(|(name, pod)| self.is_returning(name, pod));
         if let Some((other, _)) = returning.next() {
             let text = format!(
-                "{member} is restarted with the certificate authorities of the other members when {other} is ready"
+                "when {other} is ready, the operator restarts {member} with the authorities of the other members"
             );
             draft.wait(Reason::AuthorityRotating, text, BLIND);
             return;
@@ -229,8 +229,8 @@ impl Keeper<'_> {
         }
         let text = format!(
             "the peer certificate authority in Secret {} is not trusted by {}. A restart would correct this, but these \
-             members have no volumes and would lose their data: restore the Secret from a copy, or back up the \
-             cluster and restore it while the certificates of its members are valid",
+             members have no volumes and would lose their data: restore the Secret from a copy. Or, before the \
+             certificates of these members expire, back up the cluster and restore the backup",
             CaScope::Peers.secret(&self.rule.cluster),
             names.join(", ")
         );

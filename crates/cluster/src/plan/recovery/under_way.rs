@@ -60,7 +60,7 @@ pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Dr
     // The next recovery creates another seed.
     let disk = observed.disks.get(member);
     if disk.is_some_and(|disk| disk.lost) && evidence.survives(survivor) {
-        let why = format!("the volume of {member} was lost before it was recorded");
+        let why = format!("the volume of {member} was lost before the new cluster was recorded");
         abandon(record, &why, draft);
         return;
     }

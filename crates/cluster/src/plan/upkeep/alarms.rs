@@ -59,8 +59,8 @@ pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
             }
             None => {
                 let text = "etcd reports that the data of members differs, but not which data is correct (alarm \
-                 CORRUPT), and rejects writes: restore a backup, or delete the PersistentVolumeClaims of the members with \
-                 wrong data, then run: etcdctl alarm disarm";
+                 CORRUPT), and rejects writes: restore a backup. Or delete the PersistentVolumeClaims of the members \
+                 with wrong data, and then run: etcdctl alarm disarm";
                 draft.problem(Reason::Corrupt, text);
             }
         }
@@ -82,7 +82,7 @@ pub(super) fn report_corrupt_members(view: &View, draft: &mut Draft) -> bool {
 
 pub(super) fn disarm(view: &View, kind: AlarmKind, member: MemberId, draft: &mut Draft) {
     let alarm = Alarm { member, kind };
-    draft.say(format!("disarm the alarm of {member}"));
+    draft.say(format!("disarm the alarm of member {member}"));
     let via = view.via(None);
     draft.add(actions::disarm(alarm, via));
 }
