@@ -350,6 +350,9 @@ pub struct EtcdBackupStatus {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_revision: Option<i64>,
     /// Time at which the newest backup completed.
+    /// Number of keys in the newest backup. Not set if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<i64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_success_date: Option<Time>,
     /// Location of the newest backup, such as `s3://bucket/key`.

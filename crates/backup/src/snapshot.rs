@@ -32,6 +32,9 @@ pub struct Stored {
     pub size: i64,
     /// The SHA-256 of the snapshot in hexadecimal.
     pub sha256: String,
+    /// Number of keys at that revision; `None` if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<i64>,
     /// The key with which the backup is encrypted; `None` if the backup is not encrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption_key: Option<EncryptionKey>,

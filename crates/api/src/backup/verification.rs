@@ -93,8 +93,11 @@ pub struct VerifiedBackup {
     /// Number of keys that the restored etcd served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<i64>,
-    /// True if etcd's hash of all keys (`HashKV`) equals the hash in the manifest. False if the manifest has no hash: then
-    /// only the checksum of the snapshot and the revision were compared.
+    /// True if this number of keys equals the number in the manifest. False if the manifest has no number, or if leases
+    /// expired in the restored etcd before the comparison.
+    #[serde(default)]
+    pub keys_compared: bool,
+    /// True if etcd's hash of all keys (`HashKV`) equals the hash in the manifest. False if the manifest has no hash.
     #[serde(default)]
     pub hash_compared: bool,
     /// Time at which the backup completed.

@@ -69,6 +69,7 @@ pub(super) fn record(
                 keys: proof.keys,
                 hash_compared: proof.hash_compared,
                 backup_time: begun.backup_time,
+                keys_compared: proof.keys_compared,
                 cluster_id: begun.cluster_id,
                 time: Some(now.clone()),
                 duration_seconds: seconds,
@@ -223,6 +224,7 @@ mod tests {
 
     #[test]
     fn damaged_backup_stays_reported_until_a_verification_succeeds() {
+            keys_compared: true,
         let mut verdicts = vec![starting("s3://b/1"), failed(true)];
         let reported = Some(("False", "VerificationFailed"));
         assert_eq!(condition(&after_verdicts(&verdicts)), reported);

@@ -241,6 +241,7 @@ fn newest_backup_is_verified_if_pod_of_older_backup_is_lost() {
         begins
     );
     let goes_on = planned(&backup(json!({}), older), PodState::Running);
+        keys_compared: true,
     assert!(
         matches!(goes_on.verdict, VerificationVerdict::Waiting(_)),
         "{goes_on:?}"
