@@ -17,7 +17,8 @@ pub use check::{not_in_effect, unsafe_to_ignore, validate};
 pub use encryption::{Encryption, EncryptionKey};
 pub use stored::{Progress, StoredBackup};
 pub use verification::{
-    DEFAULT_TIMEOUT_SECONDS, Scratch, Verification, VerificationStatus, VerifiedBackup,
+    DEFAULT_TIMEOUT_SECONDS, Scratch, Verification, VerificationStatus, VerificationWindow,
+    VerifiedBackup,
 };
 
 use crate::duration::DurationText;
@@ -349,10 +350,10 @@ pub struct EtcdBackupStatus {
     /// Revision of the newest backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_revision: Option<i64>,
-    /// Time at which the newest backup completed.
     /// Number of keys in the newest backup. Not set if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<i64>,
+    /// Time at which the newest backup completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_success_date: Option<Time>,
     /// Location of the newest backup, such as `s3://bucket/key`.

@@ -255,7 +255,8 @@ pub enum Inputs {
 pub struct VerificationInputs {
     /// The state of the pod.
     pub pod: PodState,
-    /// True if no other EtcdBackup of the namespace verifies its backup now.
+    /// True if no other EtcdBackup of the namespace verifies its backup now, or if this EtcdBackup allows concurrent
+    /// verifications.
     pub has_turn: bool,
     /// The image of the operators; `None` if the plan does not need the image, or if the image is unknown.
     pub image: Option<OperatorImage>,

@@ -8,6 +8,10 @@ use runtime::Notice;
 
 use crate::plan::VerificationVerdict;
 use crate::reason::Reason;
+use crate::verification::Proof;
+
+/// In the message of the condition, separates the result of the last verification from the state of the next one.
+const NEXT: &str = ". Next verification: ";
 
 /// Changes the status as the verdict says.
 pub(super) fn record(
@@ -45,31 +49,29 @@ pub(super) fn record(
         {
             finding(ConditionStatus::Unknown, Reason::Verifying, why)
         }
-        // While a later verification waits, the condition reports the result of the previous verification.
-        VerificationVerdict::Unchanged | VerificationVerdict::Waiting(_) => return,
+        // While a later verification waits, the condition keeps the result of the previous verification.
+        VerificationVerdict::Waiting(why) => {
+            report_next(status, Some(why), generation);
+            return;
+        }
+        VerificationVerdict::Unchanged => {
+            report_next(status, None, generation);
+            return;
+        }
         VerificationVerdict::Verified(proof) => {
             let begun = status.verification.take().unwrap_or_default();
             let seconds = begun
                 .start_time
                 .as_ref()
                 .map(|start| now.0.duration_since(start.0).as_secs());
-            let message = format!(
-                "a test restore of the backup {} succeeded: etcd served revision {}{}",
-                begun.location,
-                proof.revision,
-                if proof.hash_compared {
-                    " with the recorded hash of the keys"
-                } else {
-                    ""
-                }
-            );
+            let message = proven(&begun.location, proof);
             status.last_verified = Some(VerifiedBackup {
                 location: begun.location,
                 etcd_revision: Some(proof.revision),
                 keys: proof.keys,
+                keys_compared: proof.keys_compared,
                 hash_compared: proof.hash_compared,
                 backup_time: begun.backup_time,
-                keys_compared: proof.keys_compared,
                 cluster_id: begun.cluster_id,
                 time: Some(now.clone()),
                 duration_seconds: seconds,
@@ -101,6 +103,38 @@ pub(super) fn record(
         }
     };
     set(&mut status.conditions, &finding, generation, now);
+}
+
+/// Adds the state of the next verification to the condition, or removes it from the condition.
+fn report_next(status: &mut EtcdBackupStatus, next: Option<&str>, generation: Option<i64>) {
+    let verified = ConditionType::Verified;
+    let mut conditions = status.conditions.iter_mut();
+    let Some(condition) = conditions.find(|found| found.type_ == verified.as_str()) else {
+        return;
+    };
+    let last = condition.message.split(NEXT).next().unwrap_or_default();
+    let message = match next {
+        Some(next) => format!("{last}{NEXT}{next}"),
+        None => last.to_owned(),
+    };
+    if condition.message != message {
+        condition.message = message;
+        condition.observed_generation = generation;
+    }
+}
+
+/// The report of a successful verification.
+fn proven(location: &str, proof: &Proof) -> String {
+    let compared = match (proof.keys_compared, proof.hash_compared) {
+        (true, true) => " with the recorded number and hash of the keys",
+        (true, false) => " with the recorded number of keys",
+        (false, true) => " with the recorded hash of the keys",
+        (false, false) => "",
+    };
+    let revision = proof.revision;
+    format!(
+        "a test restore of the backup {location} succeeded: etcd served revision {revision}{compared}"
+    )
 }
 
 fn finding(status: ConditionStatus, reason: Reason, message: &str) -> Finding {
@@ -140,10 +174,7 @@ pub(super) fn notice(
         VerificationVerdict::Verified(proof) => Some(Notice::normal(
             Reason::BackupVerified.as_str(),
             ACTION,
-            format!(
-                "a test restore of the backup {location} succeeded: etcd served revision {}",
-                proof.revision
-            ),
+            proven(location, proof),
         )),
         VerificationVerdict::Failed(failure) => {
             let reason = if failure.damaged {
@@ -170,7 +201,7 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
     use super::*;
-    use crate::verification::{Failure, Proof};
+    use crate::verification::Failure;
 
     fn after(seconds: i64) -> Time {
         Time(Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds))
@@ -193,6 +224,7 @@ mod tests {
         VerificationVerdict::Verified(Proof {
             revision: 7,
             keys: Some(2),
+            keys_compared: true,
             hash_compared: true,
         })
     }
@@ -224,7 +256,6 @@ mod tests {
 
     #[test]
     fn damaged_backup_stays_reported_until_a_verification_succeeds() {
-            keys_compared: true,
         let mut verdicts = vec![starting("s3://b/1"), failed(true)];
         let reported = Some(("False", "VerificationFailed"));
         assert_eq!(condition(&after_verdicts(&verdicts)), reported);
@@ -247,6 +278,67 @@ mod tests {
             Some(("Unknown", "VerificationInconclusive"))
         );
         assert_eq!(status.last_verified, None);
+    }
+
+    fn message(status: &EtcdBackupStatus) -> &str {
+        let found = api::conditions::find(&status.conditions, &ConditionType::Verified);
+        found.map_or("", |found| found.message.as_str())
+    }
+
+    #[test]
+    fn condition_keeps_last_result_while_next_verification_waits() {
+        let waiting = |why: &str| VerificationVerdict::Waiting(why.to_owned());
+        // Before the first result, the condition reports only the wait.
+        let first = after_verdicts(&[waiting("the window opens at 22:00")]);
+        assert_eq!(condition(&first), Some(("Unknown", "Verifying")));
+        assert_eq!(message(&first), "the window opens at 22:00");
+        for (result, reported) in [
+            (verified(), ("True", "BackupVerified")),
+            (failed(true), ("False", "VerificationFailed")),
+        ] {
+            let ended = [starting("s3://b/1"), result];
+            let last = message(&after_verdicts(&ended)).to_owned();
+            let then = |more: &[VerificationVerdict]| after_verdicts(&[&ended[..], more].concat());
+            let waits = then(&[
+                waiting("in the queue"),
+                waiting("the window opens at 22:00"),
+            ]);
+            assert_eq!(condition(&waits), Some(reported));
+            assert_eq!(
+                message(&waits),
+                format!("{last}. Next verification: the window opens at 22:00")
+            );
+            // When no verification is due, or when the next one has ended, the condition no longer reports a wait.
+            let unchanged = then(&[waiting("in the queue"), VerificationVerdict::Unchanged]);
+            assert_eq!(message(&unchanged), last);
+            let again = then(&[waiting("in the queue"), starting("s3://b/2"), verified()]);
+            assert!(!message(&again).contains("queue"), "{again:?}");
+        }
+    }
+
+    #[test]
+    fn report_of_verified_backup_names_compared_facts() {
+        let report = |keys_compared, hash_compared| {
+            let proof = Proof {
+                revision: 7,
+                keys: Some(2),
+                keys_compared,
+                hash_compared,
+            };
+            proven("s3://b/1", &proof)
+        };
+        for (keys, hash, expected) in [
+            (
+                true,
+                true,
+                "revision 7 with the recorded number and hash of the keys",
+            ),
+            (true, false, "revision 7 with the recorded number of keys"),
+            (false, true, "revision 7 with the recorded hash of the keys"),
+            (false, false, "revision 7"),
+        ] {
+            assert!(report(keys, hash).ends_with(expected), "{keys} {hash}");
+        }
     }
 
     #[test]
