@@ -402,7 +402,7 @@ pub struct EtcdBackupStatus {
     /// The last successful verification.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_verified: Option<VerifiedBackup>,
-    /// The current verification, or the last one that failed.
+    /// The current verification, the last one that failed, or one that waits for other verifications.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<VerificationStatus>,
     /// The newest stored backups, newest first; at most ten.

@@ -152,7 +152,7 @@ pub struct VerifiedBackup {
     pub duration_seconds: Option<i64>,
 }
 
-/// The current verification, or the last one that failed.
+/// The current verification, the last one that failed, or one that waits for other verifications.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VerificationStatus {
@@ -164,6 +164,9 @@ pub struct VerificationStatus {
     /// Cluster ID of this backup, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
+    /// Time since which a verification is due, until one succeeds. A wait for the window does not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub due_time: Option<Time>,
     /// Start of the current verification. Absent between two attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,

@@ -67,6 +67,8 @@ pub enum VerificationVerdict {
     Starting(String),
     /// The verification waits, for this reason.
     Waiting(String),
+    /// The verification of this backup could start, but waits for another verification of the namespace.
+    Queued(String),
     /// The verification has succeeded: the backup can be restored.
     Verified(Proof),
     /// The verification has failed: the backup cannot be restored, or the attempt had no result.
@@ -245,18 +247,22 @@ fn plan_start(
             until(time, now),
         ),
         Begin::InWindow(None) => VerificationPlan::wait(CLOSED, until(Timestamp::MAX, now)),
-        Begin::Now if !inputs.has_turn => VerificationPlan::wait(QUEUED, TURN_RETRY),
         Begin::Now => {
             let location = location(backup).unwrap_or_default().to_owned();
-            let verdict = VerificationVerdict::Starting(location);
-            VerificationPlan::new(Step::Nothing, verdict, Some(Duration::ZERO))
+            let (verdict, requeue) = if inputs.has_turn {
+                (VerificationVerdict::Starting(location), Duration::ZERO)
+            } else {
+                (VerificationVerdict::Queued(location), TURN_RETRY)
+            };
+            VerificationPlan::new(Step::Nothing, verdict, Some(requeue))
         }
     }
 }
 
 const CLOSED: &str =
     "spec.verification.window does not open again: correct its schedule, or remove the window";
-const QUEUED: &str = "another backup of this namespace is being verified: this verification starts afterwards. To \
+/// Why a verification is queued.
+pub(crate) const QUEUED: &str = "another backup of this namespace is being verified: this verification starts afterwards. To \
                       verify both at the same time, set spec.verification.allowConcurrent";
 const RUNNING: &str = "the backup is being restored in a separate pod";
 

@@ -6,7 +6,7 @@ use api::conditions::{ConditionStatus, ConditionType, Finding, set};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runtime::Notice;
 
-use crate::plan::VerificationVerdict;
+use crate::plan::{QUEUED, VerificationVerdict};
 use crate::reason::Reason;
 use crate::verification::Proof;
 
@@ -31,16 +31,7 @@ pub(super) fn record(
             return;
         }
         VerificationVerdict::Starting(location) => {
-            let failures = status.verification.as_ref().and_then(|last| last.failures);
-            status.verification = Some(VerificationStatus {
-                location: location.clone(),
-                // A newer backup may be complete before the verification ends, so the data of this one is recorded now.
-                backup_time: status.last_success_date.clone(),
-                cluster_id: status.cluster_id.clone(),
-                start_time: Some(now.clone()),
-                failures,
-                last_failure_time: None,
-            });
+            start(status, location, now);
             // Until the verification has ended, the condition reports the previous verification.
             return;
         }
@@ -49,12 +40,22 @@ pub(super) fn record(
         {
             finding(ConditionStatus::Unknown, Reason::Verifying, why)
         }
+        VerificationVerdict::Queued(location) => {
+            queue(status, location, now);
+            let waiting = VerificationVerdict::Waiting(QUEUED.to_owned());
+            record(status, &waiting, generation, now);
+            return;
+        }
         // While a later verification waits, the condition keeps the result of the previous verification.
         VerificationVerdict::Waiting(why) => {
             report_next(status, Some(why), generation);
             return;
         }
         VerificationVerdict::Unchanged => {
+            // A verification was queued, and is no longer due, because its settings have changed.
+            let last = status.verification.take();
+            status.verification =
+                last.filter(|last| last.start_time.is_some() || last.failures.is_some());
             report_next(status, None, generation);
             return;
         }
@@ -86,6 +87,7 @@ pub(super) fn record(
                 location: begun.location,
                 backup_time: begun.backup_time,
                 cluster_id: begun.cluster_id,
+                due_time: begun.due_time,
                 start_time: None,
                 failures: Some(failures),
                 last_failure_time: Some(now.clone()),
@@ -103,6 +105,32 @@ pub(super) fn record(
         }
     };
     set(&mut status.conditions, &finding, generation, now);
+}
+
+/// Records the start of the verification of the backup at this location.
+fn start(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
+    let last = status.verification.take().unwrap_or_default();
+    status.verification = Some(VerificationStatus {
+        location: location.to_owned(),
+        // A newer backup may be complete before the verification ends, so the data of this one is recorded now.
+        backup_time: status.last_success_date.clone(),
+        cluster_id: status.cluster_id.clone(),
+        due_time: last.due_time.or_else(|| Some(now.clone())),
+        start_time: Some(now.clone()),
+        failures: last.failures,
+        last_failure_time: None,
+    });
+}
+
+/// Records since when a verification of the backup at this location is due. A record of a failed verification stays,
+/// because the operator repeats this verification after a pause.
+fn queue(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
+    let queued = || VerificationStatus {
+        location: location.to_owned(),
+        ..VerificationStatus::default()
+    };
+    let record = status.verification.get_or_insert_with(queued);
+    record.due_time.get_or_insert_with(|| now.clone());
 }
 
 /// Adds the state of the next verification to the condition, or removes it from the condition.
@@ -191,6 +219,7 @@ pub(super) fn notice(
         VerificationVerdict::Unchanged
         | VerificationVerdict::Off
         | VerificationVerdict::Starting(_)
+        | VerificationVerdict::Queued(_)
         | VerificationVerdict::Waiting(_) => None,
     }
 }
@@ -314,6 +343,36 @@ mod tests {
             let again = then(&[waiting("in the queue"), starting("s3://b/2"), verified()]);
             assert!(!message(&again).contains("queue"), "{again:?}");
         }
+    }
+
+    /// The time feeds the alert for verifications that are due and do not succeed.
+    #[test]
+    fn due_time_is_kept_until_a_verification_succeeds() {
+        let queued = || VerificationVerdict::Queued("s3://b/1".to_owned());
+        let due = |verdicts: &[VerificationVerdict]| {
+            let record = after_verdicts(verdicts).verification;
+            record.and_then(|record| record.due_time)
+        };
+        assert_eq!(due(&[queued(), queued()]), Some(after(0)));
+        let status = after_verdicts(&[queued()]);
+        assert!(
+            message(&status).contains("spec.verification.allowConcurrent"),
+            "{status:?}"
+        );
+        let mut verdicts = vec![queued(), starting("s3://b/1"), failed(false)];
+        assert_eq!(due(&verdicts), Some(after(0)));
+        // During the pause after a failure, the record stays.
+        verdicts.extend([VerificationVerdict::Unchanged, queued()]);
+        let status = after_verdicts(&verdicts);
+        assert_eq!(status.verification.unwrap().failures, Some(1));
+        assert_eq!(due(&verdicts), Some(after(0)));
+        verdicts.extend([starting("s3://b/2"), verified()]);
+        assert_eq!(after_verdicts(&verdicts).verification, None);
+        // Changed settings end the wait.
+        assert_eq!(due(&[queued(), VerificationVerdict::Unchanged]), None);
+        // A wait for the window is no delay.
+        let window = VerificationVerdict::Waiting("the window opens at 22:00".to_owned());
+        assert_eq!(due(&[window, starting("s3://b/1")]), Some(after(60)));
     }
 
     #[test]
