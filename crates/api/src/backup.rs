@@ -17,7 +17,8 @@ pub use check::{not_in_effect, unsafe_to_ignore, validate};
 pub use encryption::{Encryption, EncryptionKey};
 pub use stored::{Progress, StoredBackup};
 pub use verification::{
-    DEFAULT_TIMEOUT_SECONDS, Scratch, Verification, VerificationStatus, VerifiedBackup,
+    DEFAULT_TIMEOUT_SECONDS, Scratch, Verification, VerificationStatus, VerificationWindow,
+    VerifiedBackup,
 };
 
 use crate::duration::DurationText;
@@ -349,6 +350,9 @@ pub struct EtcdBackupStatus {
     /// Revision of the newest backup.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub etcd_revision: Option<i64>,
+    /// Number of keys in the newest backup. Not set if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<i64>,
     /// Time at which the newest backup completed.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_success_date: Option<Time>,
@@ -398,7 +402,7 @@ pub struct EtcdBackupStatus {
     /// The last successful verification.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub last_verified: Option<VerifiedBackup>,
-    /// The current verification, or the last one that failed.
+    /// The current verification, the last one that failed, or one that waits for other verifications.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub verification: Option<VerificationStatus>,
     /// The newest stored backups, newest first; at most ten.

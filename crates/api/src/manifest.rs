@@ -38,6 +38,10 @@ pub struct BackupManifest {
     /// large databases.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<u32>,
+    /// Number of keys at that revision, with which a verification compares the restored keys. `None` if unknown, for
+    /// example for very large databases.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<i64>,
     /// How the stored object is compressed: `none` or `zstd`.
     pub compression: String,
     /// Size of the stored object in bytes. `None` if it equals `size`.
@@ -95,5 +99,22 @@ mod tests {
     #[test]
     fn manifest_key_is_backup_key_with_suffix() {
         assert_eq!(manifest_key("etcd/backup"), "etcd/backup.manifest.json");
+    }
+
+    #[test]
+    fn manifest_without_number_of_keys_is_read() {
+        let old = r#"{"formatVersion":1,"etcdVersion":"3.6.16","clusterID":"1","revision":7,"size":1,"sha256":"",
+            "compression":"none","createdAt":"2026-01-01T00:00:00Z"}"#;
+        let manifest: BackupManifest = serde_json::from_str(old).unwrap();
+        assert_eq!(manifest.keys, None);
+        assert!(!serde_json::to_string(&manifest).unwrap().contains("keys"));
+        let new = old.replace(r#""size""#, r#""keys":3,"size""#);
+        let manifest: BackupManifest = serde_json::from_str(&new).unwrap();
+        assert_eq!(manifest.keys, Some(3));
+        assert!(
+            serde_json::to_string(&manifest)
+                .unwrap()
+                .contains(r#""keys":3"#)
+        );
     }
 }

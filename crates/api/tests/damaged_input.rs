@@ -20,7 +20,7 @@ use serde::de::DeserializeOwned;
 
 /// A manifest as the backup operator writes it, with the recorded spec of a cluster.
 const MANIFEST: &str = r#"{"formatVersion":1,"etcdVersion":"3.6.16","clusterID":"cdf818194e3a8c32","revision":10004,
-"size":20512,"sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","hash":3917214398,
+"size":20512,"sha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","hash":3917214398,"keys":17,
 "compression":"zstd","storedSize":2051,"encryption":{"format":"aes256gcm-chunks-v1","key":{"name":"2026","id":"a62e0f7753a4df18"}},
 "storedSha256":"e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855","storeTag":"\"d41d8cd98f00b204e9800998ecf8427e-2\"",
 "createdAt":"2026-11-24T00:00:00Z","backupUID":"0d5e0a2f-6f1d-4d3c-9d57-9f116c2a4f25",

@@ -213,6 +213,11 @@ fn verification_values(backup: &EtcdBackup) -> Values {
             Some(verification_failures(backup)),
         ),
         (
+            "verification_deadline_timestamp_seconds",
+            "Time at which a due verification should have succeeded",
+            verification_deadline(backup),
+        ),
+        (
             "unrestorable",
             "1 if the last verification found that the backup cannot be restored",
             Some(unrestorable(backup).into()),
@@ -234,6 +239,14 @@ fn due(backup: &EtcdBackup) -> Option<i64> {
 fn is_scheduled(backup: &EtcdBackup) -> bool {
     let policy = backup.spec.backup_policy.as_ref();
     backup.spec.is_periodic() && !policy.is_some_and(|policy| policy.suspend)
+}
+
+/// The time limit of the due verification, counted from the time since which it is due. `None` if none is due.
+fn verification_deadline(backup: &EtcdBackup) -> Option<i64> {
+    let settings = backup.spec.verification.as_ref()?;
+    let record = backup.status.as_ref()?.verification.as_ref()?;
+    let due = record.due_time.as_ref()?.0.as_second();
+    Some(due.saturating_add(settings.timeout_seconds().into()))
 }
 
 fn verification_failures(backup: &EtcdBackup) -> i64 {
@@ -354,6 +367,24 @@ mod tests {
             "lastTransitionTime": "2026-01-01T00:10:00Z" }] });
         backup.status = Some(serde_json::from_value(status).unwrap());
         assert_eq!(value(&backup, "failed"), Some(1));
+    }
+
+    #[test]
+    fn due_verification_has_deadline_metric() {
+        let deadline = |record: serde_json::Value| {
+            let spec = serde_json::json!({ "storageType": "S3", "verification": { "timeoutSeconds": 100 } });
+            let mut backup = EtcdBackup::new("b", serde_json::from_value(spec).unwrap());
+            let status = serde_json::json!({ "succeeded": true, "verification": record });
+            backup.status = Some(serde_json::from_value(status).unwrap());
+            verification_deadline(&backup)
+        };
+        let due = serde_json::json!({ "location": "s3://b/k", "dueTime": "2026-01-01T00:00:00Z" });
+        assert_eq!(deadline(due), Some(1_767_225_700));
+        assert_eq!(
+            deadline(serde_json::json!({ "location": "s3://b/k" })),
+            None
+        );
+        assert_eq!(deadline(serde_json::Value::Null), None);
     }
 
     /// Without the recorded duration, the series would disappear whenever the next backup starts.

@@ -41,6 +41,7 @@ use recorded::{has_finalizer, has_stored, is_finished, wants_finalizer};
 pub use recorded::{intent, removable_finalizers};
 pub use refusal::refusal;
 use requeue::{PROGRESS_INTERVAL, until};
+pub(crate) use verification::QUEUED;
 pub use verification::{Step, VerificationPlan, VerificationVerdict};
 
 /// What a reconcile does in addition to writing the status: one action for each plan.

@@ -32,6 +32,9 @@ pub struct Stored {
     pub size: i64,
     /// The SHA-256 of the snapshot in hexadecimal.
     pub sha256: String,
+    /// Number of keys at that revision; `None` if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<i64>,
     /// The key with which the backup is encrypted; `None` if the backup is not encrypted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption_key: Option<EncryptionKey>,
@@ -252,7 +255,8 @@ pub enum Inputs {
 pub struct VerificationInputs {
     /// The state of the pod.
     pub pod: PodState,
-    /// True if no other EtcdBackup of the namespace verifies its backup now.
+    /// True if no other EtcdBackup of the namespace verifies its backup now, or if this EtcdBackup allows concurrent
+    /// verifications.
     pub has_turn: bool,
     /// The image of the operators; `None` if the plan does not need the image, or if the image is unknown.
     pub image: Option<OperatorImage>,

@@ -203,6 +203,7 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
         DurationText(display::duration(took.as_secs()))
     });
     status.sha256 = Some(stored.sha256.clone());
+    status.keys = stored.keys;
     status.encryption_key.clone_from(&stored.encryption_key);
     status.last_success_date = Some(Time(stored.created_at));
     status.completion_time = Some(now.clone());

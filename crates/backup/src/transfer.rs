@@ -31,6 +31,7 @@ mod candidates;
 mod confirm;
 mod content;
 mod failure;
+mod key_facts;
 mod object_name;
 mod pack;
 
@@ -40,6 +41,7 @@ use candidates::{Candidate, of_cluster, ranked, usable};
 use confirm::{Written, confirm, current_manifest};
 pub use failure::in_store;
 use failure::{canceled, in_etcd, unreadable};
+use key_facts::KeyFacts;
 pub use object_name::ObjectName;
 pub(crate) use pack::encryption_key;
 use pack::{Packed, Packer, described};
@@ -211,11 +213,11 @@ impl Transfer {
         // commit and the manifest.
         let reads = async {
             tokio::join!(
-                self.hash(member, &inspected),
+                self.key_facts(member, &inspected),
                 current_manifest(self.store.as_ref(), &key)
             )
         };
-        let (hash, previous) = tokio::select! {
+        let (keys, previous) = tokio::select! {
             read = reads => read,
             () = cancelled.cancelled() => return Err(canceled()),
         };
@@ -235,7 +237,7 @@ impl Transfer {
         fail::fail_point!("backup-before-manifest");
         let manifest = BackupManifest {
             store_tag: committed.tag.clone(),
-            ..self.manifest(member, &inspected, packed, hash)
+            ..self.manifest(member, &inspected, packed, keys)
         };
         let written = Written {
             store: self.store.as_ref(),
@@ -333,35 +335,12 @@ impl Transfer {
         Ok((inspected, object))
     }
 
-    /// etcd's hash of the keys in the snapshot. A restore compares this hash to prove that etcd reads the same keys.
-    /// The hash may be missing, because the SHA-256 checksum already verifies the bytes.
-    async fn hash(&self, member: &Candidate, inspected: &Inspected) -> Option<u32> {
-        /// Maximum size of a database for which the member computes the hash. The member applies no writes meanwhile,
-        /// for about half a second per GiB.
-        const MAX_SIZE: i64 = 1 << 30;
-        if member.status.db_size_in_use > MAX_SIZE {
-            return None;
-        }
-        let answer = self.etcd.hash(&member.url, inspected.store_revision());
-        match answer.await {
-            Ok(found) => found
-                // If a compaction since the snapshot has changed the hash, a restore could not compare it. The
-                // manifest then contains no hash.
-                .filter(|found| found.compacted == inspected.compacted)
-                .map(|found| found.hash),
-            Err(error) => {
-                tracing::debug!(%error, member = member.url, "etcd did not return a hash for the manifest");
-                None
-            }
-        }
-    }
-
     fn manifest(
         &self,
         member: &Candidate,
         inspected: &Inspected,
         packed: Packed,
-        hash: Option<u32>,
+        keys: KeyFacts,
     ) -> BackupManifest {
         let now = Timestamp::now();
         let compression = if self.compress { ZSTD } else { "none" };
@@ -372,7 +351,8 @@ impl Transfer {
             revision: inspected.store_revision(),
             size: i64::try_from(inspected.size).unwrap_or(i64::MAX),
             sha256: hex::encode(inspected.sha256),
-            hash,
+            hash: keys.hash,
+            keys: keys.count,
             compression: compression.to_owned(),
             stored_size: (self.compress || self.encryption.is_some())
                 .then(|| i64::try_from(packed.size).unwrap_or(i64::MAX)),
@@ -395,6 +375,7 @@ fn stored(store: &dyn Store, key: &str, manifest: &BackupManifest) -> Stored {
         revision: manifest.revision,
         size: manifest.size,
         sha256: manifest.sha256.clone(),
+        keys: manifest.keys,
         encryption_key: manifest.encryption.as_ref().map(|found| found.key.clone()),
         created_at: manifest.created_at.0,
     }

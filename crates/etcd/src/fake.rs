@@ -56,6 +56,8 @@ pub struct FakeState {
     pub snapshot: Vec<Bytes>,
     /// The hash of every member's keys.
     pub hash: Option<KeyHash>,
+    /// The number of every member's keys.
+    pub keys: Option<i64>,
     /// The result of a login. `None` if the client has no credentials.
     pub login: Option<Login>,
     /// The health data that each health listener reports, by address and port.
@@ -106,6 +108,7 @@ impl FakeEtcd {
                 compacted: 0,
                 snapshot: Vec::new(),
                 hash: None,
+                keys: None,
                 login: None,
                 pulses: BTreeMap::new(),
                 slow: Duration::ZERO,
@@ -474,6 +477,10 @@ impl Etcd for FakeEtcd {
 
     async fn hash(&self, member: &str, _: i64) -> Result<Option<KeyHash>, Error> {
         self.ask(&[member.to_owned()], false, |state| Ok(state.hash))
+    }
+
+    async fn key_count(&self, member: &str, _: i64) -> Result<Option<i64>, Error> {
+        self.ask(&[member.to_owned()], false, |state| Ok(state.keys))
     }
 }
 

@@ -275,6 +275,10 @@ pub trait Etcd: Send + Sync {
     /// Returns the hash of one member's keys at a revision. `None` if the member has compacted this revision. The
     /// member answers without a quorum. While it reads its whole database for the hash, it applies no entries.
     async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error>;
+    /// Returns the number of one member's keys at a revision. `None` if the member has compacted this revision. The
+    /// member answers without a quorum. etcd counts in its index in memory and reads no values. Writes wait meanwhile,
+    /// for about 0.1 s per million keys.
+    async fn key_count(&self, member: &str, revision: i64) -> Result<Option<i64>, Error>;
 }
 
 #[cfg(test)]

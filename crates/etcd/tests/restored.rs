@@ -44,6 +44,14 @@ async fn restored_data_is_read_without_login() {
         // `served` must return the hash at the requested revision, as in the manifest of a backup.
         assert_eq!(found.hash, root.hash(&url, 3).await.unwrap(), "{minor}");
         assert_ne!(found.hash, root.hash(&url, 4).await.unwrap(), "{minor}");
+        // The number of keys in the manifest of a backup is the number at its revision.
+        for (revision, keys) in [(2, 1), (3, 2), (4, 2)] {
+            let counted = root.key_count(&url, revision).await.unwrap();
+            assert_eq!(counted, Some(keys), "{minor}: revision {revision}");
+        }
+        assert!(root.key_count(&url, 9).await.is_err(), "{minor}");
+        root.compact(std::slice::from_ref(&url), 4).await.unwrap();
+        assert_eq!(root.key_count(&url, 3).await.unwrap(), None, "{minor}");
         // For a revision that etcd does not have, `served` must fail. It must not return the hash of another revision.
         let error = served(&peer, &metrics, 9, LIMIT).await.unwrap_err();
         assert!(error.to_string().contains("400"), "{minor}: {error}");

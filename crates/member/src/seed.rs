@@ -122,6 +122,9 @@ pub struct Contents {
     /// The hash of the keys (HashKV) that etcd must report after a start from the snapshot. `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<KeyHash>,
+    /// Number of keys that etcd must serve after a start from the snapshot. `None` if unknown.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub keys: Option<i64>,
     /// The backup from which the snapshot was fetched. `None` if it was fetched from a member.
     #[serde(default, rename = "of", skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,

@@ -4,6 +4,8 @@
 //! data on localhost, and a third container compares it with the manifest of the backup. The third container ends with a
 //! report. etcd continues until the operator deletes the pod.
 
+use std::collections::BTreeMap;
+
 use api::backup::{Scratch, Verification};
 use api::names;
 use api::version::EtcdVersion;
@@ -11,6 +13,7 @@ use k8s_openapi::api::core::v1::{
     Container, EmptyDirVolumeSource, EphemeralVolumeSource, PersistentVolumeClaimTemplate, Pod,
     PodSpec, ResourceRequirements, Volume, VolumeMount,
 };
+use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::{ObjectMeta, OwnerReference};
 
 use super::seed::{PROGRAM, fetching, tool, tools};
@@ -91,7 +94,7 @@ pub fn verification_pod(pod: VerificationPod<'_>) -> Pod {
             termination_grace_period_seconds: Some(5),
             security_context: Some(pod_security()),
             init_containers: Some(vec![fetch]),
-            containers: vec![etcd(&pod), verify(pod.operator)],
+            containers: vec![etcd(&pod), verify(&pod)],
             volumes: Some(volumes.into_iter().chain(pod.source.volumes).collect()),
             ..PodSpec::default()
         }),
@@ -156,21 +159,38 @@ fn etcd(pod: &VerificationPod<'_>) -> Container {
     }
 }
 
-fn verify(operator: &OperatorImage) -> Container {
+fn verify(pod: &VerificationPod<'_>) -> Container {
     Container {
         name: VERIFY.to_owned(),
-        image: Some(operator.image.clone()),
-        image_pull_policy: operator.pull_policy.clone(),
+        image: Some(pod.operator.image.clone()),
+        image_pull_policy: pod.operator.pull_policy.clone(),
         command: Some(vec!["/usr/local/bin/etcd-backup-operator".to_owned()]),
         args: Some(vec!["verify".to_owned()]),
         volume_mounts: Some(vec![VolumeMount {
             read_only: Some(true),
             ..data_mount()
         }]),
-        resources: Some(ResourceRequirements::default()),
+        resources: pod.settings.resources.as_ref().map(small),
         security_context: Some(container_security()),
         termination_message_policy: Some("File".to_owned()),
         ..Container::default()
+    }
+}
+
+/// Small resources for the container `verify`, which only compares a few numbers. They have the kinds of limits and
+/// requests that the settings have, because a ResourceQuota rejects a pod if one of its containers has no limit.
+fn small(settings: &ResourceRequirements) -> ResourceRequirements {
+    let like = |given: Option<&BTreeMap<String, Quantity>>, cpu: &str, memory: &str| {
+        let amounts = [("cpu", cpu), ("memory", memory)].into_iter();
+        let amounts = amounts
+            .filter(|(kind, _)| given.is_some_and(|given| given.contains_key(*kind)))
+            .map(|(kind, amount)| (kind.to_owned(), Quantity(amount.to_owned())));
+        Some(amounts.collect::<BTreeMap<_, _>>()).filter(|amounts| !amounts.is_empty())
+    };
+    ResourceRequirements {
+        limits: like(settings.limits.as_ref(), "200m", "128Mi"),
+        requests: like(settings.requests.as_ref(), "20m", "32Mi"),
+        ..ResourceRequirements::default()
     }
 }
 
@@ -260,6 +280,29 @@ mod tests {
         for container in pod["spec"]["containers"].as_array().unwrap() {
             assert!(!mounts(container).contains(&secret), "{container}");
         }
+    }
+
+    /// A ResourceQuota for memory limits rejects a pod if one of its containers has no memory limit.
+    #[test]
+    fn every_container_has_the_kinds_of_limits_in_the_settings() {
+        let resources = |settings: Value| {
+            let spec = built(&settings)["spec"].clone();
+            let fetch = spec["initContainers"][0]["resources"].clone();
+            let containers = spec["containers"].as_array().unwrap().clone();
+            let rest = containers.iter().map(|it| it["resources"].clone());
+            (fetch, rest.collect::<Vec<Value>>())
+        };
+        let given =
+            json!({ "limits": { "memory": "2Gi" }, "requests": { "cpu": "1", "memory": "1Gi" } });
+        let (fetch, rest) = resources(json!({ "resources": given }));
+        assert_eq!((&fetch, &rest[0]), (&given, &given));
+        let small = json!({ "limits": { "memory": "128Mi" }, "requests": { "cpu": "20m", "memory": "32Mi" } });
+        assert_eq!(rest[1], small);
+        let (fetch, rest) = resources(json!({}));
+        assert!(
+            fetch.is_null() && rest.iter().all(Value::is_null),
+            "{rest:?}"
+        );
     }
 
     #[test]

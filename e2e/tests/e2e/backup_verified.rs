@@ -65,6 +65,10 @@ async fn is_verified(sandbox: &Sandbox, bucket: &Bucket, keys: &Keyspace) -> Res
     );
     let found = verified["keys"].as_u64().context("the number of keys")?;
     ensure!(found >= KEYS as u64, "{verified}");
+    // The operator counted the keys of the cluster, and the pod counted the keys of the restored etcd.
+    ensure!(verified["keysCompared"] == true, "{verified}");
+    let recorded = field(&object, "/status/keys");
+    ensure!(*recorded == verified["keys"], "{recorded}, {verified}");
     ensure!(
         has_condition(&object, "Ready", "True"),
         "{}",

@@ -195,6 +195,14 @@ mod tests {
                 r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"encryption":{"secret":"keys","key":"a/b"}}"#,
                 "spec.encryption.key",
             ),
+            (
+                r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"verification":{"window":{"schedule":"@daily","duration":"4m59s"}}}"#,
+                "spec.verification.window.duration",
+            ),
+            (
+                r#"{"etcdEndpoints":["a"],"storageType":"S3","s3":{"path":"b/k"},"verification":{"window":{"schedule":"@daily","duration":"a night"}}}"#,
+                "spec.verification.window.duration",
+            ),
         ];
         for (spec, field) in cases {
             assert_eq!(fields(&validate(&backup(spec))), [field], "{spec}");

@@ -1,5 +1,7 @@
 //! The proof that a backup can be restored: when the operator makes the proof, and the result.
 
+use std::time::Duration;
+
 use k8s_openapi::api::core::v1::{PersistentVolumeClaimSpec, ResourceRequirements};
 use k8s_openapi::apimachinery::pkg::api::resource::Quantity;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -7,12 +9,17 @@ use kube::KubeSchema;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use crate::duration::DurationText;
 use crate::problem::Problem;
-use crate::schema::{embedded, object_name};
+use crate::schema::{embedded, is_false, object_name};
 use crate::storage::StorageType;
 
 /// Default of `verification.timeoutSeconds`.
 pub const DEFAULT_TIMEOUT_SECONDS: i32 = 1800;
+
+/// Minimum of `verification.window.duration`. While an operator is replaced, it starts no verification, so a shorter
+/// window could pass unused.
+const MIN_WINDOW: Duration = Duration::from_mins(5);
 
 /// When and how the operator restores the newest backup in a separate pod, to prove that the backup can be restored.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, KubeSchema)]
@@ -36,6 +43,13 @@ pub struct Verification {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(length(min = 1, max = 64))]
     pub time_zone: Option<String>,
+    /// Times at which a verification may start. If not set, a verification starts at any time.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub window: Option<VerificationWindow>,
+    /// If true, a verification does not wait for the verifications of other EtcdBackups in the namespace. By default,
+    /// only one verification runs in a namespace at a time.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub allow_concurrent: bool,
     /// Time limit of one verification, in seconds. Default 1800.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 60, max = 172_800))]
@@ -57,6 +71,30 @@ pub struct Verification {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub service_account_name: Option<String>,
+}
+
+/// The times at which a verification may start. A verification that has started continues after the end of the window.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, KubeSchema)]
+#[serde(rename_all = "camelCase")]
+pub struct VerificationWindow {
+    /// Start times of the window: five cron fields, or one of `@hourly`, `@daily`, `@weekly`, `@monthly`, `@yearly`.
+    #[schemars(length(max = 128))]
+    #[x_kube(validation = (
+        "self.matches('^(@(hourly|daily|weekly|monthly|yearly)|[^ =]+( [^ =]+){4})$')",
+        "verification.window.schedule must have five cron fields such as 0 22 * * *, or be @hourly, @daily, @weekly, \
+         @monthly or @yearly: correct it, and set a time zone only in verification.window.timeZone"
+    ))]
+    pub schedule: String,
+    /// Time zone of the start times, such as `Europe/Berlin`. Default `Etc/UTC`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(length(min = 1, max = 64))]
+    pub time_zone: Option<String>,
+    /// Length of the window, such as `6h`; at least `5m`.
+    #[x_kube(validation = (
+        "duration(self) >= duration('5m')",
+        "verification.window.duration must be at least 5m: raise it"
+    ))]
+    pub duration: DurationText,
 }
 
 /// The volume for the restored data. It needs about twice the size of the database, and is deleted with the pod.
@@ -93,8 +131,11 @@ pub struct VerifiedBackup {
     /// Number of keys that the restored etcd served.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<i64>,
-    /// True if etcd's hash of all keys (`HashKV`) equals the hash in the manifest. False if the manifest has no hash: then
-    /// only the checksum of the snapshot and the revision were compared.
+    /// True if this number of keys equals the number in the manifest. False if the manifest has no number, or if leases
+    /// expired in the restored etcd before the comparison.
+    #[serde(default)]
+    pub keys_compared: bool,
+    /// True if etcd's hash of all keys (`HashKV`) equals the hash in the manifest. False if the manifest has no hash.
     #[serde(default)]
     pub hash_compared: bool,
     /// Time at which the backup completed.
@@ -111,7 +152,7 @@ pub struct VerifiedBackup {
     pub duration_seconds: Option<i64>,
 }
 
-/// The current verification, or the last one that failed.
+/// The current verification, the last one that failed, or one that waits for other verifications.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "camelCase")]
 pub struct VerificationStatus {
@@ -123,6 +164,9 @@ pub struct VerificationStatus {
     /// Cluster ID of this backup, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
+    /// Time since which a verification is due, until one succeeds. A wait for the window does not count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub due_time: Option<Time>,
     /// Start of the current verification. Absent between two attempts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub start_time: Option<Time>,
@@ -159,6 +203,9 @@ impl Verification {
                 format!("add {prefix}.schedule or remove timeZone"),
             ));
         }
+        if let Some(window) = &self.window {
+            problems.extend(window.problem(&format!("{prefix}.window.duration")));
+        }
         let scratch = self.scratch.as_ref();
         if scratch
             .is_some_and(|scratch| scratch.size_limit.is_some() && scratch.volume_claim.is_some())
@@ -170,5 +217,20 @@ impl Verification {
             ));
         }
         problems
+    }
+}
+
+impl VerificationWindow {
+    /// The problem of the duration. `field` is its JSON path in the object.
+    fn problem(&self, field: &str) -> Option<Problem> {
+        match self.duration.parse() {
+            None => Problem::invalid_duration(field, Some(&self.duration)),
+            Some(length) if length < MIN_WINDOW => Some(Problem::new(
+                field,
+                format!("is {:?}, which is shorter than 5m", self.duration.0),
+                "use at least 5m",
+            )),
+            Some(_) => None,
+        }
     }
 }

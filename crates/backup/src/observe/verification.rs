@@ -64,6 +64,11 @@ async fn repository(context: &ObserveContext, backup: &EtcdBackup) -> Option<Str
 fn has_turn(context: &ObserveContext, backup: &EtcdBackup) -> bool {
     let namespace = backup.namespace().unwrap_or_default();
     let uid = backup.uid().unwrap_or_default();
+    let settings = backup.spec.verification.as_ref();
+    if settings.is_some_and(|settings| settings.allow_concurrent) {
+        context.turns.join(&namespace, &uid);
+        return true;
+    }
     let all = context.objects.in_namespace(&namespace);
     let readable: Vec<&EtcdBackup> = all.iter().filter_map(|one| one.0.as_ref().ok()).collect();
     let mut started: Vec<(Timestamp, String)> = readable

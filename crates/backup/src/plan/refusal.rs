@@ -2,7 +2,9 @@
 
 use api::EtcdBackup;
 use api::problem::{Problem, summary};
+use jiff::Timestamp;
 use kube::ResourceExt;
+use runtime::schedule::Schedule as Cron;
 
 use super::schedule::Schedule;
 use crate::reason::{Reason, Trouble};
@@ -13,13 +15,7 @@ pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     if let Some(Err(problem)) = backup.spec.backup_policy.as_ref().map(Schedule::of) {
         problems.push(in_block("spec.backupPolicy", &problem));
     }
-    let verification = backup.spec.verification.as_ref();
-    if let Some((text, zone)) =
-        verification.and_then(|block| Some((block.schedule.as_ref()?, block.time_zone.as_deref())))
-        && let Err(problem) = runtime::schedule::Schedule::parse(text, zone)
-    {
-        problems.push(in_block("spec.verification", &problem));
-    }
+    problems.extend(verification_times(backup));
     let endpoints = &backup.spec.etcd_endpoints;
     let mut urls = endpoints.iter();
     // Invariant 20: without a CA certificate the operator cannot verify the members.
@@ -36,6 +32,35 @@ pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     }
     let problems = api::backup::unsafe_to_ignore(&backup.spec);
     (!problems.is_empty()).then(|| Trouble::new(Reason::NotSupported, summary(&problems)))
+}
+
+/// The problems of the schedule and of the window of verifications.
+fn verification_times(backup: &EtcdBackup) -> Vec<Problem> {
+    let Some(verification) = &backup.spec.verification else {
+        return Vec::new();
+    };
+    let mut problems = Vec::new();
+    if let Some(text) = &verification.schedule
+        && let Err(problem) = Cron::parse(text, verification.time_zone.as_deref())
+    {
+        problems.push(in_block("spec.verification", &problem));
+    }
+    if let Some(window) = &verification.window {
+        const BLOCK: &str = "spec.verification.window";
+        match Cron::parse(&window.schedule, window.time_zone.as_deref()) {
+            Err(problem) => problems.push(in_block(BLOCK, &problem)),
+            // Without this check, no verification would ever start.
+            Ok(schedule) if schedule.next_after(Timestamp::UNIX_EPOCH).is_none() => {
+                problems.push(Problem::new(
+                    format!("{BLOCK}.schedule"),
+                    format!("is {:?}, which matches no day", window.schedule),
+                    "name a day that exists, such as 0 22 * * SAT",
+                ));
+            }
+            Ok(_) => {}
+        }
+    }
+    problems
 }
 
 /// A user who may create EtcdBackups must not gain access to a Secret's password. The operator therefore sends a
@@ -112,6 +137,33 @@ mod tests {
         }))
         .unwrap();
         refusal(&backup).map(|trouble| trouble.message)
+    }
+
+    #[test]
+    fn window_that_never_opens_is_rejected() {
+        let refused = |window: serde_json::Value| {
+            let backup: EtcdBackup = serde_json::from_value(json!({
+                "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup", "metadata": { "name": "b" },
+                "spec": { "etcdCluster": { "name": "c" }, "storageType": "S3", "s3": { "path": "bucket/key" },
+                          "verification": { "window": window } },
+            }))
+            .unwrap();
+            refusal(&backup).map(|trouble| trouble.message)
+        };
+        assert_eq!(
+            refused(json!({ "schedule": "0 22 * * SAT", "duration": "6h" })),
+            None
+        );
+        for (schedule, zone, field) in [
+            ("0 22 30 2 *", "Etc/UTC", "schedule"),
+            ("0 25 * * *", "Etc/UTC", "schedule"),
+            ("0 22 * * *", "Mars/Olympus", "timeZone"),
+        ] {
+            let window = json!({ "schedule": schedule, "timeZone": zone, "duration": "6h" });
+            let message = refused(window).unwrap_or_default();
+            let field = format!("spec.verification.window.{field}");
+            assert!(message.contains(&field), "{schedule} {zone}: {message}");
+        }
     }
 
     #[test]

@@ -80,6 +80,7 @@ fn stored() -> Stored {
         revision: 42,
         size: 20_512,
         sha256: "ab".repeat(32),
+        keys: Some(3),
         encryption_key: None,
         created_at: at(5),
     }
@@ -170,7 +171,7 @@ fn complete_backup_of_interrupted_operator_is_adopted() {
     assert_eq!(plan.action, Action::Nothing);
     let status = status(&backup, &plan, at(9));
     assert!(status.succeeded);
-    assert_eq!(status.etcd_revision, Some(42));
+    assert_eq!((status.etcd_revision, status.keys), (Some(42), Some(3)));
     assert_eq!(status.last_success_date.map(|time| time.0), Some(at(5)));
     assert!(is_true(&status.conditions, &ConditionType::Complete));
 }

@@ -26,6 +26,10 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::VerificationInputs;
 use crate::verification::{Failure, PodState, Proof};
 
+mod window;
+
+use window::opening;
+
 /// Interval between two reads of the pod.
 const POLL: Duration = Duration::from_secs(3);
 /// A verification that waits for another verification of its namespace checks again after this time.
@@ -54,7 +58,7 @@ pub enum Step {
 /// What the status reports about the verification.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum VerificationVerdict {
-    /// The status does not change.
+    /// No verification is due or running. The status keeps the result of the last verification.
     #[default]
     Unchanged,
     /// `spec.verification` is not set: the status reports nothing about verifications.
@@ -63,6 +67,8 @@ pub enum VerificationVerdict {
     Starting(String),
     /// The verification waits, for this reason.
     Waiting(String),
+    /// The verification of this backup could start, but waits for another verification of the namespace.
+    Queued(String),
     /// The verification has succeeded: the backup can be restored.
     Verified(Proof),
     /// The verification has failed: the backup cannot be restored, or the attempt had no result.
@@ -106,17 +112,47 @@ pub(crate) enum VerificationNeed {
     Pod(String),
 }
 
-/// The data that [`plan`] needs at this time.
+/// The data that [`plan`] needs at this time. An EtcdBackup takes its turn only when nothing else delays its
+/// verification, because other EtcdBackups wait for the end of the turn.
 pub(crate) fn need(backup: &EtcdBackup, now: Timestamp) -> VerificationNeed {
-    if settings(backup).is_none() {
+    let Some(settings) = settings(backup) else {
         return VerificationNeed::Nothing;
-    }
+    };
     if let Some((record, started)) = running(backup) {
         return VerificationNeed::Pod(pod_name(backup, &record.location, started));
     }
-    match due(backup, now) {
-        Some(time) if time <= now => VerificationNeed::Turn,
-        _ => VerificationNeed::Nothing,
+    match begin(backup, settings, now) {
+        Begin::Now => VerificationNeed::Turn,
+        Begin::Never | Begin::At(_) | Begin::InWindow(_) => VerificationNeed::Nothing,
+    }
+}
+
+/// When the next verification starts, apart from its turn.
+enum Begin {
+    /// No verification is needed.
+    Never,
+    /// The verification is due at this later time.
+    At(Timestamp),
+    /// The verification is due, and waits until its window opens. `None` if the window never opens again.
+    InWindow(Option<Timestamp>),
+    /// The verification may start.
+    Now,
+}
+
+fn begin(backup: &EtcdBackup, settings: &Verification, now: Timestamp) -> Begin {
+    let Some(due) = due(backup, now) else {
+        return Begin::Never;
+    };
+    if due > now {
+        return Begin::At(due);
+    }
+    // A change of the cluster waits for the proof of a requested backup, so this proof does not wait for the window.
+    if request::wants_verification(backup) {
+        return Begin::Now;
+    }
+    match opening(settings.window.as_ref(), now) {
+        Some(time) if time <= now => Begin::Now,
+        time => Begin::InWindow(time),
     }
 }
 
@@ -133,21 +169,7 @@ pub(crate) fn plan(
         return VerificationPlan::default();
     };
     let Some((record, started)) = running(backup) else {
-        let Some(time) = due(backup, now) else {
-            return VerificationPlan::default();
-        };
-        if time > now {
-            return VerificationPlan {
-                requeue: Some(until(time, now)),
-                ..VerificationPlan::default()
-            };
-        }
-        if !inputs.has_turn {
-            return VerificationPlan::wait(QUEUED, TURN_RETRY);
-        }
-        let location = location(backup).unwrap_or_default().to_owned();
-        let verdict = VerificationVerdict::Starting(location);
-        return VerificationPlan::new(Step::Nothing, verdict, Some(Duration::ZERO));
+        return plan_start(backup, settings, inputs, now);
     };
     let name = pod_name(backup, &record.location, started);
     let ended = |result: &Result<Proof, Failure>| {
@@ -207,8 +229,41 @@ pub(crate) fn plan(
     }
 }
 
-const QUEUED: &str =
-    "another backup of this namespace is being verified: this verification starts afterwards";
+/// Plans the start of the next verification.
+fn plan_start(
+    backup: &EtcdBackup,
+    settings: &Verification,
+    inputs: &VerificationInputs,
+    now: Timestamp,
+) -> VerificationPlan {
+    match begin(backup, settings, now) {
+        Begin::Never => VerificationPlan::default(),
+        Begin::At(time) => VerificationPlan {
+            requeue: Some(until(time, now)),
+            ..VerificationPlan::default()
+        },
+        Begin::InWindow(Some(time)) => VerificationPlan::wait(
+            format!("the verification waits for spec.verification.window, which opens at {time}"),
+            until(time, now),
+        ),
+        Begin::InWindow(None) => VerificationPlan::wait(CLOSED, until(Timestamp::MAX, now)),
+        Begin::Now => {
+            let location = location(backup).unwrap_or_default().to_owned();
+            let (verdict, requeue) = if inputs.has_turn {
+                (VerificationVerdict::Starting(location), Duration::ZERO)
+            } else {
+                (VerificationVerdict::Queued(location), TURN_RETRY)
+            };
+            VerificationPlan::new(Step::Nothing, verdict, Some(requeue))
+        }
+    }
+}
+
+const CLOSED: &str =
+    "spec.verification.window does not open again: correct its schedule, or remove the window";
+/// Why a verification is queued.
+pub(crate) const QUEUED: &str = "another backup of this namespace is being verified: this verification starts afterwards. To \
+                      verify both at the same time, set spec.verification.allowConcurrent";
 const RUNNING: &str = "the backup is being restored in a separate pod";
 
 /// Ends the verification of an EtcdBackup without `spec.verification`.

@@ -324,6 +324,7 @@ mod tests {
             revision: 7,
             size: 1,
             sha256: "00".to_owned(),
+            keys: Some(3),
             encryption_key: None,
             created_at: Timestamp::UNIX_EPOCH,
         };

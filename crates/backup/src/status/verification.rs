@@ -6,8 +6,12 @@ use api::conditions::{ConditionStatus, ConditionType, Finding, set};
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use runtime::Notice;
 
-use crate::plan::VerificationVerdict;
+use crate::plan::{QUEUED, VerificationVerdict};
 use crate::reason::Reason;
+use crate::verification::Proof;
+
+/// In the message of the condition, separates the result of the last verification from the state of the next one.
+const NEXT: &str = ". Next verification: ";
 
 /// Changes the status as the verdict says.
 pub(super) fn record(
@@ -27,16 +31,7 @@ pub(super) fn record(
             return;
         }
         VerificationVerdict::Starting(location) => {
-            let failures = status.verification.as_ref().and_then(|last| last.failures);
-            status.verification = Some(VerificationStatus {
-                location: location.clone(),
-                // A newer backup may be complete before the verification ends, so the data of this one is recorded now.
-                backup_time: status.last_success_date.clone(),
-                cluster_id: status.cluster_id.clone(),
-                start_time: Some(now.clone()),
-                failures,
-                last_failure_time: None,
-            });
+            start(status, location, now);
             // Until the verification has ended, the condition reports the previous verification.
             return;
         }
@@ -45,28 +40,37 @@ pub(super) fn record(
         {
             finding(ConditionStatus::Unknown, Reason::Verifying, why)
         }
-        // While a later verification waits, the condition reports the result of the previous verification.
-        VerificationVerdict::Unchanged | VerificationVerdict::Waiting(_) => return,
+        VerificationVerdict::Queued(location) => {
+            queue(status, location, now);
+            let waiting = VerificationVerdict::Waiting(QUEUED.to_owned());
+            record(status, &waiting, generation, now);
+            return;
+        }
+        // While a later verification waits, the condition keeps the result of the previous verification.
+        VerificationVerdict::Waiting(why) => {
+            report_next(status, Some(why), generation);
+            return;
+        }
+        VerificationVerdict::Unchanged => {
+            // A verification was queued, and is no longer due, because its settings have changed.
+            let last = status.verification.take();
+            status.verification =
+                last.filter(|last| last.start_time.is_some() || last.failures.is_some());
+            report_next(status, None, generation);
+            return;
+        }
         VerificationVerdict::Verified(proof) => {
             let begun = status.verification.take().unwrap_or_default();
             let seconds = begun
                 .start_time
                 .as_ref()
                 .map(|start| now.0.duration_since(start.0).as_secs());
-            let message = format!(
-                "a test restore of the backup {} succeeded: etcd served revision {}{}",
-                begun.location,
-                proof.revision,
-                if proof.hash_compared {
-                    " with the same hash of the data as in the manifest"
-                } else {
-                    ""
-                }
-            );
+            let message = proven(&begun.location, proof);
             status.last_verified = Some(VerifiedBackup {
                 location: begun.location,
                 etcd_revision: Some(proof.revision),
                 keys: proof.keys,
+                keys_compared: proof.keys_compared,
                 hash_compared: proof.hash_compared,
                 backup_time: begun.backup_time,
                 cluster_id: begun.cluster_id,
@@ -83,6 +87,7 @@ pub(super) fn record(
                 location: begun.location,
                 backup_time: begun.backup_time,
                 cluster_id: begun.cluster_id,
+                due_time: begun.due_time,
                 start_time: None,
                 failures: Some(failures),
                 last_failure_time: Some(now.clone()),
@@ -100,6 +105,64 @@ pub(super) fn record(
         }
     };
     set(&mut status.conditions, &finding, generation, now);
+}
+
+/// Records the start of the verification of the backup at this location.
+fn start(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
+    let last = status.verification.take().unwrap_or_default();
+    status.verification = Some(VerificationStatus {
+        location: location.to_owned(),
+        // A newer backup may be complete before the verification ends, so the data of this one is recorded now.
+        backup_time: status.last_success_date.clone(),
+        cluster_id: status.cluster_id.clone(),
+        due_time: last.due_time.or_else(|| Some(now.clone())),
+        start_time: Some(now.clone()),
+        failures: last.failures,
+        last_failure_time: None,
+    });
+}
+
+/// Records since when a verification of the backup at this location is due. A record of a failed verification stays,
+/// because the operator repeats this verification after a pause.
+fn queue(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
+    let queued = || VerificationStatus {
+        location: location.to_owned(),
+        ..VerificationStatus::default()
+    };
+    let record = status.verification.get_or_insert_with(queued);
+    record.due_time.get_or_insert_with(|| now.clone());
+}
+
+/// Adds the state of the next verification to the condition, or removes it from the condition.
+fn report_next(status: &mut EtcdBackupStatus, next: Option<&str>, generation: Option<i64>) {
+    let verified = ConditionType::Verified;
+    let mut conditions = status.conditions.iter_mut();
+    let Some(condition) = conditions.find(|found| found.type_ == verified.as_str()) else {
+        return;
+    };
+    let last = condition.message.split(NEXT).next().unwrap_or_default();
+    let message = match next {
+        Some(next) => format!("{last}{NEXT}{next}"),
+        None => last.to_owned(),
+    };
+    if condition.message != message {
+        condition.message = message;
+        condition.observed_generation = generation;
+    }
+}
+
+/// The report of a successful verification.
+fn proven(location: &str, proof: &Proof) -> String {
+    let compared = match (proof.keys_compared, proof.hash_compared) {
+        (true, true) => " with the number of keys and the hash in the manifest",
+        (true, false) => " with the number of keys in the manifest",
+        (false, true) => " with the hash in the manifest",
+        (false, false) => "",
+    };
+    let revision = proof.revision;
+    format!(
+        "a test restore of the backup {location} succeeded: etcd served revision {revision}{compared}"
+    )
 }
 
 fn finding(status: ConditionStatus, reason: Reason, message: &str) -> Finding {
@@ -139,10 +202,7 @@ pub(super) fn notice(
         VerificationVerdict::Verified(proof) => Some(Notice::normal(
             Reason::BackupVerified.as_str(),
             ACTION,
-            format!(
-                "a test restore of the backup {location} succeeded: etcd served revision {}",
-                proof.revision
-            ),
+            proven(location, proof),
         )),
         VerificationVerdict::Failed(failure) => {
             let reason = if failure.damaged {
@@ -159,6 +219,7 @@ pub(super) fn notice(
         VerificationVerdict::Unchanged
         | VerificationVerdict::Off
         | VerificationVerdict::Starting(_)
+        | VerificationVerdict::Queued(_)
         | VerificationVerdict::Waiting(_) => None,
     }
 }
@@ -169,7 +230,7 @@ mod tests {
     use k8s_openapi::apimachinery::pkg::apis::meta::v1::Condition;
 
     use super::*;
-    use crate::verification::{Failure, Proof};
+    use crate::verification::Failure;
 
     fn after(seconds: i64) -> Time {
         Time(Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds))
@@ -192,6 +253,7 @@ mod tests {
         VerificationVerdict::Verified(Proof {
             revision: 7,
             keys: Some(2),
+            keys_compared: true,
             hash_compared: true,
         })
     }
@@ -245,6 +307,101 @@ mod tests {
             Some(("Unknown", "VerificationInconclusive"))
         );
         assert_eq!(status.last_verified, None);
+    }
+
+    fn message(status: &EtcdBackupStatus) -> &str {
+        let found = api::conditions::find(&status.conditions, &ConditionType::Verified);
+        found.map_or("", |found| found.message.as_str())
+    }
+
+    #[test]
+    fn condition_keeps_last_result_while_next_verification_waits() {
+        let waiting = |why: &str| VerificationVerdict::Waiting(why.to_owned());
+        // Before the first result, the condition reports only the wait.
+        let first = after_verdicts(&[waiting("the window opens at 22:00")]);
+        assert_eq!(condition(&first), Some(("Unknown", "Verifying")));
+        assert_eq!(message(&first), "the window opens at 22:00");
+        for (result, reported) in [
+            (verified(), ("True", "BackupVerified")),
+            (failed(true), ("False", "VerificationFailed")),
+        ] {
+            let ended = [starting("s3://b/1"), result];
+            let last = message(&after_verdicts(&ended)).to_owned();
+            let then = |more: &[VerificationVerdict]| after_verdicts(&[&ended[..], more].concat());
+            let waits = then(&[
+                waiting("in the queue"),
+                waiting("the window opens at 22:00"),
+            ]);
+            assert_eq!(condition(&waits), Some(reported));
+            assert_eq!(
+                message(&waits),
+                format!("{last}. Next verification: the window opens at 22:00")
+            );
+            // When no verification is due, or when the next one has ended, the condition no longer reports a wait.
+            let unchanged = then(&[waiting("in the queue"), VerificationVerdict::Unchanged]);
+            assert_eq!(message(&unchanged), last);
+            let again = then(&[waiting("in the queue"), starting("s3://b/2"), verified()]);
+            assert!(!message(&again).contains("queue"), "{again:?}");
+        }
+    }
+
+    /// The time feeds the alert for verifications that are due and do not succeed.
+    #[test]
+    fn due_time_is_kept_until_a_verification_succeeds() {
+        let queued = || VerificationVerdict::Queued("s3://b/1".to_owned());
+        let due = |verdicts: &[VerificationVerdict]| {
+            let record = after_verdicts(verdicts).verification;
+            record.and_then(|record| record.due_time)
+        };
+        assert_eq!(due(&[queued(), queued()]), Some(after(0)));
+        let status = after_verdicts(&[queued()]);
+        assert!(
+            message(&status).contains("spec.verification.allowConcurrent"),
+            "{status:?}"
+        );
+        let mut verdicts = vec![queued(), starting("s3://b/1"), failed(false)];
+        assert_eq!(due(&verdicts), Some(after(0)));
+        // During the pause after a failure, the record stays.
+        verdicts.extend([VerificationVerdict::Unchanged, queued()]);
+        let status = after_verdicts(&verdicts);
+        assert_eq!(status.verification.unwrap().failures, Some(1));
+        assert_eq!(due(&verdicts), Some(after(0)));
+        verdicts.extend([starting("s3://b/2"), verified()]);
+        assert_eq!(after_verdicts(&verdicts).verification, None);
+        // Changed settings end the wait.
+        assert_eq!(due(&[queued(), VerificationVerdict::Unchanged]), None);
+        // A wait for the window is no delay.
+        let window = VerificationVerdict::Waiting("the window opens at 22:00".to_owned());
+        assert_eq!(due(&[window, starting("s3://b/1")]), Some(after(60)));
+    }
+
+    #[test]
+    fn report_of_verified_backup_names_compared_facts() {
+        let report = |keys_compared, hash_compared| {
+            let proof = Proof {
+                revision: 7,
+                keys: Some(2),
+                keys_compared,
+                hash_compared,
+            };
+            proven("s3://b/1", &proof)
+        };
+        for (keys, hash, expected) in [
+            (
+                true,
+                true,
+                "revision 7 with the number of keys and the hash in the manifest",
+            ),
+            (
+                true,
+                false,
+                "revision 7 with the number of keys in the manifest",
+            ),
+            (false, true, "revision 7 with the hash in the manifest"),
+            (false, false, "revision 7"),
+        ] {
+            assert!(report(keys, hash).ends_with(expected), "{keys} {hash}");
+        }
     }
 
     #[test]

@@ -20,6 +20,10 @@ pub struct Proof {
     /// Number of keys that the restored etcd serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<i64>,
+    /// True if the number of keys equals the number in the manifest. False if the manifest has no number, and if leases
+    /// that expired in the restored etcd have deleted keys.
+    #[serde(default)]
+    pub keys_compared: bool,
     /// True if the hash of the keys equals the hash in the manifest. False if the manifest has no hash.
     pub hash_compared: bool,
 }
@@ -226,12 +230,13 @@ mod tests {
 
     #[test]
     fn report_of_verify_container_ends_verification() {
-        let report =
-            json!({ "result": "verified", "revision": 7, "keys": 2, "hashCompared": true });
+        let report = json!({ "result": "verified", "revision": 7, "keys": 2,
+            "keysCompared": true, "hashCompared": true });
         let status = json!({ "containerStatuses": ended_as("verify", 0, &report) });
         let proof = Proof {
             revision: 7,
             keys: Some(2),
+            keys_compared: true,
             hash_compared: true,
         };
         assert_eq!(state(&status), PodState::Ended(Ok(proof)));

@@ -69,8 +69,9 @@ fn expected(path: &Path) -> Option<Contents> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// Compares what etcd serves with the manifest. Leases that expire raise the revision of the restored etcd, so a higher
-/// revision is no difference. The hash covers only the revisions of the backup.
+/// Compares what etcd serves with the manifest. Leases that expire delete keys and raise the revision of the restored
+/// etcd, so a higher revision is no difference. Numbers of keys are then not comparable. The hash covers only the
+/// revisions of the backup.
 fn judge(expected: &Contents, found: &etcd::Served) -> Report {
     if found.revision < expected.revision {
         return Report::Failed {
@@ -80,8 +81,17 @@ fn judge(expected: &Contents, found: &etcd::Served) -> Report {
             ),
         };
     }
-    let compared = expected.hash.zip(found.hash);
-    if let Some((expected, found)) = compared.filter(|(expected, found)| expected != found) {
+    let counts = expected.keys.zip(found.keys);
+    let counts = counts.filter(|_| found.revision == expected.revision);
+    if let Some((expected, found)) = counts.filter(|(expected, found)| expected != found) {
+        return Report::Failed {
+            message: format!(
+                "the restored etcd serves {found} keys, but the manifest records {expected} keys"
+            ),
+        };
+    }
+    let hashes = expected.hash.zip(found.hash);
+    if let Some((expected, found)) = hashes.filter(|(expected, found)| expected != found) {
         return Report::Failed {
             message: format!(
                 "etcd's hash of the restored data is {:08x} (compacted at revision {}), but the manifest records the \
@@ -93,7 +103,8 @@ fn judge(expected: &Contents, found: &etcd::Served) -> Report {
     Report::Verified(Proof {
         revision: expected.revision,
         keys: found.keys,
-        hash_compared: compared.is_some(),
+        keys_compared: counts.is_some(),
+        hash_compared: hashes.is_some(),
     })
 }
 
@@ -103,44 +114,78 @@ mod tests {
 
     use super::*;
 
-    fn contents(hash: Option<u32>) -> Contents {
+    fn contents(keys: Option<i64>, hash: Option<u32>) -> Contents {
         Contents {
             revision: 7,
             size: 100,
             sha256: String::new(),
             hash: hash.map(|hash| KeyHash { hash, compacted: 3 }),
+            keys,
             origin: None,
         }
     }
 
-    fn found(revision: i64, hash: u32) -> Served {
+    fn found(revision: i64, keys: i64, hash: u32) -> Served {
         Served {
             revision,
             hash: Some(KeyHash { hash, compacted: 3 }),
-            keys: Some(2),
+            keys: Some(keys),
         }
+    }
+
+    fn proof(keys: i64, keys_compared: bool, hash_compared: bool) -> Report {
+        Report::Verified(Proof {
+            revision: 7,
+            keys: Some(keys),
+            keys_compared,
+            hash_compared,
+        })
     }
 
     #[test]
     fn different_hash_or_lower_revision_fails_verification() {
-        let verified = |hash_compared| {
-            Report::Verified(Proof {
-                revision: 7,
-                keys: Some(2),
-                hash_compared,
-            })
-        };
-        assert_eq!(judge(&contents(Some(9)), &found(7, 9)), verified(true));
+        let verified = |hash| proof(2, false, hash);
+        assert_eq!(
+            judge(&contents(None, Some(9)), &found(7, 2, 9)),
+            verified(true)
+        );
         // An expired lease has raised the revision.
-        assert_eq!(judge(&contents(Some(9)), &found(8, 9)), verified(true));
-        assert_eq!(judge(&contents(None), &found(7, 9)), verified(false));
+        assert_eq!(
+            judge(&contents(None, Some(9)), &found(8, 2, 9)),
+            verified(true)
+        );
+        assert_eq!(
+            judge(&contents(None, None), &found(7, 2, 9)),
+            verified(false)
+        );
         for (expected, found) in [
-            (contents(Some(9)), found(7, 8)),
-            (contents(Some(9)), found(6, 9)),
-            (contents(None), found(6, 9)),
+            (contents(None, Some(9)), found(7, 2, 8)),
+            (contents(None, Some(9)), found(6, 2, 9)),
+            (contents(None, None), found(6, 2, 9)),
         ] {
             let report = judge(&expected, &found);
             assert!(matches!(report, Report::Failed { .. }), "{report:?}");
         }
+    }
+
+    #[test]
+    fn different_number_of_keys_fails_verification() {
+        let recorded = contents(Some(2), Some(9));
+        assert_eq!(judge(&recorded, &found(7, 2, 9)), proof(2, true, true));
+        // The number is compared even if the manifest has no hash, as for a large database.
+        let large = contents(Some(2), None);
+        assert_eq!(judge(&large, &found(7, 2, 9)), proof(2, true, false));
+        for keys in [1, 3] {
+            for recorded in [&recorded, &large] {
+                let Report::Failed { message } = judge(recorded, &found(7, keys, 9)) else {
+                    panic!("{keys} keys were accepted");
+                };
+                for part in [format!("serves {keys} keys"), "records 2 keys".to_owned()] {
+                    assert!(message.contains(&part), "{message}");
+                }
+            }
+        }
+        // An expired lease has deleted a key, and has raised the revision.
+        assert_eq!(judge(&recorded, &found(8, 1, 9)), proof(1, false, true));
     }
 }

@@ -1,4 +1,4 @@
-//! At most one verification runs in a namespace. Performs no I/O.
+//! At most one verification runs in a namespace, unless an EtcdBackup allows more. Performs no I/O.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -31,6 +31,15 @@ impl Turns {
         granted
     }
 
+    /// Grants an EtcdBackup with `spec.verification.allowConcurrent` a verification at any time. If no other EtcdBackup
+    /// of the namespace has the turn, this EtcdBackup takes the turn, so that the others wait until it ends.
+    pub(crate) fn join(&self, namespace: &str, uid: &str) {
+        let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        turns
+            .entry(namespace.to_owned())
+            .or_insert_with(|| uid.to_owned());
+    }
+
     /// Ends the turn of the EtcdBackup with this UID.
     pub(crate) fn end(&self, namespace: &str, uid: &str) {
         let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -56,6 +65,22 @@ mod tests {
         assert!(!turns.take("prod", "b", &[], all));
         turns.end("prod", "a");
         assert!(turns.take("prod", "b", &[], all));
+    }
+
+    /// The EtcdBackup `b` allows concurrent verifications, so it does not wait. The others wait for it.
+    #[test]
+    fn concurrent_verification_does_not_end_turn_of_another() {
+        let turns = Turns::default();
+        let all = |_: &str| true;
+        assert!(turns.take("prod", "a", &[], all));
+        turns.join("prod", "b");
+        turns.end("prod", "b");
+        assert!(!turns.take("prod", "c", &[], all), "a still has the turn");
+        turns.end("prod", "a");
+        turns.join("prod", "b");
+        assert!(!turns.take("prod", "c", &[], all), "b has the turn");
+        turns.end("prod", "b");
+        assert!(turns.take("prod", "c", &[], all));
     }
 
     #[test]

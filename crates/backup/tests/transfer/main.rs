@@ -14,7 +14,7 @@ use backup::transfer::{EarlierAttempt, Meter, ObjectName, Owner, Transfer, earli
 use bytes::Bytes;
 use etcd::fake::FakeEtcd;
 use etcd::testing::{EtcdProcess, Programs, Start, free_port};
-use etcd::{Access, ClusterId, Etcd, EtcdClient};
+use etcd::{Access, ClusterId, Etcd, EtcdClient, KeyHash};
 use jiff::Timestamp;
 use runtime::endpoints::{EndpointGrant, EndpointGrants, GrantedBy};
 use store::fake::{Call, FaultyStore};
@@ -173,6 +173,9 @@ async fn stored_backup_can_be_restored() {
             (stored.revision, stored.size)
         );
         assert_eq!(manifest.backup_uid.as_deref(), Some("uid-1"));
+        // 80 keys of 256 KiB, and the key `last`.
+        assert_eq!((manifest.keys, stored.keys), (Some(81), Some(81)));
+        assert!(manifest.hash.is_some(), "{minor}");
 
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), &bytes).unwrap();
@@ -401,6 +404,41 @@ async fn invariant_12_backup_fails_if_store_fails() {
             .await
             .unwrap();
         assert!(found(&store, "uid-1", long_ago()).await.unwrap().is_some());
+    }
+}
+
+/// A member applies no writes while it computes the hash or counts its keys, so the operator requests neither from a
+/// member with a large database.
+#[tokio::test]
+async fn manifest_of_large_database_has_no_hash_and_no_number_of_keys() {
+    const GIB: i64 = 1 << 30;
+    let whole = recorded().await;
+    for (size, hash, keys) in [
+        (GIB, Some(5), Some(3)),
+        (GIB + 1, None, Some(3)),
+        (8 * GIB, None, Some(3)),
+        (8 * GIB + 1, None, None),
+    ] {
+        let dir = tempfile::tempdir().unwrap();
+        let store = Arc::new(LocalStore::new(dir.path()));
+        let etcd = FakeEtcd::formed(7, &["a"], |name| format!("http://{name}:2379"));
+        etcd.with(|state| {
+            state.snapshot.clone_from(&whole);
+            state.members[0].db_size = size;
+            state.hash = Some(KeyHash {
+                hash: 5,
+                compacted: 0,
+            });
+            state.keys = Some(3);
+        });
+        let endpoints = vec!["http://a:2379".to_owned()];
+        let run = transfer(Arc::new(etcd), endpoints, store.clone());
+        let none = CancellationToken::new();
+        let stored = run.run(&Meter::default(), &none).await.unwrap();
+        let manifest = download(store.as_ref(), &manifest_key(KEY)).await.unwrap();
+        let manifest: BackupManifest = serde_json::from_slice(&manifest).unwrap();
+        assert_eq!((manifest.hash, manifest.keys), (hash, keys), "{size}");
+        assert_eq!(stored.keys, keys, "{size}");
     }
 }
 

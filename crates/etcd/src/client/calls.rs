@@ -225,14 +225,7 @@ impl Etcd for EtcdClient {
     async fn hash(&self, member: &str, revision: i64) -> Result<Option<KeyHash>, Error> {
         let answer = self
             .ask(member, self.deadlines.progress, |mut client| async move {
-                match client.hash_kv(revision).await {
-                    Err(etcd_client::Error::GRpcStatus(status))
-                        if status.message().ends_with(COMPACTED) =>
-                    {
-                        Ok(None)
-                    }
-                    answer => answer.map(Some),
-                }
+                unless_compacted(client.hash_kv(revision).await)
             })
             .await?;
         Ok(answer.map(|answer| KeyHash {
@@ -240,5 +233,29 @@ impl Etcd for EtcdClient {
             // If the store was never compacted, etcd reports the revision -1.
             compacted: answer.compact_version().max(0),
         }))
+    }
+
+    async fn key_count(&self, member: &str, revision: i64) -> Result<Option<i64>, Error> {
+        let answer = self
+            .ask(member, self.deadlines.progress, |mut client| async move {
+                let options = GetOptions::new().with_all_keys().with_count_only();
+                // A serializable read needs no quorum.
+                let options = options.with_serializable().with_revision(revision);
+                unless_compacted(client.get([0_u8], Some(options)).await)
+            })
+            .await?;
+        Ok(answer.map(|answer| answer.count()))
+    }
+}
+
+/// The answer of etcd; `None` if etcd has compacted the requested revision.
+fn unless_compacted<T>(
+    answer: Result<T, etcd_client::Error>,
+) -> Result<Option<T>, etcd_client::Error> {
+    match answer {
+        Err(etcd_client::Error::GRpcStatus(status)) if status.message().ends_with(COMPACTED) => {
+            Ok(None)
+        }
+        answer => answer.map(Some),
     }
 }

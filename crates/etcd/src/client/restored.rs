@@ -14,7 +14,7 @@ use crate::port::{Error, KeyHash};
 /// Properties of the data that a restored etcd serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Served {
-    /// The current revision of the store.
+    /// The current revision of the store, which is read after the number of keys.
     pub revision: i64,
     /// The hash of all keys at the requested revision. `None` if this release of etcd does not support the request.
     pub hash: Option<KeyHash>,
@@ -50,12 +50,7 @@ pub async fn served(
     deadline: Duration,
 ) -> Result<Served, Error> {
     let other = |what: &str| Error::Other(format!("{peer}: {what}"));
-    let text = plain::get(metrics, "/metrics", "", deadline).await?;
-    let (200, body) = plain::parts(&text).ok_or_else(|| other("the answer is not HTTP"))? else {
-        return Err(other("etcd does not report its metrics"));
-    };
-    let keys = plain::metric(body, "etcd_debugging_mvcc_keys_total").and_then(whole);
-    let current = plain::metric(body, "etcd_debugging_mvcc_current_revision").and_then(whole);
+    let keys = metric(metrics, "etcd_debugging_mvcc_keys_total", deadline).await?;
     let answer = plain::get(
         peer,
         "/members/hashkv",
@@ -79,7 +74,10 @@ pub async fn served(
             })
         }
         Some((404, _)) => {
-            let revision = current.ok_or_else(|| other("etcd does not report its revision"))?;
+            let current = metric(metrics, "etcd_debugging_mvcc_current_revision", deadline);
+            let revision = current
+                .await?
+                .ok_or_else(|| other("etcd does not report its revision"))?;
             Ok(Served {
                 revision,
                 hash: None,
@@ -92,6 +90,16 @@ pub async fn served(
         ))),
         None => Err(other("the answer is not HTTP")),
     }
+}
+
+/// Reads the value of one metric. `None` if etcd does not report this metric.
+async fn metric(address: &str, name: &str, deadline: Duration) -> Result<Option<i64>, Error> {
+    let other = |what: &str| Error::Other(format!("{address}: {what}"));
+    let text = plain::get(address, "/metrics", "", deadline).await?;
+    let (200, body) = plain::parts(&text).ok_or_else(|| other("the answer is not HTTP"))? else {
+        return Err(other("etcd does not report its metrics"));
+    };
+    Ok(plain::metric(body, name).and_then(whole))
 }
 
 /// Converts a metric to a whole number. Metrics are floats, which are exact up to 2^53.

@@ -151,6 +151,7 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     // If backups are verified, the new one is verified at once.
     if let Some(verification) = &mut spec.verification {
         (verification.schedule, verification.time_zone) = (None, None);
+        verification.window = None;
     }
     // The new EtcdBackup makes one backup, and is not periodic. The stored backup is kept even if the EtcdBackup is
     // deleted.

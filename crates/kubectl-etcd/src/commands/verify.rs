@@ -34,6 +34,7 @@ fn known(backup: &EtcdBackup, now: Timestamp, paint: Paint) -> String {
         ConditionType::Failed,
         ConditionType::Progressing,
         ConditionType::RetentionApplied,
+        ConditionType::Verified,
     ] {
         if let Some(one) = find(conditions, &kind) {
             lines.push(format!(
@@ -53,7 +54,10 @@ fn known(backup: &EtcdBackup, now: Timestamp, paint: Paint) -> String {
             key.name, key.id
         ));
     }
-    lines.push("only a restore proves that a backup is usable: add --rehearse".to_owned());
+    let verified = status.last_verified.as_ref().map(|last| &last.location);
+    if verified.is_none() || verified != status.location.as_ref() {
+        lines.push("only a restore proves that a backup is usable: add --rehearse".to_owned());
+    }
     let mut table = Table::new(&["COMPLETED", "REVISION", "SIZE", "SHA-256", "LOCATION"]);
     for stored in &status.backups {
         let completed = stored
@@ -270,6 +274,7 @@ mod tests {
             "2026-11-26T05:00:00Z".parse().unwrap(),
             Paint(false),
         );
+        assert!(text.contains("--rehearse"), "{text}");
         for part in [
             "checksum matches",
             "key 2026 (ID a62e0f7753a4df18)",
@@ -279,6 +284,27 @@ mod tests {
             "s3://b/k",
         ] {
             assert!(text.contains(part), "{part}: {text}");
+        }
+    }
+
+    #[test]
+    fn verify_shows_proof_of_newest_backup() {
+        let of = |location: &str| {
+            let backup = json!({
+                "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup", "metadata": { "name": "n" },
+                "spec": { "storageType": "S3", "verification": {} },
+                "status": { "succeeded": true, "location": "s3://b/new", "lastVerified": { "location": location },
+                    "conditions": [{ "type": "Verified", "status": "True", "reason": "BackupVerified",
+                        "message": "a test restore succeeded", "lastTransitionTime": "2026-11-26T02:00:00Z" }] }
+            });
+            let backup: EtcdBackup = serde_json::from_value(backup).unwrap();
+            known(&backup, Timestamp::UNIX_EPOCH, Paint(false))
+        };
+        for (location, advised) in [("s3://b/new", false), ("s3://b/old", true)] {
+            let text = of(location);
+            let reported = "Verified: True BackupVerified: a test restore succeeded";
+            assert!(text.contains(reported), "{text}");
+            assert_eq!(text.contains("--rehearse"), advised, "{text}");
         }
     }
 }

@@ -372,6 +372,7 @@ pub(super) fn verify(
                 hash,
                 compacted: inspected.compacted,
             }),
+        keys: manifest.and_then(|manifest| manifest.keys),
         origin: None,
     })
 }

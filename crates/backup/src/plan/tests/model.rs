@@ -348,6 +348,7 @@ impl World {
                 revision: self.data[&key],
                 size: 1,
                 sha256: String::new(),
+                keys: None,
                 encryption_key: None,
                 created_at: self.now,
             };

@@ -86,6 +86,73 @@ fn verification_starts_at_scheduled_time() {
     assert_eq!(planned(&hourly, PodState::NotRead).verdict, begins);
 }
 
+fn in_window(schedule: &str) -> Value {
+    json!({ "window": { "schedule": schedule, "duration": "2h" } })
+}
+
+/// The window limits only the start: neither the pod of a running verification nor its record depends on the window.
+#[test]
+fn verification_starts_only_within_its_window() {
+    let begins = VerificationVerdict::Starting(NEWEST.to_owned());
+    // At 12:00, the first window is open. The second window has closed at that moment.
+    let open = backup(in_window("0 11 * * *"), json!({}));
+    assert_eq!(planned(&open, PodState::NotRead).verdict, begins);
+    assert_eq!(need(&open, now()), VerificationNeed::Turn);
+    let closed = backup(in_window("0 10 * * *"), json!({}));
+    let waits = planned(&closed, PodState::NotRead);
+    let VerificationVerdict::Waiting(why) = &waits.verdict else {
+        panic!("{waits:?}");
+    };
+    for part in ["spec.verification.window", "2026-01-03T10:00:00Z"] {
+        assert!(why.contains(part), "{why}");
+    }
+    assert!(waits.requeue.is_some(), "{waits:?}");
+    // Outside of its window, the EtcdBackup does not delay the verifications of other EtcdBackups.
+    assert_eq!(need(&closed, now()), VerificationNeed::Nothing);
+    let running = running_since("2026-01-02T11:59:00Z");
+    let continues = planned(&backup(in_window("0 10 * * *"), running), PodState::Missing);
+    assert!(matches!(continues.step, Step::Create(_)), "{continues:?}");
+}
+
+#[test]
+fn window_delays_repeated_and_scheduled_verifications() {
+    let mut settings = in_window("0 10 * * *");
+    let failed = json!({ "verification": {
+        "location": NEWEST, "failures": 1, "lastFailureTime": "2026-01-02T11:00:00Z" } });
+    let waits = planned(&backup(settings.clone(), failed), PodState::NotRead);
+    assert!(
+        matches!(waits.verdict, VerificationVerdict::Waiting(_)),
+        "{waits:?}"
+    );
+    settings["schedule"] = json!("@hourly");
+    let verified =
+        json!({ "lastVerified": { "location": NEWEST, "time": "2026-01-02T11:30:00Z" } });
+    let waits = planned(
+        &backup(settings.clone(), verified.clone()),
+        PodState::NotRead,
+    );
+    assert!(
+        matches!(waits.verdict, VerificationVerdict::Waiting(_)),
+        "{waits:?}"
+    );
+    // Before the scheduled time, the verification does not wait for anything.
+    settings["schedule"] = json!("@weekly");
+    let waits = planned(&backup(settings, verified), PodState::NotRead);
+    assert_eq!(waits.verdict, VerificationVerdict::Unchanged);
+}
+
+/// A change of the cluster waits until the requested backup is proven to restore.
+#[test]
+fn requested_backup_is_verified_outside_window() {
+    let complete = json!({ "lastSuccessDate": "2026-01-02T00:01:00Z" });
+    let mut requested = backup(in_window("0 10 * * *"), complete);
+    let annotation = api::names::ANNOTATION_BACKUP_REQUESTED.to_owned();
+    let time = "2026-01-02T00:00:00Z".to_owned();
+    requested.metadata.annotations = Some([(annotation, time)].into());
+    let begins = VerificationVerdict::Starting(NEWEST.to_owned());
+    assert_eq!(planned(&requested, PodState::NotRead).verdict, begins);
+}
+
 #[test]
 fn second_verification_of_namespace_waits() {
     let alone = VerificationInputs {
@@ -93,10 +160,9 @@ fn second_verification_of_namespace_waits() {
         ..inputs(PodState::NotRead)
     };
     let waits = plan(&backup(json!({}), json!({})), &alone, now());
-    assert!(
-        matches!(waits.verdict, VerificationVerdict::Waiting(_)),
-        "{waits:?}"
-    );
+    let queued = VerificationVerdict::Queued(NEWEST.to_owned());
+    assert_eq!((waits.verdict, waits.step), (queued, Step::Nothing));
+    assert!(waits.requeue.is_some());
     let missing = VerificationInputs {
         has_turn: false,
         ..inputs(PodState::Missing)
@@ -174,6 +240,7 @@ fn verification_pod_is_deleted_before_result_is_recorded() {
     let proof = Proof {
         revision: 9,
         keys: Some(3),
+        keys_compared: true,
         hash_compared: true,
     };
     let ended = planned(&recorded, PodState::Ended(Ok(proof.clone())));
