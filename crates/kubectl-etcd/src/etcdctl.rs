@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn etcdctl_needs_password_if_authentication_is_on_and_user_is_absent() {
+    fn etcdctl_needs_password_unless_user_is_given() {
         let cluster = |auth: &str| -> EtcdCluster {
             serde_json::from_str(&format!(
                 r#"{{"apiVersion":"etcd.database.coreos.com/v1beta2","kind":"EtcdCluster","metadata":{{"name":"a"}},"spec":{{{auth}}}}}"#
