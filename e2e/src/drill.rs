@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn order_contains_each_fault_once() {
+    fn fault_order_contains_each_fault_once() {
         for seed in 0..100 {
             let order = order(seed);
             assert_eq!(order.len(), Fault::ALL.len());
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn order_depends_only_on_seed() {
+    fn fault_order_depends_only_on_seed() {
         assert_eq!(order(5), order(5));
         let first: Vec<Fault> = (0..100).map(|seed| order(seed)[0]).collect();
         assert!(
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn sealed_record_is_unreadable_and_opens_unchanged() {
+    fn sealed_drill_record_hides_faults_and_opens_unchanged() {
         let record = record();
         let sealed = record.sealed().unwrap();
         for word in ["BadImage", "billing", "EtcdMemberMissing", "fault"] {
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn written_record_is_read_back() {
+    fn written_drill_record_is_read_back() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("record");
         let missing = format!("{:#}", Record::read(&file).unwrap_err());

@@ -186,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn picture_shows_title_time_range_and_values() {
+    fn picture_shows_title_and_time_range_and_values() {
         let found = picture(&panel("stat", "Database"), Data::Number(Some(2048.0)));
         assert!(found.empty.is_empty());
         for text in [

@@ -113,8 +113,8 @@ fn summarize(answers: &[Answer], keys: usize) -> Result<ReadSummary> {
         if clusters.last() == Some(&answer.cluster_id) {
             continue;
         }
-        // Concurrent reads can return in any order. So only reads that started after the new cluster's first response
-        // must not return the old cluster.
+        // Concurrent reads can return in any order. A read that started before the first response of the new cluster
+        // may therefore return the old cluster. A read that started later must not.
         let later =
             |other: &&Answer| other.cluster_id != answer.cluster_id && other.ended < answer.begun;
         ensure!(

@@ -24,14 +24,14 @@ mod tests {
     const PAGE: &str = "# A\n\nThe output of `kubectl get a` in a test:\n\n```text\nold\n```\n\n```text\nother\n```\n";
 
     #[test]
-    fn screen_replaces_output_of_its_command() {
+    fn output_of_command_is_replaced_in_page() {
         let found = replaced(PAGE, "kubectl get a", "NAME   AGE  \nb      1s\n\n").unwrap();
         let expected = PAGE.replace("old", "NAME   AGE\nb      1s");
         assert_eq!(found, expected);
     }
 
     #[test]
-    fn screen_without_block_is_rejected() {
+    fn page_without_output_of_command_is_rejected() {
         let error = replaced(PAGE, "kubectl get b", "x").unwrap_err();
         assert!(error.to_string().contains("kubectl get b"), "{error}");
     }

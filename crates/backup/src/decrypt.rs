@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn decrypts_with_key_file() {
+    fn key_file_decrypts_only_complete_objects() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("key");
         std::fs::write(&file, TEXT).unwrap();
@@ -138,7 +138,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_key_is_reported_with_required_id() {
+    fn wrong_decryption_key_error_names_required_key_id() {
         let other = Key::parse("other", "B".repeat(42).as_bytes());
         assert!(other.is_err());
         let other = Key::parse("other", ("B".repeat(42) + "A=").as_bytes()).unwrap();
@@ -151,7 +151,7 @@ mod tests {
     }
 
     #[test]
-    fn unusable_key_file_is_named() {
+    fn unusable_key_file_is_reported_with_reason() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("key");
         let text = |file: &PathBuf| {

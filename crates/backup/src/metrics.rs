@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn backup_metric_series_have_namespace_cluster_and_name() {
+    fn backup_metrics_have_labels_namespace_and_cluster_and_name() {
         let spec = serde_json::json!({ "storageType": "S3", "etcdCluster": { "name": "main" } });
         let mut backup = EtcdBackup::new("nightly", serde_json::from_value(spec).unwrap());
         backup.metadata.namespace = Some("prod".to_owned());

@@ -148,8 +148,8 @@ async fn for_transfer(
     let namespace = backup.namespace().unwrap_or_default();
     let rule = context.endpoints.of(&namespace);
     if let StorageSource::Pvc(pvc) = source {
-        // The operator cannot read the volume; only the pod can. The operator reads the Secrets anyway, to report their
-        // problems before it creates the pod.
+        // Only the backup pod can read the volume. The operator reads the Secrets, to report their problems before it
+        // creates the pod.
         let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
         cluster::client(context, backup).await?;
         site::encryption_key(&context.client, backup).await?;

@@ -137,7 +137,7 @@ async fn retention_removes_old_backups_with_manifests() {
 }
 
 #[tokio::test]
-async fn retention_deletes_no_other_objects() {
+async fn retention_keeps_objects_of_other_paths() {
     let server = S3Server::start(&["bucket"]);
     let store = s3(&server).await;
     let mut others = Vec::new();

@@ -358,7 +358,7 @@ async fn backups_of_same_second_have_distinct_names() {
 
 /// In a store without tags, an object of the same size may be the object of another writer.
 #[tokio::test]
-async fn invariant_12_store_without_tags_detects_replaced_object() {
+async fn invariant_12_replaced_object_is_detected_without_store_tags() {
     let snapshot = recorded().await;
     let dir = tempfile::tempdir().unwrap();
     let store = Shared {

@@ -145,7 +145,7 @@ mod tests {
         let third = assembler.push(batch(&[(6, "c"), (7, "a")], false), 3);
         assert_eq!(revisions(&third), [(6, 3), (7, 1)]);
         assert_eq!(third.gap, None);
-        // A progress notification completes nothing, and a later batch continues.
+        // A progress notification completes no transaction, and the last revision stays the same.
         assert_eq!(assembler.push(batch(&[], false), 4), Assembled::default());
         assert_eq!(assembler.last(), 7);
     }
@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn other_cluster_is_a_gap() {
+    fn batch_from_other_cluster_is_a_gap() {
         let mut assembler = Assembler::new(ClusterId(8), 4);
         let found = assembler.push(batch(&[(5, "a")], false), 1);
         assert_eq!(found.gap, Some(GapReason::ClusterChanged));

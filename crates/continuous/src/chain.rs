@@ -228,7 +228,7 @@ impl Walk {
             .filter_map(|index| names.get(index).copied())
             .collect();
         let known: HashSet<ShortDigest> = names.iter().map(|name| name.digest).collect();
-        // A segment after an unreached segment is no separate problem.
+        // Only the first segment of an unreached sequence is a problem. The segments after it are not reported.
         let mut roots: Vec<SegmentName> = unreached
             .iter()
             .copied()

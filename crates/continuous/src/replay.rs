@@ -284,7 +284,7 @@ impl Replay<'_> {
         let revision = self.report.revision;
         let is_free = self.target.revoke(end.id).await.map_err(at(revision))?;
         if !is_free {
-            // The lease was granted again between its end and the recorder's request.
+            // The lease has keys in the target: its ID was granted again after the recorded end. The lease stays.
             self.report.leases_kept += 1;
         }
         Ok(())

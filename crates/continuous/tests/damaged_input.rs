@@ -131,7 +131,7 @@ proptest! {
     }
 
     #[test]
-    fn damage_with_correct_checksums_is_read_or_rejected(object in damaged(&samples())) {
+    fn damaged_content_with_valid_checksums_is_read_or_rejected(object in damaged(&samples())) {
         let object = with_checksums(object);
         if let Ok(segment) = bounded(|| Segment::decode(&object)) {
             let transactions = segment.records.iter().filter(|record| {

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn wait_ends_with_goal_failure_or_time_limit() {
+    async fn wait_ends_at_goal_or_failure_or_timeout() {
         let limit = Duration::from_mins(1);
         let mut looks = vec![Look::Done("b".into()), Look::Waiting("a".into())];
         let done = wait("x", "ready", limit, async || Ok(looks.pop().unwrap())).await;

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn exit_codes_distinguish_refusal_timeout_and_failure() {
+    fn refusal_and_timeout_and_failure_have_own_exit_codes() {
         let refused = Error::refused("a", "b");
         let timeout = Error::TimedOut {
             object: "a".into(),

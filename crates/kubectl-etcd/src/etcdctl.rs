@@ -302,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn etcdctl_needs_password_if_authentication_is_on_and_user_is_absent() {
+    fn etcdctl_needs_password_only_with_authentication_and_without_user() {
         let cluster = |auth: &str| -> EtcdCluster {
             serde_json::from_str(&format!(
                 r#"{{"apiVersion":"etcd.database.coreos.com/v1beta2","kind":"EtcdCluster","metadata":{{"name":"a"}},"spec":{{{auth}}}}}"#

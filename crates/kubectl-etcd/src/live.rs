@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn endpoint_status_may_have_numbers_as_text_and_lines_before_it() {
+    fn endpoint_status_accepts_quoted_numbers_and_leading_lines() {
         let output = format!(
             "a warning\n{}",
             OUTPUT.replace("\"revision\":8123", "\"revision\":\"8123\"")

@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn ready_voter_is_chosen_before_learner_and_running_pod() {
+    fn ready_voter_precedes_learner_and_unready_pod() {
         let pods = [
             pod("a", "voter", false, false),
             pod("b", "learner", true, true),

@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn time_distances_distinguish_past_and_future() {
+    fn relative_times_distinguish_past_and_future() {
         let at = |second| Timestamp::from_second(second).unwrap();
         assert_eq!(distance(at(1000), at(1045)), "45s ago");
         assert_eq!(distance(at(1000 + 3 * 86_400), at(1000)), "in 3d");

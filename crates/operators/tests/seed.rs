@@ -287,7 +287,8 @@ async fn restarted_seed_keeps_existing_data() {
     // The node has restarted, and the Secret and the backup were deleted in the meantime.
     let mut again = world.fetch_from("missing/nothing");
     again.secret = None;
-    // The program reports the existing data, even if the arguments require another SHA-256. The operator compares both.
+    // The program reports the SHA-256 of the existing data, even if the arguments require another SHA-256. The operator
+    // compares the reported SHA-256 with the recorded one.
     again.sha256 = Some("ab".repeat(32));
     assert_eq!(fetch(&again).await.unwrap(), first);
     assert_eq!(prepare(&world.prepare(&peer_url)).unwrap(), first);

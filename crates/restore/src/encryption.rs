@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_key_is_reported_with_its_id() {
+    fn missing_decryption_key_is_reported_with_id() {
         let trouble = checked(false, Some(ID)).unwrap_err();
         assert_eq!(trouble.reason, Reason::InvalidSpec);
         assert!(trouble.message.contains(ID), "{}", trouble.message);

@@ -298,7 +298,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn store_opens_for_every_storage_type() {
+    async fn store_opens_only_with_its_directory_or_secret() {
         let local = LocalSource {
             path: "etcd/backup".to_owned(),
         };

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_key_is_reported_with_its_id() {
+    fn missing_decryption_key_is_reported_with_id() {
         let stored = packed(b"content", true, Some(&key('a')));
         let id = key('a').id().to_string();
         for given in [None, Some(Keys::default()), Some(keys('b'))] {

@@ -236,7 +236,7 @@ fn damaged_encrypted_objects_are_rejected() {
     let samples: Vec<&[u8]> = objects.iter().map(Vec::as_slice).collect();
     proptest!(cases(256), |(object in damaged(&samples))| {
         if let Ok(found) = bounded(|| unpacked(&object)) {
-            // The object has no change, or its changes cancel each other.
+            // An object is accepted only if the damage changed nothing, or if its changes cancel each other.
             prop_assert!(found == content());
         }
         assert_little_memory();

@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn legend_omits_entries_without_place() {
+    fn legend_omits_entries_that_do_not_fit() {
         let line = |name: &str| Line {
             name: name.into(),
             points: Vec::new(),

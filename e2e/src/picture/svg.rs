@@ -171,7 +171,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn long_texts_are_cut_to_their_width() {
+    fn long_texts_are_truncated_to_given_width() {
         assert_eq!(cut("short", 100.0, 10.0), "short");
         let found = cut("a very long name of a pod", 60.0, 10.0);
         assert!(
@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn horizontal_lines_have_only_their_ends() {
+    fn horizontal_lines_keep_only_end_points() {
         let flat = [(0.0, 1.0), (1.0, 1.0), (2.0, 1.0), (3.0, 5.0)];
         assert_eq!(corners(&flat), [(0.0, 1.0), (2.0, 1.0), (3.0, 5.0)]);
     }

@@ -120,7 +120,7 @@ impl Sandbox {
     pub async fn lose_pod(&self, cluster: &str, pod: &str) -> Result<()> {
         let before = self.objects(Kind::EtcdCluster).get(cluster).await?;
         let since = before.metadata.resource_version.unwrap_or_default();
-        // If the operator considered the member lost before, it may already have deleted the pod.
+        // If the operator already regards the member as lost, the operator may have deleted the pod.
         let delete = ["delete", "pod", pod, "--now", "--wait=false"];
         self.kubectl(&[&delete[..], &["--ignore-not-found"]].concat())
             .await?;

@@ -431,7 +431,8 @@ mod full {
             )
             .await?;
             let left = bucket.keys().await?;
-            // Left are the new backup with its manifest, the two newest old backups, and the keys of other software.
+            // The bucket contains only the new backup with its manifest, the two newest old backups, and the objects of
+            // other software.
             let count = left.len();
             ensure!(count == 4 + SIBLINGS.len(), "{count} left: {left:?}");
             let is_left = |sibling: &&str| left.iter().any(|key| key == sibling);

@@ -266,7 +266,8 @@ async fn ensure_backups(bucket: &Bucket, backups: &[&str]) -> Result<()> {
 async fn contradictory_restores(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let s3 = sandbox.env.s3()?;
     let path = format!("{}/good", bucket.name);
-    // The manifest says that a newer etcd wrote the backup than the etcd in the template, which could not read it.
+    // The template names an older version of etcd than the manifest of the backup. The older etcd could not read the
+    // backup.
     let newest = newest_version(&sandbox.env)?;
     let oldest = sandbox.env.etcd_versions.first().context("no versions")?;
     let older = format!("{{name: d, template: {{spec: {{size: 1, version: \"{oldest}\"}}}}}}");
@@ -298,7 +299,8 @@ async fn running_cluster_is_unchanged(
     keys: &Keyspace,
 ) -> Result<()> {
     let running = sandbox.await_members("c", 1).await?;
-    // The manifest says that a newer etcd wrote the backup than the etcd of this cluster, which could not read it.
+    // The manifest of the backup names a newer version of etcd than the running cluster. The etcd of this cluster could
+    // not read such a backup.
     let manifest = bucket.read("good.manifest.json").await?;
     let mut manifest: serde_json::Value = serde_json::from_slice(&manifest)?;
     ensure!(manifest["etcdVersion"].is_string(), "{manifest}");

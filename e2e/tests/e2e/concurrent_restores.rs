@@ -162,8 +162,8 @@ pub(crate) async fn two_over_one_cluster(sandbox: &Sandbox, sources: &Sources) -
     let (mut complete, refused): (Vec<_>, Vec<_>) = both
         .into_iter()
         .partition(|object| has_condition(object, "Complete", "True"));
-    // If the second restore starts after the first is complete, it replaces the data of the first. So the last restore
-    // decides.
+    // If the second restore starts after the first restore is complete, both complete. The cluster then has the data of
+    // the second restore, so the sort puts the second restore last.
     complete.sort_by_key(|one| {
         let replaces = field(one, "/status/replaces/clusterID");
         replaces != field(&before, "/status/clusterID")

@@ -121,7 +121,7 @@ async fn are_encrypted(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
 }
 
 async fn are_restored(sandbox: &Sandbox, bucket: &Bucket, before: &StoreState) -> Result<()> {
-    // The EtcdBackup names the Secret.
+    // The EtcdRestore `from-old` names no Secret: the restore operator uses the Secret that the EtcdBackup `old` names.
     let by_name = "apiVersion: etcd.database.coreos.com/v1beta2\nkind: EtcdRestore\nmetadata: {name: from-old}\nspec:\n  \
                    etcdCluster: {name: from-old}\n  backup: {name: old}\n";
     let path = format!("{}/etcd/new", bucket.name);

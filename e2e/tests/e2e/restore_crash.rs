@@ -304,7 +304,7 @@ mod full {
     }
 
     #[tokio::test]
-    async fn failing_restore_and_new_cluster_restore_survive_crashes() {
+    async fn abandoned_and_new_cluster_restores_resume_after_crashes() {
         scenario("restore_crash_new", async |sandbox| {
             let running = cluster_with_backup(sandbox).await?;
             gives_up(sandbox, &running).await?;

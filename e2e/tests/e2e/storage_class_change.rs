@@ -58,7 +58,7 @@ async fn degraded(sandbox: &Sandbox) -> Result<String> {
 }
 
 #[tokio::test]
-async fn corrected_storage_class_starts_a_new_cluster() {
+async fn cluster_forms_after_storage_class_is_corrected() {
     cluster_scenario("storage_class_missing", async |sandbox| {
         let manifest =
             |class: &str| cluster_with(&sandbox.env, "c", 3, &claims_with(class, "64Mi"));

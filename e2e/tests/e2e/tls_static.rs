@@ -61,7 +61,7 @@ async fn shrinks(sandbox: &Sandbox) -> Result<()> {
 /// The TLS example of v0.9.4 is applied unchanged, with the Secrets that its documentation requires. The certificates
 /// are valid only for addresses of the form `Pod`. The members have no volumes.
 #[tokio::test]
-async fn cluster_from_old_tls_example_survives_member_changes() {
+async fn cluster_from_v0_9_4_tls_example_survives_member_changes() {
     cluster_scenario_without_leaks("tls_old_example", async |sandbox| {
         let path = crate::fixtures::root().join("e2e/fixtures/v0.9.4/example-tls-cluster.yaml");
         let old = std::fs::read_to_string(&path).with_context(|| format!("{}", path.display()))?;

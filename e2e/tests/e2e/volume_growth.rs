@@ -131,7 +131,7 @@ async fn rejected_volume_growth_reports_remedy() {
             )
             .await?;
             ensure!(all::<Pod>(sandbox).await? == pods, "a pod was recreated");
-            // The user has requested the original size again, so the cluster must no longer be degraded.
+            // The user requests the original size again. After that, the cluster must no longer be degraded.
             request_size(sandbox, "64Mi").await?;
             until("Degraded=False", DEADLINE, async || {
                 let object = clusters.get("c").await?;

@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_32_with_verification_only_proven_backup_counts() {
+    fn invariant_32_unproven_backup_does_not_count_with_verification() {
         let verified = waiting(|object| object["spec"]["backup"]["verification"] = json!({}));
         let status = |proven: Value| {
             json!({ "succeeded": true, "clusterID": ID, "lastSuccessDate": "2026-11-27T03:00:00Z",

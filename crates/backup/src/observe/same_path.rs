@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn same_path_includes_suspended_but_not_moved_etcdbackups() {
+    fn suspended_etcdbackup_shares_path_unlike_moved_etcdbackup() {
         let all = [
             backup("moved", |object| {
                 object["spec"]["s3"]["path"] = json!("bucket/elsewhere");
@@ -121,7 +121,7 @@ mod tests {
     }
 
     #[test]
-    fn same_path_includes_etcdbackup_that_cannot_be_parsed() {
+    fn unparsable_etcdbackup_counts_as_sharing_path() {
         let later = json!({
             "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",
             "metadata": { "name": "later", "namespace": "n", "uid": "later" },

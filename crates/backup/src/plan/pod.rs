@@ -229,6 +229,7 @@ mod tests {
         };
         let named: Vec<_> = secrets(&order).iter().map(|(.., secret)| *secret).collect();
         assert_eq!(named, ["client-tls", "root", "keys"]);
+        assert!(secrets(&Order::example()).is_empty());
         let mounts = container(
             &order,
             &OperatorImage {

@@ -167,7 +167,7 @@ mod tests {
     }
 
     #[test]
-    fn password_for_endpoint_outside_namespace_is_rejected() {
+    fn password_without_tls_outside_namespace_is_rejected() {
         for endpoint in [
             "http://attacker.example:2379",
             "http://203.0.113.7:2379",

@@ -19,7 +19,7 @@ fn requested(backup: &EtcdBackup) -> Option<Timestamp> {
 
 /// The time of the next backup for the request. `None` without a request, and if a backup has been complete since then.
 pub(super) fn due(backup: &EtcdBackup, now: Timestamp) -> Option<Timestamp> {
-    // A wrong clock wrote a time that is far in the future.
+    // A time far in the future was written with a wrong clock, and is ignored.
     let requested = requested(backup).filter(|time| time.duration_since(now) <= MAX_CLOCK_SKEW)?;
     let status = backup.status.as_ref();
     let complete = status.and_then(|status| status.last_success_date.as_ref());

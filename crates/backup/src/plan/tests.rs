@@ -340,7 +340,7 @@ fn canceled() -> Snapshot {
 
 /// The deadline passed while the operator read the whole backup in a directory again to verify it.
 #[test]
-fn backup_that_is_complete_at_deadline_succeeds() {
+fn canceled_transfer_with_complete_backup_succeeds() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     let canceling = after(backup.clone(), &plan(&backup, &running, at(61)), at(61));

@@ -370,7 +370,7 @@ fn built(
         .as_deref()
         .or(inputs.repository.as_deref());
     let mut source = Source::store(&block, &version, status.sha256.as_deref());
-    // The status shows whether the newest backup is encrypted. It may be older than `spec.encryption`.
+    // The status shows whether the newest backup is encrypted. `spec.encryption` may have changed since that backup.
     match (&status.encryption_key, &backup.spec.encryption) {
         (Some(_), Some(encryption)) => source = source.encrypted(&encryption.secret),
         (Some(key), None) => {

@@ -307,7 +307,7 @@ mod tests {
     }
 
     #[test]
-    fn unencrypted_backup_of_older_image_is_a_failure() {
+    fn unencrypted_backup_fails_order_that_requires_encryption() {
         let mut task = SnapshotTask {
             endpoints: Vec::new(),
             begun: Timestamp::UNIX_EPOCH,

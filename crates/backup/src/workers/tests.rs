@@ -181,7 +181,8 @@ async fn workers_limit_concurrent_transfers() {
     .await;
     assert_eq!(case.count(false), 3);
     case.gate.add_permits(1);
-    // Each EtcdBackup is reconciled when its transfer ends, and the three queued ones also when theirs start.
+    // Each EtcdBackup is reconciled when its transfer ends. The three queued EtcdBackups are also reconciled when their
+    // transfers start.
     let mut reconciled = Vec::new();
     for _ in 0..10 {
         reconciled.push(case.changes.recv().await.unwrap().name);

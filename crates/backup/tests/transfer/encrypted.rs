@@ -41,7 +41,7 @@ async fn manifest_at(store: &dyn Store) -> BackupManifest {
 }
 
 #[tokio::test]
-async fn encrypted_backup_contains_no_value_and_can_be_restored() {
+async fn encrypted_backup_contains_no_plaintext_and_is_restorable() {
     let programs = Programs::find("3.6");
     let etcd = EtcdProcess::start(&programs, &Start::default()).await;
     let server = S3Server::start(&["bucket"]);
@@ -95,7 +95,8 @@ async fn unencrypted_backup_is_not_adopted_if_spec_requires_encryption() {
     let snapshot = recorded().await;
     let none = CancellationToken::new();
     for encryption in [None, Some(key())] {
-        // A directory has no tags, so the adoption reads and compares the whole object, without a key.
+        // A directory has no tags, so the adoption reads the whole stored object. The manifest contains the checksum of
+        // the stored object, so the adoption needs no encryption key.
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(LocalStore::new(dir.path()));
         let etcd = FakeEtcd::formed(7, &["a"], |name| format!("http://{name}:2379"));

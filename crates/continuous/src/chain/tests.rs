@@ -76,7 +76,8 @@ fn longest_branch_of_concurrent_recorders_is_used() {
         assert_eq!(branches, short);
         assert_eq!(chain.faults, []);
     }
-    // Of equal branches, the branch whose last segment has the smallest name is used.
+    // Of two branches with the same last revision and length, the branch whose last segment has the smaller name is
+    // used.
     let (one, other) = (names(2, 1), names(2, 2));
     let expected = if one[1] < other[1] { &one } else { &other };
     assert_eq!(
@@ -115,7 +116,7 @@ fn segment_of_another_base_is_reported() {
 }
 
 #[test]
-fn segments_that_name_each_other_end_the_search() {
+fn search_ends_despite_circle_of_segments() {
     let (a, b) = (base_of(1, 1).digest.short(), base_of(2, 2).digest.short());
     let circle = [(a, b), (b, a)].map(|(previous, digest)| SegmentName {
         first: 11,

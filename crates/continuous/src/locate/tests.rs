@@ -51,7 +51,7 @@ async fn at(store: &LocalStore, time: i64) -> Option<(i64, i64, bool)> {
 }
 
 #[tokio::test]
-async fn time_is_the_last_revision_before_it() {
+async fn newest_revision_at_requested_time_is_found() {
     let (_directory, store) = stored(false).await;
     assert_eq!(at(&store, 999).await, None);
     assert_eq!(at(&store, 1_000).await, Some((10, 1_000, false)));
@@ -69,7 +69,7 @@ async fn time_is_the_last_revision_before_it() {
 }
 
 #[tokio::test]
-async fn gap_before_the_time_is_reported() {
+async fn gap_before_requested_time_is_reported() {
     let (_directory, store) = stored(true).await;
     let before = locate(&store, "", 49_000_000).await.unwrap().unwrap();
     assert_eq!((before.revision, before.gap), (40, None));

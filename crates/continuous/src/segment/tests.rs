@@ -130,7 +130,7 @@ fn truncation_is_reported() {
 }
 
 #[test]
-fn later_version_and_flags_are_rejected() {
+fn unknown_version_or_flags_are_rejected() {
     let object = sealed(&[record(11)]).object;
     for (offset, expected) in [(11, (3, 0)), (15, (1, 2))] {
         let mut changed = object.to_vec();
@@ -152,7 +152,7 @@ fn every_damaged_byte_is_detected() {
 }
 
 #[test]
-fn broken_rules_inside_a_segment_are_reported() {
+fn segment_with_invalid_records_is_rejected() {
     let wrong = |records: &[Record]| error_of(&sealed(records).object);
     let order = |expected, found| SegmentError::WrongRevision { expected, found };
     assert_eq!(wrong(&[record(12)]), order(11, 12));

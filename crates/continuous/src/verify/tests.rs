@@ -81,7 +81,7 @@ fn each_fault_has_its_own_error() {
 }
 
 #[test]
-fn failed_check_changes_nothing() {
+fn failed_check_leaves_verifier_unchanged() {
     let own = chain(&base(), 2, 2, 0);
     let mut verifier = Verifier::new(&base());
     assert!(check(&mut verifier, &own[1]).is_err());
@@ -97,7 +97,7 @@ fn segment_after_gap_is_rejected() {
         .unwrap();
     let mut verifier = Verifier::new(&base());
     assert_eq!(check(&mut verifier, &ended[0]), Ok(BASE_REVISION));
-    // A segment that names the gap as the object before it.
+    // The next segment names the segment with the gap as its predecessor.
     let tip = Segment {
         records: Vec::new(),
         ..Segment::decode(&ended[0].object).unwrap()

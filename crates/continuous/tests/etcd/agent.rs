@@ -84,7 +84,7 @@ async fn restarted_agent_continues_the_chain() {
     let lab = Lab::new("3.6").await;
     for _ in 0..3 {
         with_agent(&lab, NO_RENEWAL, put(&lab, 20)).await;
-        // Changes while no agent runs are recorded later.
+        // No agent runs during these writes. The next agent records them.
         put(&lab, 10).await;
     }
     with_agent(&lab, NO_RENEWAL, async {}).await;
@@ -97,7 +97,7 @@ async fn restarted_agent_continues_the_chain() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn chains_of_following_bases_leave_no_hole() {
+async fn chains_of_consecutive_bases_leave_no_hole() {
     let lab = Lab::new("3.6").await;
     let renewal = Duration::from_millis(700);
     with_agent(&lab, renewal, async {

@@ -95,7 +95,7 @@ async fn compaction_that_overtakes_the_watch_is_a_gap() {
     };
     let error = replay(&mut reader, &connected, options).await.unwrap_err();
     assert!(matches!(error, ReplayError::Gap(_)), "{error:?}");
-    // A new base continues.
+    // The chain of a new base has no gap.
     let next = lab.base().await;
     lab.record(&next, extras(), put_many(&lab, 20)).await;
     assert_replay_is_exact(&lab, &next).await;
@@ -138,7 +138,8 @@ async fn capture_continues_after_restart_of_etcd() {
     let store = lab.store.clone();
     for _ in 0..3 {
         put_many(&lab, 50).await;
-        // The process of the recorder has ended too: the next one continues after the last stored segment.
+        // The process of the recorder has ended too. The recorder of the next process continues after the last stored
+        // segment.
         let recorder = resumed(&lab, &base).await;
         let mut capture = Capture::new(&etcd, &store, PREFIX, base.clone(), recorder, extras());
         let member = lab.etcd.client_url.clone();

@@ -195,7 +195,7 @@ async fn replay_ends_at_requested_time() {
         for index in 0..5 {
             source.put("key", index.to_string(), None).await.unwrap();
             let at = revision(&mut source).await;
-            // The recorder has received the revision when its segment is in the store.
+            // When the segment with this revision is in the store, the recorder has received the revision.
             crate::lab::stored(&lab.store, base.name, at).await;
             times.push((now_micros(), at));
         }

@@ -148,7 +148,7 @@ fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     spec.client_tls_secret = None;
     spec.auth_secret = None;
     spec.ttl_seconds_after_finished = None;
-    // If backups are verified, the new one is verified at once.
+    // The new EtcdBackup verifies its backup at once, so its verification has no schedule.
     if let Some(verification) = &mut spec.verification {
         (verification.schedule, verification.time_zone) = (None, None);
         verification.window = None;
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn manual_backup_is_encrypted_as_its_template() {
+    fn manual_backup_encryption_comes_from_template_or_options() {
         let mut template = series("main", "main", None);
         let keys = |key: Option<&str>| {
             let secret = "keys".to_owned();
@@ -311,7 +311,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_for_backup_ends_with_success_failure_or_rejection() {
+    fn wait_for_backup_ends_after_success_or_failure() {
         let with = |status: serde_json::Value| {
             let mut backup = series("a", "main", None);
             backup.status = Some(serde_json::from_value(status).unwrap());

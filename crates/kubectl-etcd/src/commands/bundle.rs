@@ -222,7 +222,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn report_contains_redacted_files_and_list_of_missing_parts() {
+    fn support_bundle_is_redacted_and_lists_missing_files() {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("a.tar.gz");
         let mut bundle = Bundle::default();

@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn rollback_of_started_upgrade_starts_from_running_version() {
+    fn return_to_running_version_counts_as_change() {
         let plan = planned("3.6.16", "3.5.35", "3.5.35").unwrap();
         assert!(
             plan.is_change && plan.text.contains("the cluster already runs this version"),

@@ -189,8 +189,8 @@ fn rehearsal(
 fn compare(restore: &EtcdRestore, chosen: &Chosen) -> Result<String> {
     let status = restore.status.clone().unwrap_or_default();
     let restored = status.restored_revision.unwrap_or_default();
-    // If a newer backup was completed after the choice, the EtcdRestore restored that backup. The expected revision is
-    // therefore the revision in the status of the EtcdRestore.
+    // If a newer backup was completed after this command chose a backup, the EtcdRestore restored the newer backup. The
+    // status of the EtcdRestore names the restored backup, so its revision is the expected revision.
     let expected = status
         .backup
         .and_then(|backup| backup.etcd_revision)

@@ -224,7 +224,7 @@ async fn upkeep_commands_are_refused_without_member_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn join_creates_cluster_waits_and_removes_annotation() {
+async fn join_command_creates_cluster_then_removes_annotation() {
     const ANNOTATION: &str = "etcd.database.coreos.com/join";
     const URL: &str = "http://etcd-0.etcd.prod.svc:2379";
     let fixture = Fixture::start().await;

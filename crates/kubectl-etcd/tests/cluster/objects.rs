@@ -182,7 +182,7 @@ async fn missing_log_is_reported_with_pod_and_cause() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn report_contains_no_secrets_and_names_missing_parts() {
+async fn report_command_omits_secrets_and_lists_missing_files() {
     let fixture = Fixture::start().await;
     fixture.create_cluster().await;
     fixture.create_series().await;

@@ -72,7 +72,7 @@ impl World {
 
 /// Backups with an old and a new key can be restored while the Secret contains both keys.
 #[tokio::test]
-async fn seed_restores_encrypted_backup_with_key_of_its_id() {
+async fn seed_selects_decryption_key_by_key_id() {
     let (old, new) = (FIRST.to_owned(), second());
     let keys = mounted(&[("2026", &old), ("2027", &new), ("notes", "text")]);
     for (name, text, compress) in [("2026", &old, true), ("2027", &new, false)] {
@@ -85,7 +85,7 @@ async fn seed_restores_encrypted_backup_with_key_of_its_id() {
         let peer_url = format!("http://127.0.0.1:{}", free_port());
         let restored = prepare(&world.prepare(&peer_url)).unwrap();
         assert_eq!(restored, fetched);
-        // Without a manifest, the header of the object names the key.
+        // Without a manifest, the header of the stored object contains the ID of the encryption key.
         let manifest = manifest_key("a/backup");
         world.store().await.delete(&manifest).await.unwrap();
         std::fs::remove_dir_all(world.data()).unwrap();
@@ -95,7 +95,7 @@ async fn seed_restores_encrypted_backup_with_key_of_its_id() {
 }
 
 #[tokio::test]
-async fn seed_reports_missing_key_with_its_id() {
+async fn seed_reports_id_of_missing_decryption_key() {
     let world = World::new("3.6").await;
     let used = key("2026", FIRST);
     world.encrypt(false, &used).await;

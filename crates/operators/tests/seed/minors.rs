@@ -27,7 +27,7 @@ async fn etcd_3_7_restores_backup_of_3_4() {
 #[tokio::test]
 async fn backup_of_newer_minor_is_rejected_before_fetch() {
     let world = World::new("3.6").await;
-    // The backup is deleted, so that a fetch would fail with another error.
+    // The backup is deleted: if the program tried to download it, the error would be that the backup is missing.
     world.store().await.delete("a/backup").await.unwrap();
     for older in ["3.4.23", "3.5.35"] {
         for named in [older, "3.6.16"] {

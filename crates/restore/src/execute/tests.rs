@@ -104,7 +104,7 @@ async fn executed_for(
 
 /// Invariant 11: another operator process may have deleted the pod and created a new pod on the same volume.
 #[tokio::test]
-async fn seed_volume_is_deleted_only_if_no_other_pod_uses_it() {
+async fn seed_volume_used_by_another_pod_is_kept() {
     for (pod, next, deleted) in [(200, 404, 3), (404, 404, 3), (404, 200, 1), (409, 200, 1)] {
         let (requests, outcome) =
             executed(&locked(), &Action::DiscardSeed, move |what, _| match what {
@@ -474,7 +474,7 @@ fn observed_pod() -> Pod {
 /// The old members stop only after a seed has served. Without a volume, a new pod lacks the data that clients wrote to
 /// that seed.
 #[tokio::test]
-async fn late_seed_pod_without_volume_is_deleted_after_old_members_stopped() {
+async fn late_seed_pod_without_volume_is_deleted() {
     let old = |left: bool| {
         let metadata = json!({ "name": "main-old", "uid": "old", "labels": {} });
         let pods = if left {

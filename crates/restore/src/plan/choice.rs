@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn location_has_format_of_etcd_backup_status() {
+    fn location_has_format_of_etcdbackup_status() {
         for (block, expected) in [
             (json!({ "s3": { "path": "b/k" } }), "s3://b/k"),
             (json!({ "gcs": { "path": "b/k" } }), "gs://b/k"),

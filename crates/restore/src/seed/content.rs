@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn errors_of_content_name_key_and_remedy() {
+    fn decryption_errors_have_reason_and_details() {
         let text = b"AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
         let id = Key::parse("2026", text).unwrap().id();
         let unknown = || {
@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_secret_has_no_keys() {
+    fn secret_without_valid_entry_has_no_encryption_keys() {
         let folder = tempfile::tempdir().unwrap();
         let found = EncryptionKeys::read("backup-keys", Some(folder.path())).unwrap();
         assert_eq!(found.keys.describe(), "none");

@@ -59,7 +59,7 @@ fn failed_restore_step_records_nothing() {
 }
 
 #[test]
-fn rejected_restore_sets_conditions_reason_and_phase() {
+fn rejected_restore_reports_condition_and_phase_failed() {
     let status = compute(
         &restore(),
         &planned(Action::Nothing, halted()),
@@ -89,7 +89,7 @@ fn restore_status_is_unchanged_after_same_outcome() {
 }
 
 #[test]
-fn restore_succeeds_only_when_complete() {
+fn complete_restore_is_reported_as_succeeded() {
     let status = compute(
         &restore(),
         &planned(Action::Nothing, PlanState::Complete),
@@ -203,7 +203,7 @@ fn main_restore_steps_are_reported_as_events() {
 }
 
 #[test]
-fn restore_waits_failures_and_completion_are_reported_as_events() {
+fn waiting_and_failure_and_completion_emit_events() {
     let events = |restore: &EtcdRestore, action: Action, state: PlanState| -> Vec<_> {
         let notices = notices(restore, &planned(action, state)).into_iter();
         notices

@@ -58,7 +58,7 @@ fn decrypted(stored: &[u8]) -> Result<Vec<u8>, Error> {
 /// The objects in this test were written by a Python program with the library `cryptography`, from
 /// docs/internals/backup-encryption.md. A later release must read them too.
 #[test]
-fn objects_of_independent_program_are_equal() {
+fn encryption_matches_output_of_independent_program() {
     assert_eq!(key().id().to_string(), "a62e0f7753a4df18");
     let header = "45746364456e6331a62e0f7753a4df18\
                   6465666768696a6b6c6d6e6f707172737475767778797a7b7c7d7e7f80818283";
@@ -85,7 +85,7 @@ fn objects_of_independent_program_are_equal() {
 }
 
 #[test]
-fn content_round_trips_around_limits_of_chunks() {
+fn content_round_trips_at_chunk_boundaries() {
     for size in [0, 1, CHUNK - 1, CHUNK, CHUNK + 1, 2 * CHUNK, 3 * CHUNK + 7] {
         let content = content(size);
         let stored = encrypted(&content);
@@ -190,7 +190,7 @@ fn chunk_of_another_object_fails() {
 }
 
 #[test]
-fn key_of_object_is_found_among_several() {
+fn decryption_key_is_found_among_several_keys() {
     let stored = encrypted(b"content");
     let both = keys([other_key(), key()]);
     assert_eq!(opened(both, &stored, 100).unwrap(), b"content");
@@ -218,7 +218,7 @@ fn wrong_key_with_expected_id_fails() {
 }
 
 #[test]
-fn object_of_other_format_is_not_encrypted() {
+fn object_of_other_format_is_reported_as_unencrypted() {
     let mut stored = encrypted(b"content");
     stored[7] = b'2';
     assert_eq!(decrypted(&stored), Err(Error::NotEncrypted));
@@ -309,7 +309,7 @@ fn new_backups_use_named_or_only_key() {
 }
 
 #[test]
-fn missing_key_of_backup_is_reported_with_id_and_name() {
+fn missing_decryption_key_error_contains_id_and_name() {
     let keys = Keys::of(&secret(&[("2026", TEXT), ("notes", "text")]));
     assert_eq!(keys.require("a62e0f7753a4df18", "2026"), Ok(()));
     // The name may differ, because the ID decides.

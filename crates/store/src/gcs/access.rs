@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn token_is_not_sent_to_endpoint_missing_in_secret() {
+    fn token_goes_only_to_google_or_named_endpoint() {
         let check = |named: Option<&str>, endpoint: &str| {
             let named = named.map(|url| (ENDPOINT.to_owned(), url.as_bytes().to_vec()));
             let mut data: SecretData = named.into_iter().collect();

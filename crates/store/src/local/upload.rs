@@ -77,7 +77,8 @@ impl UnfinishedFile {
 }
 
 fn remove(file: Option<File>, path: Option<PathBuf>) {
-    // The file is closed in this function, because on a network volume, closing a file writes its content.
+    // On a network volume, closing a file writes its content and may block. The file is therefore closed here, on a
+    // thread for blocking operations.
     drop(file);
     if let Some(path) = path {
         let _ = std::fs::remove_file(path);

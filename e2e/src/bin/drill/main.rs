@@ -117,7 +117,7 @@ async fn fault(fleet: &Fleet) -> Result<()> {
         println!("All faults were made. Run `cargo xtask drill reveal`.");
         return Ok(());
     };
-    // A repair can leave a node stopped.
+    // The user may have repaired the last fault without starting its node again, so the testbed is repaired too.
     record.slow = None;
     record.write(&file)?;
     Testbed::of(&fleet.sandbox)?.repair().await?;

@@ -141,7 +141,7 @@ fn invariant_28_operator_connects_to_pods_with_recorded_cluster_id() {
 }
 
 #[test]
-fn hibernation_is_reported_before_missing_pods() {
+fn hibernation_is_reported_instead_of_missing_pods() {
     for (hibernate, reason) in [(true, Reason::Hibernated), (false, Reason::EtcdUnreachable)] {
         let mut inputs = of_cluster(store(), false, hibernate);
         if let Inputs::Transfer {
@@ -182,7 +182,7 @@ fn transfer_replaces_incomplete_object_of_earlier_attempt() {
 }
 
 #[test]
-fn backup_pod_arguments_contain_task_and_pod_mounts_cluster_secrets() {
+fn backup_pod_argument_contains_complete_order() {
     let inputs = of_cluster(volume(), false, false);
     let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
     let Some(Job::InPod { pod, order }) = planned else {

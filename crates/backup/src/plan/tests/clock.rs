@@ -64,7 +64,7 @@ fn invariant_9_backup_does_not_expire_while_clocks_differ() {
 }
 
 #[test]
-fn expiry_without_stored_backups_needs_no_api_server_clock() {
+fn expiry_that_retains_backups_needs_no_clock_comparison() {
     let mut backup = expiring();
     backup.spec.deletion_policy = None;
     backup.metadata.finalizers = None;

@@ -97,7 +97,7 @@ fn queued_backup_reports_wait_for_other_transfers() {
 
 /// The reason of the wait must not remain while the backup runs.
 #[test]
-fn running_backup_does_not_report_an_ended_wait() {
+fn running_backup_reports_progress_instead_of_earlier_wait() {
     for (backup, now) in started().into_iter().skip(1) {
         let waits = known(Work::Idle, Destination::Unknown(refused()));
         let waiting = after(backup.clone(), &plan(&backup, &waits, now), now);
@@ -157,7 +157,7 @@ fn next_backup_time_is_reported_during_failed_removal() {
 }
 
 #[test]
-fn completed_backup_reports_cluster_size_and_duration() {
+fn completed_backup_reports_cluster_and_size_and_duration() {
     let backup = begun(|_| ());
     let done = known(Work::Ended(Ok(stored())), Destination::NotRead);
     let status = status(&backup, &plan(&backup, &done, at(72)), at(72));

@@ -199,7 +199,7 @@ fn verification_pod_restores_newest_backup_with_its_etcd_version() {
 
 /// The status shows whether the newest backup is encrypted. The spec may have changed since that backup.
 #[test]
-fn verification_pod_gets_keys_of_encrypted_backup() {
+fn verification_pod_gets_keys_only_for_encrypted_backup() {
     let key = json!({ "name": "2026", "id": "a62e0f7753a4df18" });
     for (spec, status, expected) in [
         (Value::Null, Value::Null, Some(false)),
@@ -315,7 +315,7 @@ fn newest_backup_is_verified_if_pod_of_older_backup_is_lost() {
 }
 
 #[test]
-fn removal_of_verification_settings_deletes_pod_and_record() {
+fn removal_of_verification_settings_ends_running_verification() {
     let mut recorded = backup(json!({}), running_since("2026-01-02T11:59:00Z"));
     recorded.spec.verification = None;
     let ended = planned(&recorded, PodState::NotRead);

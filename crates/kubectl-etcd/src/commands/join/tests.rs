@@ -130,7 +130,7 @@ fn join_that_operator_would_reject_is_refused() {
 }
 
 #[test]
-fn existing_cluster_is_followed_only_if_it_joins_same_etcd() {
+fn join_resumes_only_for_cluster_joining_same_etcd() {
     let cluster = joining(json!({}));
     assert!(resumed(&cluster, &[]).unwrap().contains(URL));
     assert!(resumed(&cluster, &[URL.to_owned()]).is_ok());
@@ -147,7 +147,7 @@ fn existing_cluster_is_followed_only_if_it_joins_same_etcd() {
 }
 
 #[test]
-fn move_is_complete_without_old_members() {
+fn move_completes_after_old_members_are_removed() {
     let with = |old: &[&str], ready: &str| {
         let own = ["new-aaaaaaaaaa", "new-bbbbbbbbbb"];
         let own = own.map(|name| json!({ "name": name, "role": "Voter", "healthy": true }));

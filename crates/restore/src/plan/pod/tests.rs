@@ -158,7 +158,7 @@ fn encryption_keys_are_mounted_only_in_fetch_container() {
 }
 
 #[test]
-fn ambient_identity_of_seed_mounts_no_secret() {
+fn seed_with_ambient_identity_mounts_no_secret() {
     for source in [
         source(json!({ "path": "b/k" })),
         source(json!({ "path": "b/k", "awsSecret": "" })),
@@ -170,7 +170,7 @@ fn ambient_identity_of_seed_mounts_no_secret() {
 }
 
 #[test]
-fn seed_pod_mounts_named_ca_secret() {
+fn fetch_container_gets_path_of_ca_secret() {
     let pod = built(
         json!({}),
         &source(json!({ "path": "b/k", "caSecret": "ca" })),

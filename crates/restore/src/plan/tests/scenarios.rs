@@ -306,7 +306,7 @@ fn restore_reports_unreadable_snapshot() {
 }
 
 #[test]
-fn restore_releases_its_lock_last() {
+fn restore_records_new_cluster_before_releasing_lock() {
     let id = || Some(ID.to_owned());
     let snapshot = locked_with(restored_pod(), serves(100));
     // The finalizer delays a deletion of the EtcdRestore until the cluster is handed over.

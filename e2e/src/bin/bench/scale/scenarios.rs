@@ -252,7 +252,7 @@ impl Run<'_> {
         let figures = vec![seconds("seconds until all pods wait", begun)];
         self.record("unschedulable, created", before, operator, figures)
             .await?;
-        // The queue may never be empty, so there is no wait for it.
+        // The queue may never be empty, so the benchmark does not wait until the queue is empty.
         sleep(SETTLE).await;
         self.at_rest("unschedulable, at rest", operator).await?;
         println!("unschedulable: {ANOTHER} more clusters, one after another");

@@ -85,7 +85,7 @@ async fn serve_client(stream: TcpStream, address: IpAddr, fleet: Arc<Fleet>) {
     };
     while let Some(Ok((request, respond))) = connection.accept().await {
         if !fleet.runs(address) {
-            // The etcd has ended, and with it its connections.
+            // The simulated etcd has ended, so its connections end too.
             return;
         }
         let fleet = Arc::clone(&fleet);

@@ -127,7 +127,7 @@ fn cluster_is_locked_only_after_backup_check_and_records() {
 }
 
 #[test]
-fn restore_records_replaced_cluster_again_after_its_recreation() {
+fn recreated_cluster_is_recorded_again_before_lock() {
     let mut snapshot = present(ClusterFacts {
         uid: "another-uid".into(),
         ..existing(false)
@@ -159,7 +159,7 @@ fn paused_or_invalid_cluster_is_not_locked() {
 }
 
 #[test]
-fn cluster_of_another_restore_is_rejected() {
+fn cluster_locked_by_another_restore_is_rejected() {
     let mut snapshot = present(ClusterFacts {
         lock: Some("another-restore".into()),
         ..existing(false)
@@ -404,7 +404,7 @@ fn durable(snapshot: &Snapshot, pvc: Child) -> Snapshot {
 /// The seed is lost together with its data. The restore fails, and the cluster operator manages a cluster without data.
 /// Both operators report the loss.
 #[test]
-fn lost_seed_after_cutover_fails_with_remedy() {
+fn seed_loss_after_cutover_fails_restore_with_remedy() {
     let ended = |joined| {
         Pod::Present(PodFacts {
             joined,
@@ -557,7 +557,7 @@ fn joined_seed_is_not_restored_again() {
 }
 
 #[test]
-fn deleted_restore_is_undone_before_cutover_and_completed_after_it() {
+fn deleted_restore_is_undone_only_before_cutover() {
     let before = preparing(restored_pod(), serves(100));
     check(&deleted(recorded()), &before, &Action::DiscardSeed);
     check(&deleted(verified_seed()), &before, &Action::DiscardSeed);

@@ -53,7 +53,7 @@ fn cluster_elects_leader_when_majority_runs() {
 }
 
 #[test]
-fn lost_leader_is_replaced_and_lost_majority_has_none() {
+fn lost_leader_is_replaced_unless_majority_is_lost() {
     let (mut cluster, [a, b, _], _) = formed();
     let (leader, term) = (cluster.leader.unwrap(), cluster.term);
     assert_eq!(leader, a);
@@ -119,7 +119,7 @@ fn learner_does_not_count_for_quorum() {
 }
 
 #[test]
-fn only_leader_hands_leadership_to_running_voter() {
+fn leadership_moves_only_from_leader_to_running_voter() {
     let (mut cluster, [a, b, c], _) = formed();
     assert_eq!(cluster.move_leader(b, c), Err(Refusal::NotLeader));
     cluster.stop(c);

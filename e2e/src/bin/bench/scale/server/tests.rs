@@ -48,7 +48,7 @@ impl Simulator {
 }
 
 #[tokio::test]
-async fn etcd_client_changes_members_of_simulated_cluster() {
+async fn etcd_client_reads_simulated_cluster_and_removes_member() {
     let simulator = Simulator::start().await;
     let client = &simulator.client;
     let mut urls = Vec::new();
@@ -81,7 +81,8 @@ async fn etcd_client_changes_members_of_simulated_cluster() {
         client.hash(&urls[1], status.revision).await.unwrap(),
     ];
     assert!(hashes[0].is_some() && hashes[0] == hashes[1]);
-    // The member c is lost. The client removes it, and a learner takes its place.
+    // The member c is lost, and the client removes this member. The simulated etcd then rejects a new member, because
+    // the remaining members have not been connected for long enough.
     simulator.stop(4);
     let gone = client.status(&urls[2]).await.unwrap_err();
     assert!(matches!(gone, Error::Unreachable(_)), "{gone}");
