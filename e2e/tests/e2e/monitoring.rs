@@ -25,11 +25,14 @@ use serde_json::Value;
 
 use self::load::{fill, keep_full, keep_writing};
 use crate::dashboards;
-use crate::fixtures::{cluster_with, newest_version};
+use crate::fixtures::{cluster_with, newest_version, root};
 
-/// Chart values with which the Prometheus operator would scrape everything and evaluate all alerts.
+/// Chart values with which the Prometheus operator would scrape everything and evaluate all alerts. The cluster with TLS
+/// has a PodMonitor of its own.
 const MONITORS: &str = "podMonitor.enabled=true,memberMonitor.enabled=true,prometheusRule.enabled=true,\
-                        prometheusRule.certificateSeconds=3600";
+                        prometheusRule.certificateSeconds=3600,clusterMonitors[0].cluster=orders,\
+                        clusterMonitors[0].relabelings[0].targetLabel=team,\
+                        clusterMonitors[0].relabelings[0].replacement=payments";
 /// Lines under `spec` of the cluster with TLS. Its certificates expire within `certificateSeconds`.
 const TLS: &str = "  TLS: {generated: {certificateDuration: 30m}}\n";
 /// Lines under `spec` of the cluster without TLS. Its quota is small.
@@ -79,7 +82,7 @@ impl<'a> Monitor<'a> {
     async fn start(sandbox: &'a Sandbox) -> Result<Self> {
         let testbed = Testbed::of(sandbox)?;
         let Rules { jobs, groups } = Rules::render(sandbox, MONITORS).await?;
-        ensure!(jobs.len() == 4, "{} jobs", jobs.len());
+        ensure!(jobs.len() == 5, "{} jobs", jobs.len());
         // The alert `EtcdMembersReplacedOften` counts the removals of an hour. The test needs more than 30 s for them.
         let range = |time: &str| String::from(if time == "1h" { "2m" } else { "30s" });
         let groups = rules::with_times(&groups, |_| "1s".to_owned(), range);
@@ -131,7 +134,8 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Waits until Prometheus scrapes every member of both clusters, with the labels that the alerts need.
+    /// Waits until Prometheus scrapes every member of both clusters once, with the labels that the alerts need. The
+    /// PodMonitor of `orders` sets another label.
     async fn members_are_found(&self) -> Result<()> {
         let mut expected = BTreeSet::new();
         for cluster in ["orders", "carts"] {
@@ -144,7 +148,7 @@ impl<'a> Monitor<'a> {
             let mut targets = self.prometheus.targets().await?;
             let is_member = |target: &Value| {
                 let pool = target["scrapePool"].as_str().unwrap_or_default();
-                pool.contains("-members/") && target["health"] == "up"
+                pool.contains("-members") && target["health"] == "up"
             };
             targets.retain(is_member);
             let text = |target: &Value, label: &str| {
@@ -156,11 +160,40 @@ impl<'a> Monitor<'a> {
             let found = targets.iter();
             let found = found.map(|target| (text(target, "cluster"), text(target, "pod")));
             let found: BTreeSet<(String, String)> = found.collect();
-            let own = |target: &Value| text(target, "namespace") == self.sandbox.namespace;
-            Ok(if found == expected && targets.iter().all(own) {
+            let own = |target: &Value| {
+                let team = if text(target, "cluster") == "orders" {
+                    "payments"
+                } else {
+                    ""
+                };
+                text(target, "namespace") == self.sandbox.namespace && text(target, "team") == team
+            };
+            let once = targets.len() == expected.len();
+            Ok(if once && found == expected && targets.iter().all(own) {
                 Poll::Done(())
             } else {
                 Poll::NotYet(format!("{found:?}"))
+            })
+        })
+        .await
+    }
+
+    /// Waits until the Service in the examples contains the port of the metrics of each member of `orders`.
+    async fn service_has_endpoints(&self) -> Result<()> {
+        let path = root().join("examples/example-metrics-service.yaml");
+        let example = std::fs::read_to_string(path)?.replace("example-etcd-cluster", "orders");
+        self.sandbox.apply(&example).await?;
+        let fields = "-o=jsonpath={.items[*].ports[*].port} {.items[*].endpoints[*].addresses[*]}";
+        let selector = "--selector=kubernetes.io/service-name=example-metrics";
+        until("the Service has three endpoints", DEADLINE, async || {
+            let words = ["get", "endpointslices", selector, fields];
+            let found = self.sandbox.kubectl(&words).await?;
+            let parts: Vec<&str> = found.split_whitespace().collect();
+            let complete = parts.len() == 4 && parts[0] == "2381";
+            Ok(if complete {
+                Poll::Done(())
+            } else {
+                Poll::NotYet(found)
             })
         })
         .await
@@ -538,6 +571,7 @@ async fn prometheus_finds_members_fires_alerts_and_fills_dashboards() {
         let path = format!("{}/first", bucket.name);
         step("create clusters and a backup", monitor.clusters(&path)).await?;
         step("find the members", monitor.members_are_found()).await?;
+        step("find the Service", monitor.service_has_endpoints()).await?;
         step("cause and repair faults", async {
             try_join!(
                 Box::pin(monitor.faults_of_tls_cluster()),
