@@ -235,8 +235,8 @@ impl Record {
     }
 }
 
-/// For each object with a finalizer, a text that names the object and the command that removes its finalizers. `list` is
-/// the output of `kubectl get -o json` in this namespace.
+/// For each object with a finalizer, a text that names the object and the command that removes its finalizers. `list`
+/// is the output of `kubectl get -o json` in this namespace.
 #[must_use]
 pub fn finalizer_remedies(list: &Value, namespace: &str) -> Vec<String> {
     let remedy = |object: &Value| {

@@ -27,8 +27,8 @@ use self::load::{fill, keep_full, keep_writing};
 use crate::dashboards;
 use crate::fixtures::{cluster_with, newest_version, root};
 
-/// Chart values with which the Prometheus operator would scrape everything and evaluate all alerts. The cluster with TLS
-/// has a PodMonitor of its own.
+/// Chart values with which the Prometheus operator would scrape everything and evaluate all alerts. The cluster with
+/// TLS has a PodMonitor of its own.
 const MONITORS: &str = "podMonitor.enabled=true,memberMonitor.enabled=true,prometheusRule.enabled=true,\
                         prometheusRule.certificateSeconds=3600,clusterMonitors[0].cluster=orders,\
                         clusterMonitors[0].relabelings[0].targetLabel=team,\
@@ -46,11 +46,11 @@ const SMALL: &str = "  etcd: {quotaBackendBytes: 16777216}
 const NOT_CAUSED: [(&str, &str); 2] = [
     (
         "EtcdHighRoundTrip",
-        "etcd records the moving average of eight round trips only every 30 s, so the alert ends minutes after a repair",
+        "etcd records a moving average of round trips every 30 s, so the alert ends minutes after a repair",
     ),
     (
         "EtcdOperatorQueueOld",
-        "an operator reconciles 64 objects at the same time, so only hundreds of objects with hanging requests form a queue",
+        "an operator reconciles 64 objects at a time, so only hundreds of hanging objects form a queue",
     ),
 ];
 /// The alerts about a slow disk.

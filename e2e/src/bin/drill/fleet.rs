@@ -168,7 +168,7 @@ impl Fleet {
         if kubectl::run(env, &get).await?.trim().is_empty() {
             return Ok(());
         }
-        // Only running operators remove the finalizers of their objects. So the objects are deleted before the operators.
+        // Only running operators remove the finalizers of their objects, so the objects are deleted first.
         let words = ["delete", KINDS, "--all", OBJECTS_TIMEOUT];
         if let Err(error) = self.sandbox.kubectl(&words).await {
             println!("some objects cannot be deleted now: {error:#}");

@@ -233,7 +233,7 @@ async fn check(fleet: &Fleet, wait: bool) -> Result<ExitCode> {
         let since = seconds(made.at, made.healthy.unwrap_or(now));
         if !made.complete {
             println!(
-                "The last fault is not complete. If the command `cargo xtask drill fault` was interrupted, run it again."
+                "The last fault is not complete. If `cargo xtask drill fault` was interrupted, run it again."
             );
             return Ok(ExitCode::FAILURE);
         }

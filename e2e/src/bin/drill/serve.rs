@@ -15,8 +15,8 @@ use tokio::time::sleep;
 use crate::faults::SLOW_WRITES;
 use crate::fleet::{Fleet, SESSIONS};
 
-/// Chart values with which Prometheus scrapes everything and evaluates all alerts. The fleet makes a backup every minute,
-/// so its backups are late after a shorter time than the default.
+/// Chart values with which Prometheus scrapes everything and evaluates all alerts. The fleet makes a backup every
+/// minute, so its backups are late after a shorter time than the default.
 const MONITORS: &str = "podMonitor.enabled=true,memberMonitor.enabled=true,prometheusRule.enabled=true,\
                         prometheusRule.runbookUrl=docs,prometheusRule.backupDelaySeconds=2400";
 /// The time between two writes of the client.
