@@ -8,6 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use jiff::Timestamp;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use crate::soak::dice::Dice;
 
@@ -86,8 +87,10 @@ pub struct Made {
     pub fault: Fault,
     /// The affected object.
     pub victim: String,
-    /// When the fault was made.
+    /// When the drill began to make the fault.
     pub at: Timestamp,
+    /// Whether the cause of the fault exists. False while the drill makes the fault, and after an interruption.
+    pub complete: bool,
     /// When the first alert fired, and the name of this alert. `None` before.
     pub alert: Option<(Timestamp, String)>,
     /// When a check found the clusters healthy. `None` before.
@@ -103,6 +106,9 @@ impl fmt::Display for Made {
             self.victim,
             shown(self.at)
         )?;
+        if !self.complete {
+            return write!(to, "; interrupted before the fault was complete");
+        }
         if let Some((at, alert)) = &self.alert {
             write!(to, "; {alert} after {} s", seconds(self.at, *at))?;
         }
@@ -165,6 +171,24 @@ impl Record {
         order(self.seed).get(self.made.len()).copied()
     }
 
+    /// The last fault, if it is not repaired yet.
+    #[must_use]
+    pub fn unrepaired(&self) -> Option<&Made> {
+        self.made.last().filter(|made| made.healthy.is_none())
+    }
+
+    /// Records a fault before the drill makes it, so that an interrupted command can be continued.
+    pub fn begin(&mut self, fault: Fault, victim: String, at: Timestamp) {
+        self.made.push(Made {
+            fault,
+            victim,
+            at,
+            complete: false,
+            alert: None,
+            healthy: None,
+        });
+    }
+
     /// The source of random numbers for the next fault.
     #[must_use]
     pub fn dice(&self) -> Dice {
@@ -211,8 +235,30 @@ impl Record {
     }
 }
 
+/// For each object with a finalizer, a text that names the object and the command that removes its finalizers. `list`
+/// is the output of `kubectl get -o json` in this namespace.
+#[must_use]
+pub fn finalizer_remedies(list: &Value, namespace: &str) -> Vec<String> {
+    let remedy = |object: &Value| {
+        let metadata = &object["metadata"];
+        let finalizers = metadata["finalizers"].as_array()?;
+        let (kind, name) = (object["kind"].as_str()?, metadata["name"].as_str()?);
+        let finalizers: Vec<&str> = finalizers.iter().filter_map(Value::as_str).collect();
+        Some(format!(
+            "{kind} {name} has the finalizer {}: run `kubectl -n {namespace} patch {} {name} --type=merge -p \
+             '{{\"metadata\":{{\"finalizers\":null}}}}'`",
+            finalizers.join(" and "),
+            kind.to_lowercase(),
+        ))
+    };
+    let items = list["items"].as_array().into_iter().flatten();
+    items.filter_map(remedy).collect()
+}
+
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     fn record() -> Record {
@@ -221,6 +267,7 @@ mod tests {
                 fault: Fault::BadImage,
                 victim: "billing".to_owned(),
                 at: Timestamp::constant(1_000, 0),
+                complete: true,
                 alert: Some((
                     Timestamp::constant(1_045, 0),
                     "EtcdMemberMissing".to_owned(),
@@ -300,5 +347,38 @@ mod tests {
             made.to_string().ends_with("; healthy after 300 s"),
             "{made}"
         );
+    }
+
+    #[test]
+    fn interrupted_fault_stays_last_until_it_is_repaired() {
+        let mut record = Record::new(3, 20);
+        assert_eq!(record.unrepaired(), None);
+        let (first, at) = (record.next().unwrap(), Timestamp::constant(1_000, 0));
+        record.begin(first, "node-1".to_owned(), at);
+        let begun = record.unrepaired().unwrap();
+        assert!(begun.to_string().ends_with("complete"), "{begun}");
+        assert_eq!((begun.fault, begun.complete), (first, false));
+        assert_eq!(begun.victim, "node-1");
+        record.made[0].complete = true;
+        record.made[0].healthy = Some(at);
+        assert_eq!(record.unrepaired(), None);
+        assert_eq!(record.next(), Some(order(3)[1]));
+    }
+
+    #[test]
+    fn remedies_name_objects_with_finalizers() {
+        let list = json!({"items": [
+            {"kind": "EtcdRestore", "metadata": {"name": "back", "finalizers": ["etcd.example/restore"]}},
+            {"kind": "EtcdCluster", "metadata": {"name": "orders"}},
+        ]});
+        let found = finalizer_remedies(&list, "drill");
+        assert_eq!(
+            found,
+            [
+                "EtcdRestore back has the finalizer etcd.example/restore: run `kubectl -n drill patch etcdrestore back \
+              --type=merge -p '{\"metadata\":{\"finalizers\":null}}'`"
+            ]
+        );
+        assert!(finalizer_remedies(&Value::Null, "drill").is_empty());
     }
 }

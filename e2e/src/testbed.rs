@@ -14,18 +14,22 @@ use crate::wait::{Poll, until};
 use crate::{DEADLINE, Sandbox};
 
 /// A script that limits the writes of the container with the process `pid`. It sets the limit `rate` in the container's
-/// control group (version 1 or 2). The kernel accepts limits only for whole disks, so the script replaces the device of a
-/// partition by the device of its disk.
+/// control group (version 1 or 2); 0 removes the limit. The kernel accepts limits only for whole disks, so the script
+/// replaces the device of a partition by the device of its disk. The script never changes the root group, because its
+/// limit would apply to all processes of the machine.
 const LIMIT_WRITES: &str = r#"
 device=$(stat -c %Hd:%Ld "$directory")
 if [ -e "/sys/dev/block/$device/partition" ]; then device=$(cat "/sys/dev/block/$device/../dev"); fi
 group=$(sed -n 's/^[0-9]*:blkio://p' "/proc/$pid/cgroup")
-if [ -n "$group" ]; then
-    echo "$device $rate" >"/sys/fs/cgroup/blkio$group/blkio.throttle.write_iops_device"
-else
+file="/sys/fs/cgroup/blkio$group/blkio.throttle.write_iops_device"
+limit="$device $rate"
+if [ -z "$group" ]; then
     group=$(sed -n 's/^0:://p' "/proc/$pid/cgroup")
-    echo "$device wiops=$rate" >"/sys/fs/cgroup$group/io.max"
+    file="/sys/fs/cgroup$group/io.max"
+    if [ "$rate" = 0 ]; then limit="$device wiops=max"; else limit="$device wiops=$rate"; fi
 fi
+if [ "$group" = / ]; then echo "the container has no control group of its own" >&2; exit 1; fi
+echo "$limit" >"$file"
 "#;
 
 /// The testbed on which a test runs.
@@ -195,7 +199,7 @@ impl<'a> Testbed<'a> {
     }
 
     /// Makes the disk of a directory slow for the running containers of a pod: the kernel lets each container make only
-    /// `per_second` writes to this disk. The limit ends with the container.
+    /// `per_second` writes to this disk. 0 removes the limit. The limit also ends with the container.
     ///
     /// # Errors
     /// Fails if a container is not running, or the directory is not on a block device.

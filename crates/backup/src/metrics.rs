@@ -8,7 +8,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use api::EtcdBackup;
+use api::cluster::MAX_CLOCK_SKEW;
 use api::conditions::{ConditionType, is_true};
+use jiff::Timestamp;
 use kube::ResourceExt;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric};
@@ -128,7 +130,7 @@ fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
         (
             "due_timestamp_seconds",
             "Time of the first scheduled run after the newest backup",
-            due(backup),
+            due(backup, Timestamp::now()),
         ),
         (
             "size_bytes",
@@ -226,11 +228,15 @@ fn verification_values(backup: &EtcdBackup) -> Values {
 }
 
 /// The time at which the schedule requires a newer backup than the newest one. `None` without a valid schedule.
-fn due(backup: &EtcdBackup) -> Option<i64> {
+///
+/// A wrong clock can record a success in the future. The age of such a backup is unknown, so the backup does not count.
+/// Otherwise no alert would report a missing backup until that time.
+fn due(backup: &EtcdBackup, now: Timestamp) -> Option<i64> {
     let schedule = Schedule::of(backup.spec.backup_policy.as_ref()?).ok()??;
     let created = backup.metadata.creation_timestamp.as_ref()?.0;
     let status = backup.status.as_ref();
     let last = status.and_then(|status| Some(status.last_success_date.as_ref()?.0));
+    let last = last.filter(|last| last.duration_since(now) <= MAX_CLOCK_SKEW);
     let run = schedule.run_after(last, created)?;
     Some(run.as_second())
 }
@@ -385,6 +391,29 @@ mod tests {
             None
         );
         assert_eq!(deadline(serde_json::Value::Null), None);
+    }
+
+    #[test]
+    fn success_in_the_future_does_not_postpone_due_time() {
+        let at = |text: &str| -> Timestamp { text.parse().unwrap() };
+        let (created, now) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
+        let spec = serde_json::json!({
+            "storageType": "S3", "backupPolicy": { "backupIntervalInSecond": 3600 },
+        });
+        let mut backup = EtcdBackup::new("b", serde_json::from_value(spec).unwrap());
+        backup.metadata.creation_timestamp =
+            serde_json::from_value(serde_json::json!(created)).unwrap();
+        for (last, expected) in [
+            ("2026-01-01T23:30:00Z", "2026-01-02T00:30:00Z"),
+            // The clocks of two processes can differ by up to an hour.
+            ("2026-01-02T00:59:00Z", "2026-01-02T01:59:00Z"),
+            ("2027-01-01T00:00:00Z", created),
+        ] {
+            let status = serde_json::json!({ "succeeded": true, "lastSuccessDate": last });
+            backup.status = Some(serde_json::from_value(status).unwrap());
+            let found = due(&backup, at(now));
+            assert_eq!(found, Some(at(expected).as_second()), "{last}");
+        }
     }
 
     /// Without the recorded duration, the series would disappear whenever the next backup starts.

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use crate::drive::{self, Where};
 use crate::origin::Origin;
 use crate::packages::{Purpose, ensure_packages};
-use crate::{checkout, image, progress};
+use crate::{checkout, image, progress, testbed};
 
 #[derive(Debug, Clone, clap::Subcommand)]
 pub(crate) enum Drill {
@@ -25,7 +25,7 @@ pub(crate) enum Drill {
         #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=60))]
         speedup: u32,
     },
-    /// Make the next fault, without naming it. Returns when an alert fires.
+    /// Make the next fault, without naming it. Returns when an alert fires. After an interruption, continues the fault.
     Fault,
     /// Report whether the fleet is healthy again, and the time since the fault. The exit code is 0 if it is healthy.
     Check {
@@ -91,6 +91,8 @@ impl Program {
     /// Brings up the testbed, builds the operators and the program, and begins an empty folder.
     fn prepare() -> Result<Self> {
         ensure_packages(&[Purpose::Build])?;
+        // An earlier drill can leave a node stopped, and `up` rejects a testbed with stopped nodes.
+        testbed::commands::mend_if_up()?;
         let place = Where::default();
         let (early, _) = progress::timed("testbed", || drive::begin_cluster(&place, None))?;
         let (built, _) = progress::timed("compiling", image::compile)?;

@@ -3,9 +3,11 @@
 //! until the alerts end, and runs every query of the dashboards and every recording rule. It draws the dashboards, and
 //! takes the outputs of commands for the documentation.
 
+mod load;
+
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, SystemTime};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -21,12 +23,16 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::Value;
 
+use self::load::{fill, keep_full, keep_writing};
 use crate::dashboards;
-use crate::fixtures::{cluster_with, newest_version};
+use crate::fixtures::{cluster_with, newest_version, root};
 
-/// Chart values with which the Prometheus operator would scrape everything and evaluate all alerts.
+/// Chart values with which the Prometheus operator would scrape everything and evaluate all alerts. The cluster with
+/// TLS has a PodMonitor of its own.
 const MONITORS: &str = "podMonitor.enabled=true,memberMonitor.enabled=true,prometheusRule.enabled=true,\
-                        prometheusRule.backupDelaySeconds=15,prometheusRule.certificateSeconds=3600";
+                        prometheusRule.certificateSeconds=3600,clusterMonitors[0].cluster=orders,\
+                        clusterMonitors[0].relabelings[0].targetLabel=team,\
+                        clusterMonitors[0].relabelings[0].replacement=payments";
 /// Lines under `spec` of the cluster with TLS. Its certificates expire within `certificateSeconds`.
 const TLS: &str = "  TLS: {generated: {certificateDuration: 30m}}\n";
 /// Lines under `spec` of the cluster without TLS. Its quota is small.
@@ -37,24 +43,24 @@ const SMALL: &str = "  etcd: {quotaBackendBytes: 16777216}
       resources: {requests: {storage: 128Mi}}
 ";
 /// The alerts that the test does not cause, each with the reason. promtool tests these alerts too.
-const NOT_CAUSED: [(&str, &str); 7] = [
-    ("EtcdBackupNotVerified", "needs a failed verification"),
-    ("EtcdFragmented", "needs a database of 256 MiB"),
-    ("EtcdHighRoundTrip", "needs a slow network"),
+const NOT_CAUSED: [(&str, &str); 2] = [
+    (
+        "EtcdHighRoundTrip",
+        "etcd records a moving average of round trips every 30 s, so the alert ends minutes after a repair",
+    ),
     (
         "EtcdOperatorQueueOld",
-        "needs an operator with too much work",
+        "an operator reconciles 64 objects at a time, so only hundreds of hanging objects form a queue",
     ),
-    ("EtcdSlowApply", "needs a slow disk"),
-    ("EtcdSlowCommit", "needs a slow disk"),
-    ("EtcdSlowFsync", "needs a slow disk"),
 ];
+/// The alerts about a slow disk.
+const SLOW_DISK: [&str; 3] = ["EtcdSlowFsync", "EtcdSlowCommit", "EtcdSlowApply"];
+/// The writes per second of a slow disk.
+const SLOW_WRITES: u32 = 10;
 /// The number of leadership transfers, all within a few seconds. The alert EtcdLeaderChangesOften needs four.
 const LEADER_MOVES: usize = 6;
 /// The size of a cluster that is scaled down to one member, so that more than three members are removed.
 const LARGE: usize = 6;
-/// The number of writes between two checks of the time limit.
-const WRITES: usize = 32;
 
 /// The sandbox with its Prometheus.
 struct Monitor<'a> {
@@ -71,42 +77,19 @@ struct Monitor<'a> {
     fired: RefCell<BTreeMap<String, bool>>,
 }
 
-/// Writes keys until etcd rejects a write because the database is full. `number` counts the keys.
-async fn fill(keys: &Keyspace, number: &AtomicUsize) -> Result<()> {
-    until("the database is full", DEADLINE, async || {
-        for _ in 0..WRITES {
-            let key = format!("big/{}", number.fetch_add(1, Ordering::Relaxed));
-            if let Err(error) = keys.write(&key, vec![7; 128 << 10]).await {
-                let text = format!("{error:#}");
-                return Ok(if text.contains("database space exceeded") {
-                    Poll::Done(())
-                } else {
-                    Poll::NotYet(text)
-                });
-            }
-        }
-        Ok(Poll::NotYet(format!("{number:?} writes")))
-    })
-    .await
-}
-
-/// Fills the database again whenever the operator has freed space. Returns only with an error.
-async fn keep_full(keys: &Keyspace, number: &AtomicUsize) -> Result<()> {
-    loop {
-        fill(keys, number).await?;
-        tokio::time::sleep(Duration::from_millis(200)).await;
-    }
-}
-
 impl<'a> Monitor<'a> {
     /// Starts Prometheus with the monitors and alerts that the chart renders.
     async fn start(sandbox: &'a Sandbox) -> Result<Self> {
         let testbed = Testbed::of(sandbox)?;
         let Rules { jobs, groups } = Rules::render(sandbox, MONITORS).await?;
-        ensure!(jobs.len() == 4, "{} jobs", jobs.len());
+        ensure!(jobs.len() == 5, "{} jobs", jobs.len());
         // The alert `EtcdMembersReplacedOften` counts the removals of an hour. The test needs more than 30 s for them.
         let range = |time: &str| String::from(if time == "1h" { "2m" } else { "30s" });
         let groups = rules::with_times(&groups, |_| "1s".to_owned(), range);
+        // The databases of the test are smaller than those to which the alert `EtcdFragmented` applies.
+        let smaller = groups.to_string().replace("> 268435456", "> 1048576");
+        ensure!(smaller.contains("> 1048576"), "{groups}");
+        let groups: Value = serde_json::from_str(&smaller)?;
         let rules = groups.as_array().into_iter().flatten();
         let rules = rules.flat_map(|group| group["rules"].as_array().into_iter().flatten());
         let (mut alerts, mut recordings) = (BTreeSet::new(), Vec::new());
@@ -151,7 +134,8 @@ impl<'a> Monitor<'a> {
         Ok(())
     }
 
-    /// Waits until Prometheus scrapes every member of both clusters, with the labels that the alerts need.
+    /// Waits until Prometheus scrapes every member of both clusters once, with the labels that the alerts need. The
+    /// PodMonitor of `orders` sets another label.
     async fn members_are_found(&self) -> Result<()> {
         let mut expected = BTreeSet::new();
         for cluster in ["orders", "carts"] {
@@ -164,7 +148,7 @@ impl<'a> Monitor<'a> {
             let mut targets = self.prometheus.targets().await?;
             let is_member = |target: &Value| {
                 let pool = target["scrapePool"].as_str().unwrap_or_default();
-                pool.contains("-members/") && target["health"] == "up"
+                pool.contains("-members") && target["health"] == "up"
             };
             targets.retain(is_member);
             let text = |target: &Value, label: &str| {
@@ -176,11 +160,40 @@ impl<'a> Monitor<'a> {
             let found = targets.iter();
             let found = found.map(|target| (text(target, "cluster"), text(target, "pod")));
             let found: BTreeSet<(String, String)> = found.collect();
-            let own = |target: &Value| text(target, "namespace") == self.sandbox.namespace;
-            Ok(if found == expected && targets.iter().all(own) {
+            let own = |target: &Value| {
+                let team = if text(target, "cluster") == "orders" {
+                    "payments"
+                } else {
+                    ""
+                };
+                text(target, "namespace") == self.sandbox.namespace && text(target, "team") == team
+            };
+            let once = targets.len() == expected.len();
+            Ok(if once && found == expected && targets.iter().all(own) {
                 Poll::Done(())
             } else {
                 Poll::NotYet(format!("{found:?}"))
+            })
+        })
+        .await
+    }
+
+    /// Waits until the Service in the examples contains the port of the metrics of each member of `orders`.
+    async fn service_has_endpoints(&self) -> Result<()> {
+        let path = root().join("examples/example-metrics-service.yaml");
+        let example = std::fs::read_to_string(path)?.replace("example-etcd-cluster", "orders");
+        self.sandbox.apply(&example).await?;
+        let fields = "-o=jsonpath={.items[*].ports[*].port} {.items[*].endpoints[*].addresses[*]}";
+        let selector = "--selector=kubernetes.io/service-name=example-metrics";
+        until("the Service has three endpoints", DEADLINE, async || {
+            let words = ["get", "endpointslices", selector, fields];
+            let found = self.sandbox.kubectl(&words).await?;
+            let parts: Vec<&str> = found.split_whitespace().collect();
+            let complete = parts.len() == 4 && parts[0] == "2381";
+            Ok(if complete {
+                Poll::Done(())
+            } else {
+                Poll::NotYet(found)
             })
         })
         .await
@@ -330,8 +343,39 @@ impl<'a> Monitor<'a> {
         sandbox.trigger_reconcile("orders").await
     }
 
-    /// Raises the alarm CORRUPT and fills the database of the cluster `carts`. Waits until the alerts of both faults
-    /// fire, and until they end after the repair.
+    /// Slows down the disk of a member of `carts` while a client writes. Waits until the alerts about a slow disk fire.
+    async fn slow_disk(&self, keys: &Keyspace, labels: &[(&str, &str)], pod: &str) -> Result<()> {
+        let directory = self.sandbox.volume_directory(pod).await?;
+        let pod = self.sandbox.api::<Pod>().get(pod).await?;
+        let limit = async |rate| self.testbed.limit_writes(&pod, &directory, rate).await;
+        limit(SLOW_WRITES).await?;
+        for alert in SLOW_DISK {
+            tokio::select! {
+                fires = self.fires(alert, labels) => fires?,
+                () = keep_writing(keys) => {}
+            }
+        }
+        limit(0).await
+    }
+
+    /// Deletes most of the data of `carts`. Waits until the alert about free space fires, and until it ends after the
+    /// member is defragmented.
+    async fn fragments(&self, labels: &[(&str, &str)], pod: &str) -> Result<()> {
+        // The larger quota has restarted the member, so the client connects again.
+        let env = &self.sandbox.env;
+        let keys = Keyspace::of_cluster(env, &self.sandbox.namespace, "carts").await?;
+        keys.compact(keys.delete("big/").await?).await?;
+        tokio::select! {
+            fires = self.fires("EtcdFragmented", labels) => fires?,
+            () = keep_writing(&keys) => {}
+        }
+        let defragment = ["exec", pod, "--", "etcdctl", "defrag"];
+        self.sandbox.kubectl(&defragment).await?;
+        self.ends("EtcdFragmented", labels).await
+    }
+
+    /// Raises the alarm CORRUPT, slows down the disk, fills the database and deletes most of the data of the cluster
+    /// `carts`. Waits until the alerts of these faults fire, and until they end after the repair.
     async fn faults_of_plain_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [
@@ -350,6 +394,8 @@ impl<'a> Monitor<'a> {
         sandbox.kubectl(&disarm).await?;
         self.ends("EtcdDataDiffers", &labels).await?;
 
+        let of_pod = [labels[0], labels[1], ("pod", pod)];
+        self.slow_disk(&keys, &of_pod, pod).await?;
         let number = AtomicUsize::new(0);
         fill(&keys, &number).await?;
         self.fires("EtcdQuotaNearlyFull", &labels).await?;
@@ -362,7 +408,12 @@ impl<'a> Monitor<'a> {
         self.patch("etcdcluster", "carts", larger).await?;
         self.ends("EtcdQuotaNearlyFull", &labels).await?;
         self.ends("EtcdDatabaseFull", &labels).await?;
-        sandbox.await_members("carts", 1).await.map(drop)
+        sandbox.await_members("carts", 1).await?;
+        self.fragments(&of_pod, pod).await?;
+        for alert in SLOW_DISK {
+            self.ends(alert, &of_pod).await?;
+        }
+        Ok(())
     }
 
     /// Creates a cluster whose client Service has another owner. After the Service is deleted, removes many members.
@@ -410,8 +461,8 @@ impl<'a> Monitor<'a> {
         self.ends("EtcdBackupUnrestorable", &proven).await
     }
 
-    /// Creates EtcdBackups whose Secret `wrong` has a key that the store rejects. Waits until the backup alerts fire,
-    /// and until they end after the Secret is corrected.
+    /// Creates EtcdBackups whose Secret `wrong` has a key that the store rejects, and verifies a backup with this
+    /// Secret. Waits until the backup alerts fire, and until they end after the Secret is corrected.
     async fn faults_of_backups(&self, bucket: &Bucket) -> Result<()> {
         self.damages_backup(bucket).await?;
         let (sandbox, s3) = (self.sandbox, self.sandbox.env.s3()?);
@@ -435,6 +486,14 @@ impl<'a> Monitor<'a> {
             [namespace, ("name", "often")],
             [namespace, ("name", "late")],
         );
+        // The pod of this verification cannot read the backup, so the verification has no result.
+        let proven = [namespace, ("name", "proven")];
+        let rejected = r#"{"spec":{"s3":{"awsSecret":"wrong"},"verification":{}}}"#;
+        self.patch("etcdbackup", "proven", rejected).await?;
+        self.fires("EtcdBackupNotVerified", &proven).await?;
+        let accepted = r#"{"spec":{"s3":{"awsSecret":"aws"},"verification":null}}"#;
+        self.patch("etcdbackup", "proven", accepted).await?;
+        self.ends("EtcdBackupNotVerified", &proven).await?;
         self.fires("EtcdBackupFailing", &often).await?;
         self.fires("EtcdBackupFailed", &late).await?;
         self.fires("EtcdBackupOld", &often).await?;
@@ -512,6 +571,7 @@ async fn prometheus_finds_members_fires_alerts_and_fills_dashboards() {
         let path = format!("{}/first", bucket.name);
         step("create clusters and a backup", monitor.clusters(&path)).await?;
         step("find the members", monitor.members_are_found()).await?;
+        step("find the Service", monitor.service_has_endpoints()).await?;
         step("cause and repair faults", async {
             try_join!(
                 Box::pin(monitor.faults_of_tls_cluster()),

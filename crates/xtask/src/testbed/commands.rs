@@ -79,6 +79,14 @@ pub(crate) fn mend() -> Result<()> {
     Ok(())
 }
 
+/// Like [`mend`], but does nothing if this checkout has no testbed that is completely up.
+pub(crate) fn mend_if_up() -> Result<()> {
+    match Testbed::running() {
+        Ok(testbed) if testbed.state.ready => mend(),
+        _ => Ok(()),
+    }
+}
+
 /// Runs a command in the process, mount and network namespaces of the testbed.
 pub(crate) fn exec(words: &[String]) -> Result<()> {
     let testbed = Testbed::running()?;

@@ -7,13 +7,15 @@ use e2e::objects::{Kind, condition, follower, leader, node_of, ready_members};
 use e2e::soak::dice::Dice;
 use e2e::wait::Poll;
 use e2e::{DEADLINE, Keyspace, Sandbox, Testbed, until};
-use k8s_openapi::api::core::v1::PersistentVolumeClaim;
+use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 
 use crate::fleet::{self, BILLING, Fleet, ORDERS, SCHEDULE, SESSIONS};
 
 /// The number of large values that are written between two checks of the status.
 const WRITES: usize = 8;
 const LARGE_VALUE: usize = 64 << 10;
+/// The writes per second of a slow disk. With this limit, a sync of etcd's log takes about 0.2 s.
+pub(crate) const SLOW_WRITES: u32 = 10;
 
 /// The operators whose pods should survive the loss of a node, the most important one first.
 const OPERATORS: [&str; 3] = [
@@ -22,56 +24,51 @@ const OPERATORS: [&str; 3] = [
     "etcd-restore-operator",
 ];
 
-/// A fault that was made.
-pub(crate) struct Effect {
-    /// The affected object.
-    pub(crate) victim: String,
-    /// The volume to keep slow.
-    pub(crate) slow: Option<SlowVolume>,
-}
-
-impl From<String> for Effect {
-    fn from(victim: String) -> Self {
-        Self { victim, slow: None }
-    }
-}
-
-/// Makes a fault. Returns when its cause exists; alerts follow later.
-pub(crate) async fn make(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Result<Effect> {
+/// Chooses the object or the node that the fault affects.
+pub(crate) async fn victim(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Result<String> {
     let sandbox = &fleet.sandbox;
     Ok(match fault {
-        Fault::DeadNode => {
-            let node = victim_node(sandbox, dice).await?;
-            Testbed::of(sandbox)?.kill_node(&node).await?;
-            node.into()
-        }
-        Fault::FullDisk => fill(fleet).await?.into(),
-        Fault::LostQuorum => lose_majority(sandbox).await?.into(),
+        Fault::DeadNode => victim_node(sandbox, dice).await?,
+        Fault::LostQuorum => majority(sandbox).await?,
+        // The PVC of the leader has the name of the leader.
+        Fault::SlowDisk => leader(&sandbox.await_members(SESSIONS, 3).await?)?,
+        Fault::FullDisk => SESSIONS.to_owned(),
+        Fault::FailingBackup => SCHEDULE.to_owned(),
+        Fault::ExpiredCertificate | Fault::BadImage | Fault::WrongSecret => BILLING.to_owned(),
+    })
+}
+
+/// Makes a fault. Returns when its cause exists; alerts follow later. A second call with the same victim continues an
+/// interrupted call. Returns the volume to keep slow.
+pub(crate) async fn make(fault: Fault, victim: &str, fleet: &Fleet) -> Result<Option<SlowVolume>> {
+    let sandbox = &fleet.sandbox;
+    match fault {
+        Fault::DeadNode => Testbed::of(sandbox)?.kill_node(victim).await?,
+        Fault::FullDisk => fill(fleet).await?,
+        Fault::LostQuorum => delete_members(sandbox, victim).await?,
         Fault::ExpiredCertificate => {
             sandbox.apply(&fleet.expired_secret()?).await?;
-            BILLING.to_owned().into()
         }
         Fault::FailingBackup => {
             let path = r#"{"spec":{"s3":{"path":"drill-archive/sessions"}}}"#;
-            patch(sandbox, "etcdbackup", SCHEDULE, path).await?.into()
+            patch(sandbox, "etcdbackup", victim, path).await?;
         }
-        Fault::SlowDisk => slow_leader(fleet).await?,
+        Fault::SlowDisk => return slow_down(sandbox, victim).await.map(Some),
         Fault::BadImage => {
             let image = r#"{"spec":{"repository":"quay.io/coreos/etdc"}}"#;
-            patch(sandbox, "etcdcluster", BILLING, image).await?.into()
+            patch(sandbox, "etcdcluster", victim, image).await?;
         }
         Fault::WrongSecret => {
             let secret = fleet::password_secret("battery-horse-correct");
             sandbox.apply(&secret).await?;
-            BILLING.to_owned().into()
         }
-    })
+    }
+    Ok(None)
 }
 
-async fn patch(sandbox: &Sandbox, kind: &str, name: &str, patch: &str) -> Result<String> {
+async fn patch(sandbox: &Sandbox, kind: &str, name: &str, patch: &str) -> Result<()> {
     let words = ["patch", kind, name, "--type=merge", "-p", patch];
-    sandbox.kubectl(&words).await?;
-    Ok(name.to_owned())
+    sandbox.kubectl(&words).await.map(drop)
 }
 
 /// Chooses a node. Avoids the nodes of the operators, because a failed node would stop them for five minutes. If all
@@ -94,8 +91,8 @@ async fn victim_node(sandbox: &Sandbox, dice: &mut Dice) -> Result<String> {
         .context("the testbed has no nodes")
 }
 
-/// Writes new keys until the operator reports that the database is full. Returns the name of the cluster.
-async fn fill(fleet: &Fleet) -> Result<String> {
+/// Writes new keys until the operator reports that the database is full.
+async fn fill(fleet: &Fleet) -> Result<()> {
     let sandbox = &fleet.sandbox;
     let keys = Keyspace::of_cluster(&sandbox.env, &sandbox.namespace, SESSIONS).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
@@ -120,36 +117,42 @@ async fn fill(fleet: &Fleet) -> Result<String> {
             Poll::NotYet(format!("{number} writes"))
         })
     })
-    .await?;
-    Ok(SESSIONS.to_owned())
+    .await
 }
 
-/// Deletes the volumes and the pods of two members at the same time. Returns the names of these members.
-async fn lose_majority(sandbox: &Sandbox) -> Result<String> {
+/// The names of two members, of which one is the leader.
+async fn majority(sandbox: &Sandbox) -> Result<String> {
     let object = sandbox.await_members(ORDERS, 3).await?;
     let survivor = follower(&object)?;
     let mut victims = ready_members(&object);
     victims.retain(|name| *name != survivor);
-    let mut words = vec!["delete", "--wait=false", "--grace-period=0", "--force"];
-    let objects: Vec<String> = ["pvc", "pod"]
-        .iter()
-        .flat_map(|kind| victims.iter().map(move |name| format!("{kind}/{name}")))
-        .collect();
-    words.extend(objects.iter().map(String::as_str));
-    sandbox.kubectl(&words).await?;
     Ok(victims.join(" "))
 }
 
-/// Selects the volume of the leader. The process that serves the drill makes the volume slow, and keeps it slow when the
-/// member restarts.
-async fn slow_leader(fleet: &Fleet) -> Result<Effect> {
-    let sandbox = &fleet.sandbox;
-    let object = sandbox.await_members(SESSIONS, 3).await?;
-    let claim = leader(&object)?;
-    let found = sandbox.api::<PersistentVolumeClaim>().get(&claim).await?;
+/// Deletes the volumes and the pods of these members at the same time.
+async fn delete_members(sandbox: &Sandbox, members: &str) -> Result<()> {
+    let mut words = vec!["delete", "--wait=false", "--grace-period=0", "--force"];
+    words.push("--ignore-not-found");
+    let objects: Vec<String> = ["pvc", "pod"]
+        .iter()
+        .flat_map(|kind| members.split(' ').map(move |name| format!("{kind}/{name}")))
+        .collect();
+    words.extend(objects.iter().map(String::as_str));
+    sandbox.kubectl(&words).await.map(drop)
+}
+
+/// Makes the volume of a member slow. The process that serves the drill keeps the volume slow when the member restarts.
+async fn slow_down(sandbox: &Sandbox, claim: &str) -> Result<SlowVolume> {
+    let found = sandbox.api::<PersistentVolumeClaim>().get(claim).await?;
     let uid = found.metadata.uid.context("the PVC has no UID")?;
-    Ok(Effect {
-        victim: claim.clone(),
-        slow: Some(SlowVolume { claim, uid }),
-    })
+    let pod = sandbox.api::<Pod>().get(claim).await?;
+    let directory = sandbox.volume_directory(claim).await?;
+    let testbed = Testbed::of(sandbox)?;
+    let limited = testbed.limit_writes(&pod, &directory, SLOW_WRITES).await;
+    limited.context(
+        "this machine cannot make a disk slow (docs/contributing/testing.md#the-faults-of-the-drill): start the drill \
+         again with another --seed, and stop before this fault",
+    )?;
+    let claim = claim.to_owned();
+    Ok(SlowVolume { claim, uid })
 }

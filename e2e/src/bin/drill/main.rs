@@ -15,14 +15,16 @@ use anyhow::{Context, Result, bail};
 use clap::{Parser, Subcommand};
 use e2e::drill::{Fault, Made, Record, seconds, shown};
 use e2e::wait::Poll;
-use e2e::{Testbed, step, until};
-use jiff::Timestamp;
+use e2e::{Prometheus, Testbed, step, until};
+use jiff::{SignedDuration, Timestamp};
 use serde_json::Value;
 
 use crate::fleet::Fleet;
 
 /// Time limit for the first alert of a fault. Without a speedup, the slowest alert needs an hour.
 const ALERT_TIMEOUT: Duration = Duration::from_mins(75);
+/// The number of values that a query of Prometheus returns at most. Prometheus accepts 11,000.
+const MAX_STEPS: f64 = 10_000.0;
 /// The pause between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);
 
@@ -82,6 +84,8 @@ async fn start(fleet: &Fleet, seed: Option<u64>, speedup: u32) -> Result<()> {
     let clock = SystemTime::now().duration_since(UNIX_EPOCH)?;
     let seed = seed.unwrap_or(clock.as_secs() % 1_000_000);
     Record::new(seed, speedup).write(&fleet.record())?;
+    // An earlier drill can leave a node stopped or cordoned.
+    Testbed::of(&fleet.sandbox)?.repair().await?;
     fleet.create().await?;
     step("start Prometheus", serve::spawn(fleet)).await?;
     step("wait until no alert is active", fleet.await_healthy()).await?;
@@ -104,81 +108,139 @@ async fn start(fleet: &Fleet, seed: Option<u64>, speedup: u32) -> Result<()> {
 }
 
 async fn fault(fleet: &Fleet) -> Result<()> {
+    // Without Prometheus, no fault can cause an alert.
+    fleet.prometheus()?;
     let file = fleet.record();
     let mut record = Record::read(&file)?;
-    if record
-        .made
-        .last()
-        .is_some_and(|made| made.healthy.is_none())
-    {
-        bail!("the last fault is not repaired yet: repair it, then run `cargo xtask drill check`");
+    match record.unrepaired() {
+        Some(made) if made.alert.is_some() => {
+            bail!(
+                "the last fault is not repaired yet: repair it, then run `cargo xtask drill check`"
+            )
+        }
+        Some(_) => println!("Continues the last fault, because its command was interrupted."),
+        None => {
+            let Some(fault) = record.next() else {
+                println!("All faults were made. Run `cargo xtask drill reveal`.");
+                return Ok(());
+            };
+            // The user may have repaired the last fault without starting its node again, so the testbed is repaired too.
+            record.slow = None;
+            record.write(&file)?;
+            Testbed::of(&fleet.sandbox)?.repair().await?;
+            fleet.await_healthy().await?;
+            let victim = faults::victim(fault, fleet, &mut record.dice()).await?;
+            record.begin(fault, victim, Timestamp::now());
+            record.write(&file)?;
+        }
     }
-    let Some(fault) = record.next() else {
-        println!("All faults were made. Run `cargo xtask drill reveal`.");
-        return Ok(());
-    };
-    // The user may have repaired the last fault without starting its node again, so the testbed is repaired too.
-    record.slow = None;
-    record.write(&file)?;
-    Testbed::of(&fleet.sandbox)?.repair().await?;
-    fleet.await_healthy().await?;
-
-    let at = Timestamp::now();
-    let effect = faults::make(fault, fleet, &mut record.dice()).await?;
-    record.slow = effect.slow;
-    record.made.push(Made {
-        fault,
-        victim: effect.victim,
-        at,
-        alert: None,
-        healthy: None,
-    });
-    record.write(&file)?;
-    println!("A fault was made at {}. Waiting for an alert.", shown(at));
-    let alert = await_alert(fleet).await?;
-    let now = Timestamp::now();
-    if let Some(made) = record.made.last_mut() {
-        made.alert = Some((now, alert));
-    }
-    record.write(&file)?;
+    let made = complete(fleet, record).await?;
     println!(
-        "An alert fires {} s after the fault. To see the alert, run `cargo xtask drill alerts`.",
-        seconds(at, now)
+        "A fault was made at {}. Waiting for an alert.",
+        shown(made.at)
     );
+    let made = await_alert(fleet).await?;
+    match &made.alert {
+        Some((at, _)) => println!(
+            "An alert fired {} s after the fault. To see the active alerts, run `cargo xtask drill alerts`.",
+            seconds(made.at, *at)
+        ),
+        None => println!("The fault was repaired before an alert fired."),
+    }
     Ok(())
 }
 
-/// Waits until an alert fires. Returns the name of the alert.
-async fn await_alert(fleet: &Fleet) -> Result<String> {
-    let prometheus = fleet.prometheus()?;
+/// Makes the last fault of the record, unless it is complete. Returns the fault.
+async fn complete(fleet: &Fleet, mut record: Record) -> Result<Made> {
+    let made = record.made.last_mut().context("no fault was begun")?;
+    if !made.complete {
+        let slow = faults::make(made.fault, &made.victim, fleet).await?;
+        made.complete = true;
+        record.slow = slow;
+        record.write(&fleet.record())?;
+    }
+    record.made.pop().context("no fault was begun")
+}
+
+/// Waits until the first alert of the last fault has fired, or until a check has found the fleet healthy. Returns the
+/// fault.
+async fn await_alert(fleet: &Fleet) -> Result<Made> {
     until("an alert fires", ALERT_TIMEOUT, async || {
-        let alerts = prometheus.active_alerts().await?;
-        let mut firing = alerts.iter().filter(|alert| alert["state"] == "firing");
-        Ok(match firing.next() {
-            Some(alert) => Poll::Done(text(&alert["labels"]["alertname"]).to_owned()),
-            None => Poll::NotYet(format!("{} pending alerts", alerts.len())),
+        let made = updated_record(fleet).await?.made.pop();
+        let made = made.context("the record has no fault")?;
+        Ok(if made.alert.is_some() || made.healthy.is_some() {
+            Poll::Done(made)
+        } else {
+            Poll::NotYet("no alert fires".to_owned())
         })
     })
     .await
+    .context("the fault is made: to continue the wait, run `cargo xtask drill fault` again")
+}
+
+/// Reads the record. Adds the first alert of the last fault, if it has fired. Prometheus stores when an alert fired, so
+/// the record is complete even if no command ran at that time.
+async fn updated_record(fleet: &Fleet) -> Result<Record> {
+    let file = fleet.record();
+    let mut record = Record::read(&file)?;
+    if let Some(made) = record.made.last_mut()
+        && made.complete
+        && made.alert.is_none()
+        && made.healthy.is_none()
+        && let Some(alert) = first_alert(&fleet.prometheus()?, made.at).await?
+    {
+        made.alert = Some(alert);
+        record.write(&file)?;
+    }
+    Ok(record)
+}
+
+/// The first alert that has fired since this time. `None` if no alert has fired.
+async fn first_alert(
+    prometheus: &Prometheus,
+    since: Timestamp,
+) -> Result<Option<(Timestamp, String)>> {
+    let of = |time: Timestamp| time.as_duration().as_secs_f64();
+    let range = (of(since), of(Timestamp::now()));
+    let step = ((range.1 - range.0) / MAX_STEPS).ceil().max(1.0);
+    let fired = "ALERTS{alertstate=\"firing\"}";
+    let mut first: Option<(f64, String)> = None;
+    for series in prometheus.query_range(fired, range, step).await? {
+        let time = series["values"][0][0].as_f64().context("no time")?;
+        if first.as_ref().is_none_or(|(earliest, _)| time < *earliest) {
+            first = Some((time, text(&series["metric"]["alertname"]).to_owned()));
+        }
+    }
+    let Some((time, alert)) = first else {
+        return Ok(None);
+    };
+    let time = Timestamp::from_duration(SignedDuration::try_from_secs_f64(time)?)?;
+    Ok(Some((time, alert)))
 }
 
 /// Reports whether the fleet is healthy after the last fault. The output does not name the fault.
 async fn check(fleet: &Fleet, wait: bool) -> Result<ExitCode> {
-    let file = fleet.record();
     loop {
-        let mut record = Record::read(&file)?;
+        let mut record = updated_record(fleet).await?;
         let problems = fleet.problems().await?;
+        // Before the first alert, the objects can still look healthy. After this time, no alert fires anymore.
+        let limit = i64::try_from(ALERT_TIMEOUT.as_secs())? / i64::from(record.speedup.max(1));
         let Some(made) = record.made.last_mut() else {
             println!("No fault was made. To make a fault, run `cargo xtask drill fault`.");
             return Ok(ExitCode::SUCCESS);
         };
         let now = Timestamp::now();
         let since = seconds(made.at, made.healthy.unwrap_or(now));
-        // Before the first alert, the objects can still look healthy.
-        if problems.none() && made.alert.is_some() {
+        if !made.complete {
+            println!(
+                "The last fault is not complete. If `cargo xtask drill fault` was interrupted, run it again."
+            );
+            return Ok(ExitCode::FAILURE);
+        }
+        if problems.none() && (made.alert.is_some() || since > limit) {
             println!("The fleet is healthy, {since} s after the fault.");
             made.healthy.get_or_insert(now);
-            record.write(&file)?;
+            record.write(&fleet.record())?;
             return Ok(ExitCode::SUCCESS);
         }
         if !wait {
@@ -230,7 +292,7 @@ fn reveal(record: &Record) {
 
 async fn stop(fleet: &Fleet) -> Result<()> {
     Testbed::of(&fleet.sandbox)?.repair().await?;
-    fleet.delete("--wait=false").await?;
+    fleet.delete().await?;
     // Without its files, the background process ends.
     let folder = fleet.folder();
     std::fs::remove_dir_all(folder).with_context(|| folder.display().to_string())?;

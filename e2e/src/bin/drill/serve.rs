@@ -12,13 +12,13 @@ use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use kube::ResourceExt;
 use tokio::time::sleep;
 
+use crate::faults::SLOW_WRITES;
 use crate::fleet::{Fleet, SESSIONS};
 
-/// Chart values with which Prometheus scrapes everything and evaluates all alerts. Backups are due every minute.
+/// Chart values with which Prometheus scrapes everything and evaluates all alerts. The fleet makes a backup every
+/// minute, so its backups are late after a shorter time than the default.
 const MONITORS: &str = "podMonitor.enabled=true,memberMonitor.enabled=true,prometheusRule.enabled=true,\
-                        prometheusRule.runbookUrl=docs,prometheusRule.backupDelaySeconds=120";
-/// The writes per second of a slow disk. With this limit, a sync of etcd's log takes about 0.2 s.
-const SLOW_WRITES: u32 = 10;
+                        prometheusRule.runbookUrl=docs,prometheusRule.backupDelaySeconds=2400";
 /// The time between two writes of the client.
 const WRITE_INTERVAL: Duration = Duration::from_millis(200);
 /// The number of keys that the client writes.

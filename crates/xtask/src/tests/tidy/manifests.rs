@@ -7,7 +7,14 @@ use super::blocks::{Page, blocks, inline_code, pages};
 use super::schemas::{KINDS, Schema, nested};
 
 /// Kinds of other projects. Their manifests are not checked, because their schemas are not in this repository.
-const OTHER_KINDS: [&str; 4] = ["GitRepository", "Kustomization", "Pod", "Service"];
+const OTHER_KINDS: [&str; 6] = [
+    "GitRepository",
+    "Kustomization",
+    "Pod",
+    "PodMonitor",
+    "Service",
+    "ServiceMonitor",
+];
 /// Fields of other kinds that the prose names. They are not checked.
 const OTHER_FIELDS: [&str; 2] = ["spec.config", "spec.template.metadata.labels"];
 /// Names of source files that have the form of a field. They are not checked.

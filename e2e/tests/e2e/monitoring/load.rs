@@ -1,0 +1,49 @@
+//! Writes of clients that cause faults in the test of the alerts.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::Result;
+use e2e::wait::Poll;
+use e2e::{DEADLINE, Keyspace, until};
+
+/// The number of writes between two checks of the time limit.
+const WRITES: usize = 32;
+
+/// Writes keys until etcd rejects a write because the database is full. `number` counts the keys.
+pub(super) async fn fill(keys: &Keyspace, number: &AtomicUsize) -> Result<()> {
+    until("the database is full", DEADLINE, async || {
+        for _ in 0..WRITES {
+            let key = format!("big/{}", number.fetch_add(1, Ordering::Relaxed));
+            if let Err(error) = keys.write(&key, vec![7; 128 << 10]).await {
+                let text = format!("{error:#}");
+                return Ok(if text.contains("database space exceeded") {
+                    Poll::Done(())
+                } else {
+                    Poll::NotYet(text)
+                });
+            }
+        }
+        Ok(Poll::NotYet(format!("{number:?} writes")))
+    })
+    .await
+}
+
+/// Fills the database again whenever the operator has freed space. Returns only with an error.
+pub(super) async fn keep_full(keys: &Keyspace, number: &AtomicUsize) -> Result<()> {
+    loop {
+        fill(keys, number).await?;
+        tokio::time::sleep(Duration::from_millis(200)).await;
+    }
+}
+
+/// Writes a few small keys again and again. On a slow disk, a write can fail.
+pub(super) async fn keep_writing(keys: &Keyspace) {
+    for number in 0_u64.. {
+        let key = format!("small/{}", number % 8);
+        if let Err(error) = keys.write(&key, vec![7; 512]).await {
+            println!("{error:#}");
+        }
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
