@@ -87,8 +87,8 @@ fn assert_records_newest(scene: &Scene, newest: u64) {
     assert_eq!(*record, raft_log_record(CLUSTER.to_string(), index));
 }
 
-/// Invariant 29: all members have applied enough entries after the edited index, but not after the
-/// recorded one.
+/// Invariant 29: a person has edited the record. All members have applied enough entries after the edited index, but
+/// not after the index that the operator had recorded.
 #[test]
 fn invariant_29_edited_raft_log_record_is_replaced() {
     let applied_index = NEWEST + 5_000;
