@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn one_day_certificate_is_reported_only_near_its_end() {
+    fn one_day_certificate_expiry_is_reported_only_near_its_end() {
         let day = expiry(1, false);
         assert_eq!(day.stage(at(0.5)), None);
         assert_eq!(day.stage(at(0.8)), Some("30d"));
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn generated_certificate_is_reported_when_renewal_is_overdue() {
+    fn generated_certificate_expiry_is_reported_if_renewal_is_overdue() {
         let own = expiry(90, true);
         assert_eq!(own.stage(at(61.0)), None);
         assert_eq!(own.stage(at(70.0)), Some("30d"));

@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn changes_problems_and_rejections_of_plan_become_events() {
+    fn changes_problems_and_rejections_become_events() {
         let scene = Scene::nothing(1);
         let acted = Acted {
             done: vec![
@@ -250,7 +250,7 @@ mod tests {
 
     /// Other members may need work, and changes in etcd trigger no reconcile.
     #[test]
-    fn member_start_in_back_off_does_not_delay_next_reconcile() {
+    fn reconcile_delay_after_rejected_start_is_at_most_steady() {
         let again = |left: Duration| {
             let source = execute::Error::Held {
                 reason: Reason::Forbidden,

@@ -128,7 +128,7 @@ mod tests {
     }
 
     #[test]
-    fn member_start_is_retried_at_once_after_spec_change_or_conflict() {
+    fn spec_change_or_stale_observation_allows_member_start_at_once() {
         let (refusals, mut cluster, now) =
             (Refusals::default(), snapshot().cluster, Instant::now());
         refusals.refused(&cluster, "a", &Error::TooOld, now);

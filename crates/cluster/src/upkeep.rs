@@ -238,7 +238,7 @@ mod tests {
 
     /// Invariant 19: the operator does not send the call again.
     #[tokio::test]
-    async fn stale_record_keeps_newer_defragmentation_call() {
+    async fn newer_defragmentation_call_is_kept_despite_stale_record() {
         let calls = Calls::default();
         let what = ("db-a".to_owned(), Timestamp::from_second(2).unwrap());
         calls.begin("uid", what, std::future::pending().boxed());

@@ -221,7 +221,7 @@ fn etcd_before_3_4_scales_up_without_learners() {
 /// Before etcd 3.4, an operator process continues the start of the second member that another process has marked. The
 /// deliberate mistake does not renew this start mark. The same events pass without the mistake.
 #[test]
-fn invariant_6_suspended_operator_keeps_start_mark_of_another() {
+fn invariant_6_suspended_operator_removes_no_renewed_start_mark() {
     let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
     let mistake = Mutation::TrustsMarksOfOthers;
     let mut found = false;

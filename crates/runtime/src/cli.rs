@@ -202,7 +202,7 @@ pub(crate) mod tests {
         let listed = ["--watch-namespace=b", "--watch-namespace=a"];
         let names = ["a", "b"].map(str::to_owned);
         assert_eq!(scope(&listed), Ok(Scope::Namespaces(names.into())));
-        // If --watch-namespace is given, the operator's own namespace must also be listed.
+        // With --watch-namespace, the operator manages its own namespace only if the flag lists this namespace.
         let other = ["--watch-namespace=a", "--cluster-wide=false"];
         assert_eq!(scope(&other), Ok(Scope::namespace("a")));
     }

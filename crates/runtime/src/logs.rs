@@ -242,7 +242,7 @@ mod tests {
         clippy::async_yields_async,
         reason = "the task must continue after the reconcile has ended"
     )]
-    async fn line_has_object_and_reconcile_id_with_every_filter() {
+    async fn log_line_has_object_and_reconcile_id_with_every_filter() {
         for filter in [DEFAULT_FILTER, "info", "warn", "error", "info,kube=warn"] {
             let lines = logged(filter, async {
                 let work = async {

@@ -306,7 +306,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parse_error_is_reported_once_and_expires() {
+    fn parse_error_is_reported_once_and_later_forgotten() {
         let object = |uid: &str| ObjectReference {
             uid: Some(uid.into()),
             ..ObjectReference::default()
@@ -335,8 +335,8 @@ mod tests {
             let message = claim("etcd-operator", namespace);
             json!({ "type": MANAGED, "status": status, "reason": reason, "message": message })
         };
-        // Each row has a condition and three results. A result is true if an operator in `ops` with this scope has
-        // written the condition.
+        // Each row has a condition and one result for each scope in `scopes`. The result is true if an operator in
+        // `ops` with this scope has written the condition.
         for (report, expected) in [
             (report("True", "Namespaced", "ops"), [true, false, false]),
             (report("True", "ClusterWide", "ops"), [false, true, true]),

@@ -93,7 +93,7 @@ impl<S: Clone> SnapshotCache<S> {
         let mut memory = self.memory();
         let snapshots = &mut memory.snapshots;
         snapshots.retain(|_, kept| now.duration_since(kept.read) < LONGEST);
-        // An existing object is read before this time.
+        // An existing object is read again within this time, so older entries belong to deleted objects.
         let reads = &mut memory.reads;
         reads.retain(|_, read| now.duration_since(*read) < 2 * READ_INTERVAL);
     }

@@ -214,7 +214,7 @@ impl<K: Resource + DeserializeOwned + Clone> WatchCache<K> {
         };
         let group = (namespace.to_owned(), cluster.to_owned());
         let reads = &mut self.state_mut().reads;
-        // The cache contains every change before these older reads.
+        // Drops the records of old reads: the cache has received every change that these reads have seen.
         reads.retain(|_, older| older.at.elapsed() < CAUGHT_UP);
         reads.insert(group, read);
     }

@@ -232,8 +232,8 @@ impl Run {
             }
             if !options.e2e {
                 if no_testbed {
-                    // Many unit tests start real servers. The servers are programs of the testbed, so they are built
-                    // before.
+                    // Many unit tests start real servers. The servers are programs of the testbed, which are built
+                    // before the unit tests run.
                     programs::ensure(&kubernetes)?;
                 }
                 self.run_jobs(UNITS, compiled.units, processors())?;
@@ -242,7 +242,8 @@ impl Run {
                 return Ok(());
             }
             let earlier = match &commit {
-                // The unit tests use the compiled program of the operators, which this build overwrites.
+                // This build overwrites the compiled program of the operators, which the unit tests use. It therefore
+                // follows the unit tests.
                 Some(Commit::Found(commit)) if is_needed => {
                     Some(self.stage(EARLIER, |_| previous::build(commit))?)
                 }

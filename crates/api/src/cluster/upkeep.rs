@@ -203,7 +203,7 @@ mod tests {
     }
 
     #[test]
-    fn full_database_is_compacted_only_if_spec_sets_retention() {
+    fn full_database_is_compacted_only_if_spec_sets_retained_revisions() {
         for (json, kept) in [
             ("{}", None),
             (r#"{"upkeep":{"noSpace":{"keepRevisions":10}}}"#, Some(10)),

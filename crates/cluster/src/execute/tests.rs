@@ -245,7 +245,7 @@ async fn invariant_6_start_mark_is_removed_only_if_no_pod_was_created() {
 /// Invariants 6 and 11: after the operator has set the start mark, it retries the creation of the next object, but only
 /// while its observation is fresh.
 #[tokio::test]
-async fn object_after_start_mark_is_retried_while_observation_is_fresh() {
+async fn creation_after_start_mark_is_retried_until_observation_expires() {
     for (code, reason) in [
         (429, "TooManyRequests"),
         (503, "ServiceUnavailable"),

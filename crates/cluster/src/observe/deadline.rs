@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn member_list_gets_short_deadline_without_quorum() {
+    async fn member_list_request_has_short_deadline_without_quorum() {
         assert_eq!(both(pending::<()>(), ready(1), |_| true).await, (None, 1));
         assert_eq!(both(ready(2), ready(1), |_| true).await, (Some(2), 1));
         let slow = async {

@@ -36,7 +36,7 @@ const DAMAGED: [&str; 20] = [
     "unexpected page type",
     // The raft library prints this question if the log lacks entries that the member had acknowledged.
     "Was the raft log corrupted, truncated, or lost?",
-    // etcd prints these errors if the data of the member differs from the data of other members at the start
+    // etcd prints these errors if its data differs from the data of other members when etcd starts
     // (`etcdserver/corrupt.go`).
     "found data inconsistency with peers",
     "etcdserver: corrupt cluster",

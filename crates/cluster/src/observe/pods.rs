@@ -158,7 +158,7 @@ fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
             || reason.ends_with("didn't match PersistentVolume's node affinity")
             || reason.ends_with("no available volume zone")
     };
-    // The messages of newer schedulers do not name the taint. Nodes with a control-plane taint never have the volume,
+    // Newer schedulers report `untolerated taint(s)` without a name. No volume is on a node with a control-plane taint,
     // so this taint counts like the taint of an unreachable node.
     let taints = [
         "taint {node.kubernetes.io/",

@@ -70,8 +70,8 @@ pub(super) async fn status(
     };
     match answer {
         Ok(answer) => (answer, pulse),
-        // A member with a ready pod may only be slow. The member gets the full deadline if its health listener does not
-        // answer, or if the member has had enough time to join.
+        // A member with a ready pod may be slow instead of down. The member gets the full deadline if its health
+        // listener does not answer, or if the member has had enough time to join.
         Err(_) if pod.ready && (pulse.is_none() || is_late_to_serve(pod, now)) => {
             (own.await, pulse)
         }

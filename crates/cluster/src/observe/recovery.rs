@@ -23,7 +23,7 @@ const UNDER_WAY: Duration = Duration::from_millis(500);
 pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Recovery {
     let approval = cluster.annotations().get(names::ANNOTATION_RECOVER);
     // Ignores the record of an unfinished recovery if a restore has since replaced the cluster: `from_token` is then
-    // the token of the old cluster.
+    // the token of the replaced cluster.
     let token = status.bootstrap.as_ref().map(|bootstrap| &bootstrap.token);
     let is_of_this_cluster = |record: &RecoveryStatus| {
         record.phase != RecoveryPhase::InProgress || token == Some(&record.from_token)

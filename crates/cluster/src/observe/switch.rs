@@ -219,7 +219,7 @@ mod tests {
     }
 
     #[test]
-    fn equivalent_or_unknown_tls_settings_of_pods_follow_spec() {
+    fn equivalent_or_unknown_tls_settings_of_pods_start_no_rollout() {
         for (wanted, said, scheme) in [
             ("null", None, "http"),
             (
@@ -277,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn recorded_tls_stage_is_used_if_pods_differ() {
+    fn recorded_tls_stage_is_used_if_pod_stages_differ() {
         let at = policy(BETWEEN).map(|tls| TlsPolicy {
             peer_stage: Some(PeerStage::PlainAndTls),
             ..tls

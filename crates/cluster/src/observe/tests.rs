@@ -133,7 +133,7 @@ fn members_are_called_at_pod_ip() {
 }
 
 #[test]
-fn bootstrap_members_without_endpoints_are_not_called() {
+fn bootstrap_members_are_not_called_before_service_has_endpoints() {
     use crate::snapshot::Role;
     let asked_as = |role: Role, closed: bool| {
         let mut objects = made(durable());
@@ -346,7 +346,7 @@ fn cluster_without_objects_has_no_members_and_services() {
 /// The init container of a seed reports its failure as JSON in its termination message. The status must contain only
 /// the text of the failure.
 #[test]
-fn json_failure_report_of_seed_is_reported_as_text() {
+fn json_failure_of_seed_is_reported_as_text() {
     let observed = seen(|objects| {
         let report =
             r#"{"result":"failed","reason":"EtcdUnreachable","message":"no answer from b"}"#;
@@ -365,7 +365,7 @@ fn json_failure_report_of_seed_is_reported_as_text() {
 
 /// The unavailable time is read from the condition in the status, so it survives a restart of the operator.
 #[test]
-fn recovery_approval_and_unavailable_time_are_read_from_cluster() {
+fn recovery_approval_and_unavailable_time_are_read_from_etcdcluster() {
     let observed = seen(|objects| {
         let approval = (
             "etcd.database.coreos.com/recover".to_owned(),
@@ -408,7 +408,7 @@ fn member_objects_without_labels_are_found_for_label_repair() {
 }
 
 #[test]
-fn objects_with_same_name_of_other_owners_are_recognized() {
+fn same_named_objects_of_other_owners_are_recognized() {
     let shared = |mend: &dyn Fn(&mut ObjectMeta)| {
         let observed = seen(|objects| {
             mend(&mut objects.services[0].metadata);

@@ -115,7 +115,7 @@ mod tests {
     use crate::observe::tests::made_durable;
 
     #[test]
-    fn objects_are_read_by_name_if_list_lacks_member_of_status() {
+    fn objects_missing_from_list_are_read_by_name() {
         let asked = |mend: &dyn Fn(&mut crate::objects::Objects)| {
             let mut objects = made_durable();
             mend(&mut objects);

@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn network_policy_of_another_owner_is_reported_and_not_written() {
+    fn conflicting_network_policy_is_reported_and_never_written() {
         for (wanted, reported) in [(true, 1), (false, 0)] {
             let mut scene = Scene::formed(&["a", "b", "c"]);
             scene.desired.access.network = wanted;

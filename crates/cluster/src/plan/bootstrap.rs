@@ -42,8 +42,8 @@ pub(super) fn unrecorded<'a>(
     }
     if recorded.is_none() {
         // Invariant 6: if no cluster ID is recorded, the bootstrap continues only if all first members have objects. A
-        // first member without objects may have run and lost its data. The cluster has served no client, because no
-        // object has a cluster ID.
+        // first member without objects may have run and lost its data. A new bootstrap loses no acknowledged write: no
+        // object has a cluster ID, so no client was served.
         traces.retain(|(_, members, found)| {
             found.is_some() || members.iter().all(|name| view::is_known(observed, name))
         });
@@ -223,8 +223,8 @@ fn first_data(observed: &Observed, name: &str) -> Data {
         observed.services.get(name),
     );
     match view::data(pod, disk, service, false) {
-        // The operator creates the Service of a member before its PVC and its pod. A member without all three objects
-        // was therefore never created.
+        // The operator creates the Service of a member before its PVC and its pod. A member that has none of these
+        // objects was therefore never created.
         Data::Gone if service.is_none() && pod.is_none() && disk.is_none() => Data::NeverMade,
         data => data,
     }

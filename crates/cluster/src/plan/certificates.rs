@@ -396,7 +396,7 @@ impl Keeper<'_> {
             .iter()
             .all(|leaf| leaf.trusts == held.trusts);
         let pods = self.observed.pods.iter();
-        // The Secret of the other CA may be missing at the moment, so only the annotation for this CA is compared.
+        // The CA Secret of the other scope may be missing at the moment, so only the bundle of this scope is compared.
         let mut started = pods.map(|(member, pod)| {
             let with = &self.certificates;
             pod.stays() && pod.ready && with.started_with_bundle(member, scope, held)

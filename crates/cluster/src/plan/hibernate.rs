@@ -18,8 +18,8 @@ pub(super) fn hibernate(build: Builder<'_>) -> (Draft<'_>, bool) {
         return (draft, false);
     }
     let Some(intent) = &observed.intent else {
-        // The status is lost but objects of the cluster exist. The operator identifies the cluster from these objects
-        // before it hibernates the cluster, which starts no member.
+        // The status is lost, but objects of the cluster exist. The operator first identifies the cluster from these
+        // objects, which starts no member, and then hibernates the cluster.
         if !observed.pods.is_empty() || !observed.disks.is_empty() || observed.cluster_id.is_some()
         {
             return (draft, false);

@@ -47,8 +47,8 @@ fn approval(observed: &Observed, cluster_id: ClusterId) -> Approval<'_> {
         return Approval::None;
     };
     if !names(text, cluster_id) {
-        // The annotation may still name a former cluster. An earlier, approved recovery created this cluster from it,
-        // so the approval is used up.
+        // The annotation may still name the former cluster, from which an approved recovery created this cluster. That
+        // approval is used up.
         let spent = observed.recovery.former();
         let spent = spent.and_then(|record| record.from_cluster_id.parse().ok());
         match spent.filter(|former| names(text, *former)) {
@@ -270,8 +270,8 @@ impl<'a> Scene<'a> {
         let silent = self.evidence.silent();
         let after = self.desired.recovery.after.as_secs();
         if approval == Approval::Given {
-            // The message lists these members, because a member that answers again or gets its volume back could have
-            // newer data.
+            // The approved recovery waits for silent members and for members with a lost volume, because such a member
+            // could return with newer data.
             let bare = self.evidence.without_volume(self.observed);
             let bare = bare.into_iter().map(|name| {
                 (

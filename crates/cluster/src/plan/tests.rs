@@ -402,7 +402,7 @@ fn converged_cluster_needs_no_action() {
 }
 
 #[test]
-fn deleted_services_and_disruption_budget_are_recreated() {
+fn missing_or_drifted_services_and_budget_are_repaired() {
     let mut scene = Scene::formed(&["a", "b", "c"]);
     scene.observed.shared.headless = Kept::Missing;
     scene.observed.shared.client = Kept::Drifted;
@@ -513,7 +513,7 @@ fn missing_image_is_reported_with_spec_field() {
 // ---- clusters that the operator must not change ----
 
 #[test]
-fn paused_restored_invalid_or_deleted_cluster_is_not_changed() {
+fn paused_restoring_invalid_or_deleting_cluster_is_not_changed() {
     type Mend = fn(&mut Scene);
     let cases: [(&str, Mend); 4] = [
         ("paused", |scene| scene.desired.paused = true),

@@ -149,7 +149,7 @@ impl Run<'_> {
     }
 
     /// Starts a run for a full database, if the run would free space or if there are revisions that the last run did
-    /// not compact. The delays above limit how often this happens.
+    /// not compact. [`AFTER_NOTHING`], [`AFTER_SOMETHING`] and [`REST`] limit how often this happens.
     fn begin_cure(&self, databases: &[(&MemberState<'_>, &Status)], draft: &mut Draft) {
         let (desired, observed, now) = self.build.inputs();
         let last = observed.upkeep.record.as_ref();

@@ -140,8 +140,8 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
         refused: Some(why),
         ..Course::default()
     };
-    // Members run two minor releases only during an upgrade or a downgrade. The cluster version is then the version of
-    // the lowest member, so members of the higher release can change in both directions. Only the members of the lower
+    // Members run two minor releases only during an upgrade or a downgrade. The cluster version is then the lower of
+    // the two releases, so members of the higher release can change in both directions. Only the members of the lower
     // release need a check.
     let at_lowest = running.iter().filter(|one| one.minor() == lowest.minor());
     let directions: Result<Vec<UpgradeDirection>, String> =

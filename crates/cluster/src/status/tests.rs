@@ -63,7 +63,7 @@ fn pair(status: &str, reason: &str) -> (String, String) {
 }
 
 #[test]
-fn healthy_cluster_sets_only_condition_available() {
+fn healthy_cluster_is_available_and_as_desired() {
     let status = report(&Scene::formed(&["a", "b", "c"]), None, None);
     assert_eq!(status.phase, Some(ClusterPhase::Running));
     assert_eq!(
@@ -303,7 +303,7 @@ fn new_size_sets_condition_scaling_not_recovering() {
 }
 
 #[test]
-fn paused_cluster_has_false_condition_progressing() {
+fn paused_cluster_sets_condition_progressing_to_false() {
     let mut scene = Scene::formed(&["a", "b", "c"]).without_pod("b");
     scene.desired.paused = true;
     let status = report(&scene, None, None);

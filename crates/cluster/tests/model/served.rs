@@ -67,7 +67,7 @@ fn drawn(seed: u64) -> (Setup, Vec<Event>) {
 const ROUNDS: usize = 20_000;
 
 #[test]
-fn invariant_30_sole_member_can_run_every_possible_version() {
+fn invariant_30_holds_for_sole_member_with_missing_images() {
     play_drawn(drawn, ROUNDS);
 }
 

@@ -245,7 +245,7 @@ impl fmt::Display for Failure {
             story,
         } = self;
         let test = if setup.two {
-            "concurrent_operators_do_no_harm"
+            "invariant_11_holds_with_concurrent_operators"
         } else {
             "cluster_keeps_invariants_and_converges_despite_faults"
         };

@@ -144,7 +144,7 @@ fn cache_that_is_older_than_last_read_returns_nothing() {
 }
 
 #[test]
-fn read_without_comparable_version_returns_nothing_from_cache() {
+fn cache_returns_nothing_after_read_without_comparable_version() {
     let (cache, feed) = filled(vec![raw("db-a", 4)]);
     cache.record_object(DB, None);
     assert_eq!(names(&cache), None, "the object may have been deleted");
@@ -156,7 +156,7 @@ fn read_without_comparable_version_returns_nothing_from_cache() {
 }
 
 #[test]
-fn failed_watch_returns_nothing_until_it_delivers_again() {
+fn cache_returns_nothing_until_failed_watch_delivers_again() {
     let (cache, feed) = filled(vec![raw("db-a", 1)]);
     let failed = feed.apply(Err(Error::NoResourceVersion));
     assert!(matches!(failed[..], [Err(Error::NoResourceVersion)]));

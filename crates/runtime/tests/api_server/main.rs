@@ -436,7 +436,7 @@ fn start(operator: &Operator, counting: &Arc<Counting>) -> JoinHandle<()> {
 /// Two releases can manage the same object if one of them has the scope `All`. Each sets the condition `Managed` once.
 /// The condition of the operator that started last remains.
 #[tokio::test]
-async fn two_operators_do_not_overwrite_managed_condition_forever() {
+async fn two_operators_stop_overwriting_each_others_managed_condition() {
     let (_server, client) = with_crd().await;
     cluster(&client, "good").await;
     let scopes = [

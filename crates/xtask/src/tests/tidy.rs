@@ -210,7 +210,7 @@ fn functions_are_within_line_limit() {
 const TEST_SUPPORT: [&str; 3] = ["tests", "fixture", "fake"];
 
 #[test]
-fn test_only_modules_are_below_tests() {
+fn test_modules_are_below_module_tests() {
     let sources = sources();
     let mut found = Vec::new();
     for (path, text) in &sources {
@@ -298,7 +298,8 @@ fn tests_named_in_contributor_pages_exist() {
 
 #[test]
 fn banned_names_of_coreos_operator_are_not_used() {
-    // `docs/contributing/language.md` lists these names. Comments may quote them, so comments are skipped.
+    // coreos/etcd-operator uses such names, and this project does not. Comments may quote them, so the test skips
+    // comments.
     let banned = [
         "fn get_",
         "struct ClusterManager",

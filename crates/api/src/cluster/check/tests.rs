@@ -56,7 +56,7 @@ fn each_invalid_field_of_stored_etcdcluster_is_reported() {
 }
 
 #[test]
-fn changes_that_wait_for_backup_are_checked() {
+fn unknown_change_or_invalid_backup_age_is_rejected() {
     let problems = |more: &str| {
         let text = format!(
             r#"{{"backup":{{"storageType":"S3","s3":{{"path":"b/k"}},"backupPolicy":{{"schedule":"@daily"}},{more}}}}}"#

@@ -193,7 +193,7 @@ impl Builder<'_> {
             form: PatchForm::Strategic,
             ..merge(Kind::Pod, member, &Value::Null)
         };
-        // A member that never ran the version before still has the data of this version.
+        // `from` equals `version` if the member never ran the version of its current image.
         let text = if changed.from == version {
             format!("set {member} back to etcd {version}")
         } else {

@@ -323,7 +323,7 @@ fn expired_authorities_restart_no_member_without_volume() {
 
 /// Invariant 18: while generated certificates replace static ones, members restart one at a time.
 #[test]
-fn invariant_18_replaced_static_authorities_restart_no_members_together() {
+fn invariant_18_replaced_static_authorities_never_restart_members_together() {
     for durable in [true, false] {
         let mut story = Story::formed(durable);
         for noted in story.certificates().pods.values_mut() {

@@ -84,7 +84,7 @@ fn pods_without_token_prevent_bootstrap() {
 
 /// Invariant 7: a cluster may have existed, although none of its objects exists any more.
 #[test]
-fn cluster_without_objects_of_its_members_is_not_bootstrapped() {
+fn members_named_in_status_prevent_bootstrap() {
     let mut scene = Scene::nothing(3);
     assert!(begins(&scene));
     scene.observed.recovery.named_before = ["a".to_owned()].into();

@@ -226,7 +226,7 @@ fn suspended_backups_are_reported_as_problem() {
 }
 
 #[test]
-fn change_outside_before_changes_needs_no_backup() {
+fn change_not_in_before_changes_needs_no_backup() {
     let scene = upgrade().guarded(&["Recovery", "Restore", "Shrink"]);
     assert_eq!(patched(&scene), one("b", "3.6.16"));
     assert_eq!(shrinking().guarded(&["Upgrade"]).changes().len(), 1);
@@ -257,11 +257,11 @@ fn invariant_32_surplus_members_are_removed_after_backup() {
 }
 
 #[test]
-fn invariant_32_recovery_needs_backup_that_is_recent_at_loss() {
+fn invariant_32_recovery_needs_backup_that_is_recent_at_quorum_loss() {
     let scene = || approved(one_left()).guarded(&["Recovery"]);
     assert!(begun(&scene()).is_none());
     let text = problem(&scene(), Reason::NoRecentBackup);
-    // The quorum is lost since the time 900.
+    // In this scene, the quorum was lost at the time 900.
     let waiver = "Recovery/1970-01-01T00:15:00Z";
     for part in [waiver, "`kubectl etcd -n prod backup db`"] {
         assert!(text.contains(part), "{part}: {text}");

@@ -219,7 +219,7 @@ fn hibernating_cluster_does_not_begin_bootstrap() {
 }
 
 #[test]
-fn paused_or_restored_cluster_does_not_hibernate() {
+fn paused_or_restoring_cluster_does_not_hibernate() {
     let mut paused = asleep(three(claim("fast", 2)));
     paused.desired.paused = true;
     assert_eq!(paused.writes(), []);

@@ -48,7 +48,7 @@ fn lost_member_is_replaced_before_outdated_members() {
 
 /// The first rule that applies decides: the deleted PVC is reported, not its wrong StorageClass.
 #[test]
-fn deleted_pvc_is_reported_before_wrong_storage_class() {
+fn deleted_pvc_takes_precedence_over_wrong_storage_class() {
     let mut scene = Scene::formed(&["a", "b", "c"]).durable().aged();
     scene.desired.claim = Some(crate::snapshot::Claim {
         class: Some("fast".into()),

@@ -61,7 +61,7 @@ fn invariant_24_learner_that_follows_leader_is_promoted_before_serving() {
     assert_eq!(promoted(&one), ["d"]);
     let three = Scene::formed(&["a", "b", "c"]).size(4).learner("d");
     assert_eq!(promoted(&three.follows("d")), ["d"]);
-    // Learner `e` follows the leader, learner `d` serves clients. The operator promotes `d` first.
+    // One learner only follows the leader, the other also serves clients. The serving learner is promoted first.
     let both = Scene::formed(&["a"]).size(3).learner("d").learner("e");
     assert_eq!(promoted(&both.clone().follows("d")), ["e"]);
     assert_eq!(promoted(&both.follows("e")), ["d"]);
@@ -69,7 +69,7 @@ fn invariant_24_learner_that_follows_leader_is_promoted_before_serving() {
 
 /// Invariants 4 and 24: a promotion requires a report of the learner itself, read in the same reconcile.
 #[test]
-fn invariant_24_learner_without_current_health_report_is_not_promoted() {
+fn invariant_24_learner_failing_any_promotion_check_is_not_promoted() {
     let scene = || Scene::formed(&["a"]).size(3).learner("d").follows("d");
     let other = |scene: Scene| scene.pulse("d", |pulse| pulse.member_id = MemberId(7));
     let alone = |scene: Scene| scene.pulse("d", |pulse| pulse.has_leader = false);

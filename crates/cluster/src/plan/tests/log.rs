@@ -63,7 +63,7 @@ fn patches_first(writes: &[Write]) -> bool {
 
 /// Invariant 29: the operator records the index of the Raft log before it appends the first entry.
 #[test]
-fn invariant_29_raft_log_is_recorded_before_entries_are_appended() {
+fn invariant_29_raft_log_index_is_recorded_before_entries_are_appended() {
     let missing = towards("3.6.16", "3.7.3");
     let of_other_cluster = recorded(towards("3.6.16", "3.7.3"), "1", 10_000_000);
     for scene in [missing, of_other_cluster] {
@@ -87,10 +87,10 @@ fn assert_records_newest(scene: &Scene, newest: u64) {
     assert_eq!(*record, raft_log_record(CLUSTER.to_string(), index));
 }
 
-/// Invariant 29: all members have applied enough entries after the edited index, but not after the
-/// recorded one.
+/// Invariant 29: a person has edited the record. All members have applied enough entries after the edited index, but
+/// not after the index that the operator had recorded.
 #[test]
-fn invariant_29_edited_record_of_log_is_replaced() {
+fn invariant_29_edited_raft_log_record_is_replaced() {
     let applied_index = NEWEST + 5_000;
     for index in [1, 4_000, -1, 20_000, i64::MAX] {
         let mut scene = applied(upgrade(), applied_index);
@@ -98,7 +98,7 @@ fn invariant_29_edited_record_of_log_is_replaced() {
         record.index = index;
         assert_records_newest(&scene.compared(), applied_index);
     }
-    // A record without a checksum, and a record of this index with the ID of another cluster.
+    // The record has no checksum, or a person has put the ID of this cluster into the record of another cluster.
     let mut without = applied(upgrade(), applied_index);
     let record = without.observed.upkeep.raft_log.as_mut().unwrap();
     record.checksum = None;
@@ -150,7 +150,7 @@ fn raft_log_is_prepared_once_for_all_members() {
 }
 
 #[test]
-fn only_upgrades_to_etcd_3_7_prepare_the_raft_log() {
+fn only_upgrade_from_etcd_3_6_to_3_7_prepares_raft_log() {
     for (from, to) in [
         ("3.5.35", "3.6.16"),
         ("3.7.2", "3.7.3"),

@@ -61,7 +61,7 @@ fn invariant_5_member_on_lost_node_is_kept_until_timeout() {
 }
 
 #[test]
-fn lost_member_is_replaced_after_timeout_of_spec() {
+fn longer_timeout_in_spec_keeps_member_on_lost_node() {
     let mut patient = three().node_lost("b", 200);
     patient.desired.replace_after = Duration::from_mins(5);
     assert!(is_wanted(&patient));
@@ -90,7 +90,7 @@ fn member_with_pod_stuck_in_termination_is_replaced_after_timeout() {
 
 /// If the operator's clock is 90 s ahead, every terminating pod seems to be overdue by a minute.
 #[test]
-fn invariant_5_fast_operator_clock_replaces_no_member() {
+fn invariant_5_operator_clock_that_is_ahead_replaces_no_member() {
     let ahead = |mut scene: Scene, seconds: i64| {
         let clock = jiff::SignedDuration::from_secs(-seconds);
         scene.observed.clock = ApiServerClock(Some(clock));
@@ -112,7 +112,7 @@ fn invariant_5_fast_operator_clock_replaces_no_member() {
 }
 
 #[test]
-fn invariant_3_no_member_is_replaced_with_three_of_five_down() {
+fn invariant_3_no_member_is_replaced_while_three_of_five_are_down() {
     let scene = Scene::formed(&["a", "b", "c", "d", "e"])
         .durable()
         .node_lost("b", 600)

@@ -171,7 +171,7 @@ fn replaced(keep_until: Option<i64>) -> Scene {
 /// Invariant 9: the volumes of the replaced cluster stay until the new cluster is complete and `keepOldData` has
 /// passed.
 #[test]
-fn replaced_cluster_is_deleted_after_restore_and_retention() {
+fn old_volumes_are_kept_until_restored_cluster_is_complete() {
     let deletes_disk = |scene: &Scene| {
         let writes = scene.writes();
         let disks = writes.iter();

@@ -108,7 +108,7 @@ pub(super) fn destroys(writes: &[Write]) -> bool {
 // ---- reports of a lost quorum, and approvals ----
 
 #[test]
-fn invariant_16_lost_quorum_reports_survivors_and_waits_for_approval() {
+fn invariant_16_quorum_loss_is_reported_and_recovery_awaits_approval() {
     let scene = one_left();
     let text = problem(&scene, Reason::QuorumLost);
     for part in [
@@ -309,7 +309,7 @@ fn answering_quorum_or_known_leader_prevents_recovery() {
 }
 
 #[test]
-fn recovery_requires_survivor_that_answers_with_its_cluster_id() {
+fn recovery_requires_survivor_that_answers_with_recorded_cluster_id() {
     let silent = approved(one_left().down("a"));
     assert_eq!(begun(&silent), None);
     assert!(
@@ -352,7 +352,7 @@ fn recovery_selects_survivor_with_highest_revision() {
 
 /// Invariant 1: a member that does not answer yet may have newer data.
 #[test]
-fn recovery_waits_for_silent_survivor_then_records_it() {
+fn recovery_waits_for_silent_survivor_then_starts_without_it() {
     let five = ["a", "b", "c", "d", "e"];
     let mut scene = approved(loss(&five, &["a", "b"]).down("b"));
     scene.observed.recovery.unavailable_since = Some(at(990));

@@ -242,7 +242,7 @@ fn unstarted_member_without_service_is_removed_instead_of_started() {
 }
 
 #[test]
-fn etcd_before_3_4_reports_risk_of_joining_voter() {
+fn joining_voter_risk_is_reported_before_etcd_3_4() {
     let scene = Scene::formed(&["a"])
         .size(2)
         .version("3.3.27")

@@ -9,7 +9,7 @@ use crate::snapshot::{Cause, Changed};
 /// Regression: the user rolled back after the old container had ended and before the new container started. The kubelet
 /// counted no restart, so the operator never completed the rollback.
 #[test]
-fn rollback_before_new_container_starts_restarts_no_member() {
+fn rollback_before_first_start_records_lower_restart_count() {
     let scene = towards("3.6.16", "3.6.16").changed("b", "3.6.16", "3.7.3");
     let writes = scene.writes();
     let back = writes.iter().find_map(|write| match write {
@@ -66,7 +66,7 @@ fn broken_member_is_rolled_back_before_volume_replacement() {
 
 /// Regression: the operator waited forever for a member with data that no image of its minor release can read.
 #[test]
-fn member_with_data_unreadable_by_its_minor_is_replaced() {
+fn member_with_data_unreadable_by_its_minor_release_is_replaced() {
     let broken = |from: &str| {
         let scene = towards("3.6.16", "3.6.16").changed("b", from, "3.6.16");
         scene.crashes("b", Cause::Data("walpb: crc mismatch".into()), 2, 20)

@@ -192,7 +192,7 @@ fn invariant_18_no_member_is_updated_while_another_is_unhealthy() {
 
 /// etcd before 3.4 reports a single index.
 #[test]
-fn member_before_3_4_is_changed_if_its_only_index_is_current() {
+fn single_raft_index_decides_rollout_before_etcd_3_4() {
     let logs = |of_c: u64| {
         let mut scene = towards("3.3.27", "3.4.23").compared();
         for pod in scene.observed.pods.values_mut() {
@@ -263,7 +263,7 @@ fn corrected_version_is_applied_to_broken_member_first() {
 }
 
 #[test]
-fn rollback_is_allowed_if_last_member_never_ran_new_version() {
+fn rollback_is_allowed_if_one_member_never_ran_new_version() {
     // The failed member `c` never ran the new version, so etcd has not raised the cluster version. A rollback is still
     // allowed.
     let scene = towards("3.6.16", "3.5.35").compared();
@@ -352,7 +352,7 @@ fn invariant_30_member_is_not_rolled_back_if_next_version_may_have_run() {
         edit(&mut scene);
         assert_eq!(patched(&scene), [], "edit {number}");
     }
-    // Version 3.6 may have run here, so it replaces the record of the served version.
+    // Version 3.6 may have run here, so the operator removes the record of the served version.
     let mut failing = lost().wants("3.6.20");
     failing.pod_of("a").trouble = Some(Trouble::Failing("exit code 1".into()));
     let writes = failing.writes();
@@ -444,7 +444,7 @@ fn downgrade_changes_images_of_existing_pods() {
 
 /// etcd 3.5 does not know `--max-learners`, and the flags of a running pod cannot change.
 #[test]
-fn downgrade_recreates_pods_with_flags_of_newer_etcd() {
+fn downgrade_recreates_pods_that_have_newer_flags() {
     let scene = Scene::formed(&["a", "b", "c"]).durable();
     let scene = scene
         .all_run("3.6.16")

@@ -113,7 +113,7 @@ fn deferred_resize_is_reported_and_does_not_delay_other_members() {
 }
 
 #[test]
-fn invariant_18_only_unavailable_member_is_resized_while_one_is_down() {
+fn invariant_18_only_the_down_member_may_be_resized() {
     let scene = differ(three(), &["a", "b", "c"], &resources());
     assert_eq!(
         resized(&scene.clone().down("c")),
@@ -126,7 +126,7 @@ fn invariant_18_only_unavailable_member_is_resized_while_one_is_down() {
 }
 
 #[test]
-fn invariant_18_resize_waits_for_change_of_another_member() {
+fn invariant_18_one_plan_never_both_resizes_and_recreates_pods() {
     let anew = Difference {
         pod: Some("its pod was made for another spec.etcd".into()),
         ..Difference::default()

@@ -175,7 +175,7 @@ fn bootstrap_restarts_if_bootstrap_mode_changes() {
 
 /// The StorageClass of a PVC cannot be changed. A volume that exists may contain data of a member that has started.
 #[test]
-fn bootstrap_restarts_if_storage_class_of_unbound_claim_is_corrected() {
+fn bootstrap_restarts_if_storage_class_of_unbound_pvc_is_corrected() {
     let claim = |class: &str, capacity: Option<u64>| Claim {
         class: Some(class.to_owned()),
         requested: Some(1 << 30),

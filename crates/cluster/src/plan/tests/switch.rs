@@ -303,8 +303,8 @@ fn invariant_23_wrong_peer_url_of_restarted_seed_is_corrected() {
             (member.as_str(), urls.as_slice()),
             ("b", &["http://b.ns.svc:2380".to_owned()][..])
         );
-        // Member `b` does not serve, or still runs with the previous TLS settings. The operator does not change its
-        // peer URL.
+        // Member `b` does not serve, or runs with other TLS settings than the recorded ones. The operator does not
+        // change its peer URL.
         let mut down = World::new("null");
         down.record.clone_from(&world.record);
         *down.urls("b") = vec![listed.to_owned()];

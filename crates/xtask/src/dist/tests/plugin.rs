@@ -181,7 +181,7 @@ fn only_archives_of_same_release_and_other_architecture_are_added() {
 }
 
 #[test]
-fn release_without_address_has_no_plugin_manifest() {
+fn release_without_files_url_has_no_plugin_manifest() {
     let files = Files::new();
     let mut release = published();
     release.files = None;
@@ -190,7 +190,7 @@ fn release_without_address_has_no_plugin_manifest() {
 }
 
 #[test]
-fn address_of_files_comes_from_option_or_source() {
+fn files_url_comes_from_option_or_source_repository() {
     let options =
         |args: &[&str]| <Wrapper as clap::Parser>::parse_from(["dist"].iter().chain(args)).options;
     let origin = published().origin;

@@ -1,4 +1,4 @@
-//! Checks that the values, schema, README, alerts and documentation of the chart agree. They need no Helm. The
+//! Checks that the values, schema, README, alerts and documentation of the chart agree. The checks need no Helm. The
 //! end-to-end tests render the chart.
 
 use std::collections::BTreeSet;

@@ -225,7 +225,7 @@ fn foreign_certificate_is_replaced_and_its_issuer_not_trusted() {
 }
 
 #[test]
-fn invariant_20_member_restarts_with_old_certificate_after_authority_loss() {
+fn invariant_20_member_restarts_with_existing_certificate_after_authority_loss() {
     let mut story = Story::formed(true);
     let before = story.signs(CaScope::Peers);
     story.certificates().secrets.remove("db-peer-ca");
@@ -391,7 +391,7 @@ fn invariant_20_loss_of_second_authority_skips_no_rotation_step() {
 
 /// The old authority stays trusted until every member was started with the new authority, even if other faults occur.
 #[test]
-fn invariant_20_old_authority_is_retired_after_all_members_trust_next() {
+fn invariant_20_old_authority_stays_until_all_members_trust_next() {
     let mut story = Story::formed(true);
     story.certificates().secrets.remove("db-peer-ca");
     story.settle();
@@ -428,7 +428,7 @@ fn authority_secret_of_another_owner_restarts_no_member() {
 
 /// Without the annotation, a pod has only the digest of its authorities.
 #[test]
-fn deleted_authorities_annotation_is_restored() {
+fn deleted_annotation_with_authorities_is_restored() {
     let mut story = Story::formed(true);
     for noted in story.certificates().pods.values_mut() {
         noted.authorities = None;
