@@ -39,7 +39,7 @@ fn step(rollout: &TlsRollout, intent: &Intent, view: &View, earlier: &Earlier, d
     if let Some(text) = rollout.under_way() {
         draft.wait(Reason::TLSSwitching, text, BLIND);
     }
-    if !earlier.changes_members && cache(rollout, view, draft) {
+    if !earlier.changes_members && correct_peer_url(rollout, view, draft) {
         return;
     }
     let Some(next) = &rollout.next else {
@@ -123,7 +123,7 @@ fn serves(member: &MemberState) -> bool {
 /// have, sets the URL of the real listener. This can happen to the seed of a recovery: its pod is lost before its TLS
 /// settings are recorded, and the spec changes before the next pod is created. New members could not connect to such a
 /// seed.
-fn cache(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
+fn correct_peer_url(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
     let (mode, here) = (
         TlsMode::of(rollout.at.as_ref()),
         peers_of(rollout.at.as_ref()),

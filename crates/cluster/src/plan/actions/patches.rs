@@ -193,9 +193,9 @@ impl Builder<'_> {
             form: PatchForm::Strategic,
             ..merge(Kind::Pod, member, &Value::Null)
         };
-        // `from` equals `version` if the member never ran the version of its current image.
+        // The version stays if only the repository changed, or if the member never ran the version of its current image.
         let text = if changed.from == version {
-            format!("set {member} back to etcd {version}")
+            format!("set the image of {member} to {image}")
         } else {
             format!("change {member} from etcd {} to {version}", changed.from)
         };
