@@ -25,6 +25,9 @@ const PROGRAM: &str = "/usr/local/bin/etcd";
 const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 /// How long a pod tolerates a lost node by default (admission plugin `DefaultTolerationSeconds`).
 const DEFAULT_TOLERATION: Duration = Duration::from_mins(5);
+/// Default time in seconds between the signals SIGTERM and SIGKILL. etcd needs less than a second to hand over
+/// leadership. A leader whose successor has ended too would wait 7 s, and with connected clients 14 s (ADR 36).
+const GRACE_PERIOD_SECONDS: i64 = 2;
 const TAINT_NOT_READY: &str = "node.kubernetes.io/not-ready";
 const TAINT_UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
@@ -103,11 +106,19 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
             .then(|| policy.image_pull_secrets.clone()),
         priority_class_name: policy.priority_class_name.clone(),
         service_account_name: policy.service_account_name.clone(),
-        termination_grace_period_seconds: policy.termination_grace_period_seconds,
+        termination_grace_period_seconds: grace_period_seconds(policy),
         scheduler_name: policy.scheduler_name.clone(),
         runtime_class_name: policy.runtime_class_name.clone(),
         ..PodSpec::default()
     }
+}
+
+/// Other containers of the user may need longer to stop than etcd, so a pod with such containers has the default of
+/// Kubernetes.
+fn grace_period_seconds(policy: &PodPolicy) -> Option<i64> {
+    let only_etcd = policy.sidecars.is_empty() && policy.init_containers.is_empty();
+    let default = only_etcd.then_some(GRACE_PERIOD_SECONDS);
+    policy.termination_grace_period_seconds.or(default)
 }
 
 fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> Container {

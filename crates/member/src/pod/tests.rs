@@ -211,6 +211,18 @@ fn users_cannot_override_labels_and_annotations_of_operator() {
 }
 
 #[test]
+fn pod_with_only_etcd_has_short_grace_period() {
+    let grace =
+        |policy: &Value| built_with(policy)["spec"]["terminationGracePeriodSeconds"].clone();
+    let others = json!([{ "name": "other", "image": "b" }]);
+    assert_eq!(grace(&json!({})), 2);
+    assert_eq!(grace(&json!({ "terminationGracePeriodSeconds": 30 })), 30);
+    for field in ["sidecars", "initContainers"] {
+        assert!(grace(&json!({ field: others })).is_null(), "{field}");
+    }
+}
+
+#[test]
 fn pod_has_settings_of_spec_pod() {
     let pod = built_with(&json!({
         "nodeSelector": { "disk": "ssd" },
