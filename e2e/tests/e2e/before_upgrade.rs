@@ -231,8 +231,8 @@ async fn restore_waits(sandbox: &Sandbox, path: &str) -> Result<()> {
     let backup = back_up(sandbox, "replaced").await?;
     let revision = field(&backup, "/status/etcdRevision").as_i64();
     ensure!(revision >= Some(newest), "{revision:?} is before {newest}");
-    let restored = await_complete(&restores, "over", DEADLINE).await?;
-    await_replaced(sandbox, &restored).await?;
+    let done = await_complete(&restores, "over", DEADLINE).await?;
+    await_replaced(sandbox, &done).await?;
     sandbox.await_members("c", 1).await?;
     has_keys(sandbox, "kept/", KEYS).await?;
     has_keys(sandbox, "later/", 0).await?;
