@@ -16,11 +16,13 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use crate::objects::Kind;
-use crate::wait::{Poll, until};
+use crate::wait::{Poll, until, until_allowed};
 use crate::{DEADLINE, Env, chart, crds, kubectl};
 
 /// The name of the Helm release in the namespace of every test.
 pub const RELEASE: &str = "etcd-operator";
+/// Time limit for the API server to notice that a policy is deleted. The API server checks once per second.
+const POLICY_DELAY: Duration = Duration::from_secs(30);
 
 /// The namespace of a test, with its environment and client.
 pub struct Sandbox {
@@ -323,16 +325,25 @@ impl Sandbox {
     /// Deletes the policies of the release, which belong to no namespace, and requests the deletion of the namespace.
     /// Does not wait until the namespace is deleted.
     pub async fn delete(&self) {
-        // The binding is deleted first: without a binding, the policy rejects no deletion in the namespace.
+        // The bindings are deleted first: without a binding, a policy rejects no deletion.
         self.delete_policies::<ValidatingAdmissionPolicyBinding>()
             .await;
         self.delete_policies::<ValidatingAdmissionPolicy>().await;
         let namespaces: Api<Namespace> = Api::all(self.client.clone());
-        if let Err(error) = namespaces
-            .delete(&self.namespace, &DeleteParams::default())
-            .await
-        {
-            eprintln!("namespace {} could not be deleted: {error}", self.namespace);
+        let what = format!("the deletion of namespace {} is accepted", self.namespace);
+        // After a failed test, the namespace can contain a protected cluster. The API server then rejects the deletion
+        // until it has noticed that the policies are deleted.
+        let deleted = until_allowed(&what, POLICY_DELAY, async || {
+            let params = DeleteParams::default();
+            match namespaces.delete(&self.namespace, &params).await {
+                Err(kube::Error::Api(error)) if error.code == 404 => Ok(Poll::Done(())),
+                accepted => accepted
+                    .map(|_| Poll::Done(()))
+                    .context("delete the namespace"),
+            }
+        });
+        if let Err(error) = deleted.await {
+            eprintln!("{error:#}");
         }
     }
 

@@ -147,6 +147,38 @@ securityContext:
 {{ include "etcd-operator.fullname" . }}-deletion-protection.{{ include "etcd-operator.namespace" . }}
 {{- end }}
 
+{{/* Name of the policy that rejects the deletion of namespaces with protected EtcdClusters, and of its binding. */}}
+{{- define "etcd-operator.namespaceProtection" -}}
+{{ include "etcd-operator.fullname" . }}-deletion-protection-namespaces.{{ include "etcd-operator.namespace" . }}
+{{- end }}
+
+{{/* Selector of the namespaces that the release manages. Empty: all namespaces. For a request on a Namespace, the API
+     server compares the selector with the labels of this Namespace. */}}
+{{- define "etcd-operator.namespaceSelector" -}}
+{{- if not .Values.clusterWide -}}
+namespaceSelector:
+  matchExpressions:
+  # The API server sets this label on every namespace.
+  - key: kubernetes.io/metadata.name
+    operator: In
+    values:
+    {{- toYaml (.Values.watchNamespaces | default (list (include "etcd-operator.namespace" .))) | nindent 4 }}
+{{- end }}
+{{- end }}
+
+{{/* Variables of a policy: whether an EtcdCluster is protected, and whether it is the unfinished cluster of a restore.
+     Call with the CEL variable that contains the EtcdCluster. */}}
+{{- define "etcd-operator.protectionVariables" -}}
+- name: isProtected
+  expression: has({{ . }}.spec) && has({{ . }}.spec.protected) && {{ . }}.spec.protected
+# Until a restore hands over a new cluster, the EtcdRestore owns it. A canceled restore must be able to delete this
+# unfinished cluster.
+- name: isUnfinished
+  expression: >-
+    has({{ . }}.metadata.ownerReferences) &&
+    {{ . }}.metadata.ownerReferences.exists(owner, owner.kind == 'EtcdRestore')
+{{- end }}
+
 {{/* Rejects values that contradict each other, and values of the chart stable/etcd-operator. The error names the
      replacement. */}}
 {{- define "etcd-operator.validate" -}}

@@ -159,8 +159,8 @@ pub struct EtcdClusterSpec {
     /// Stop all members and keep their volumes. If set back to false, the same cluster starts again.
     #[serde(default, skip_serializing_if = "is_false")]
     pub hibernate: bool,
-    /// Reject requests to delete this EtcdCluster until this field is false. A ValidatingAdmissionPolicy of the Helm
-    /// chart enforces this field. Without the policy, the field has no effect.
+    /// Reject requests to delete this EtcdCluster or its namespace until this field is false. Two
+    /// ValidatingAdmissionPolicies of the Helm chart enforce this field. Without the policies, the field has no effect.
     #[serde(default, skip_serializing_if = "is_false")]
     pub protected: bool,
     /// Pods of the members.

@@ -1,18 +1,19 @@
-//! `spec.protected`: the API server rejects the deletion of an EtcdCluster, because the chart has installed a
-//! ValidatingAdmissionPolicy. The operators do not read the field, so the test installs the chart without operators.
+//! `spec.protected`: the API server rejects the deletion of an EtcdCluster and of its namespace, because the chart has
+//! installed two ValidatingAdmissionPolicies. The operators do not read the field, so the test installs the chart
+//! without operators.
 
 use anyhow::{Context, Result, bail, ensure};
 use e2e::objects::Kind;
 use e2e::sandbox::{RELEASE, bare_scenario};
 use e2e::wait::Poll;
 use e2e::{DEADLINE, Env, Sandbox, chart, step, until};
-use k8s_openapi::api::core::v1::{Namespace, PersistentVolumeClaim};
+use k8s_openapi::api::core::v1::Namespace;
 use kube::api::{Api, DeleteParams, ListParams};
 
 use crate::fixtures::{cluster, cluster_with};
 
 const PROTECTED: &str = "  protected: true\n";
-/// Chart values that install only the policy. The CRDs are installed once for all tests.
+/// Chart values that install only the policies. The CRDs are installed once for all tests.
 const WITHOUT_OPERATORS: [&str; 8] = [
     "--set",
     "crds.install=false",
@@ -24,11 +25,25 @@ const WITHOUT_OPERATORS: [&str; 8] = [
     "restoreOperator.enabled=false",
 ];
 const POLICY: &str = "kind: ValidatingAdmissionPolicy\n";
+/// A restore that no operator starts. The restore owns the cluster `unfinished`.
+const RESTORE: &str = "apiVersion: etcd.database.coreos.com/v1beta2
+kind: EtcdRestore
+metadata: {name: unfinished}
+spec: {etcdCluster: {name: unfinished}, backupStorageType: S3, s3: {path: bucket/key}}
+";
 
 /// The message with which the policy rejects the deletion of the cluster.
 fn rejection(name: &str) -> String {
     format!(
         "EtcdCluster {name} is protected: set spec.protected to false, then delete the EtcdCluster again"
+    )
+}
+
+/// The message with which the policy rejects the deletion of the namespace of the cluster.
+fn namespace_rejection(namespace: &str, name: &str) -> String {
+    format!(
+        "Namespace {namespace} contains the protected EtcdCluster {name}: set spec.protected of this EtcdCluster to \
+         false, then delete the namespace again"
     )
 }
 
@@ -43,9 +58,41 @@ async fn exists(sandbox: &Sandbox, name: &str) -> Result<bool> {
     Ok(found.is_some())
 }
 
+/// Runs `kubectl delete`. Returns the error message if a policy rejects the deletion, and `None` if the API server
+/// accepts the deletion.
+async fn rejected_deletion(sandbox: &Sandbox, words: &[&str]) -> Result<Option<String>> {
+    match sandbox.kubectl(&[&["delete"][..], words].concat()).await {
+        Ok(_) => Ok(None),
+        Err(error) => {
+            let text = error.to_string();
+            let is_rejected = text.contains("(Forbidden)") && text.contains("denied request");
+            if is_rejected {
+                Ok(Some(text))
+            } else {
+                Err(error)
+            }
+        }
+    }
+}
+
+/// Waits until a policy rejects the deletion of the object with this message. Deletes nothing. The API server enforces
+/// a new policy only after it has read the policy and the EtcdClusters from its own watches.
+async fn await_rejection(sandbox: &Sandbox, [kind, name]: [&str; 2], message: &str) -> Result<()> {
+    let what = format!("the deletion of {kind} {name} is rejected");
+    let words = [kind, name, "--dry-run=server"];
+    until(&what, DEADLINE, async || {
+        match rejected_deletion(sandbox, &words).await? {
+            None => Ok(Poll::NotYet(String::from("the deletion is accepted"))),
+            Some(found) if found.contains(message) => Ok(Poll::Done(())),
+            Some(found) => bail!("{found}"),
+        }
+    })
+    .await
+}
+
 async fn is_installed(sandbox: &Sandbox) -> Result<()> {
     sandbox.install_crds().await?;
-    let (env, namespace) = (&sandbox.env, &sandbox.namespace);
+    let (env, namespace) = (&sandbox.env, sandbox.namespace.as_str());
     chart::install(env, RELEASE, namespace, &WITHOUT_OPERATORS).await?;
     let manifests = [
         cluster(env, "a-plain", 3)?,
@@ -53,30 +100,18 @@ async fn is_installed(sandbox: &Sandbox) -> Result<()> {
         cluster(env, "c-plain", 3)?,
     ];
     sandbox.apply(&manifests.join("---\n")).await?;
-    // The API server enforces a new policy only after it has read the policy from its own watch.
-    let words = ["delete", "etcdcluster", "b-protected", "--dry-run=server"];
-    until(
-        "the policy is in effect",
-        DEADLINE,
-        async || match sandbox.kubectl(&words).await {
-            Ok(_) => Ok(Poll::NotYet(String::from("the deletion is accepted"))),
-            Err(error) if error.to_string().contains(&rejection("b-protected")) => {
-                Ok(Poll::Done(()))
-            }
-            Err(error) => Err(error),
-        },
-    )
-    .await
+    let target = ["etcdcluster", "b-protected"];
+    await_rejection(sandbox, target, &rejection("b-protected")).await?;
+    let message = namespace_rejection(namespace, "b-protected");
+    await_rejection(sandbox, ["namespace", namespace], &message).await
 }
 
 async fn is_rejected(sandbox: &Sandbox) -> Result<()> {
-    let words = ["delete", "etcdcluster", "b-protected", "--wait=false"];
-    let Err(error) = sandbox.kubectl(&words).await else {
+    let words = ["etcdcluster", "b-protected", "--wait=false"];
+    let Some(message) = rejected_deletion(sandbox, &words).await? else {
         bail!("the deletion of a protected cluster was accepted");
     };
-    let error = error.to_string();
-    ensure!(error.contains("(Forbidden)"), "{error}");
-    ensure!(error.contains(&rejection("b-protected")), "{error}");
+    ensure!(message.contains(&rejection("b-protected")), "{message}");
 
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let collection = clusters
@@ -95,88 +130,94 @@ async fn is_rejected(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// The deletion of clusters without protection: a cluster that was never protected, a cluster that is no longer
-/// protected, and the unfinished cluster of a restore.
+/// The deletion of the namespace: while the namespace contains a protected cluster, the deletion does not begin.
+async fn namespace_is_rejected(sandbox: &Sandbox) -> Result<()> {
+    let name = sandbox.namespace.as_str();
+    let words = ["namespace", name, "--wait=false"];
+    let Some(message) = rejected_deletion(sandbox, &words).await? else {
+        bail!("the deletion of a namespace with a protected cluster was accepted");
+    };
+    let expected = namespace_rejection(name, "b-protected");
+    ensure!(message.contains(&expected), "{message}");
+    let namespaces: Api<Namespace> = Api::all(sandbox.client.clone());
+    let found = namespaces.get(name).await?;
+    ensure!(
+        found.metadata.deletion_timestamp.is_none(),
+        "the namespace of a protected cluster is being deleted"
+    );
+    Ok(())
+}
+
+/// Creates a protected cluster that a restore owns. Until the handover, the EtcdRestore owns the cluster that it
+/// creates.
+async fn create_unfinished(sandbox: &Sandbox) -> Result<()> {
+    sandbox.apply(RESTORE).await?;
+    let restore = sandbox.objects(Kind::EtcdRestore).get("unfinished").await?;
+    let uid = restore.metadata.uid.context("the EtcdRestore has no UID")?;
+    let owner = format!(
+        "  ownerReferences:\n  - {{apiVersion: etcd.database.coreos.com/v1beta2, kind: EtcdRestore, name: unfinished, \
+         uid: \"{uid}\"}}\n"
+    );
+    let manifest = cluster_with(&sandbox.env, "unfinished", 1, PROTECTED)?;
+    let manifest = manifest.replacen("spec:\n", &format!("{owner}spec:\n"), 1);
+    sandbox.apply(&manifest).await.map(drop)
+}
+
+/// The deletion of objects without protection: a cluster that was never protected, a cluster that is no longer
+/// protected, the unfinished cluster of a restore, and a namespace with such clusters.
 async fn is_accepted(sandbox: &Sandbox) -> Result<()> {
     // The request for the collection may have deleted the clusters without protection.
     let plain = ["delete", "etcdcluster", "a-plain", "c-plain"];
     sandbox
         .kubectl(&[&plain[..], &["--ignore-not-found"]].concat())
         .await?;
+    create_unfinished(sandbox).await?;
     protect(sandbox, "b-protected", false).await?;
+    // The API server checks the namespace with its own watch of the EtcdClusters. When this watch has reported the last
+    // change, it has also reported the unfinished cluster.
+    let words = ["namespace", &sandbox.namespace, "--dry-run=server"];
+    until(
+        "the deletion of the namespace is accepted",
+        DEADLINE,
+        async || {
+            Ok(match rejected_deletion(sandbox, &words).await? {
+                None => Poll::Done(()),
+                Some(found) => Poll::NotYet(found),
+            })
+        },
+    )
+    .await?;
+    let words = ["delete", "etcdcluster", "unfinished", "--dry-run=server"];
+    sandbox.kubectl(&words).await?;
     sandbox
         .kubectl(&["delete", "etcdcluster", "b-protected"])
         .await?;
     for name in ["a-plain", "b-protected", "c-plain"] {
         ensure!(!exists(sandbox, name).await?, "{name} exists");
     }
-    // Until the handover, an EtcdRestore owns the cluster that it creates. If the owner does not exist, as in this
-    // test, the garbage collector may delete the cluster first.
-    let owner = "  ownerReferences:\n  - {apiVersion: etcd.database.coreos.com/v1beta2, kind: EtcdRestore, \
-                 name: absent, uid: absent}\n";
-    let unfinished = cluster_with(&sandbox.env, "unfinished", 1, PROTECTED)?;
-    let unfinished = unfinished.replacen("spec:\n", &format!("{owner}spec:\n"), 1);
-    sandbox.apply(&unfinished).await?;
-    let words = ["delete", "etcdcluster", "unfinished", "--ignore-not-found"];
-    sandbox.kubectl(&words).await.map(drop)
+    Ok(())
 }
 
-/// The message of the condition with which the namespace controller reports that it could not delete all objects.
-fn content_failure(namespace: &Namespace) -> Option<&str> {
-    let conditions = namespace.status.as_ref()?.conditions.as_ref()?;
-    let failure = conditions
-        .iter()
-        .find(|condition| condition.type_ == "NamespaceDeletionContentFailure")?;
-    failure.message.as_deref()
-}
-
-/// The deletion of the namespace: the protected cluster stays until it is no longer protected, but its volumes do not.
-/// docs/deletion.md warns of this.
-async fn namespace_waits(sandbox: &Sandbox) -> Result<()> {
-    let claim = "apiVersion: v1\nkind: PersistentVolumeClaim\nmetadata: {name: data}\nspec: {accessModes: \
-                 [ReadWriteOnce], resources: {requests: {storage: 64Mi}}}\n";
-    let kept = cluster_with(&sandbox.env, "kept", 3, PROTECTED)?;
-    sandbox.apply(&[claim, &kept].join("---\n")).await?;
-    let name = sandbox.namespace.as_str();
-    let words = ["delete", "namespace", name, "--wait=false"];
-    sandbox.kubectl(&words).await?;
-    let namespaces: Api<Namespace> = Api::all(sandbox.client.clone());
-    until(
-        "the namespace reports the rejection",
-        DEADLINE,
-        async || {
-            let found = namespaces.get(name).await?;
-            let message = content_failure(&found).unwrap_or_default();
-            Ok(if message.contains(&rejection("kept")) {
-                Poll::Done(())
-            } else {
-                Poll::NotYet(format!("the condition says {message:?}"))
-            })
-        },
-    )
-    .await?;
-    until("the PVC is deleted", DEADLINE, async || {
-        let claims = sandbox.api::<PersistentVolumeClaim>();
-        Ok(match claims.get_opt("data").await? {
-            None => Poll::Done(()),
-            Some(_) => Poll::NotYet(String::from("the PVC exists")),
-        })
-    })
-    .await?;
-    ensure!(exists(sandbox, "kept").await?, "the cluster is deleted");
-    protect(sandbox, "kept", false).await?;
-    let target = format!("namespace/{name}");
-    let words = ["wait", "--for=delete", &target, "--timeout=300s"];
+/// The policies do not delay the deletion of the namespace after the API server has accepted it. The unfinished cluster
+/// of the restore is deleted too.
+async fn namespace_is_deleted(sandbox: &Sandbox) -> Result<()> {
+    ensure!(
+        exists(sandbox, "unfinished").await?,
+        "the unfinished cluster does not exist"
+    );
+    let words = ["delete", "namespace", &sandbox.namespace, "--timeout=300s"];
     sandbox.kubectl(&words).await.map(drop)
 }
 
 #[tokio::test]
 async fn deletion_protected() {
     bare_scenario("deletion_protected", async |sandbox| {
-        step("install the policy", is_installed(sandbox)).await?;
+        step("install the policies", is_installed(sandbox)).await?;
         step("reject the deletion", is_rejected(sandbox)).await?;
+        let rejected = namespace_is_rejected(sandbox);
+        step("reject the deletion of the namespace", rejected).await?;
         step("accept other deletions", is_accepted(sandbox)).await?;
-        step("delete the namespace", namespace_waits(sandbox)).await
+        step("delete the namespace", namespace_is_deleted(sandbox)).await
     })
     .await;
 }
@@ -192,7 +233,7 @@ async fn rendered(env: &Env, kinds: &[&str]) -> Result<String> {
 }
 
 #[tokio::test]
-async fn chart_omits_policy_that_api_server_does_not_support() {
+async fn chart_omits_policies_that_api_server_does_not_support() {
     let outcome: Result<()> = async {
         let env = Env::from_vars()?;
         let policy = "admissionregistration.k8s.io/v1/ValidatingAdmissionPolicy";
@@ -204,7 +245,7 @@ async fn chart_omits_policy_that_api_server_does_not_support() {
             let found = rendered(&env, kinds).await?.contains(POLICY);
             ensure!(
                 found == expected,
-                "with {kinds:?}, the chart renders the policy: {found}"
+                "with {kinds:?}, the chart renders the policies: {found}"
             );
         }
         Ok(())

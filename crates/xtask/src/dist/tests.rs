@@ -121,7 +121,7 @@ fn namespaced_manifest_grants_no_rights_in_other_namespaces() {
     assert!(kinds(&all).contains("ClusterRole"));
 }
 
-/// Without the policy, `spec.protected` has no effect.
+/// Without the policies, `spec.protected` has no effect.
 #[test]
 fn manifests_protect_clusters_of_their_namespaces() {
     for (manifest, selector) in [
@@ -129,13 +129,23 @@ fn manifests_protect_clusters_of_their_namespaces() {
         (&chart::CLUSTER_WIDE, None),
     ] {
         let objects = rendered(&published(), manifest);
-        let of = |kind: &str| objects.iter().find(|object| object["kind"] == kind);
-        let policy = of("ValidatingAdmissionPolicy").unwrap();
-        let found = policy["spec"]["matchConstraints"].get("namespaceSelector");
+        let of = |kind: &str| -> Vec<&Value> {
+            let found = objects.iter().filter(|object| object["kind"] == kind);
+            found.collect()
+        };
+        let policies = of("ValidatingAdmissionPolicy");
+        let bindings = of("ValidatingAdmissionPolicyBinding");
         let expected: Option<Value> = selector.map(|it| serde_yaml_ng::from_str(it).unwrap());
-        assert_eq!(found, expected.as_ref());
-        let binding = of("ValidatingAdmissionPolicyBinding").unwrap();
-        assert_eq!(binding["spec"]["policyName"], policy["metadata"]["name"]);
+        let mut resources = BTreeSet::new();
+        for policy in policies {
+            let constraints = &policy["spec"]["matchConstraints"];
+            resources.extend(constraints["resourceRules"][0]["resources"][0].as_str());
+            assert_eq!(constraints.get("namespaceSelector"), expected.as_ref());
+            let name = &policy["metadata"]["name"];
+            let mut bound = bindings.iter().map(|it| &it["spec"]["policyName"]);
+            assert!(bound.any(|it| it == name), "{name:?} has no binding");
+        }
+        assert_eq!(resources, BTreeSet::from(["etcdclusters", "namespaces"]));
     }
 }
 
