@@ -185,7 +185,7 @@ pub struct OssSource {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "!self.path.startsWith('/') && !self.path.endsWith('/') && !self.path.contains('..')",
-    "path must be below the volume's root: use a relative path without .. that does not end in a slash, such as etcd/backup"
+    "path must be relative to the volume's root, such as etcd/backup: remove '..' and any slash at the start or the end"
 ))]
 pub struct PvcSource {
     /// Name of the PersistentVolumeClaim, in the namespace of the object.
@@ -201,7 +201,7 @@ pub struct PvcSource {
 #[serde(rename_all = "camelCase")]
 #[x_kube(validation = (
     "!self.path.startsWith('/') && !self.path.endsWith('/') && !self.path.contains('..')",
-    "path must be below the operator's directory: use a relative path without .. that does not end in a slash, such as etcd/backup"
+    "path must be relative to the operator's directory, such as etcd/backup: remove '..' and any slash at the start or the end"
 ))]
 pub struct LocalSource {
     /// Path of the backup, relative to the operator's directory for local backups.
@@ -429,7 +429,7 @@ impl StorageSource<'_> {
                 Problem::new(
                     field,
                     format!("is {path:?}"),
-                    "use a relative path without .., such as etcd/backup",
+                    "use a relative path such as etcd/backup: remove '..' and any slash at the start or the end",
                 )
             })
         }

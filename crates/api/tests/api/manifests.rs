@@ -107,7 +107,7 @@ fn examples_parse_and_are_accepted() {
 }
 
 #[test]
-fn examples_say_whether_fields_are_not_in_effect_yet() {
+fn examples_mark_fields_not_yet_in_effect() {
     for path in yaml_files("examples") {
         let text = std::fs::read_to_string(&path).unwrap();
         let waiting = objects(&path)

@@ -92,8 +92,8 @@ pub(super) fn retention_result<'a>(
     };
     let newest = backup.status.as_ref()?.location.as_ref()?;
     let includes_newest = result.backups.iter().any(|one| &one.location == newest);
-    // After a change of the path in the spec, the list of backups at the new path is empty, and the result counts. A
-    // list with backups counts only if it contains the newest backup.
+    // The list must contain the newest backup. Exception: after a change of the path in the spec, the list of the new
+    // path is empty. The function then returns the result too.
     (result.backups.is_empty() || includes_newest).then_some(result)
 }
 

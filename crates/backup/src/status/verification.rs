@@ -345,7 +345,7 @@ mod tests {
         }
     }
 
-    /// The time feeds the alert for verifications that are due and do not succeed.
+    /// The operator calculates the deadline in the alert EtcdBackupNotVerified from `dueTime`.
     #[test]
     fn due_time_is_kept_until_a_verification_succeeds() {
         let queued = || VerificationVerdict::Queued("s3://b/1".to_owned());

@@ -210,7 +210,7 @@ fn infeasible_resize_requires_new_pod_but_deferred_resize_waits() {
 }
 
 #[test]
-fn metadata_patch_keeps_recorded_resources() {
+fn metadata_patch_does_not_hide_resource_change() {
     let pod = pod_for("{}");
     let desired = r#"{"pod":{"labels":{"team":"a"},"resources":{"limits":{"memory":"1Gi"}}}}"#;
     let found = differs(&pod, desired);

@@ -156,8 +156,8 @@ async fn seed_pod_is_kept_if_restore_was_deleted_or_changed() {
 #[tokio::test]
 async fn restore_lock_is_removed_if_finalizer_is_missing() {
     const PATCH: &str = "PATCH etcdclusters";
-    // The first status code is the response to the request that sets the lock: the request succeeds (200), or its
-    // response is lost (504).
+    // `first` is the status code of the request that sets the lock: 200 if the request succeeds, 504 if the response is
+    // lost.
     for first in [200, 504] {
         let (requests, outcome) =
             executed(&observation(), &Action::Lock, move |what, before| {

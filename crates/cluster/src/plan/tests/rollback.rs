@@ -78,8 +78,8 @@ fn member_with_data_unreadable_by_its_minor_release_is_replaced() {
         [],
         "the member must be kept, because the previous minor release may read its data"
     );
-    // Every patch release of etcd 3.6 can read the data of 3.6, so another patch release does not help. The operator
-    // replaces the member.
+    // All patch releases of etcd 3.6 use the same data format. If one of them cannot read the data, no other can. The
+    // operator therefore replaces the member.
     assert_eq!(broken("3.6.9").changes(), [scene::remove("b")]);
     assert_eq!(broken("3.6.16").changes(), [scene::remove("b")]);
 }

@@ -52,7 +52,7 @@ fn invariant_20_no_member_starts_with_invalid_certificates() {
 }
 
 #[test]
-fn invariant_20_invalid_secret_changes_no_serving_member() {
+fn invariant_20_serving_members_are_kept_while_secret_is_invalid() {
     let scene = with_fault(Scene::formed(&["a", "b", "c"]), Purpose::Peer);
     assert!(scene.plan().step.is_empty());
     assert_eq!(scene.plan().problems[0].reason, Reason::CertificateExpired);

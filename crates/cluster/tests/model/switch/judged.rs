@@ -124,7 +124,7 @@ impl World {
         demand!(
             self,
             deaf.is_none(),
-            "invariant 23: the first member of each pair cannot dial the second: {deaf:?}"
+            "invariant 23: the first member cannot dial the second: {deaf:?}"
         );
         self.judge_clients();
     }
