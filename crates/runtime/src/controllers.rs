@@ -16,7 +16,6 @@ use kube::runtime::controller::{
 use kube::runtime::reflector::store::Writer;
 use kube::runtime::reflector::{ObjectRef, Store};
 use kube::runtime::utils::StreamBackoff;
-use kube::runtime::watcher::DefaultBackoff;
 use kube::runtime::{WatchStreamExt, reflector, watcher};
 use kube::{Client, Resource};
 use serde::de::DeserializeOwned;
@@ -27,6 +26,7 @@ use crate::guarded::Guarded;
 use crate::process::Operator;
 use crate::scope::Scope;
 use crate::watch_cache::{Raw, WatchCache};
+use crate::watch_pause::WatchPauses;
 
 /// Maximum number of concurrent reconciles of all controllers. An operator can turn off this limit with
 /// [`Controllers::without_concurrency_limit`].
@@ -295,7 +295,7 @@ fn after<T: Send + 'static>(
 fn with_pauses<K: Resource>(
     requests: impl Stream<Item = Result<ReconcileRequest<Guarded<K>>, watcher::Error>> + Send + 'static,
 ) -> Requests<K> {
-    StreamBackoff::new(requests, DefaultBackoff::default()).boxed()
+    StreamBackoff::new(requests, WatchPauses::default()).boxed()
 }
 
 /// Maximum number of concurrent reconciles of each controller.

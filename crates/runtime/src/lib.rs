@@ -36,6 +36,7 @@ pub mod slots;
 pub mod snapshot_cache;
 pub mod traces;
 pub mod watch_cache;
+mod watch_pause;
 pub mod watched;
 
 pub use controller::{Reconcile, Scope};
