@@ -101,7 +101,7 @@ fn check(options: &Options) -> Result<()> {
         progress::say("profile fast: the files are a trial, and not a release");
         if options.verify_reproducible {
             bail!(
-                "--verify-reproducible needs the profile release: the fast profile writes the folders of this machine into the program"
+                "--verify-reproducible requires --profile release: a program of the fast profile contains directory paths of this machine"
             );
         }
     } else if origin::is_modified()? {

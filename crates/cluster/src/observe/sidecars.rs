@@ -14,9 +14,8 @@ const LONG: Duration = Duration::from_mins(10);
 
 /// Returns the time since which etcd has not been ready. `since` is the time since which the pod has not been ready.
 ///
-/// Without sidecars, the result equals `since`. With sidecars, the result is not earlier than the start of the etcd
-/// container's last run that ended. After a run of more than [`LONG`], the result is not earlier than the end of that
-/// run.
+/// Without sidecars, returns `since`. With sidecars, returns the later of two times: `since`, and the start of the etcd
+/// container's previous run. If that run was longer than [`LONG`], the end of the run replaces its start.
 pub(super) fn unready_since(
     pod: &Pod,
     etcd: Option<&ContainerStatus>,

@@ -471,8 +471,8 @@ fn observed_pod() -> Pod {
     observation().objects.seed.pod.unwrap()
 }
 
-/// The old members stop only after a seed has served. Without a volume, a new pod lacks the data that clients wrote to
-/// that seed.
+/// If no old member is left, clients may have written to an earlier pod of the seed. Without a volume, a new pod lacks
+/// this data, so the operator deletes the new pod.
 #[tokio::test]
 async fn late_seed_pod_without_volume_is_deleted() {
     let old = |left: bool| {

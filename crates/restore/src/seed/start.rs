@@ -1,6 +1,6 @@
-//! Runs in the container of etcd. Creates the data directory from the fetched snapshot, unless the directory exists.
-//! Then this process becomes etcd, with the same arguments, signals and termination message as in the pod of any other
-//! member.
+//! Runs in the etcd container. Creates the data directory from the fetched snapshot, unless the directory exists. Then
+//! this process executes etcd (exec). As in the pod of any other member, etcd has the same arguments, receives the
+//! signals of the kubelet, and supplies the termination message.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;

@@ -239,7 +239,7 @@ fn recovery_event(recovery: &RecoveryStatus) -> Event {
 
 fn recovery_text(recovery: Option<&RecoveryStatus>) -> String {
     let Some(recovery) = recovery else {
-        return "update status.staleApproval: an approval from before the loss of the quorum starts no recovery"
+        return "update status.staleApproval: a recover annotation that was set while a quorum answered starts no recovery"
             .to_owned();
     };
     match (&recovery.phase, &recovery.message) {

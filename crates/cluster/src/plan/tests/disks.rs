@@ -199,7 +199,7 @@ fn invariant_9_hibernation_is_refused_if_member_would_lose_data() {
     assert_eq!(
         going.changes(),
         [scene::remove("b")],
-        "a member with a volume must first replace the member without a volume"
+        "the operator must replace the member with the deleted PVC before the hibernation"
     );
 }
 

@@ -16,7 +16,7 @@ pub(super) enum Mistake {
     UsesBumpOfSpec,
     /// The operator assumes that an existing volume contains the restored data.
     TreatsVolumeAsData,
-    /// The operator waits for a report that is lost.
+    /// The operator waits forever for the report of the seed's pod, although the kubelet has lost this report.
     ExpectsReport,
     /// The operator never compares the seed's pod with the record.
     NeverCompares,
