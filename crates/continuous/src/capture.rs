@@ -51,7 +51,7 @@ pub enum CaptureError {
     /// The watch has failed because of a batch that is too large.
     #[error("the watch of all keys has failed")]
     Batch(#[source] WatchError),
-    /// A lease or a hash cannot be read.
+    /// A lease cannot be read.
     #[error("etcd does not answer")]
     Etcd(#[source] etcd::Error),
     /// The recorder has failed. The capture cannot be continued.
@@ -253,8 +253,15 @@ impl<'a> Capture<'a> {
         if revision == self.hashed {
             return Ok(());
         }
+        // A failure does not end the capture, because a later hash covers this revision too. In particular, etcd sends
+        // the events of a transaction shortly before it accepts reads of its revision (`End` in etcd's
+        // `watchable_store_txn.go`).
         let hash = self.client.hash(member, revision).await;
-        if let Some(hash) = hash.map_err(CaptureError::Etcd)? {
+        let hash = hash.unwrap_or_else(|error| {
+            tracing::warn!(%error, revision, "etcd did not return a hash");
+            None
+        });
+        if let Some(hash) = hash {
             self.hashed = revision;
             self.push(Record::Hash(Hash {
                 revision,

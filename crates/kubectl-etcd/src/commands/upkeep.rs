@@ -338,7 +338,7 @@ mod tests {
         assert_eq!(successor(&all, Some("b")).unwrap().unwrap().name, "b");
         for (to, part) in [
             ("a", "already the leader"),
-            ("d", "no vote"),
+            ("d", "not a voter"),
             ("z", "not a member"),
         ] {
             let error = successor(&all, Some(to)).unwrap_err();
