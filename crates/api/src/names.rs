@@ -68,14 +68,14 @@ pub const ANNOTATION_RESTORE: &str = "etcd.database.coreos.com/restore";
 /// Annotation on an `EtcdCluster` that has lost its quorum. A user approves the recovery by setting this annotation to
 /// the cluster ID.
 pub const ANNOTATION_RECOVER: &str = "etcd.database.coreos.com/recover";
-/// Annotation on an `EtcdCluster` with which a user requests new generated CAs, by a new value. The Secret of a CA
-/// contains the value for which the CA was created.
+/// Annotation on an `EtcdCluster`. A user requests new generated CAs by changing its value. The Secret of a CA contains
+/// the value for which the CA was created.
 pub const ANNOTATION_ROTATE_AUTHORITY: &str = "etcd.database.coreos.com/rotate-authority";
 /// Annotation with which a user lets one change start without the backup that `spec.backup.beforeChanges` requires: on
 /// an `EtcdCluster` with the value of [`crate::cluster::backup_waiver`], on an `EtcdRestore` with the value `Restore`.
 pub const ANNOTATION_SKIP_BACKUP: &str = "etcd.database.coreos.com/skip-backup";
-/// Annotation on a periodic `EtcdBackup` that requests a backup now. Its value is the time of the request. The request is
-/// fulfilled by a backup that is complete at that time or later.
+/// Annotation on a periodic `EtcdBackup` that requests a backup now. Its value is the time of the request. A backup
+/// that is complete at that time or later fulfills the request.
 pub const ANNOTATION_BACKUP_REQUESTED: &str = "etcd.database.coreos.com/backup-requested";
 /// Pod annotation with a digest of the CAs that etcd trusts. etcd reads the CAs only at its start.
 pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
@@ -83,7 +83,7 @@ pub const ANNOTATION_TRUST: &str = "etcd.database.coreos.com/trust";
 /// a user with this name.
 pub const OPERATOR_USER: &str = "etcd-operator";
 /// Pod annotation with the CAs that etcd has trusted since its start, for peers and for clients. With static Secrets, a
-/// CA is identified by its name and key, so that a reissued CA counts as the same. With generated certificates, a CA is
+/// CA is identified by its name and key, so a reissued CA has the same identity. With generated certificates, a CA is
 /// identified by the first sixteen digits of its fingerprint.
 pub const ANNOTATION_AUTHORITIES: &str = "etcd.database.coreos.com/authorities";
 /// Pod annotation with the `spec.TLS` with which the pod was created.
@@ -97,8 +97,8 @@ pub const ANNOTATION_JOIN: &str = "etcd.database.coreos.com/join";
 /// Finalizer of an `EtcdBackup` with the deletion policy `Delete`. The operator deletes the stored backups before it
 /// removes the finalizer.
 pub const FINALIZER_STORED: &str = "etcd.database.coreos.com/stored-backups";
-/// Finalizer of a periodic `EtcdBackup` of coreos/etcd-operator. It guards nothing, and no process of this project sets
-/// it.
+/// Finalizer of a periodic `EtcdBackup` of coreos/etcd-operator. It protects no data, and no process of this project
+/// sets it.
 pub const FINALIZER_COREOS_PERIODIC: &str = "backup-operator-periodic";
 /// Finalizer of an `EtcdRestore` that may hold the restore lock of an `EtcdCluster`.
 pub const FINALIZER_CLAIM: &str = "etcd.database.coreos.com/restore-claim";

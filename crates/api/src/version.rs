@@ -67,7 +67,7 @@ impl EtcdVersion {
         &self.0
     }
 
-    /// Whether the project tests this version.
+    /// Compares this version with the minor releases that the project tests.
     pub fn support(&self) -> Support {
         match self.minor() {
             minor if minor < OLDEST_SUPPORTED => Support::Older,

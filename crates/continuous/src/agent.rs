@@ -1,8 +1,8 @@
-//! Records a cluster permanently: takes bases, records the changes after them, and starts a new base after a gap or if a
-//! base is old.
+//! Records a cluster permanently: takes a base, records the changes after it, and takes the next base after a gap or
+//! when the base has reached its maximum age.
 //!
-//! The chain of a base ends only after the next base. All revisions from the first base on can therefore be restored,
-//! except after a gap.
+//! While the next base is taken, the recording of the old chain continues up to the revision of the next base. All
+//! revisions from the first base on can therefore be restored, except after a gap.
 
 use std::future::Future;
 use std::pin::pin;
@@ -34,7 +34,7 @@ pub struct Settings {
     pub limits: Limits,
     /// What is recorded in addition to the transactions.
     pub extras: Extras,
-    /// The agent takes a new base if the last base has this age.
+    /// The agent takes a new base when the last base has reached this age.
     pub max_age: Duration,
 }
 
@@ -60,7 +60,8 @@ pub struct Agent<'a> {
 }
 
 impl<'a> Agent<'a> {
-    /// Creates an agent that connects to these members, first to the first one.
+    /// Creates an agent that records through one of these members. After a failure, it uses the next member in the
+    /// list.
     pub fn new(
         client: &'a EtcdClient,
         members: Vec<String>,
@@ -76,8 +77,8 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Records until `stop` completes and the store has all segments. Continues the newest stored chain, if it belongs to
-    /// this cluster and does not end with a gap.
+    /// Records until `stop` completes and the store has all segments. Continues the newest stored chain. Takes a new
+    /// base if that chain ends with a gap or belongs to another cluster.
     ///
     /// # Errors
     /// Fails if the stored chain is damaged. Failures of etcd are retried.
@@ -152,7 +153,7 @@ impl<'a> Agent<'a> {
         }
     }
 
-    /// Records one chain. Returns the next chain. `None` if the agent was stopped.
+    /// Records one chain until its end. Returns the next base with its recorder. `None` if the agent was stopped.
     async fn record(
         &mut self,
         base: StoredBase,

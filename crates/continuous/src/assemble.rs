@@ -13,7 +13,7 @@ pub const MAX_TRANSACTION: usize = 32 << 20;
 /// Estimate of the memory of a change in bytes, in addition to its key and value.
 const OVERHEAD: usize = 128;
 
-/// The result of a batch.
+/// The result of adding one batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Assembled {
     /// The transactions that are complete.
@@ -44,10 +44,11 @@ impl Assembler {
         }
     }
 
-    /// The last complete revision. The watch must start with this revision, whose events are skipped.
+    /// The last complete revision. The watch must start with this revision, and [`Self::push`] skips its events.
     ///
-    /// etcd releases before 3.4.34 and 3.5.16 lose deletions in exactly the revision at which they were compacted. Such a
-    /// revision must be the last complete one, and never the next one. If etcd has compacted more, the watch fails.
+    /// etcd releases before 3.4.34 and 3.5.16 lose the deletions in exactly the revision at which etcd was compacted. A
+    /// watch that started with the next revision could miss such deletions. A watch from the last complete revision
+    /// fails if etcd was compacted at a later revision.
     pub fn last(&self) -> i64 {
         self.last
     }

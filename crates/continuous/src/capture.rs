@@ -30,13 +30,14 @@ const LEASES_PER_CHECK: usize = 64;
 /// If etcd sends nothing for this time, the watch requests a progress notification.
 const SILENCE: Duration = Duration::from_secs(5);
 
-/// If etcd does not send the notification within this time, the watch has failed.
+/// If etcd sends nothing within this time after the request for a progress notification, the watch has failed.
 const NOTIFICATION_DEADLINE: Duration = Duration::from_secs(10);
 
 /// How a capture has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
-    /// The caller has stopped the capture, or it has reached its end. All received transactions are in the store.
+    /// The caller has stopped the capture, or the revision of [`Capture::end_at`] is recorded. All received
+    /// transactions are in the store.
     Stopped,
     /// The chain ends with a gap, which is in the store. Recording continues with a new base.
     Gap(GapReason),
@@ -62,7 +63,8 @@ pub enum CaptureError {
 /// What a capture records in addition to the transactions.
 #[derive(Clone, Copy, Debug)]
 pub struct Extras {
-    /// Time between two hashes of all keys. `None` for no hashes: to compute a hash, the member reads its whole database.
+    /// Time between two hashes of all keys. `None` for no hashes. To compute a hash, the member reads its whole
+    /// database.
     pub hash_interval: Option<Duration>,
     /// Time between two checks whether leases still exist.
     pub lease_interval: Duration,
@@ -142,8 +144,8 @@ impl<'a> Capture<'a> {
         self.recorder.last()
     }
 
-    /// Records changes through one member until `stop` completes and the store has all segments. Dropping the future ends
-    /// the capture immediately, and the next call continues after the last recorded revision.
+    /// Records changes through one member until `stop` completes and the store has all segments. Dropping the future
+    /// ends the capture immediately, and the next call continues after the last recorded revision.
     ///
     /// # Errors
     /// Fails if the watch or etcd fails. No received transaction is lost then.
@@ -206,7 +208,8 @@ impl<'a> Capture<'a> {
         Err(error)
     }
 
-    /// The time of the next task.
+    /// The time at which [`Self::do_due_tasks`] must be called next: for a hash, a check of leases or a complete
+    /// segment.
     fn next_task(&self) -> Instant {
         let mut due = self.lease_check_at;
         if self.extras.hash_interval.is_some() {
@@ -340,9 +343,9 @@ impl<'a> Capture<'a> {
 
 /// Detects a connection on which etcd no longer answers.
 struct Silence {
-    /// The time of the last batch.
+    /// The time at which the last batch arrived.
     heard: Instant,
-    /// The time of the request for a notification.
+    /// The time at which a progress notification was requested. `None` if no request is open.
     asked: Option<Instant>,
 }
 
@@ -356,14 +359,15 @@ impl Default for Silence {
 }
 
 impl Silence {
-    /// The time of the next check.
+    /// The time at which [`Self::check`] must be called next.
     fn due(&self) -> Instant {
         let heard = self.heard + SILENCE;
         self.asked
             .map_or(heard, |asked| asked + NOTIFICATION_DEADLINE)
     }
 
-    /// Requests a notification after [`SILENCE`], and fails if etcd does not answer.
+    /// Requests a progress notification after [`SILENCE`]. Fails if etcd does not answer the request within
+    /// [`NOTIFICATION_DEADLINE`].
     async fn check(&mut self, watch: &mut Watch, member: &str) -> Result<(), CaptureError> {
         let timed_out = || CaptureError::Watch(etcd::Error::Timeout(member.to_owned()));
         if Instant::now() < self.due() {

@@ -25,7 +25,7 @@ pub enum ChainFault {
     Overlapping {
         /// The segment.
         name: SegmentName,
-        /// The last revision of the object before.
+        /// The last revision of the object before the segment.
         last: i64,
     },
     /// A segment continues no object of this base.
@@ -49,7 +49,7 @@ pub struct Chain {
     pub last: i64,
 }
 
-/// The chain does not contain a requested revision.
+/// Why the chain does not contain a requested revision.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum RangeError {
     /// The revision is before the base.
@@ -79,8 +79,8 @@ fn cause(faults: &[ChainFault]) -> String {
 
 impl Chain {
     /// Finds the chain of a base. If two recorders have written concurrently, the branch with the highest revision is
-    /// the chain. Of several such branches, it is the branch with the most segments, and then the branch whose last
-    /// segment has the smallest name.
+    /// the chain. Of several branches with this revision, the branch with the most segments is the chain. Of several
+    /// such branches, the branch whose last segment has the smallest name is the chain.
     pub fn find(base: BaseName, names: &[SegmentName]) -> Self {
         let mut faults = Vec::new();
         let names = without_duplicates(names, &mut faults);
@@ -160,7 +160,7 @@ struct Reached {
 /// The segments that continue the base, directly or through other segments.
 struct Walk {
     reached: HashMap<usize, Reached>,
-    /// Segments that name a reached object, but have the wrong revisions.
+    /// Segments whose `previous` is the base or a reached segment, but whose first revision is not the next one.
     rejected: HashSet<usize>,
 }
 

@@ -21,7 +21,7 @@ pub struct Header {
     pub first: i64,
     /// The last revision. `first - 1` if the segment has no transaction.
     pub last: i64,
-    /// The SHA-256 of the object before.
+    /// The SHA-256 of the object before this segment in the chain.
     pub previous: Digest,
     /// Number of records.
     pub records: u64,
@@ -103,7 +103,8 @@ impl Header {
 struct Fields<'a>(&'a [u8]);
 
 impl Fields<'_> {
-    /// The next field. Its missing bytes are 0: the callers check the length before.
+    /// Returns the next field. If the data ends within the field, the missing bytes are 0. The callers check the length
+    /// of the data first.
     fn take<const N: usize>(&mut self) -> [u8; N] {
         let mut field = [0; N];
         let (now, later) = self.0.split_at(N.min(self.0.len()));

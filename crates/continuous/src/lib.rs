@@ -1,10 +1,11 @@
-//! Continuous backup of an etcd cluster: records all changes after a snapshot, and repeats them up to an exact revision.
+//! Continuous backup of an etcd cluster: records all changes after a snapshot, and repeats the changes up to an exact
+//! revision.
 //!
 //! docs/internals/continuous.md describes the mechanisms, and docs/internals/continuous-format.md specifies the stored
 //! format. The operators do not use this crate yet.
 //!
-//! The modules for decisions perform no I/O: [`Assembler`], [`Recorder`], [`Chain`] and [`Verifier`]. [`Capture`] records
-//! from a watch, [`Reader`] reads from a store, and [`replay`] writes to an etcd.
+//! The modules for decisions perform no I/O: [`Assembler`], [`Recorder`], [`Chain`] and [`Verifier`]. [`Capture`]
+//! records from a watch, [`Reader`] reads from a store, and [`replay`] writes to an etcd.
 
 mod agent;
 mod assemble;

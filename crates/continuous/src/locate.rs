@@ -12,13 +12,13 @@ use crate::stored::{ReadError, bases, chain, read_base, read_segment};
 pub struct Located {
     /// The base from which the revision can be restored.
     pub base: StoredBase,
-    /// The last revision that the recorder received at the time or before.
+    /// The last revision that the recorder received at the requested time or before.
     pub revision: i64,
     /// The time at which the recorder received the revision, in microseconds since the epoch. The time of the base if
     /// there is no change between the base and the requested time.
     pub observed: i64,
-    /// True if the chain contains no later revision. The state at the requested time is then unknown if the recorder did
-    /// not run.
+    /// True if the chain contains no later revision. If the recorder had already stopped at the requested time, the
+    /// state at this time is then unknown.
     pub is_last: bool,
     /// The gap that follows the revision, if the recorder detected it at the requested time or before.
     pub gap: Option<Gap>,
@@ -27,7 +27,8 @@ pub struct Located {
 /// Finds the revision of a time, in microseconds since the epoch. `None` if the time is before the first base. `prefix`
 /// is empty or ends with a slash.
 ///
-/// Reads about 20 segments of a day of segments. The chain is not verified, which a replay does.
+/// If the chain has recorded a day, this function reads about 20 segments. It does not verify the chain, because a
+/// replay verifies it.
 ///
 /// # Errors
 /// Fails if the store fails, or if an object is damaged.
@@ -80,8 +81,9 @@ async fn in_chain(
     Ok(located)
 }
 
-/// The index of the last segment whose first transaction is not after `time`. 0 if there is no such segment. The times
-/// of a chain do not decrease.
+/// The index of the last segment whose first transaction is not after `time`. If there is no such segment, returns the
+/// index of the first segment with transactions. A binary search is possible, because the times of a chain do not
+/// decrease.
 async fn first_segment(
     store: &dyn Store,
     prefix: &str,

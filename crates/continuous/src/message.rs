@@ -1,5 +1,4 @@
-//! The Protocol Buffers messages of the records. docs/internals/continuous-format.md contains their definition. Performs
-//! no I/O.
+//! The Protocol Buffers messages of the records, as docs/internals/continuous-format.md defines them. Performs no I/O.
 
 use bytes::Bytes;
 use etcd::{Change, KeyHash, Value};
@@ -155,8 +154,8 @@ fn change_message(change: &Change) -> ChangeMessage {
     }
 }
 
-/// Maximum number of changes in a transaction. The smallest change has 2 bytes in a message, and more than 100 bytes in
-/// memory.
+/// Maximum number of changes in a transaction. It limits the memory of a decoded message: the smallest change has 2
+/// bytes in a message, and more than 100 bytes in memory.
 pub(crate) const MAX_CHANGES: usize = 1 << 18;
 
 /// Number of changes in the transactions of a message. `None` if the message is damaged.

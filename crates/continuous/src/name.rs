@@ -47,7 +47,7 @@ pub struct SegmentName {
     pub first: i64,
     /// The last revision of the segment. `first - 1` if the segment has no transaction.
     pub last: i64,
-    /// The beginning of the SHA-256 of the object before.
+    /// The beginning of the SHA-256 of the object before this segment in the chain.
     pub previous: ShortDigest,
     /// The beginning of the SHA-256 of the segment.
     pub digest: ShortDigest,

@@ -71,7 +71,7 @@ pub struct Recorder {
     last: i64,
     /// The SHA-256 of the last complete object.
     previous: Digest,
-    /// The largest time so far.
+    /// The latest time of a record so far. Later records get this time if their own time is earlier.
     time: i64,
     /// The leases that the chain contains.
     leases: BTreeSet<i64>,
@@ -145,7 +145,8 @@ impl Recorder {
         self.leases.range(after).take(count).copied().collect()
     }
 
-    /// Adds a record. Returns a complete segment if the record does not fit into the segment before.
+    /// Adds a record. If the record does not fit into the incomplete segment, completes and returns that segment, and
+    /// adds the record to a new segment.
     ///
     /// # Errors
     /// Fails if the record breaks a rule of the format. The recorder is then unchanged. After

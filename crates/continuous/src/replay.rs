@@ -75,7 +75,7 @@ pub enum ReplayError {
     /// A call to the target failed.
     #[error("the target fails at revision {revision}")]
     Target {
-        /// The revision that was replayed.
+        /// The revision at which the replay failed.
         revision: i64,
         /// The error of etcd.
         #[source]
@@ -130,7 +130,7 @@ struct Replay<'a> {
     compacted: i64,
     /// Leases of the next transaction.
     grants: Vec<Lease>,
-    /// Ends of leases and hashes whose revision is not reached yet.
+    /// Hashes and ends of leases with a revision that the replay has not reached yet.
     waiting: Vec<Record>,
 }
 
@@ -190,7 +190,7 @@ pub async fn replay(
     replay.finish().await
 }
 
-/// Converts an error of the target at a revision.
+/// Returns a function that converts an error of the target at this revision.
 fn at(revision: i64) -> impl Fn(etcd_client::Error) -> ReplayError {
     move |error| ReplayError::Target { revision, error }
 }
@@ -236,7 +236,7 @@ impl Replay<'_> {
         }
     }
 
-    /// Applies the waiting records whose revision is reached.
+    /// Processes the waiting records with a revision that the replay has reached: compares hashes and ends leases.
     async fn release(&mut self) -> Result<(), ReplayError> {
         let revision = self.report.revision;
         let is_due = |record: &Record| match record {

@@ -78,14 +78,14 @@ impl SegmentBuilder {
         })
     }
 
-    /// Whether a record with this length of its frame and message fits into the segment, which has at most `limit` bytes.
-    /// Every record fits into an empty segment.
+    /// Whether a record fits into the segment. `length` is the length of the record's frame and message, and `limit` is
+    /// the maximum length of the body. Every record fits into an empty segment.
     pub(crate) fn has_room(&self, length: u64, limit: u64) -> bool {
         self.records == 0
             || (self.records < MAX_RECORDS && self.body.saturating_add(length) <= limit)
     }
 
-    /// Adds an encoded record. `revision` is the revision of a transaction.
+    /// Adds an encoded record. `revision` is the revision of a transaction, and `None` for all other records.
     pub(crate) fn push(&mut self, message: &[u8], revision: Option<i64>) -> io::Result<()> {
         let length = u32::try_from(message.len())
             .map_err(|_| io::Error::other("the record exceeds 4 GiB"))?;

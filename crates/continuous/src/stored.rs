@@ -48,7 +48,7 @@ pub enum ReadError {
         #[source]
         error: BaseError,
     },
-    /// `base.json` is not the object of its directory's name.
+    /// The revision or the SHA-256 of `base.json` differs from the name of its directory.
     #[error("the directory of {key} belongs to another base")]
     OtherBase {
         /// The key of the object.
@@ -208,7 +208,8 @@ pub async fn tip(
     read_segment(store, prefix, base, name).await.map(Some)
 }
 
-/// Reads one segment, and verifies that the object belongs to its name. The links of the chain are not verified.
+/// Reads one segment, and verifies that its SHA-256 and its last revision match its name. The links of the chain are
+/// not verified.
 pub(crate) async fn read_segment(
     store: &dyn Store,
     prefix: &str,

@@ -74,7 +74,7 @@ pub enum VerifyError {
     NotLinked {
         /// The segment.
         name: SegmentName,
-        /// The SHA-256 of the object before.
+        /// The SHA-256 of the object before the segment.
         expected: Digest,
         /// The SHA-256 in the segment's header.
         found: Digest,

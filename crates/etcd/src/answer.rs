@@ -38,8 +38,8 @@ pub(crate) const NOT_FOR_LEARNER: &str = "etcdserver: rpc not supported for lear
 /// are connected, one may regard the other as disconnected until one of them restarts (etcd issue 14523).
 pub(crate) const UNHEALTHY: &str = "etcdserver: unhealthy cluster";
 
-/// Converts an error of the client library. `endpoint` is the member that was called. [`Error::AnswerLost`] if the
-/// connection broke after it was established, because etcd may then have received the request.
+/// Converts an error of the client library. `endpoint` is the member that was called. Returns [`Error::AnswerLost`] if
+/// the connection broke after it was established, because etcd may then have received the request.
 pub(crate) fn classify(endpoint: &str, error: &etcd_client::Error) -> Error {
     match error {
         etcd_client::Error::GRpcStatus(status) => {
@@ -117,7 +117,8 @@ fn transport(endpoint: &str, cause: &(dyn StdError + 'static)) -> Error {
     }
 }
 
-/// The error of a read. A read changes nothing, so a lost answer means only that the member is unreachable.
+/// Converts the error of a read: [`Error::AnswerLost`] becomes [`Error::Unreachable`], because a read changes nothing
+/// and can be repeated.
 pub(crate) fn of_read(error: Error) -> Error {
     match error {
         Error::AnswerLost(text) => Error::Unreachable(text),

@@ -1,7 +1,7 @@
 //! An etcd cluster in memory for the operators' tests. It follows etcd's membership rules. Tests can make calls fail.
 //!
-//! The fake follows `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server. Unlike in etcd, a member
-//! that is up counts as connected at once.
+//! The fake follows `mayAddMember`, `mayRemoveMember` and `mayPromoteMember` of etcd's server. Unlike etcd, it regards
+//! a member that is up as connected at once.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Mutex, PoisonError};

@@ -229,7 +229,7 @@ impl Pages {
         }
     }
 
-    /// Completes keys of which only a part was received with the bytes that follow in `bytes`.
+    /// Copies the missing parts of pending keys from `bytes`, and processes the keys that are then complete.
     fn serve_pending(&mut self, bytes: &[u8]) {
         let mut done = Vec::new();
         for (index, pending) in self.pending.iter_mut().enumerate() {
@@ -246,7 +246,7 @@ impl Pages {
         }
     }
 
-    /// Processes the complete page in the buffer. `later`: the bytes after the page that have already arrived.
+    /// Processes the complete page in the buffer. `later` contains the bytes after the page that have already arrived.
     fn page(&mut self, later: &[u8]) {
         let id = self.offset / self.page_size as u64 - 1;
         if id < 2 {

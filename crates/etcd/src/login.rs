@@ -88,7 +88,8 @@ struct Suspect {
 }
 
 impl State {
-    /// The login that calls may use. `None` if the login has the number `stale`, or if etcd rejected it some time ago.
+    /// The login that calls may use. `None` if the login has the number `stale`, or if etcd rejected it
+    /// [`REJECTION_CACHE`] ago or earlier.
     fn usable(&self, stale: Option<u64>) -> Option<(Login, u64)> {
         let found = self.found.as_ref()?;
         let rejected = matches!(found.login, Login::Refused(_));

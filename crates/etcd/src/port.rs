@@ -229,8 +229,8 @@ pub trait Etcd: Send + Sync {
     /// Compacts all revisions before `revision`. Returns after one member has removed them from its database. Succeeds
     /// if this revision is already compacted.
     async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error>;
-    /// Appends entries to the Raft log until this member has applied the entry `until`, for about ten seconds at most: the
-    /// caller repeats the call until `raft_applied_index` shows that the entry is applied. The entries do not change keys,
+    /// Appends entries to the Raft log until this member has applied the entry `until`, for about ten seconds at most.
+    /// The caller repeats the call until `raft_applied_index` has reached `until`. The entries do not change keys,
     /// revisions, leases or alarms.
     async fn append_entries(&self, member: &str, until: u64) -> Result<(), Error>;
     /// Defragments the database file of one member. The member answers no other call meanwhile. After a timeout, the
@@ -243,7 +243,7 @@ pub trait Etcd: Send + Sync {
         peer_urls: &[String],
         learner: bool,
     ) -> Result<Added, Error>;
-    /// Changes the peer URLs of a member. From then on, the other members dial the new URLs. Idempotent.
+    /// Changes the peer URLs of a member. The other members then connect to the new URLs. Idempotent.
     async fn update_member(
         &self,
         via: &[String],

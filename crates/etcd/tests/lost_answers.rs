@@ -157,8 +157,8 @@ async fn copy(from: &mut RecvStream, to: &mut SendStream<Bytes>) -> Result<(), h
     }
 }
 
-/// One member behind two proxies, as if it were two members of a cluster. The client sends a call to the first proxy
-/// first, because only the first one has answered before.
+/// One member behind two proxies, as if it were two members of a cluster. The client sends each call to `first` before
+/// `second`, because only `first` has answered an earlier call.
 struct Pair {
     member: EtcdProcess,
     first: Proxy,

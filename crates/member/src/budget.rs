@@ -12,9 +12,9 @@ pub fn quorum(voters: usize) -> usize {
     voters / 2 + 1
 }
 
-/// The PodDisruptionBudget that keeps `quorum` voters. Learners do not count, because the loss of a learner does not
-/// affect the quorum. Voters with the role label `busy` count: they are temporarily outside of the client Service, but
-/// still vote.
+/// The PodDisruptionBudget that keeps `quorum` voters. It selects no learners, because the loss of a learner does not
+/// affect the quorum. It also selects voters with the role label `busy`: the client Service temporarily does not select
+/// them, but they still vote.
 pub fn disruption_budget(members: &Members<'_>, quorum: usize) -> PodDisruptionBudget {
     let by_role = LabelSelectorRequirement {
         key: names::LABEL_ROLE.to_owned(),

@@ -140,8 +140,8 @@ pub struct Notes {
 
 impl Notes {
     /// Reads the annotations of a pod. The annotation contains the requested image, even if a webhook has replaced the
-    /// registry in the container. If the tags differ, a user has changed the annotation. The image of the container
-    /// then counts.
+    /// registry in the container. If the tags differ, a user has changed the annotation. [`Notes::image`] is then the
+    /// image of the container.
     pub fn of(pod: &Pod) -> Self {
         let image = image(pod);
         let version = annotation(pod, names::ANNOTATION_VERSION).cloned();

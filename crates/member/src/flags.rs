@@ -44,8 +44,8 @@ pub fn snapshot_count(container: &Container) -> Option<u64> {
     etcd_option(container, "snapshot-count")?.parse().ok()
 }
 
-/// The value of an etcd option, from the flag or from the variable. The value of a flag may be a separate word. In etcd,
-/// the last flag has priority, and a flag has priority over its variable.
+/// The value of an etcd option, from the flag or from the variable. The value of a flag may be a separate word. In
+/// etcd, the last flag has priority, and a flag has priority over its variable.
 pub fn etcd_option<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
     let command = container.command.iter().chain(&container.args).flatten();
     let words: Vec<&str> = command.map(String::as_str).collect();

@@ -26,7 +26,7 @@ const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
 /// How long a pod tolerates a lost node by default (admission plugin `DefaultTolerationSeconds`).
 const DEFAULT_TOLERATION: Duration = Duration::from_mins(5);
 /// Default time in seconds between the signals SIGTERM and SIGKILL. etcd needs less than a second to hand over
-/// leadership. A leader whose successor has ended too would wait 7 s, and with connected clients 14 s (ADR 36).
+/// leadership. A leader whose successor has ended too would wait 7 s, and with connected clients 14 s (ADR 37).
 const GRACE_PERIOD_SECONDS: i64 = 2;
 const TAINT_NOT_READY: &str = "node.kubernetes.io/not-ready";
 const TAINT_UNREACHABLE: &str = "node.kubernetes.io/unreachable";
@@ -113,8 +113,8 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
     }
 }
 
-/// Other containers of the user may need longer to stop than etcd, so a pod with such containers has the default of
-/// Kubernetes.
+/// The grace period in the spec, or else [`GRACE_PERIOD_SECONDS`]. `None` means the default of Kubernetes: for a pod
+/// with sidecars or init containers of the user, because these containers may need longer to stop than etcd.
 fn grace_period_seconds(policy: &PodPolicy) -> Option<i64> {
     let only_etcd = policy.sidecars.is_empty() && policy.init_containers.is_empty();
     let default = only_etcd.then_some(GRACE_PERIOD_SECONDS);
@@ -155,9 +155,9 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
     }
 }
 
-/// The environment of the etcd container. The limit of learners is a variable instead of a flag. The image of a running
-/// pod can change to a release that does not have this setting, but the pod's flags and variables cannot change. etcd
-/// does not start with an unknown flag, but only logs an unknown variable.
+/// The environment of the etcd container. The limit of learners is a variable instead of a flag, because the image of a
+/// running pod can change to a release that does not have this setting. The pod's flags and variables cannot change,
+/// and etcd does not start with an unknown flag, but only logs an unknown variable.
 fn environment(member: &Member<'_>, policy: &PodPolicy, arguments: &[String]) -> Vec<EnvVar> {
     let variable = |(name, value): (&str, String)| EnvVar {
         name: name.to_owned(),

@@ -141,7 +141,8 @@ pub struct Origin {
     pub location_hash: String,
     /// The number by which the revision was increased, 0 for no increase.
     pub bump_revision: u64,
-    /// Whether the backup had to be encrypted, and therefore was. `None` for data from an earlier release.
+    /// True if the restore required an encrypted backup. The backup was then encrypted. `None` for data from an earlier
+    /// release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encrypted: Option<bool>,
 }

@@ -145,7 +145,8 @@ pub fn has_same_policy(built: &Service, existing: &Service) -> bool {
     applied(built) == applied(existing)
 }
 
-/// On a dual-stack Kubernetes cluster, the Service gets both IP families. On a single-stack cluster it gets one family.
+/// The `ipFamilyPolicy` of a Service. The Service gets both IP families on a dual-stack Kubernetes cluster, and one
+/// family on a single-stack cluster.
 fn both_families() -> String {
     "PreferDualStack".to_owned()
 }

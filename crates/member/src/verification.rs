@@ -1,8 +1,8 @@
 //! The pod of a verification, which proves that a backup can be restored. Performs no I/O.
 //!
-//! The pod fetches and restores the backup with the same programs as the seed of a restore. Then etcd serves the restored
-//! data on localhost, and a third container compares it with the manifest of the backup. The third container ends with a
-//! report. etcd continues until the operator deletes the pod.
+//! The pod fetches and restores the backup with the same programs as the seed of a restore. Then etcd serves the
+//! restored data on localhost, and a third container compares it with the manifest of the backup. The third container
+//! ends with a report. etcd continues until the operator deletes the pod.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! The metrics and the traces of the requests to the API server: a layer of the Kubernetes client.
 //!
-//! The labels are a verb, a resource and a status code. They come from the path of a request, and never contain the name
-//! of an object, so their number is limited.
+//! The labels are a verb, a resource and a status code. They never contain the name of an object, so the number of
+//! label values is limited.
 
 use std::fmt;
 use std::pin::Pin;

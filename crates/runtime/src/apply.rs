@@ -30,7 +30,7 @@ const UNDECLARED: &str = "field not declared in schema";
 /// so a process that was suspended until its lease expired sends no write.
 pub const FRESH: Duration = Duration::from_secs(10);
 
-/// Invariant 11: whether state that was observed from `since` on is recent enough for a write.
+/// Invariant 11: whether state is recent enough for a write. `since` is the time at which its observation began.
 pub fn is_fresh(since: Instant) -> bool {
     since.elapsed() <= FRESH
 }
@@ -397,8 +397,8 @@ where
         .map_err(|e| failed::<K>("patch", &name, e))
 }
 
-/// Adds (`set`) or removes finalizers. UID and resourceVersion are preconditions (invariant 11). Other finalizers are
-/// not changed. If the object does not exist, the function succeeds.
+/// Adds the finalizers `names` if `set` is true, and otherwise removes them. UID and resourceVersion are preconditions
+/// (invariant 11). Other finalizers are not changed. If the object does not exist, the function succeeds.
 ///
 /// # Errors
 /// Fails if the object was changed after it was read, or if the API server rejects the patch.

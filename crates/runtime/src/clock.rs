@@ -25,8 +25,8 @@ pub async fn difference(client: &Client) -> Result<Option<SignedDuration>, kube:
     Ok(theirs.map(|theirs| theirs.duration_since(Timestamp::now())))
 }
 
-/// The earlier of the operator's time `now` and the API server's time. `difference` is the API server's time minus the
-/// operator's time; if it is unknown, the operator's time counts.
+/// Returns the earlier of the operator's time `now` and the API server's time. `difference` is the API server's time
+/// minus the operator's time. If `difference` is unknown, returns `now`.
 pub fn earlier(now: Timestamp, difference: Option<SignedDuration>) -> Timestamp {
     let behind = difference.filter(SignedDuration::is_negative);
     let theirs = behind.and_then(|difference| now.checked_add(difference).ok());

@@ -60,8 +60,8 @@ where
     gate: Arc<Gate>,
 }
 
-/// Holds back the first reconciles until the caches of children are complete, so that each reconcile can use them. Not
-/// longer than `patience`: if one kind cannot be watched, the reconciles read from the API server.
+/// Holds back the first reconciles until the caches of children are complete, but not longer than `patience`. If one
+/// kind cannot be watched, the reconciles then read from the API server.
 struct Gate {
     /// The number of caches that are not complete.
     missing: watch::Sender<usize>,
@@ -274,7 +274,7 @@ where
     })
 }
 
-/// The requests of one watch, after the gate has opened. Errors do not wait, so that the watch is retried.
+/// The requests of one watch, after the gate has opened. Forwards errors at once, so that the watch is retried.
 fn after<T: Send + 'static>(
     gate: Arc<Gate>,
     requests: impl Stream<Item = Result<T, watcher::Error>> + Send + 'static,
@@ -290,8 +290,8 @@ fn after<T: Send + 'static>(
     })
 }
 
-/// The requests of one watch, with a pause after each error. Each watch has its own pauses: an outage of the API server
-/// interrupts all watches, and pauses that follow each other would add up to a minute.
+/// The requests of one watch, with a pause after each error. All watches pause concurrently: an outage of the API
+/// server interrupts all of them, and if they paused one after another, the pauses could add up to a minute.
 fn with_pauses<K: Resource>(
     requests: impl Stream<Item = Result<ReconcileRequest<Guarded<K>>, watcher::Error>> + Send + 'static,
 ) -> Requests<K> {

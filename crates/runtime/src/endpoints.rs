@@ -205,8 +205,8 @@ impl fmt::Display for Host {
     }
 }
 
-/// The names of the EtcdClusters in `namespace` to which the host of a URL can belong. Only the exact DNS names of
-/// their Services and pods count. IP addresses do not count, because another pod may have the address later.
+/// The names of the EtcdClusters in `namespace` to which the host of a URL can belong, found only by the exact DNS
+/// names of their Services and pods. Empty for an IP address, because another pod may have the address later.
 pub fn clusters_named(url: &str, namespace: &str) -> Vec<String> {
     let Some((Host::Name(host), CLIENT_PORT)) = target(url) else {
         return Vec::new();

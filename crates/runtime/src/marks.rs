@@ -28,7 +28,7 @@ pub const UNREADABLE: &str = "Unreadable";
 /// Type of the condition that reports whether an operator manages the object.
 pub const MANAGED: &str = "Managed";
 
-/// After this time, an object outside of this operator's scope counts as unmanaged. Until then, the operator that
+/// After this time, an object outside of this operator's scope is reported as unmanaged. Until then, the operator that
 /// manages the object may be starting or waiting for its lease.
 const GRACE: Duration = Duration::from_secs(30);
 
@@ -127,7 +127,8 @@ where
     }
 
     /// Handles an object whose scope annotation requires another operator. If no such operator reports within [`GRACE`]
-    /// that it manages the object, reports the object as unmanaged. Returns the delay until the next check.
+    /// that it manages the object, reports the object as unmanaged. Returns the delay until the next check. `None` if
+    /// no further check is needed.
     pub(crate) async fn report_unmanaged(
         &self,
         reference: &ObjectReference,
@@ -221,7 +222,7 @@ impl Scope {
     }
 }
 
-/// The message of the condition `Managed` with the status `True`. It identifies the operator and its release.
+/// The message of the condition `Managed` with the status `True`: the name and the namespace of the operator.
 fn claim(operator: &str, namespace: &str) -> String {
     format!("managed by {operator} in namespace {namespace}")
 }

@@ -133,7 +133,8 @@ struct Published {
     series: Series,
     /// True if the state has ended. If the state occurs again, the note is published again.
     ended: bool,
-    /// True if the note reports a change. The entry then only counts repetitions.
+    /// True if the note reports a change. A repeated change is published again. This entry then only identifies the
+    /// Event whose count the repetition increments.
     change: bool,
 }
 
@@ -252,7 +253,7 @@ impl Report {
         }
     }
 
-    /// Marks each published state as ended that is not in `notices`, the notices of the latest reconcile.
+    /// Marks each published state as ended if `notices`, the notices of the latest reconcile, do not contain it.
     fn mark_ended(&self, object: &ObjectReference, notices: &[Notice]) {
         let mut history = self.history.lock().unwrap_or_else(PoisonError::into_inner);
         for ((uid, reason), notes) in &mut history.notes {

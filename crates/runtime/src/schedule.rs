@@ -99,7 +99,8 @@ fn has_empty_entry(schedule: &str) -> bool {
     entries.any(str::is_empty)
 }
 
-/// Reads a time zone from the compiled-in database. The operator's image contains no such database.
+/// Reads a time zone from the database that is compiled into the program. The operator's image contains no other time
+/// zone database.
 fn zone(name: &str) -> Result<TimeZone, Problem> {
     let unknown = || Problem::TimeZone {
         name: name.to_owned(),

@@ -26,7 +26,8 @@ use serde_json::Value;
 mod tests;
 
 /// A watch that receives no data ends with an error after [`READ_TIMEOUT`](crate::process), and is then retried within
-/// a minute. After this time without an error, a watch has therefore delivered all earlier changes.
+/// a minute. If a watch has had no further error for this time after an error, it has therefore delivered all changes
+/// that were made before the error.
 const CAUGHT_UP: Duration = Duration::from_mins(5);
 
 /// The namespace and the name of a cluster. The name is the value of the label [`names::LABEL_CLUSTER`].
@@ -79,7 +80,7 @@ struct Watch {
     /// The list in progress. Its objects replace [`Self::objects`] when the list is complete.
     list: List,
     is_complete: bool,
-    /// The last error since the last event.
+    /// The time of the last error. `None` after the next change or the next complete list.
     failed: Option<Instant>,
 }
 
@@ -149,8 +150,8 @@ impl<K> WatchCache<K> {
 }
 
 impl<K: Resource + DeserializeOwned + Clone> WatchCache<K> {
-    /// The objects of a cluster, ordered by name. `None` if they are not known to be as new as the last recorded read,
-    /// or if one of them cannot be parsed.
+    /// The objects of a cluster, ordered by name. `None` if they may be older than the last recorded read, or if one of
+    /// them cannot be parsed.
     pub fn get(&self, (namespace, cluster): (&str, &str)) -> Option<Vec<K>> {
         let group = (namespace.to_owned(), cluster.to_owned());
         let texts = self.texts(&group)?;
@@ -220,8 +221,8 @@ impl<K: Resource + DeserializeOwned + Clone> WatchCache<K> {
     }
 }
 
-/// The resource version as a number. The API server's numbers grow with each write of a kind; `None` if it is no
-/// number.
+/// The resource version as a number, which grows with each write of an object of the kind. `None` if the resource
+/// version is missing or not a number.
 fn number(metadata: &ObjectMeta) -> Option<u64> {
     metadata.resource_version.as_ref()?.parse().ok()
 }
@@ -297,8 +298,8 @@ impl<K> Feed<K> {
     /// Applies an event. Returns the changed objects, or the error of the watch. The metadata contains only the name,
     /// the namespace, the owners and the deletion timestamp.
     ///
-    /// The objects of a list are returned when the list is complete, and the cache contains it, together with objects
-    /// that were deleted while the watch was interrupted.
+    /// Returns the changed objects of a list only after the list is complete and is in the cache. The result then also
+    /// contains objects that were deleted while the watch was interrupted.
     pub(crate) fn apply(
         &self,
         event: Result<Event<Raw<K>>, Error>,

@@ -5,7 +5,8 @@ use std::time::Duration;
 use kube::runtime::utils::Backoff;
 use kube::runtime::watcher::DefaultBackoff;
 
-/// Longest pause. The default of kube (30 s) would delay the operator for this time after an outage of the API server.
+/// Longest pause. With the default of kube, a watch could still pause for 30 s after the end of an outage of the API
+/// server.
 const MAX_PAUSE: Duration = Duration::from_secs(5);
 
 /// The pauses of kube's watches, but at most [`MAX_PAUSE`].

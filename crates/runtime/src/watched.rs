@@ -12,7 +12,8 @@ use crate::watch_cache::WatchCache;
 /// The caches of the child objects that the operator watches, by namespace and cluster.
 #[derive(Clone, Debug, Default)]
 pub struct Watched {
-    /// The last reads of the EtcdClusters. The controller caches the EtcdClusters themselves.
+    /// Contains only the resource versions of the last reads, for [`WatchCache::is_outdated`]. The EtcdClusters
+    /// themselves are in the cache of the controller.
     pub clusters: WatchCache<EtcdCluster>,
     /// The pods of all members.
     pub pods: WatchCache<Pod>,

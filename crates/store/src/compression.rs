@@ -100,8 +100,8 @@ impl Decompressor {
         })
     }
 
-    /// Returns the next output of `rest` and removes the consumed input from `rest`; `None` if more input is
-    /// needed.
+    /// Decompresses the beginning of `rest` and returns the next piece of output. Removes the consumed bytes from
+    /// `rest`. `None` if zstd needs more input for its next output.
     ///
     /// # Errors
     /// Fails if the stream is damaged.

@@ -26,7 +26,7 @@ pub const BEGINNING: usize = MAGIC.len();
 /// Length of the random salt in bytes.
 const SALT: usize = 32;
 
-/// Length of the header in bytes: the first bytes, the ID of the key, and the salt.
+/// Length of the header in bytes. The header contains [`MAGIC`], the ID of the key, and the salt.
 const HEADER: usize = MAGIC.len() + KeyId::LENGTH + SALT;
 
 /// Number of bytes of the content in each chunk except the last.
@@ -190,7 +190,7 @@ pub struct Decryptor {
     keys: Keys,
     /// `None` until the header is complete.
     object: Option<Opened>,
-    /// The header, and after it the next chunk with its tag.
+    /// The received part of the header. After the header is complete, the received part of the next chunk and its tag.
     filling: Vec<u8>,
 }
 

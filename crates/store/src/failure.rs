@@ -74,9 +74,9 @@ impl Place {
         ))
     }
 
-    /// Like [`Place::answered`], for the response to a HEAD request. An object store gives no reason in such a
-    /// response, because the response has no body. Only a redirection or "method not allowed" comes from another kind
-    /// of server.
+    /// Like [`Place::answered`], for the response to a HEAD request. The response has no body, so even an object store
+    /// gives no reason with a status 4xx. If the status is a redirection or 405 ("method not allowed"), the server is
+    /// not an object store.
     pub(crate) fn answered_to_head(
         &self,
         key: &str,

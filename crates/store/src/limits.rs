@@ -17,8 +17,8 @@ pub(crate) const MAX_PAGE: usize = 16 << 20;
 /// responses of the known services have a few KiB.
 pub(crate) const MAX_ANSWER: usize = 1 << 20;
 
-/// Each chunk of a response counts as at least this number of bytes, because a chunk of one byte takes far more memory
-/// and time than one byte.
+/// A chunk of a response uses up at least this number of bytes of the size limit, even if it is shorter, because a
+/// chunk of one byte takes far more memory and time than one byte.
 pub(crate) const MIN_CHUNK: usize = 64;
 
 /// Maximum number of entries in one page. S3 and Google send 1,000, Azure sends 5,000.
@@ -141,7 +141,7 @@ pub(crate) fn too_long(place: &Place, limit: usize) -> Error {
     ))
 }
 
-/// Runs a listing within `limit`.
+/// Runs a listing, and fails if it takes longer than [`LISTING_TIMEOUT`].
 pub(crate) async fn within<T>(
     place: &Place,
     prefix: &str,

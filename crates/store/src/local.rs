@@ -27,8 +27,8 @@ use upload::{LocalUpload, UnfinishedFile};
 /// Prefix of the names of unfinished files. These files are not objects.
 const UNFINISHED: &str = ".unfinished-";
 
-/// An unfinished file of another process counts as abandoned if it was not written for this time. No upload pauses for
-/// so long.
+/// An unfinished file of another process is regarded as abandoned if it was not written for this time. No upload pauses
+/// for so long.
 const ABANDONED_AFTER: Duration = Duration::from_mins(10);
 
 /// Number of hexadecimal digits that identify the owner in the name of an unfinished file.

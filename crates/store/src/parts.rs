@@ -19,8 +19,8 @@ const MAX_IN_FLIGHT: usize = 3;
 /// How long an abort waits for the parts in flight before it removes the upload.
 const ABORT_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// Number of parts after which the part size doubles. The size doubles only once, because a snapshot stream may be
-/// endless.
+/// Number of parts after which the part size doubles. The size doubles only once: if it doubled repeatedly, an endless
+/// snapshot stream would need more and more memory.
 const SMALL_PARTS: usize = 1000;
 
 /// Maximum number of parts. S3 accepts 10,000 parts for one object, Azure 50,000.

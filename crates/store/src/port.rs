@@ -38,9 +38,9 @@ pub struct Unfinished {
 }
 
 impl Unfinished {
-    /// A store may report that an upload started this number of seconds after the end of the process that started it:
-    /// times are whole seconds, and clocks differ. Some stores (versitygw) report the time of the last part as the
-    /// start, and may accept a part after the process has ended.
+    /// The reported start of an upload can be up to this number of seconds later than the end of the process that
+    /// started the upload, because times are whole seconds and clocks differ. In addition, some stores (versitygw)
+    /// report the time of the last part as the start, and may accept a part after the process has ended.
     const CLOCK_TOLERANCE: i64 = 5;
 
     /// Whether the upload started before a process that started at `unix_seconds`.

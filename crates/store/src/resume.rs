@@ -73,7 +73,8 @@ pub(crate) fn read<V: Version>(version: V, size: u64, first: Option<First>) -> O
 }
 
 /// Fails if a response does not start at the requested offset. Some stores and proxies ignore ranges. `content_range`
-/// is a header such as `bytes 8-99/1234`. Without this header, the response must have the length of the range.
+/// is a header such as `bytes 8-99/1234`. Without this header, the range must start at 0, or the response must have the
+/// length of the range.
 pub(crate) fn check_range(
     content_range: Option<&str>,
     length: Option<u64>,

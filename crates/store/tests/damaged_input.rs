@@ -22,10 +22,10 @@ use store::unpack::{self, Unpacker};
 use store::{Error, Store};
 use tokio::runtime::Runtime;
 
-/// The number of the listing of unfinished uploads in [`Clients::list`].
+/// The value of `store` with which [`Clients::list`] lists the unfinished uploads of S3.
 const UPLOADS: usize = 3;
 
-/// Longer than all retries of a client together.
+/// Time limit for one call. All retries of a client together take less time.
 const CALL: Duration = Duration::from_mins(2);
 
 /// A listing, as Amazon S3 sends it.

@@ -17,8 +17,9 @@ use crate::text::text_enum;
 /// Default of `spec.backup.beforeChangesMaxAge`, in seconds.
 pub const DEFAULT_BEFORE_CHANGES_MAX_AGE_SECONDS: u64 = 3600;
 
-/// A recorded time that is later than the current time by more than this was written with a wrong clock. It does not
-/// count: a backup with such a completion time counts as old, and a start or a request with such a time is ignored.
+/// If a recorded time is later than the current time by more than this duration, it was written with a wrong clock. The
+/// operators ignore such a time: a backup with such a completion time is regarded as old, and a start or a request with
+/// such a time has no effect.
 pub const MAX_CLOCK_SKEW: SignedDuration = SignedDuration::from_hours(1);
 
 text_enum! {
@@ -130,7 +131,8 @@ impl EtcdClusterSpec {
 }
 
 impl LastBackup {
-    /// Whether the backup is of the cluster with this ID, and was complete at the time `since` or later.
+    /// Whether the backup is of the cluster with this ID, and was complete at the time `since` or later. False if
+    /// its completion time was written with a wrong clock ([`MAX_CLOCK_SKEW`]).
     pub fn covers(&self, cluster_id: &str, since: Timestamp, now: Timestamp) -> bool {
         let is_own = self.cluster_id.as_deref() == Some(cluster_id);
         let time = self.time.as_ref().map(|time| time.0);
@@ -139,7 +141,8 @@ impl LastBackup {
     }
 }
 
-/// The earliest time at which a backup may have been complete to be at most `age` old at the time `at`.
+/// The completion time of a backup that is exactly `age` old at the time `at`. Backups with earlier completion times
+/// are too old.
 pub fn earliest_backup(at: Timestamp, age: Duration) -> Timestamp {
     let age = SignedDuration::try_from(age).unwrap_or(SignedDuration::MAX);
     at.checked_sub(age).unwrap_or(Timestamp::MIN)

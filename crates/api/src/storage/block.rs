@@ -1,4 +1,4 @@
-//! What other objects a storage block names, and the path of a location.
+//! The Secrets that a storage block names, and the path in the location of a stored backup.
 
 use super::{StorageBlock, StorageSource};
 

@@ -25,8 +25,8 @@ static SCHEMAS: LazyLock<BTreeMap<String, Value>> = LazyLock::new(|| {
         .collect()
 });
 
-/// Replaces each rule with `optionalOldSelf` by its part for new objects. The evaluator of this test cannot pass an
-/// empty optional as `oldSelf`, as the API server does for a new object.
+/// Shortens each rule that has `optionalOldSelf` to its part for new objects. For a new object, the API server passes
+/// an empty optional as `oldSelf`, which the evaluator of this test cannot do.
 fn bind_old_self(schema: &mut Value) {
     for rule in schema["x-kubernetes-validations"]
         .as_array_mut()

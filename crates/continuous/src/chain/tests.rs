@@ -138,7 +138,7 @@ fn search_ends_despite_circle_of_segments() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// No listing panics, and the chain has no hole.
+    /// If any segments are missing in the listing, the search does not panic, and its result has no hole.
     #[test]
     fn any_subset_gives_chain_without_hole(
         keep in proptest::collection::vec(any::<bool>(), 10),

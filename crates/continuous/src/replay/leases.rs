@@ -11,12 +11,12 @@ use tokio::task::JoinHandle;
 /// timeout.
 const RENEWAL_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A renewal repeats after this part of the TTL.
+/// A lease is renewed after its TTL divided by this number.
 const TTL_DIVISOR: u32 = 4;
 
 #[derive(Default)]
 struct State {
-    /// The leases with the time of the next renewal and the TTL.
+    /// The time of the next renewal and the TTL of each lease, by the ID of the lease.
     leases: HashMap<i64, (Instant, Duration)>,
     /// A lease that etcd did not find.
     lost: Option<i64>,

@@ -1,12 +1,12 @@
 //! The operations of an etcd transaction that repeats a recorded transaction. Performs no I/O.
 //!
-//! etcd numbers the sub revisions of a transaction in the order of its operations. A deletion of a range deletes the
-//! keys in their order.
+//! etcd numbers the sub revisions of a transaction in the order of its operations. A deletion of a range deletes its
+//! keys in ascending order.
 
 use bytes::{BufMut, Bytes, BytesMut};
 use etcd::Change;
 
-/// A run of at least this number of deletions becomes one deletion of a range.
+/// Minimum number of successive deletions with ascending keys that are replaced by one deletion of a range.
 pub(super) const MIN_RUN: usize = 64;
 
 /// A part of a transaction, in the order of its changes.
@@ -14,11 +14,11 @@ pub(super) const MIN_RUN: usize = 64;
 pub(super) enum Part<'a> {
     /// A single change.
     Single(&'a Change),
-    /// Deletions of ascending keys. No put of the transaction is in their range.
+    /// At least [`MIN_RUN`] successive deletions with ascending keys. The transaction puts no key in their range.
     Run(&'a [Change]),
 }
 
-/// Splits a transaction into single changes and runs of deletions.
+/// Splits the changes of a transaction into parts.
 pub(super) fn parts(changes: &[Change]) -> Vec<Part<'_>> {
     let mut parts = Vec::new();
     let mut rest = changes;
@@ -35,7 +35,7 @@ pub(super) fn parts(changes: &[Change]) -> Vec<Part<'_>> {
     parts
 }
 
-/// Number of deletions at the beginning whose keys are in ascending order.
+/// Number of successive deletions with ascending keys at the beginning of `changes`.
 fn run_length(changes: &[Change]) -> usize {
     let mut last: Option<&Bytes> = None;
     let in_order = changes.iter().take_while(|change| {
@@ -46,7 +46,8 @@ fn run_length(changes: &[Change]) -> usize {
     in_order.count()
 }
 
-/// etcd rejects a transaction that puts a key in a range that it deletes.
+/// Whether the transaction `changes` puts no key in the range of the deletions `run`. etcd rejects a transaction that
+/// puts a key in a range that it deletes.
 fn is_free_of_puts(run: &[Change], changes: &[Change]) -> bool {
     let (Some(first), Some(last)) = (run.first(), run.last()) else {
         return false;

@@ -73,7 +73,8 @@ impl Target {
         Ok(revision(answer.header()))
     }
 
-    /// The operations that delete ascending keys: one range if the range contains no other keys.
+    /// The operations that delete these keys, which are in ascending order. Returns one deletion of a range if the
+    /// target has no other keys in the range, and otherwise one deletion for each key.
     async fn deletions(&self, keys: Vec<Bytes>) -> Result<Vec<TxnOp>, Error> {
         if let (Some(first), Some(last)) = (keys.first(), keys.last()) {
             let end = key_after(last);
@@ -103,7 +104,8 @@ impl Target {
         Ok(())
     }
 
-    /// Grants a lease with its own ID. A lease that exists with another TTL is granted again, unless it has keys.
+    /// Grants a lease with its recorded ID. If the lease exists with another TTL and has no keys, revokes the lease and
+    /// grants it again.
     pub(super) async fn grant(&self, lease: Lease) -> Result<(), Error> {
         let mut client = self.client.lease_client();
         let options = LeaseTimeToLiveOptions::new().with_keys();

@@ -145,7 +145,7 @@ async fn replay_reproduces_every_revision_of_etcd_3_7() {
     reproduces_every_revision("3.7", 37).await;
 }
 
-/// The recorded etcd is compacted while it is recorded, as Kubernetes does.
+/// The recorded etcd is compacted while it is recorded, as an API server compacts its etcd.
 #[tokio::test(flavor = "multi_thread")]
 async fn hashes_are_compared_after_recorded_compactions() {
     let lab = Lab::new("3.6").await;

@@ -122,7 +122,7 @@ impl History {
         self.client.txn(txn).await.unwrap();
     }
 
-    /// Puts values of almost 1.5 MiB. The last transaction consists of two of half this size.
+    /// Puts three values of almost 1.5 MiB, and then two values of half this size in one transaction.
     pub(crate) async fn large_values(&mut self) {
         for index in 0..3_u8 {
             let value = vec![index; LARGE];

@@ -106,7 +106,7 @@ impl EtcdClient {
         done
     }
 
-    /// The user that the common name of the certificate names.
+    /// The user to create for the client's certificate: its common name. `None` if there is no user to create.
     fn certificate_user(&self) -> Option<String> {
         self.access.tls.as_ref()?.user.clone()
     }

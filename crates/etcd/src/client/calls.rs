@@ -1,4 +1,4 @@
-//! The calls of etcd's API, each with the rule by which it is sent and repeated.
+//! The calls of etcd's API. Each call is sent as a read or as a change, to one member or to several members.
 
 use async_trait::async_trait;
 use etcd_client::{

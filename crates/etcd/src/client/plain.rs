@@ -35,8 +35,9 @@ pub(super) async fn get(
     within(deadline, address, read).await
 }
 
-/// Like [`get`], but returns only the headers, and the lines of the body that begin with one of the prefixes. An
-/// operator reads the metrics of many members at the same time, and a hostile member can send metrics of any size.
+/// Like [`get`], but returns only the headers, and the lines of the body that begin with one of the prefixes. This
+/// saves memory: an operator reads the metrics of many members at the same time, and a hostile member can send metrics
+/// of any size.
 pub(super) async fn fetch_lines(
     address: &str,
     path: &str,
@@ -114,8 +115,8 @@ pub(super) fn parts(answer: &str) -> Option<(u16, &str)> {
     Some((code.parse().ok()?, body))
 }
 
-/// The value of a metric without labels, in the text format of Prometheus. The last line of a body may be incomplete, so
-/// only lines with a line break are used.
+/// The value of a metric without labels, in the text format of Prometheus. The last line of a body may be incomplete,
+/// so only lines with a line break are used.
 pub(super) fn metric(body: &str, name: &str) -> Option<f64> {
     let lines = body.split_inclusive('\n');
     let mut found = lines.filter_map(|line| {

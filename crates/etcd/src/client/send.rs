@@ -218,9 +218,9 @@ impl EtcdClient {
     }
 
     /// Sends one change. The next member gets the change only if the last member certainly did not receive it, or
-    /// rejects it with [`NOT_FOR_LEARNER`] or [`UNHEALTHY`], before it proposes the change to the others. After any
-    /// other error, etcd may have applied the change, and a repetition would fail for that reason alone. The caller
-    /// reads the state again instead.
+    /// rejected it with [`NOT_FOR_LEARNER`] or [`UNHEALTHY`]. A member sends these two rejections before it proposes
+    /// the change to the others. After any other error, etcd may have applied the change, and a repetition would fail
+    /// for that reason alone. The caller therefore reads the state again.
     ///
     /// `call` must send only one request. If it sent several requests, a repetition would also repeat the requests
     /// before the failed one.

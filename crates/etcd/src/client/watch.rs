@@ -105,7 +105,7 @@ pub enum WatchError {
 pub struct LeaseTtl {
     /// The TTL in seconds with which the lease was granted. `None` if the lease does not exist.
     pub granted: Option<i64>,
-    /// The revision of etcd after the answer. The keys of a lease that does not exist were deleted at this revision or
+    /// The revision of etcd, read after the TTL. If the lease does not exist, its keys were deleted at this revision or
     /// before.
     pub revision: i64,
 }

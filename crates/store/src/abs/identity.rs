@@ -15,7 +15,7 @@ use tokio::sync::Mutex;
 use crate::http::{self, Unread};
 use crate::limits::MAX_ANSWER;
 
-/// Start of the text of every error of a token request.
+/// The text of every error of a token request starts with these words.
 pub(super) const NO_TOKEN: &str = "no token for the pod's own identity";
 
 /// The service for which the token is valid.

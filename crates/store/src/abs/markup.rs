@@ -4,7 +4,7 @@
 
 use crate::limits::MAX_PAGE_ENTRIES;
 
-/// Start of the text of every error of [`check`].
+/// The text of every error of [`check`] starts with these words.
 pub(super) const FAULT: &str = "an XML response";
 
 /// Maximum length of a tag with its attributes, in bytes.

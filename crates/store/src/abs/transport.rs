@@ -83,7 +83,7 @@ fn ended_early(error: reqwest::Error) -> azure_core::Error {
     )
 }
 
-/// Start of the text of the error for a response longer than [`MAX_PAGE`].
+/// The text of the error for a response longer than [`MAX_PAGE`] starts with these words.
 pub(super) const TOO_LONG: &str = "an XML response is too long";
 
 impl Transport {
@@ -99,8 +99,8 @@ impl Transport {
         Ok(whole.into())
     }
 
-    /// The body of an error response. If the body must not be parsed, as with the web page of a proxy, returns an empty
-    /// body. The status and the headers are enough for an error message.
+    /// The body of an error response. Returns an empty body if the body must not be parsed, as with the web page of a
+    /// proxy: the client can build the error message from the status and the headers alone.
     async fn error(&self, answer: reqwest::Response) -> Bytes {
         match http::whole(answer, MAX_ANSWER).await {
             Ok(whole) if markup::check(&whole).is_ok() => whole.into(),

@@ -41,7 +41,7 @@ struct Chunk {
     /// Offset of the chunk in the object, in bytes.
     from: u64,
     content: Bytes,
-    /// For the last chunk: size of the object in bytes, and CRC32C of its content.
+    /// The size of the object in bytes and the CRC32C of its content. `None` for all chunks except the last.
     end: Option<(u64, String)>,
 }
 

@@ -12,7 +12,7 @@ const NAMESPACES: &str = "namespaces";
 /// namespace can exceed the quota by at most this size.
 const STEP: u64 = 64 << 20;
 
-/// Maximum depth of directories. A path of an API object has at most 512 parts.
+/// Maximum depth of directories. A path in the spec of an object has at most 512 parts.
 const MAX_DEPTH: usize = 1_024;
 
 /// A namespace, other than the operator's own.
@@ -55,7 +55,7 @@ impl Tenant {
     }
 }
 
-/// How much an upload may still write below the quota.
+/// The number of bytes that an upload may still write before its namespace reaches the quota.
 #[derive(Debug)]
 pub(super) struct Room {
     tenant: Tenant,

@@ -160,7 +160,7 @@ impl Sink for S3Sink {
             .check_encryption(created.server_side_encryption())
     }
 
-    /// Invariant 12: a part counts as stored only if the store has reported its checksum or compared its MD5.
+    /// Invariant 12: succeeds only if the store has reported the checksum of the part or compared its MD5.
     async fn send(&self, number: usize, content: Bytes) -> Result<Part, Error> {
         let number = i32::try_from(number)
             .map_err(|_| Error::Other("the upload has too many parts".to_owned()))?;
