@@ -58,7 +58,8 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
     plan
 }
 
-/// An EtcdRestore replaces the data of a cluster once, so its annotation needs no time.
+/// Whether an annotation of the EtcdRestore waives the backup. The annotation contains no time, because an EtcdRestore
+/// replaces the data of a cluster only once.
 fn is_waived(restore: &EtcdRestore) -> bool {
     let waiver = restore.annotations().get(ANNOTATION_SKIP_BACKUP);
     waiver.is_some_and(|waiver| waiver == ClusterChange::Restore.as_str())
@@ -90,7 +91,7 @@ mod tests {
         restore
     }
 
-    /// A cluster that may be replaced after a backup that is at most 100 s old. Its backup was complete at the time
+    /// A cluster that may be locked only if its newest backup is at most 100 s old. This backup was complete at second
     /// 800.
     fn cluster() -> ClusterFacts {
         ClusterFacts {
@@ -106,7 +107,7 @@ mod tests {
         }
     }
 
-    /// The plan at this time, if the plan without the check is to lock the cluster.
+    /// The result of [`hold`] at second `now`, for a plan that locks the cluster.
     fn held(restore: &EtcdRestore, cluster: ClusterFacts, now: i64) -> Plan {
         let snapshot = Snapshot {
             cluster: Cluster::Present(Box::new(cluster)),

@@ -1,5 +1,5 @@
-//! Which Secret has the keys for the backup, and what is reported if the Secret is missing. In a restore by name, the
-//! status of the EtcdBackup identifies the backup (invariant 34).
+//! Which Secret has the keys for the backup, and what is reported if the Secret is missing. If the EtcdRestore names an
+//! EtcdBackup (`spec.backup`), the status of the EtcdBackup identifies the backup (invariant 34).
 
 use api::backup::EncryptionKey;
 use etcd::fake::FakeEtcd;

@@ -1,5 +1,6 @@
-//! Counts the requests to a running seed. An observation for the deletion of a seed must not wait for the seed's etcd:
-//! no action is executed from an observation older than ten seconds.
+//! Counts the requests to a running seed. If the operator will delete the seed, the observation must not wait for an
+//! answer of the seed's etcd. Otherwise it could take more than ten seconds, and the operator would not execute the
+//! deletion.
 
 use std::collections::VecDeque;
 
