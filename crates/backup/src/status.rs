@@ -101,7 +101,8 @@ fn is_complete(backup: &EtcdBackup) -> bool {
     succeeded && !backup.spec.is_periodic() && backup.metadata.deletion_timestamp.is_none()
 }
 
-/// Reports that the operator has processed the changed spec. Otherwise tools would wait for it without end.
+/// Reports that the operator has processed the changed spec. Otherwise tools such as `kubectl wait` would wait for this
+/// generation forever.
 fn observe_generation(backup: &EtcdBackup, status: &mut EtcdBackupStatus, now: &Time) {
     let generation = backup.metadata.generation;
     if status.observed_generation == generation {
