@@ -181,8 +181,8 @@ fn readiness(
     }
 }
 
-/// Discards the start of an unfinished backup. When the user has corrected the spec or resumed the backups, the
-/// operator records a new start.
+/// Removes the recorded start of an unfinished backup, and the number of its attempts. When the user has corrected the
+/// spec or resumed the backups, the operator records a new start.
 fn discard_start(status: &mut EtcdBackupStatus) {
     if status.completion_time.is_none() {
         status.start_time = None;

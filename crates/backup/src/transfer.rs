@@ -76,7 +76,7 @@ pub struct Transfer {
 const FORMAT: u32 = 1;
 
 /// A transfer must copy at least this number of bytes within [`PROGRESS_WINDOW`], except in its last window. An upload
-/// in parts of 6 MiB advances in steps of 6 MiB.
+/// in parts of 6 MiB advances in steps of 6 MiB, so the number is larger than one part.
 const MIN_PROGRESS: u64 = 8 << 20;
 
 /// The time within which a transfer must copy [`MIN_PROGRESS`] bytes.

@@ -1,8 +1,9 @@
 //! Invariant 32: if `spec.backup.beforeChanges` of the EtcdCluster names `Restore`, the cluster is locked only after a
 //! recent backup of its current data, or after a user has waived this backup.
 //!
-//! The backup to restore is recorded before this check, so that a new backup never becomes the restored one. The
-//! operator requests no backup: the retention rules could then delete the backup to restore.
+//! The backup to restore is recorded before this check, so that a new backup never becomes the restored one. If no
+//! recent backup exists, the operator does not request one, because the retention rules could then delete the backup to
+//! restore.
 
 use api::cluster::{ClusterChange, earliest_backup, how_to_waive_backup};
 use api::names::ANNOTATION_SKIP_BACKUP;
