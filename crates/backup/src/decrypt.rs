@@ -39,8 +39,8 @@ enum Error {
     Panicked,
 }
 
-/// Reads the object from the standard input, and writes the snapshot to the standard output. Returns true if the snapshot
-/// is complete.
+/// Reads the object from the standard input, and writes the snapshot to the standard output. Returns true if the
+/// snapshot is complete.
 pub(crate) async fn run(arguments: &Decrypt) -> bool {
     let files = arguments.keys.clone();
     let work = tokio::task::spawn_blocking(move || {

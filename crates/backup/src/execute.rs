@@ -108,7 +108,8 @@ impl ExecuteContext {
         }
     }
 
-    /// Starts a removal. A removal of all stored backups continues while the EtcdBackup is being deleted.
+    /// Starts a removal. If the removal deletes all stored backups, it continues while the EtcdBackup is being deleted.
+    /// Any other removal is canceled when the deletion of the EtcdBackup starts.
     fn start_removal(&self, backup: &EtcdBackup, plan: &Plan, job: Job, connections: Connections) {
         let uid = backup.uid().unwrap_or_default();
         let owner = (owner_of(backup), uid.as_str());
@@ -246,8 +247,8 @@ async fn step_verification(
     Ok(())
 }
 
-/// Deletes the pod that an earlier operator process has left. The status may report the end of the attempt only after
-/// the deletion.
+/// Deletes the pod with this name if the EtcdBackup owns the pod. An earlier operator process may have created the pod.
+/// The status may report the end of the attempt only after the deletion.
 async fn delete_left_pod(
     client: &Client,
     backup: &EtcdBackup,
@@ -291,8 +292,8 @@ pub(crate) async fn report(
 }
 
 /// Writes a status. The cached object may be stale, so the precondition is the resourceVersion from which the status
-/// was computed (invariant 11). A CRD of an earlier release may lack `unfinishedAttempts` and the fields of columns; the
-/// status is then written without these fields.
+/// was computed (invariant 11). A CRD of an earlier release may lack `unfinishedAttempts`, and fields that only the
+/// columns of `kubectl get` show. The status is then written without these fields.
 async fn write_over(
     api: &Api<EtcdBackup>,
     backup: &EtcdBackup,

@@ -229,8 +229,8 @@ fn verification_values(backup: &EtcdBackup) -> Values {
 
 /// The time at which the schedule requires a newer backup than the newest one. `None` without a valid schedule.
 ///
-/// A wrong clock can record a success in the future. The age of such a backup is unknown, so the backup does not count.
-/// Otherwise no alert would report a missing backup until that time.
+/// A wrong clock can record a success in the future. The age of such a backup is unknown, so this function ignores the
+/// backup. Otherwise no alert would report a missing backup until that time.
 fn due(backup: &EtcdBackup, now: Timestamp) -> Option<i64> {
     let schedule = Schedule::of(backup.spec.backup_policy.as_ref()?).ok()??;
     let created = backup.metadata.creation_timestamp.as_ref()?.0;
@@ -247,7 +247,8 @@ fn is_scheduled(backup: &EtcdBackup) -> bool {
     backup.spec.is_periodic() && !policy.is_some_and(|policy| policy.suspend)
 }
 
-/// The time limit of the due verification, counted from the time since which it is due. `None` if none is due.
+/// The deadline of the due verification in seconds since 1970: the time since which the verification is due, plus its
+/// time limit. `None` if no verification is due.
 fn verification_deadline(backup: &EtcdBackup) -> Option<i64> {
     let settings = backup.spec.verification.as_ref()?;
     let record = backup.status.as_ref()?.verification.as_ref()?;

@@ -101,7 +101,8 @@ fn is_complete(backup: &EtcdBackup) -> bool {
     succeeded && !backup.spec.is_periodic() && backup.metadata.deletion_timestamp.is_none()
 }
 
-/// Reports that the operator has processed the changed spec. Otherwise tools would wait for it without end.
+/// Reports that the operator has processed the changed spec. Otherwise tools such as `kubectl wait` would wait for this
+/// generation forever.
 fn observe_generation(backup: &EtcdBackup, status: &mut EtcdBackupStatus, now: &Time) {
     let generation = backup.metadata.generation;
     if status.observed_generation == generation {
@@ -180,8 +181,8 @@ fn readiness(
     }
 }
 
-/// Discards the start of an unfinished backup. When the user has corrected the spec or resumed the backups, the
-/// operator records a new start.
+/// Removes the recorded start of an unfinished backup, and the number of its attempts. When the user has corrected the
+/// spec or resumed the backups, the operator records a new start.
 fn discard_start(status: &mut EtcdBackupStatus) {
     if status.completion_time.is_none() {
         status.start_time = None;

@@ -76,7 +76,7 @@ pub struct Transfer {
 const FORMAT: u32 = 1;
 
 /// A transfer must copy at least this number of bytes within [`PROGRESS_WINDOW`], except in its last window. An upload
-/// in parts of 6 MiB advances in steps of 6 MiB.
+/// in parts of 6 MiB advances in steps of 6 MiB, so the number is larger than one part.
 const MIN_PROGRESS: u64 = 8 << 20;
 
 /// The time within which a transfer must copy [`MIN_PROGRESS`] bytes.
@@ -274,7 +274,8 @@ impl Transfer {
         Ok(key)
     }
 
-    /// Discards unfinished uploads of earlier processes. An earlier attempt may have used another key.
+    /// Discards the unfinished uploads of earlier processes to this key. For a periodic backup, also discards their
+    /// uploads to other keys of the path, because an earlier attempt may have used another key.
     async fn discard_leftovers(&self, key: &str) -> Result<(), store::Error> {
         let (prefix, path) = match &self.name {
             ObjectName::Exact(key) => (key.clone(), None),
@@ -408,13 +409,14 @@ impl Worker for Transfer {
     }
 }
 
-/// The key under which a store counts for the limit per store. It includes the endpoint, because another tenant may use
-/// the same bucket name at another endpoint.
+/// Identifies the store for the limit of concurrent transfers to one store. The result includes the endpoint, because
+/// another tenant may use the same bucket name at another endpoint.
 pub(crate) fn slot_key(store: &dyn Store) -> String {
     format!("{} {}", store.endpoint(), store.location())
 }
 
-/// Sends a request to the store. Returns at once when the transfer is canceled. A dropped upload discards its data.
+/// Sends a request to the store. When the transfer is canceled, returns at once and drops the request. An upload that
+/// is dropped discards its data.
 async fn cancelable<T>(
     cancelled: &CancellationToken,
     request: impl Future<Output = Result<T, store::Error>>,

@@ -1,10 +1,10 @@
 //! Decides whether a backup is encrypted as the restore requires, and whether its key exists. Performs no I/O.
 //!
 //! If the restore names keys, the backup must be encrypted. Otherwise a writer to the bucket could replace an encrypted
-//! backup and its manifest by other data.
+//! backup and its manifest with other data.
 //!
-//! Invariant 34: in a restore by the name of an EtcdBackup, the status of the EtcdBackup decides whether the backup
-//! must be encrypted. The spec of the EtcdBackup may have changed since the backup was made.
+//! Invariant 34: if the EtcdRestore names an EtcdBackup (`spec.backup`), the status of the EtcdBackup decides whether
+//! the backup must be encrypted. The spec of the EtcdBackup may have changed since the backup was made.
 
 use api::backup::{EncryptionKey, StoredBackup};
 use api::manifest::BackupManifest;
@@ -17,11 +17,12 @@ use store::encryption::Keys;
 use crate::plan::choice::{self, REPLACED};
 use crate::reason::{Reason, Trouble};
 
-/// The field with the Secret, in an EtcdRestore and in an EtcdBackup.
+/// The field that names the Secret with the encryption keys. EtcdRestores and EtcdBackups both have this field.
 pub(crate) const FIELD: &str = "spec.encryption.secret";
 
-/// The Secret with the keys for a backup of an EtcdBackup. `stored` describes the backup in the status of the
-/// EtcdBackup. `None` if the backup is not encrypted. The Secret in the EtcdRestore has precedence.
+/// Returns the Secret with the keys for a backup of an EtcdBackup. If the EtcdRestore names a Secret, returns this
+/// Secret. Otherwise returns the Secret of the EtcdBackup, or `None` if the backup is not encrypted. `stored` is the
+/// description of the backup in the status of the EtcdBackup.
 ///
 /// # Errors
 ///
@@ -64,8 +65,9 @@ pub(crate) fn secret_of(chosen: &ChosenBackup) -> Option<SecretName<'_>> {
     choice::encryption_secret(chosen).map(|name| SecretName { field: FIELD, name })
 }
 
-/// Checks that the key in the status of the EtcdBackup exists. The manifest may be missing, or on a
-/// PersistentVolumeClaim that the operator cannot read. `keys` are the keys in the Secret of the chosen backup.
+/// If the status of the EtcdBackup records an encryption key, checks that the Secret contains this key. The check does
+/// not need the manifest, which may be missing, or on a PersistentVolumeClaim that the operator cannot read. `keys` are
+/// the keys in the Secret of the chosen backup.
 ///
 /// # Errors
 ///
@@ -88,8 +90,8 @@ fn require(chosen: &ChosenBackup, key: &EncryptionKey, keys: &Keys) -> Result<()
     })
 }
 
-/// Checks the manifest before the restore changes anything. `keys` are the keys in the Secret of the chosen backup. The
-/// seed checks the object itself, because the manifest may be missing or changed.
+/// Checks the encryption in the manifest before the restore changes anything. `keys` are the keys in the Secret of the
+/// chosen backup. Later, the seed also checks the object itself, because the manifest may be missing or changed.
 ///
 /// # Errors
 ///
@@ -201,7 +203,7 @@ mod tests {
         assert_eq!(checked(true, Some(ID)), Ok(()));
     }
 
-    /// A writer to the bucket can replace the backup and its manifest.
+    /// A writer to the bucket can replace the backup and its manifest with data that is not encrypted.
     #[test]
     fn unencrypted_backup_is_refused_if_restore_names_keys() {
         let trouble = checked(true, None).unwrap_err();

@@ -70,8 +70,8 @@ pub async fn execute(
 }
 
 /// Writes the status of the EtcdRestore, with the observed resourceVersion as precondition. If the
-/// CustomResourceDefinition lacks the fields of columns, the status is written without them. If it lacks another field
-/// of the status, the written status reports only this problem.
+/// CustomResourceDefinition lacks fields that only the columns of `kubectl get` show, the status is written without
+/// these fields. If it lacks another field of the status, the written status reports only this problem.
 ///
 /// # Errors
 ///

@@ -1,5 +1,5 @@
-//! The metrics of each EtcdRestore, with its namespace, cluster and name as labels. The metric of a failure also has the reason
-//! of the condition as a label. There are few reasons, so the number of time series stays small.
+//! The metrics of each EtcdRestore, with its namespace, cluster and name as labels. The metric of a failure also has
+//! the reason of the condition as a label. There are few reasons, so the number of time series stays small.
 //!
 //! The values are computed from the cached objects at each scrape. Deleted objects therefore have no metrics, and a
 //! restart of the operator loses no values.

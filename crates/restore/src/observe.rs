@@ -120,7 +120,7 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
 /// Reads further data. Which data depends on the restore lock of the EtcdCluster:
 ///
 /// - If this restore holds the lock, reads the seed and the old members.
-/// - If the lock was released after the cutover, reads the answer of the restored cluster.
+/// - If the lock was released after the cutover, queries the etcd of the restored cluster.
 /// - If the lock is not set yet, checks the backup.
 async fn read_target(
     context: &ObserveContext<'_>,

@@ -84,8 +84,8 @@ pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     }
 }
 
-/// Plans the next action. The time `now` decides whether the EtcdRestore expires, how long a problem has lasted, and how
-/// old a backup is.
+/// Plans the next action. The time `now` decides whether the EtcdRestore expires, how long a problem has lasted, and
+/// how old a backup is.
 pub fn plan_at(restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let plan = backed_up::hold(plan(restore, snapshot), restore, snapshot, now);
     let plan = expiry::expire(plan, restore, now);

@@ -1,6 +1,6 @@
 //! The program in a seed's pod. `fetch` downloads the snapshot from a store or from a member. `start` creates and
-//! verifies the data directory, and then the process becomes etcd. Both commands write their result as JSON to the
-//! termination message of their container.
+//! verifies the data directory, and then executes etcd (exec). `fetch` writes its result as JSON to the termination
+//! message of its container. `start` writes such a message only if it fails.
 //!
 //! The data directory is created under a temporary name, and is renamed after everything was verified. If the data
 //! directory exists, the program downloads and creates nothing, so a restarted pod never overwrites live data. The
@@ -82,7 +82,7 @@ impl Paths {
     }
 }
 
-/// Runs a command and writes its report. Returns whether the command succeeded. Does not return if the process becomes
+/// Runs a command and writes its report. Returns whether the command succeeded. Does not return if `start` executes
 /// etcd.
 pub async fn run(command: &Command) -> bool {
     let work = async {
@@ -207,7 +207,7 @@ fn sync_directories(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Whether the data directory was created. An empty directory does not count, and is removed: a user's container may
+/// Whether the data directory was created. Returns false for an empty directory, and removes it: a user's container may
 /// have created it, and etcd would start in it without data.
 fn is_created(paths: &Paths) -> bool {
     // `remove_dir` fails for a directory with content, so only an empty directory is removed.

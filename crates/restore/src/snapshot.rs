@@ -151,7 +151,7 @@ pub struct ClusterFacts {
     pub problems: Vec<Problem>,
     /// The maximum age of the backup that a restore in place needs. `None` if it needs no backup.
     pub max_backup_age: Option<Duration>,
-    /// Describes this backup, as part of a sentence. Empty if a restore in place needs no backup.
+    /// A description of the backup that a restore in place needs, as part of a sentence. Empty if it needs no backup.
     pub needed_backup: String,
     /// The newest backup of the cluster that counts for `spec.backup.beforeChanges`.
     pub backup: Option<LastBackup>,
@@ -189,11 +189,11 @@ pub enum Source {
 /// The facts about the seed's objects.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Seed {
-    /// Whether the seed's Service exists.
+    /// The state of the seed's Service.
     pub service: Child,
-    /// Whether the seed's PersistentVolumeClaim exists. Not read if members have no volumes.
+    /// The state of the seed's PersistentVolumeClaim. Not read if members have no volumes.
     pub pvc: Child,
-    /// Whether the seed's pod exists, and its state.
+    /// The state of the seed's pod.
     pub pod: Pod,
 }
 
@@ -208,7 +208,7 @@ impl Seed {
     }
 }
 
-/// Whether an object of the seed exists, such as its Service.
+/// The state of an object of the seed, such as its Service.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Child {
     /// The API server did not answer.
@@ -221,7 +221,7 @@ pub enum Child {
     Present,
 }
 
-/// Whether the seed's pod exists, and its state.
+/// The state of the seed's pod.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Pod {
     /// The API server did not answer.
@@ -234,7 +234,7 @@ pub enum Pod {
     Present(PodFacts),
 }
 
-/// Whether a kubelet still runs the containers of a pod.
+/// The state of a pod: a kubelet still runs its containers, or the pod has ended.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Life {
     /// The pod is starting or running.
@@ -262,7 +262,7 @@ pub enum OtherBackup {
 )]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodFacts {
-    /// Whether a kubelet still runs the pod.
+    /// The state of the pod: a kubelet still runs its containers, or the pod has ended.
     pub life: Life,
     /// Whether the pod was created too recently to be replaced.
     pub recent: bool,

@@ -54,7 +54,7 @@ pub(super) async fn source(
     })
 }
 
-/// Determines whether the operator may connect to a URL of the spec, directly or through the addresses of pods
+/// Returns how the operator may connect to a URL of the spec: directly, only at the addresses of pods, or not at all
 /// (invariant 28).
 async fn reach(
     client: &Client,

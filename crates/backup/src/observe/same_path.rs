@@ -18,8 +18,8 @@ fn source_of(backup: &EtcdBackup) -> Option<StorageSource<'_>> {
 /// True if `other` is another periodic EtcdBackup with the same path. Also true if this release cannot parse `other`,
 /// because `other` may have that path.
 ///
-/// A bucket may be used by several namespaces, so this function sees the EtcdBackups of all namespaces. It copies
-/// nothing. Endpoints are not compared, because one store may have several endpoints.
+/// A bucket may be used by several namespaces, so this function is called for the EtcdBackups of all namespaces, and
+/// copies none of them. Endpoints are not compared, because one store may have several endpoints.
 pub(super) fn shares_path(backup: &EtcdBackup, other: &Guarded<EtcdBackup>) -> bool {
     if other.meta().uid == backup.metadata.uid {
         return false;

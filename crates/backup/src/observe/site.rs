@@ -110,9 +110,9 @@ async fn check_pvc(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<
     }
 }
 
-/// True if the API server reports that no object of this name exists. A 404 without the name may come from a proxy.
-/// With `deletionPolicy: Delete`, the backups on a missing PersistentVolumeClaim count as deleted, so a wrong answer
-/// would leave stored backups behind.
+/// True if the API server reports that no object of this name exists. False for a 404 response without the name,
+/// because it may come from a proxy. With `deletionPolicy: Delete`, the backups on a missing PersistentVolumeClaim
+/// count as deleted. A wrong result would therefore leave stored backups behind.
 fn is_missing(status: &Status, name: &str) -> bool {
     let named = status.details.as_ref().map(|details| details.name.as_str());
     status.reason == "NotFound" && named == Some(name)

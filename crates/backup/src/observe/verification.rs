@@ -1,4 +1,5 @@
-//! Reads the inputs of a verification: its pod, its turn, and the images of the pod.
+//! Reads the inputs of a verification: the state of its pod, whether the EtcdBackup may verify now (its turn), and the
+//! images for the pod.
 
 use api::{EtcdBackup, EtcdCluster};
 use jiff::Timestamp;

@@ -24,13 +24,15 @@ fn unfinished(backup: &EtcdBackup) -> i32 {
     count.unwrap_or_default().max(0)
 }
 
-/// The count in the status, plus the current attempt of this process. A process has at most one attempt at a time.
+/// The number of unfinished attempts, including the current attempt of this process. A process has at most one attempt
+/// at a time.
 pub(super) fn count_with_current(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> i32 {
     let next = unfinished(backup).saturating_add(1);
     transfer.recorded_count.unwrap_or(next)
 }
 
-/// The count without this process's attempt, which has ended; `None` if the attempt was not counted.
+/// The number of unfinished attempts after the attempt of this process has ended. `None` if the status does not count
+/// this attempt.
 pub(super) fn count_without_current(transfer: &WorkState<Stored>) -> Option<i32> {
     transfer.recorded_count.map(|count| count.saturating_sub(1))
 }

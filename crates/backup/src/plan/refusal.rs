@@ -63,8 +63,9 @@ fn verification_times(backup: &EtcdBackup) -> Vec<Problem> {
     problems
 }
 
-/// A user who may create EtcdBackups must not gain access to a Secret's password. The operator therefore sends a
-/// password only over TLS with a CA from a Secret, or to Services and pods of the EtcdBackup's namespace.
+/// The problem of a spec with which the operator would send a password without TLS to another namespace. A user who may
+/// create EtcdBackups must not gain access to a Secret's password. The operator therefore sends a password only over
+/// TLS with a CA from a Secret, or to Services and pods of the EtcdBackup's namespace.
 fn exposed_password(backup: &EtcdBackup) -> Option<Problem> {
     backup.spec.auth_secret.as_ref()?;
     let namespace = backup.namespace().unwrap_or_default();

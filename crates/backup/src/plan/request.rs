@@ -17,7 +17,8 @@ fn requested(backup: &EtcdBackup) -> Option<Timestamp> {
     text.parse().ok()
 }
 
-/// The time of the next backup for the request. `None` without a request, and if a backup has been complete since then.
+/// The time of the next backup for the request. `None` without a request, and if a backup was completed after the
+/// request.
 pub(super) fn due(backup: &EtcdBackup, now: Timestamp) -> Option<Timestamp> {
     // A time far in the future was written with a wrong clock, and is ignored.
     let requested = requested(backup).filter(|time| time.duration_since(now) <= MAX_CLOCK_SKEW)?;

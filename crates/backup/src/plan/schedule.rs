@@ -1,5 +1,5 @@
-//! Computes the time of the next backup of a periodic EtcdBackup. The inputs are the policy, the start of the last
-//! backup and the current time. Performs no I/O.
+//! Computes the time of the next run of a periodic EtcdBackup. A run is a backup that the schedule starts. The inputs
+//! are the policy, the start of the last backup and the current time. Performs no I/O.
 
 use api::backup::BackupPolicy;
 use jiff::{SignedDuration, Timestamp};
@@ -57,8 +57,8 @@ impl Schedule {
         Ok(Some(Self { rule, deadline }))
     }
 
-    /// The next run after the run that started at `last`. `created` is the creation time of the EtcdBackup. If several
-    /// runs were missed, one run is due. The jitter depends on `seed`.
+    /// Returns when the next run is due, after the run that started at `last`. `created` is the creation time of the
+    /// EtcdBackup. If several runs were missed, only one run is due. The jitter depends on `seed`.
     pub fn next(
         &self,
         last: Option<Timestamp>,

@@ -112,8 +112,9 @@ pub(crate) enum VerificationNeed {
     Pod(String),
 }
 
-/// The data that [`plan`] needs at this time. An EtcdBackup takes its turn only when nothing else delays its
-/// verification, because other EtcdBackups wait for the end of the turn.
+/// The data that [`plan`] needs at this time. The read of [`VerificationNeed::Turn`] can give the turn to the
+/// EtcdBackup, and the other EtcdBackups of the namespace then wait. The plan therefore needs this data only if nothing
+/// else delays the verification.
 pub(crate) fn need(backup: &EtcdBackup, now: Timestamp) -> VerificationNeed {
     let Some(settings) = settings(backup) else {
         return VerificationNeed::Nothing;
@@ -127,7 +128,7 @@ pub(crate) fn need(backup: &EtcdBackup, now: Timestamp) -> VerificationNeed {
     }
 }
 
-/// When the next verification starts, apart from its turn.
+/// When the next verification may start, if it need not wait for another verification of the namespace.
 enum Begin {
     /// No verification is needed.
     Never,

@@ -89,8 +89,8 @@ pub struct SnapshotTask {
 pub struct Reach {
     /// The Secret with the client certificate.
     pub tls: Option<String>,
-    /// True if the Secret has the keys of the operator Secret of an EtcdCluster. False if it has the keys of
-    /// `spec.clientTLSSecret`.
+    /// True if `tls` is the operator Secret of an EtcdCluster. False if `tls` is the Secret in `spec.clientTLSSecret`.
+    /// The entries of these two Secrets have different names.
     pub operators: bool,
     /// The Secret with user and password.
     pub auth: Option<String>,

@@ -243,7 +243,7 @@ impl<T> PodWorker<T> {
     }
 }
 
-/// The state of the start of a pod that has a node.
+/// The wait for the start of a pod that has a node: its begin, and the last report with its reason.
 struct Start {
     since: Instant,
     reported: Option<Instant>,

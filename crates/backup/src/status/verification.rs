@@ -13,7 +13,7 @@ use crate::verification::Proof;
 /// In the message of the condition, separates the result of the last verification from the state of the next one.
 const NEXT: &str = ". Next verification: ";
 
-/// Changes the status as the verdict says.
+/// Writes the verdict to the status.
 pub(super) fn record(
     status: &mut EtcdBackupStatus,
     verdict: &VerificationVerdict,
@@ -122,8 +122,9 @@ fn start(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
     });
 }
 
-/// Records since when a verification of the backup at this location is due. A record of a failed verification stays,
-/// because the operator repeats this verification after a pause.
+/// Records that a verification of the backup at this location is due since `now`. If an earlier due time is recorded,
+/// it stays. The record of a failed verification also stays, because the operator repeats the verification after a
+/// pause.
 fn queue(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
     let queued = || VerificationStatus {
         location: location.to_owned(),

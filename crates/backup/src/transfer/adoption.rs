@@ -31,8 +31,8 @@ pub struct Owner<'a> {
     /// cluster. The start time in the manifest has whole seconds, so it cannot exclude a backup that was made just
     /// before a change of the spec.
     pub cluster: Option<&'a str>,
-    /// Whether the backup must be encrypted. A backup from before a change of the spec, or from another writer, does not
-    /// count.
+    /// Whether the backup must be encrypted. A backup is ignored if its manifest differs from this value: it was made
+    /// before a change of the spec, or by another writer.
     pub encrypted: bool,
     /// True if the whole object is read and compared when the store has no tags. A reconcile sets false, because such a
     /// read takes too long.

@@ -12,8 +12,8 @@ use store::{ObjectStream, Store};
 use super::{in_store, manifest_of};
 use crate::reason::Trouble;
 
-/// True if the object has the size and the SHA-256 checksum of the manifest. False if the object is missing. An encrypted
-/// object is compared as it is stored, because this needs no key.
+/// True if the object has the size and the SHA-256 checksum of the manifest. False if the object is missing. An
+/// encrypted object is compared as it is stored, because this needs no key.
 pub(super) async fn matches_manifest(
     store: &dyn Store,
     key: &str,

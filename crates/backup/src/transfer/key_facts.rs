@@ -21,8 +21,8 @@ pub(super) struct KeyFacts {
 /// half a second per GiB.
 const MAX_HASHED: i64 = 1 << 30;
 
-/// Maximum size of a database whose keys the member counts. Writes wait meanwhile, for about 0.1 s per million keys. The
-/// etcd documentation recommends at most this size.
+/// Maximum size of a database whose keys the member counts. Writes wait meanwhile, for about 0.1 s per million keys.
+/// The etcd documentation recommends at most this size.
 const MAX_COUNTED: i64 = 8 << 30;
 
 impl Transfer {

@@ -64,14 +64,15 @@ async fn compare(arguments: &Verify) -> Report {
     }
 }
 
-/// The description of the data, which the container `etcd` writes after it has restored them. `None` before that.
+/// Reads the description of the restored data. The container `etcd` writes it after it has restored the data. Returns
+/// `None` before that.
 fn expected(path: &Path) -> Option<Contents> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// Compares what etcd serves with the manifest. Leases that expire delete keys and raise the revision of the restored
-/// etcd, so a higher revision is no difference. Numbers of keys are then not comparable. The hash covers only the
-/// revisions of the backup.
+/// Compares the data that etcd serves with the manifest. A revision higher than in the manifest is no difference:
+/// expired leases delete keys in the restored etcd, and thereby raise its revision. The numbers of keys are then not
+/// compared. The hash covers only the revisions of the backup.
 fn judge(expected: &Contents, found: &etcd::Served) -> Report {
     if found.revision < expected.revision {
         return Report::Failed {

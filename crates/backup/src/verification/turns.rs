@@ -3,14 +3,15 @@
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// The EtcdBackup that may verify, for each namespace.
+/// The UID of the EtcdBackup that has the turn, by namespace. This EtcdBackup may verify, and the others of the
+/// namespace wait.
 #[derive(Debug, Default)]
 pub(crate) struct Turns(Mutex<HashMap<String, String>>);
 
 impl Turns {
-    /// True if the EtcdBackup with this UID may verify now. `running` contains the UIDs of the EtcdBackups of the
-    /// namespace whose status reports a running verification, oldest first. `exists` returns whether an EtcdBackup with
-    /// a UID exists.
+    /// Gives the turn to the EtcdBackup with this UID, and returns true. Returns false if another EtcdBackup of the
+    /// namespace is verifying or has the turn. `running` contains the UIDs of the EtcdBackups of the namespace whose
+    /// status reports a running verification, oldest first. `exists` returns whether an EtcdBackup with a UID exists.
     ///
     /// The watch may deliver a status late, so this process also remembers to which EtcdBackup it gave the turn.
     pub(crate) fn take(
@@ -31,8 +32,9 @@ impl Turns {
         granted
     }
 
-    /// Grants an EtcdBackup with `spec.verification.allowConcurrent` a verification at any time. If no other EtcdBackup
-    /// of the namespace has the turn, this EtcdBackup takes the turn, so that the others wait until it ends.
+    /// Called for an EtcdBackup with `spec.verification.allowConcurrent`, which may verify without the turn. If no
+    /// EtcdBackup of the namespace has the turn, this EtcdBackup gets it, so that the others wait until its
+    /// verification ends.
     pub(crate) fn join(&self, namespace: &str, uid: &str) {
         let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         turns

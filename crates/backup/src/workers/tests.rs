@@ -338,7 +338,7 @@ async fn worker_backs_off_after_each_failure() {
         );
         assert!(
             shortest <= pause && pause <= longest,
-            "{pause}: {shortest} to {longest}"
+            "expected {pause}, but the pause is between {shortest} and {longest}"
         );
     }
     // After `forget`, the back-off starts with the shortest pause again.

@@ -32,7 +32,8 @@ async fn next_operator_process_adopts_complete_backup() {
     assert_eq!(find("uid-1", long_ago()).await, None);
 }
 
-/// The user changed the spec in the second in which the backup of the previous cluster was complete.
+/// The user changed the cluster in the spec in the same second in which the backup of the previous cluster was
+/// completed.
 #[tokio::test]
 async fn backup_of_another_cluster_is_not_adopted() {
     let snapshot = recorded().await;

@@ -55,7 +55,10 @@ async fn encrypted_backup_contains_no_plaintext_and_is_restorable() {
     let none = CancellationToken::new();
     plain.run(&Meter::default(), &none).await.unwrap();
     let object = download(plain.store.as_ref(), KEY).await.unwrap();
-    assert!(occurs(MARK, &object), "the search finds the value");
+    assert!(
+        occurs(MARK, &object),
+        "the search does not find the value in an object that is not encrypted"
+    );
     for compress in [false, true] {
         let run = Transfer {
             compress,

@@ -12,7 +12,8 @@ use super::{Error, ExecuteContext, in_time};
 use crate::naming;
 use crate::plan::{Check, choice};
 
-/// Fails if the precondition is not met. Returns the start of the ten seconds in which later requests must be sent.
+/// Fails if the precondition is not met. Returns the start of the ten seconds in which the next requests must be sent:
+/// `since`, or the start of this check for [`Check::RestoreUnchanged`].
 pub(super) async fn confirm(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -47,17 +48,17 @@ pub(super) async fn confirm(
 }
 
 /// Whether the EtcdRestore is unchanged since the observation. If it has changed, another operator process may have
-/// completed the restore, and a user may have deleted the EtcdCluster. A second EtcdCluster would keep its restore lock
-/// and get no members.
+/// completed the restore, and a user may have deleted the restored EtcdCluster. If this process then created the
+/// EtcdCluster again, its restore lock would never be removed, and it would get no members.
 async fn is_unchanged(context: &ExecuteContext, restore: &EtcdRestore) -> Result<bool, Error> {
     let now = read_again(context, restore).await?;
     let version = |restore: &EtcdRestore| (restore.uid(), restore.resource_version());
     Ok(now.as_ref().map(version) == Some(version(restore)))
 }
 
-/// Fails if the EtcdRestore was deleted, or if it records another backup than in the observation. The plan deletes the
-/// seed because the seed's data differs from the recorded backup. After a change of the record, the seed may have the
-/// right data (invariant 9).
+/// Fails if the EtcdRestore was deleted, or if it records another backup than in the observation. This check precedes
+/// the deletion of a seed whose data differs from the recorded backup. After a change of the record, the data may be
+/// from the recorded backup, and the seed must be kept (invariant 9).
 async fn has_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Result<(), Error> {
     let now = read_again(context, restore).await?;
     let why = match now.filter(|now| naming::uid(now) == naming::uid(restore)) {

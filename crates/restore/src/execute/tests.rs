@@ -151,8 +151,8 @@ async fn seed_pod_is_kept_if_restore_was_deleted_or_changed() {
     }
 }
 
-/// Invariant 11: the finalizer was removed before the API server set the lock. No later reconcile would remove the
-/// lock.
+/// Invariant 11: the finalizer was removed before the API server set the lock. Without the finalizer, no later
+/// reconcile would remove the lock.
 #[tokio::test]
 async fn restore_lock_is_removed_if_finalizer_is_missing() {
     const PATCH: &str = "PATCH etcdclusters";

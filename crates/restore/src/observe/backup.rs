@@ -20,8 +20,8 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::Source;
 use crate::source::{self, SecretData};
 
-/// The recorded backup, or without a valid record the backup that the spec names. If the restore holds the lock
-/// (`locked`), a seed may already use the recorded backup.
+/// Returns the recorded backup if the record is valid, and otherwise the backup that the spec names. While the restore
+/// holds the lock (`locked`), every record is valid, because a seed may already use the recorded backup.
 pub(super) async fn choose(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -66,8 +66,8 @@ async fn named(
     Ok(choice::chosen_by_name(restore, source, &stored, encryption))
 }
 
-/// The newest complete backup of an EtcdBackup: its storage block, and its description in the status. With `before`,
-/// only backups that were complete at that time count.
+/// Returns the storage block of the newest complete backup of an EtcdBackup, and its description from the status. With
+/// `before`, ignores backups that were not complete at that time.
 pub(super) fn newest_of(
     backup: &EtcdBackup,
     before: Option<&Time>,
@@ -112,7 +112,7 @@ pub(super) fn newest_of(
     Ok((block.at(path), stored))
 }
 
-/// The newest complete backup, as the status describes it outside of `status.backups`.
+/// The newest complete backup, from the fields `location`, `sha256` and `encryptionKey` of the status.
 fn newest(backup: &EtcdBackup) -> Option<StoredBackup> {
     let status = backup.status.as_ref()?;
     Some(StoredBackup {

@@ -21,7 +21,7 @@ use crate::snapshot::{
     Child, Life, OldMembers, OldPod, Pod, PodFacts, Seed, SeedObjects, Serving, Snapshot,
 };
 
-/// The objects that have the names of the seed's objects, with any owner. A failed read is an error message.
+/// The objects that have the names of the seed's objects, with any owner. `Err` is the message of a failed read.
 pub(super) struct NamedObjects {
     pub(super) service: Result<Option<Service>, String>,
     pub(super) pvc: Result<Option<PersistentVolumeClaim>, String>,
@@ -91,9 +91,9 @@ pub(super) fn seed(
     Seed { service, pvc, pod }
 }
 
-/// Adds a problem to `seed` if Kubernetes provides no storage for its PersistentVolumeClaim in time. The start of the
-/// waiting time is a timestamp of the API server, so the time is corrected by the difference of the two clocks. If this
-/// difference cannot be read, no problem is added (invariant 1).
+/// Adds a problem to `seed` if Kubernetes provides no storage for its PersistentVolumeClaim in time. The time limit
+/// starts at a timestamp of the API server. The limit has passed only when the clock of the operator and the clock of
+/// the API server both show this. If the API server does not answer, no problem is added (invariant 1).
 pub(super) async fn check_storage(client: &Client, seed: &mut Seed, children: &SeedObjects) {
     let (Pod::Present(facts), Some(pod), Some(pvc)) = (&mut seed.pod, &children.pod, &children.pvc)
     else {

@@ -15,8 +15,8 @@ mod storage;
 pub(super) use life::{is_recent, life};
 pub(super) use storage::no_storage;
 
-/// The facts that follow from the pod alone. [`life`] also needs the time, and [provenance](super::provenance) also
-/// needs the recorded backup.
+/// Returns the facts that follow from the pod alone. The facts that also depend on the time are added by [`life`]. The
+/// facts that also depend on the recorded backup are added by [provenance](super::provenance).
 pub(super) fn facts(pod: &Pod) -> PodFacts {
     let status = pod.status.clone().unwrap_or_default();
     let ended = life::ended(pod);

@@ -58,8 +58,8 @@ impl<'a> FetchArguments<'a> {
         self.encryption_secret != choice::encryption_secret(chosen)
     }
 
-    /// Whether the backup of the data had to be encrypted. Data from an earlier release has no record of this, so the
-    /// arguments of the pod count.
+    /// Whether the pod that fetched the data accepted only an encrypted backup. `origin` records this. Data from an
+    /// earlier release has no such record: the arguments of the current pod then decide.
     fn requires_encryption(&self, origin: Option<&Origin>) -> bool {
         let recorded = origin.and_then(|origin| origin.encrypted);
         recorded.unwrap_or(self.encryption_secret.is_some())

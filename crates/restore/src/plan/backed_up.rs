@@ -1,8 +1,9 @@
 //! Invariant 32: if `spec.backup.beforeChanges` of the EtcdCluster names `Restore`, the cluster is locked only after a
 //! recent backup of its current data, or after a user has waived this backup.
 //!
-//! The backup to restore is recorded before this check, so that a new backup never becomes the restored one. The
-//! operator requests no backup: the retention rules could then delete the backup to restore.
+//! The backup to restore is recorded before this check, so that a new backup never becomes the restored one. If no
+//! recent backup exists, the operator does not request one, because the retention rules could then delete the backup to
+//! restore.
 
 use api::cluster::{ClusterChange, earliest_backup, how_to_waive_backup};
 use api::names::ANNOTATION_SKIP_BACKUP;
@@ -58,7 +59,8 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
     plan
 }
 
-/// An EtcdRestore replaces the data of a cluster once, so its annotation needs no time.
+/// Whether an annotation of the EtcdRestore waives the backup. The annotation contains no time, because an EtcdRestore
+/// replaces the data of a cluster only once.
 fn is_waived(restore: &EtcdRestore) -> bool {
     let waiver = restore.annotations().get(ANNOTATION_SKIP_BACKUP);
     waiver.is_some_and(|waiver| waiver == ClusterChange::Restore.as_str())
@@ -90,7 +92,7 @@ mod tests {
         restore
     }
 
-    /// A cluster that may be replaced after a backup that is at most 100 s old. Its backup was complete at the time
+    /// A cluster that may be locked only if its newest backup is at most 100 s old. This backup was complete at second
     /// 800.
     fn cluster() -> ClusterFacts {
         ClusterFacts {
@@ -106,7 +108,7 @@ mod tests {
         }
     }
 
-    /// The plan at this time, if the plan without the check is to lock the cluster.
+    /// The result of [`hold`] at second `now`, for a plan that locks the cluster.
     fn held(restore: &EtcdRestore, cluster: ClusterFacts, now: i64) -> Plan {
         let snapshot = Snapshot {
             cluster: Cluster::Present(Box::new(cluster)),

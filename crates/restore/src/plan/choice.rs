@@ -81,8 +81,8 @@ pub fn chosen_by_name(
     }
 }
 
-/// The recorded number by which the restore raises the revision, or `None` if the number is 0. The lower revisions are
-/// marked as compacted.
+/// The recorded number by which the restore raises the revision, or `None` if the number is 0. All revisions below the
+/// raised revision are marked as compacted.
 pub fn bump_revision(restore: &EtcdRestore) -> Option<u64> {
     let by = u64::try_from(recorded(restore)?.bump_revision).ok()?;
     (by > 0).then_some(by)

@@ -25,9 +25,9 @@ fn tls_of_seed(seed: &Pod, owner: &str) -> Option<Option<TlsPolicy>> {
     serde_json::from_str(seed.annotations().get(ANNOTATION_TLS)?).ok()
 }
 
-/// The TLS settings in effect. They are recorded in an annotation of the seed's pod, and for the current token in the
-/// status of the EtcdCluster. While the restore holds the lock, the annotation has precedence. Without the lock, the
-/// status has precedence. Without a record, `spec.TLS` applies.
+/// Returns the TLS settings in effect. Two records may exist: the annotation of the seed's pod, and `status.tls` of the
+/// EtcdCluster, which is valid only for the current token. While the restore holds the lock (`locked`), the annotation
+/// has precedence. Otherwise the status has precedence. Without a record, `spec.TLS` applies.
 pub fn policy(cluster: &EtcdCluster, seed: Option<&Pod>, locked: bool) -> Option<TlsPolicy> {
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let of_seed = seed.and_then(|seed| tls_of_seed(seed, owner));

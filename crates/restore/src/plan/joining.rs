@@ -77,9 +77,9 @@ fn hand_over() -> Plan {
     )
 }
 
-/// Why the seed must not join yet, or `None` if it may join. A seed that was created again joins only when it serves
-/// the verified backup (invariant 9). If the EtcdRestore was deleted, the user accepts the current data, and the seed
-/// joins.
+/// If the seed must not join yet, returns a plan that waits, reports a problem or replaces the pod. Returns `None` if
+/// the seed may join. A seed that was created again joins only when it serves the verified backup (invariant 9). If the
+/// EtcdRestore was deleted, the user accepts the current data, and the seed joins.
 fn reason_to_wait(
     restore: &EtcdRestore,
     (pod, durable): (&PodFacts, bool),
@@ -125,7 +125,7 @@ fn reason_to_wait(
     }
 }
 
-/// Why a seed without a report must not join yet, or `None` if it may join.
+/// Like [`reason_to_wait`], for a seed whose pod has no report.
 fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     let replacement = unfit::pod_replacement(pod).filter(|_| durable);
     match (replacement, pvc) {
@@ -156,8 +156,8 @@ fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     }
 }
 
-/// Waits for the seed while no member serves clients. If the pod has a problem or is no longer recent, the message
-/// contains the remedy.
+/// Waits for the seed while no member serves clients. If the pod has a problem, or if it was not created recently, the
+/// message contains the remedy.
 fn starting(pod: &PodFacts, what: &str) -> Plan {
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(&Trouble {

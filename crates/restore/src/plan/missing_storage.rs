@@ -5,9 +5,9 @@
 //! There are two cases:
 //!
 //! - The API server rejects the seed's PersistentVolumeClaim (PVC) because of a quota or a limit range. Only this
-//!   response names the cause, so the operator repeats the request. The quota may allow the PVC later, for example
-//!   after another PVC is deleted. If two operator processes create the PVC concurrently, the PVC of the first process
-//!   may already use up the quota.
+//!   response names the cause, so the operator repeats the request. The cause may be temporary: the quota allows the
+//!   PVC after another PVC is deleted. Or a second operator process has just created the seed's PVC, and this PVC uses
+//!   up the quota.
 //! - The PVC exists, but no volume is created for it. The cause may be temporary: the driver does not run yet on a new
 //!   node, or the controller of Kubernetes is restarting.
 

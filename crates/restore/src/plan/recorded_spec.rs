@@ -167,8 +167,8 @@ fn is_own(mount: &VolumeMount, volumes: &[Volume]) -> bool {
     mount.name == VOLUME_DATA || volumes.iter().any(|volume| volume.name == mount.name)
 }
 
-/// Whether the container of etcd runs as root. The operator's default security context applies only if the spec has
-/// none.
+/// Whether the container of etcd runs as root. If the spec has no security context for the pod, the operator's default
+/// applies.
 fn runs_as_root(pod: Option<&PodSecurityContext>, container: Option<&SecurityContext>) -> bool {
     let default = member::pod_security();
     let pod = pod.unwrap_or(&default);

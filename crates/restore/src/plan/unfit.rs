@@ -22,8 +22,8 @@ pub(super) fn before_cutover(pod: &PodFacts) -> Option<Plan> {
     Some(replaced(pod, Action::DiscardSeed, text))
 }
 
-/// Plans the replacement of a pod while old members run, or if the seed has a volume. `None` if the pod is usable. The
-/// volume is kept, and the next pod reports its data.
+/// Plans the replacement of a pod while old members run, or if the seed has a volume. `None` if the pod is usable, or
+/// if it contains another backup. The volume is kept, and the next pod reports its data.
 pub(super) fn pod_replacement(pod: &PodFacts) -> Option<Plan> {
     let text = match &pod.other_backup {
         Some(OtherBackup::Fetches(backup)) => {

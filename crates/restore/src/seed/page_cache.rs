@@ -55,9 +55,10 @@ fn release<T>(
     })
 }
 
-/// The number of bytes in the page cache of the node that are not on disk yet, from `/proc/meminfo`. `None` if the file
-/// cannot be parsed. Dirty pages of the source are not released: the hint would write them at once and slow the copy
-/// down. Often they are never written, because the source is deleted after the copy.
+/// The number of bytes in the page cache of the node that are not on disk yet (dirty pages), from `/proc/meminfo`.
+/// `None` if the file cannot be parsed. The caller needs this number, because it does not release dirty pages of the
+/// source. To release them, the kernel would write them at once, and the copy would be slower. Often they are never
+/// written, because the source is deleted after the copy.
 fn dirty_bytes(meminfo: &str) -> Option<u64> {
     let kibibytes = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
@@ -135,7 +136,7 @@ mod tests {
         let files = Files::create();
         assert!(
             !files.is_released(0),
-            "the written file is in the page cache"
+            "the file that was just written is not in the page cache"
         );
         let target = File::create(&files.target).unwrap();
         let released = release(

@@ -119,8 +119,8 @@ fn check_snapshot(path: &Path, expected: &Contents) -> Result<Revisions, Trouble
     Ok(found)
 }
 
-/// If the snapshot on the volume is damaged, reports the damage instead of the failure of the tool, because the damage
-/// is the cause.
+/// If the snapshot on the volume is damaged, removes the snapshot and reports the damage instead of the failure of the
+/// tool, because the damage is the cause.
 fn or_changed(paths: &Paths, trouble: Trouble) -> Trouble {
     match fetched_before(paths) {
         Ok(None) => changed(&paths.snapshot()),

@@ -40,7 +40,7 @@ fn parse(text: &str) -> Result<DataDirectorySettings, serde_json::Error> {
     serde_json::from_str(text)
 }
 
-/// Creates the data directory and becomes etcd. Returns only after a failure.
+/// Creates the data directory and executes etcd (exec). Returns only after a failure.
 pub(super) async fn start(arguments: &Start) -> Trouble {
     let paths = arguments.paths.clone();
     // An existing data directory belongs to the member. etcd starts on it, even if the backup and the snapshot no

@@ -374,7 +374,11 @@ impl World {
         assert!(!(complete && failed));
         // The count includes at most the running attempt, and one attempt for each crash.
         let counted = status.unfinished_attempts.unwrap_or_default();
-        assert!(counted <= self.crashes + 1, "{counted} of {}", self.crashes);
+        assert!(
+            counted <= self.crashes + 1,
+            "{counted} attempts, {} crashes",
+            self.crashes
+        );
         let exhausted = find(&status.conditions, &ConditionType::Failed)
             .is_some_and(|failed| failed.reason == Reason::AttemptsCutOff.as_str());
         assert!(!exhausted || self.crashes >= MAX_UNFINISHED);
@@ -400,7 +404,7 @@ impl World {
                 let pause = now.duration_since(last).as_secs();
                 assert!(
                     pause >= interval.unwrap(),
-                    "the next run started after {pause} s"
+                    "the next backup started after only {pause} s"
                 );
             }
             self.begun = begun;
@@ -409,7 +413,11 @@ impl World {
             let mut times: Vec<Timestamp> = complete.iter().map(|parts| parts.time).collect();
             let all = times.len();
             times.dedup();
-            assert_eq!(times.len(), all, "one run resulted in two backups");
+            assert_eq!(
+                times.len(),
+                all,
+                "one scheduled time resulted in two backups"
+            );
             return;
         }
         assert_eq!(status.succeeded, complete);
@@ -538,7 +546,7 @@ proptest! {
         for _ in 0..400 {
             world.round(Fault::None, Fault::None, 1);
         }
-        prop_assert!(world.begun.unwrap() > faults_end, "no run started after the faults");
+        prop_assert!(world.begun.unwrap() > faults_end, "no backup started after the faults");
         // There may be one more backup than the rules keep, because the rules are applied only after the newest backup.
         let kept = world.complete().len();
         prop_assert!((2..=3).contains(&kept), "{kept} backups are kept: {:?}", world.data);
@@ -563,8 +571,8 @@ proptest! {
             world.round(Fault::None, Fault::None, seconds);
         }
         let last = world.begun.unwrap();
-        prop_assert!(last > faults_end, "no run started after the faults");
-        prop_assert!(world.now.duration_since(last).as_secs() <= 20 * seconds + 60, "the runs have stopped");
+        prop_assert!(last > faults_end, "no backup started after the faults");
+        prop_assert!(world.now.duration_since(last).as_secs() <= 20 * seconds + 60, "no further backup started");
         let kept = world.complete().len();
         prop_assert!((2..=4).contains(&kept), "{kept} backups are kept: {:?}", world.data);
     }

@@ -12,10 +12,11 @@ const MIN_PAUSE: SignedDuration = SignedDuration::from_secs(10);
 /// Longest pause between the creation of two pods of a seed. A node without free resources may evict other pods for
 /// each new pod. The pause gives the node time to free resources.
 const MAX_PAUSE: SignedDuration = SignedDuration::from_mins(5);
-/// The pause is this fraction of the time from the start of the seed to the creation of the pod.
+/// The pause is the time from the start of the seed to the creation of the pod, divided by this number.
 const PAUSE_DIVISOR: i32 = 4;
 
-/// Whether the pod is active, has ended recently or has ended. `began` is the time at which the seed was started.
+/// Returns [`Life::Active`] if the pod has not ended. If it has ended, returns [`Life::EndedRecently`] as long as it
+/// must not be replaced yet, and then [`Life::Ended`]. `began` is the time at which the seed was started.
 pub(in crate::observe) fn life(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> Life {
     match (ended(pod), is_recent(pod, began, now)) {
         (None, _) => Life::Active,

@@ -1,5 +1,5 @@
-//! Which Secret has the keys for the backup, and what is reported if the Secret is missing. In a restore by name, the
-//! status of the EtcdBackup identifies the backup (invariant 34).
+//! Which Secret has the keys for the backup, and what is reported if the Secret is missing. If the EtcdRestore names an
+//! EtcdBackup (`spec.backup`), the status of the EtcdBackup identifies the backup (invariant 34).
 
 use api::backup::EncryptionKey;
 use etcd::fake::FakeEtcd;
@@ -10,7 +10,7 @@ use crate::fake;
 
 const ID: &str = "a62e0f7753a4df18";
 
-/// An EtcdBackup whose Secret with the keys has this name, with a complete backup.
+/// An EtcdBackup with a complete backup. `secret` is the name of its Secret with the encryption keys.
 fn etcd_backup(secret: Option<&str>) -> Value {
     with_status(secret, json!({ "succeeded": true, "location": "s3://b/k" }))
 }
@@ -69,7 +69,7 @@ async fn missing_secret_with_keys_is_reported_before_anything_is_created() {
     }
 }
 
-/// The last backup before `spec.encryption` was set, and the next backup.
+/// The status of an EtcdBackup with two backups: the last backup before `spec.encryption` was set, and the next backup.
 fn status_across_change() -> Value {
     let plain = json!({ "location": "s3://b/k_v1_2026-01-01-00:00:00", "sha256": "AA",
                         "completionTime": "2026-01-01T00:00:00Z" });

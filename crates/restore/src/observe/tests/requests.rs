@@ -1,5 +1,6 @@
-//! Counts the requests to a running seed. An observation for the deletion of a seed must not wait for the seed's etcd:
-//! no action is executed from an observation older than ten seconds.
+//! Counts the requests to a running seed. If the operator will delete the seed, the observation must not wait for an
+//! answer of the seed's etcd. Otherwise it could take more than ten seconds, and the operator would not execute the
+//! deletion.
 
 use std::collections::VecDeque;
 
@@ -106,7 +107,8 @@ async fn aborted_restore_sends_no_requests_to_seed() {
     }
 }
 
-/// A request for the hash takes half a second per GiB of the seed's database.
+/// The operator deletes a seed with another backup, so it need not wait for the hash. etcd computes the hash in half a
+/// second per GiB of the database.
 #[tokio::test]
 async fn no_hash_is_requested_from_seed_with_other_backup() {
     for (sha256, expected) in [(SHA, 3), ("ffff", 2)] {

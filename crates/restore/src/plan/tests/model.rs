@@ -30,9 +30,9 @@ const OLD_MEMBERS: usize = 3;
 enum Step {
     /// A complete reconcile.
     Reconcile,
-    /// A reconcile whose process crashes before its write.
+    /// A reconcile whose process crashes before it executes the action.
     CrashBefore,
-    /// A reconcile whose process crashes between its write and its status.
+    /// A reconcile whose process crashes after it has executed the action, and before it writes the status.
     CrashAfter,
     /// A reconcile in which some reads fail. The bits of the value choose these reads.
     Blind(u8),

@@ -33,7 +33,7 @@ fn intended() -> EtcdRestore {
     })
 }
 
-/// The record of the first backup (`number` is 1), or of a newer backup.
+/// The record of the backup with this number. Backup 1 is the oldest, and each higher number is a newer backup.
 fn chosen(restore: &EtcdRestore, number: u32) -> ChosenBackup {
     let block = format!(r#"{{"s3":{{"path":"b/k_v{number}_2026-01-01-00:00:00"}}}}"#);
     choice::chosen_from(restore, serde_json::from_str(&block).unwrap())

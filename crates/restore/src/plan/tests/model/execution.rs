@@ -160,7 +160,7 @@ impl World {
                 let stopped = cluster.old.iter().all(|old| *old != OldMember::Running);
                 assert!(
                     cluster.old.is_empty() || self.losses || stopped == cluster.has_cut_over(),
-                    "the lock is released before the cutover without old members, or after the cutover with running old members"
+                    "the lock is released before the cutover although no old member runs, or after the cutover although one runs"
                 );
                 assert!(
                     cluster.old.is_empty()

@@ -32,7 +32,7 @@ pub(super) enum Mistake {
     WaitsForStorage,
 }
 
-/// Random steps. About one step in six is preceded by a step from `more`.
+/// Random steps, with changes by users if `people` is true. About one step in six is preceded by a step from `more`.
 pub(super) fn with(more: &'static [Step], people: bool) -> impl Strategy<Value = Vec<Step>> {
     let often = prop::sample::select(vec![false, false, false, false, false, true]);
     let drawn = prop::collection::vec((often, prop::sample::select(more)), 120);

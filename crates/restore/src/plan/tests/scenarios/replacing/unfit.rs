@@ -82,7 +82,7 @@ fn seed_joins_only_with_verified_backup() {
             assert_eq!(
                 plan.requeue,
                 Some(POLL),
-                "the problem lasts, so the usual interval is enough"
+                "the seed's pod was not created recently, so the usual interval is enough"
             );
             assert!(text(&plan).contains("delete this EtcdRestore"), "{plan:?}");
             snapshot.seed.pod = recent(&snapshot.seed.pod);
@@ -90,7 +90,7 @@ fn seed_joins_only_with_verified_backup() {
             assert_eq!(
                 plan.requeue,
                 Some(OUTAGE_POLL),
-                "no member serves clients, so the next reconcile is soon"
+                "the seed's pod was created recently, and no member serves clients"
             );
             assert!(!text(&plan).contains("delete"), "{plan:?}");
         }
