@@ -38,11 +38,11 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
     }
     let generation = backup.metadata.generation;
     verification::record(&mut status, &plan.verification.verdict, generation, &now);
+    if plan.verdict == Verdict::Unchanged && is_complete(backup) {
+        observe_generation(backup, &mut status, &now);
+    }
     match &plan.verdict {
         Verdict::Unchanged if plan.verification.verdict == VerificationVerdict::Unchanged => {
-            if is_complete(backup) {
-                observe_generation(backup, &mut status, &now);
-            }
             return status;
         }
         Verdict::Refused(trouble) => {

@@ -18,7 +18,13 @@ pub(crate) async fn inputs(
     now: Timestamp,
 ) -> VerificationInputs {
     match need(backup, now) {
-        VerificationNeed::Nothing => VerificationInputs::default(),
+        VerificationNeed::Nothing => {
+            // A turn that was not used, for example because the window has closed, must not stop other verifications.
+            let namespace = backup.namespace().unwrap_or_default();
+            let uid = backup.uid().unwrap_or_default();
+            context.turns.end(&namespace, &uid);
+            VerificationInputs::default()
+        }
         VerificationNeed::Turn => VerificationInputs {
             has_turn: has_turn(context, backup),
             ..VerificationInputs::default()

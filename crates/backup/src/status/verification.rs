@@ -36,7 +36,7 @@ pub(super) fn record(
             return;
         }
         VerificationVerdict::Waiting(why)
-            if status.last_verified.is_none() && !is_failed(status) =>
+            if status.last_verified.is_none() && !is_failed(status) && !has_failures(status) =>
         {
             finding(ConditionStatus::Unknown, Reason::Verifying, why)
         }
@@ -168,6 +168,12 @@ fn proven(location: &str, proof: &Proof) -> String {
 
 fn finding(status: ConditionStatus, reason: Reason, message: &str) -> Finding {
     Finding::new(ConditionType::Verified, status, reason.into(), message)
+}
+
+/// True if the last verification ended without success.
+fn has_failures(status: &EtcdBackupStatus) -> bool {
+    let record = status.verification.as_ref();
+    record.is_some_and(|record| record.failures.is_some())
 }
 
 /// True if the status reports a backup that cannot be restored.
@@ -325,6 +331,7 @@ mod tests {
         for (result, reported) in [
             (verified(), ("True", "BackupVerified")),
             (failed(true), ("False", "VerificationFailed")),
+            (failed(false), ("Unknown", "VerificationInconclusive")),
         ] {
             let ended = [starting("s3://b/1"), result];
             let last = message(&after_verdicts(&ended)).to_owned();
