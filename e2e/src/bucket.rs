@@ -11,7 +11,7 @@ use aws_sdk_s3::types::{CompletedMultipartUpload, CompletedPart};
 
 use crate::env::S3;
 
-/// A bucket on the S3 server of the test run.
+/// A bucket on the S3 server of the tests.
 pub struct Bucket {
     client: Client,
     /// The name of the bucket.

@@ -1,4 +1,4 @@
-//! Installs the CRDs of the chart. They are installed once for all tests of a run.
+//! Installs the CRDs of the chart, only once for all tests of one `cargo xtask test`.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -8,8 +8,8 @@ use tokio::sync::OnceCell;
 
 use crate::{Env, chart, kubectl};
 
-/// The environment variable with the path of a lock file. `cargo xtask test` creates the empty file at the start of a
-/// run. All tests of the run, each in its own process, share the file.
+/// The environment variable with the path of a lock file. `cargo xtask test` creates the empty file before it starts
+/// the tests. All its tests, each in its own process, share the file.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
 /// The CRDs are cluster-scoped, so all tests of a process share one installation.
 static CRDS: OnceCell<()> = OnceCell::const_new();
@@ -30,7 +30,7 @@ pub(crate) async fn install_once(env: &Env) -> Result<()> {
     Ok(())
 }
 
-/// Installs the CRDs, unless another test of the same run has already installed them.
+/// Installs the CRDs, unless another test of the same `cargo xtask test` has already installed them.
 async fn install_once_per_run(env: &Env) -> Result<()> {
     let Ok(path) = std::env::var(RUN_LOCK) else {
         return install(env).await;

@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 /// The beginning of all labels that the discovery of pods sets.
 const POD: &str = "__meta_kubernetes_pod";
 
-/// The ports of all containers with a pod address, in the format of `file_sd_configs`.
+/// The container ports of all pods that have an address, in the format of `file_sd_configs`.
 pub(crate) fn targets(pods: &[Pod]) -> Value {
     let mut found = Vec::new();
     for pod in pods {

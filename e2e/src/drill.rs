@@ -140,7 +140,7 @@ pub struct SlowVolume {
     pub uid: String,
 }
 
-/// The state of a drill. Its file is sealed: encoded, so that nobody reads the faults by accident.
+/// The state of a drill. Its file is sealed: it is encoded, so that users do not read the faults by accident.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Record {
     /// The seed of the order.
@@ -223,7 +223,7 @@ impl Record {
         Self::opened(&text.context("no drill is in progress: run `cargo xtask drill start`")?)
     }
 
-    /// Writes the record. Another process can read the file at any time.
+    /// Writes the record. The file is replaced atomically, because another process may read it at any time.
     ///
     /// # Errors
     /// Fails if the file cannot be written.

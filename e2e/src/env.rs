@@ -9,7 +9,7 @@ use tower::retry::RetryLayer;
 
 use crate::retry::RetryPolicy;
 
-/// The settings of a test run, from its environment variables.
+/// The settings of the tests, from the environment variables.
 #[derive(Clone, Debug)]
 pub struct Env {
     /// The image of the operators, as `repository:tag`. Every node has this image.
@@ -18,7 +18,7 @@ pub struct Env {
     pub chart: PathBuf,
     /// The context in the kubeconfig that the tests use. `None` selects the current context.
     pub context: Option<String>,
-    /// The S3 server that pods and tests use. `None` if the run has no S3 server.
+    /// The S3 server that pods and tests use. `None` if no S3 server is configured.
     pub s3: Option<S3>,
     /// The versions of etcd whose images the nodes have, without the leading `v`, the oldest first.
     pub etcd_versions: Vec<String>,
@@ -66,7 +66,7 @@ pub struct S3 {
 }
 
 impl Env {
-    /// Reads the environment variables of the run.
+    /// Reads the settings from the environment variables.
     ///
     /// # Errors
     /// Fails if a variable is missing. The error says how to set it.
@@ -128,7 +128,7 @@ impl Env {
         })
     }
 
-    /// The S3 server of the run.
+    /// The S3 server that pods and tests use.
     ///
     /// # Errors
     /// Fails if no server is configured. The error contains the variables to set.
@@ -141,7 +141,7 @@ impl Env {
     /// The environment of a test that installs the release of the earlier commit.
     ///
     /// # Errors
-    /// Fails if the run has no such release.
+    /// Fails if the environment variables name no earlier release.
     pub fn of_previous(&self) -> Result<Self> {
         let previous = self.previous.clone();
         let Previous { image, chart } = previous.context(

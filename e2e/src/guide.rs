@@ -44,8 +44,8 @@ impl Guide {
         })
     }
 
-    /// Leaves out every line of the blocks that consists of `line` and its indentation, as the document tells readers
-    /// to whom the line does not apply.
+    /// Leaves out every line of the blocks that consists of `line` and its indentation. The document asks readers to
+    /// leave out the line if it does not apply to them.
     ///
     /// # Errors
     /// Fails if no block has this line.

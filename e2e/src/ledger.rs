@@ -16,8 +16,9 @@ pub(crate) struct AcknowledgedWrite {
 }
 
 impl AcknowledgedWrite {
-    /// Whether the stored value and revision belong to this write. After a retry, etcd may still apply an attempt that
-    /// got no response, even after the acknowledged attempt. The stored value is then the same, with a later revision.
+    /// Whether the stored value and revision belong to this write. If the write was retried, etcd may apply an earlier
+    /// attempt, which got no response, after the acknowledged attempt. The stored value is then the same, but has a
+    /// later revision.
     fn matches(self, found: Option<&(String, i64)>, value: &str) -> bool {
         found.is_some_and(|(now, at)| {
             now == value && (*at == self.revision || (self.retried && *at > self.revision))

@@ -114,7 +114,7 @@ impl Prometheus {
         Ok(server)
     }
 
-    /// A server that another process has started, at an [`Self::address`].
+    /// A server that another process has started. `address` is its [`Self::address`] in that process.
     #[must_use]
     pub fn at(address: String) -> Self {
         Self {
@@ -140,8 +140,8 @@ impl Prometheus {
             .with_context(|| expression.to_owned())
     }
 
-    /// The series of a query over a time range, each with `metric` and `values`. The range is in Unix seconds, and `step`
-    /// is the number of seconds between two values.
+    /// The series of a query over a time range, each with `metric` and `values`. The range is in Unix seconds, and
+    /// `step` is the number of seconds between two values.
     ///
     /// # Errors
     /// Fails if Prometheus rejects the expression or does not answer.

@@ -209,7 +209,8 @@ mod tests {
         PodHistory::of(3, all.to_vec())
     }
 
-    /// Terminates and deletes the pod. If `back` is true, also creates a pod with the same name.
+    /// Terminates and deletes the pod, and creates a pod with the same name. If `back` is true, the new pod becomes
+    /// ready.
     fn again(seen: &mut PodHistory, name: &str, back: bool) {
         let next = format!("{name}+");
         seen.take(WatchEvent::Modified(pod(name, name, true, true)));

@@ -26,7 +26,7 @@ const POLICY_DELAY: Duration = Duration::from_secs(30);
 
 /// The namespace of a test, with its environment and client.
 pub struct Sandbox {
-    /// The settings of the test run, such as the images and the chart.
+    /// The settings of the tests, such as the images and the chart.
     pub env: Env,
     /// A client with the rights of a cluster administrator, because the test takes the role of the user.
     pub client: kube::Client,
@@ -126,7 +126,7 @@ impl Sandbox {
         })
     }
 
-    /// Installs the CRDs without operators, unless they were installed in this run.
+    /// Installs the CRDs without operators, unless a test of the same `cargo xtask test` has installed them.
     ///
     /// # Errors
     /// Fails if Helm or kubectl fails.
@@ -142,7 +142,7 @@ impl Sandbox {
         crds::delete(&self.env).await
     }
 
-    /// Deletes the CRDs like [`Self::delete_crds`], and installs them again for later tests of the run.
+    /// Deletes the CRDs like [`Self::delete_crds`], and installs them again for later tests.
     ///
     /// # Errors
     /// Fails if Helm or kubectl fails.
@@ -151,7 +151,7 @@ impl Sandbox {
         crds::install(&self.env).await
     }
 
-    /// Installs the CRDs (once per run) and the three operators. Waits until the operators are ready.
+    /// Installs the three operators, and the CRDs like [`Self::install_crds`]. Waits until the operators are ready.
     ///
     /// # Errors
     /// Fails if Helm fails or a Deployment does not become available.

@@ -1,4 +1,4 @@
-//! Outputs of commands in the documentation, taken from a run of a test.
+//! Replaces the outputs of commands in the documentation by outputs from a test.
 
 use anyhow::{Context, Result};
 

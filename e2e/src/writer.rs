@@ -228,7 +228,7 @@ impl Writer {
         Ok(tally)
     }
 
-    /// Like [`Self::finish`], but only counts lost writes instead of failing.
+    /// Like [`Self::finish`], but does not fail if writes are lost. The summary lists the lost writes.
     ///
     /// # Errors
     /// Fails if the cluster does not serve.
@@ -305,7 +305,7 @@ impl Route {
 }
 
 impl Access {
-    /// Whether the member of this connection reports itself as unhealthy.
+    /// True if the connection uses a member that does not report itself as healthy.
     fn must_reconnect(&self, connection: &Connection) -> bool {
         let Route::Members(members) = &self.route else {
             return false;

@@ -191,7 +191,8 @@ impl Access {
         answer.map_err(failed("patch", self.named::<K>(name)))
     }
 
-    /// Asks the API server whether it would create the object of a manifest. Creates nothing. Unknown fields are errors.
+    /// Asks the API server whether it would create the object of a manifest. Creates nothing. Unknown fields are
+    /// errors.
     ///
     /// # Errors
     /// Fails if the API server rejects the object.

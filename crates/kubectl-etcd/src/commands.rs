@@ -73,7 +73,7 @@ pub async fn run(cli: Cli) -> Result<u8> {
     Ok(0)
 }
 
-/// Creates an object. With `--wait`, waits until `look` finds its end.
+/// Creates the object. With `--wait`, waits until `look` returns `Done` or `Failed` for the object.
 async fn create<K>(
     access: &Access,
     object: &K,

@@ -32,9 +32,10 @@ pub struct Ended {
     pub code: u8,
 }
 
-/// Whether etcdctl needs a user and a password. In this case, the etcdctl of this machine runs instead of the etcdctl
-/// in the container. Arguments of a command in a container appear in the audit log of the API server, so they must not
-/// contain a password. Standard input does not help, because the images of etcd contain no shell to read it.
+/// True if etcdctl needs a user and a password. The command then runs the etcdctl of this machine instead of the
+/// etcdctl in the container. Arguments of a command in a container appear in the audit log of the API server, so they
+/// must not contain a password. Standard input cannot pass the password either, because the images of etcd contain no
+/// shell that could read it.
 pub fn needs_password(cluster: &EtcdCluster, args: &[String]) -> bool {
     let names_user = args
         .iter()

@@ -41,7 +41,7 @@ pub struct ClusterView {
     pub version: Option<String>,
     /// Version in the spec.
     pub desired_version: String,
-    /// Whether the numbers of the members come from the members or from the status.
+    /// The source of the numbers in `members`.
     pub source: Source,
     /// Why the plugin did not query the members, or why the query failed. `None` if the members answered.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -70,7 +70,7 @@ pub struct ClusterView {
     pub problems: Vec<Problem>,
 }
 
-/// Whether the numbers of the members come from the members or from the status.
+/// The source of the numbers of the members: the members themselves, or the status of the EtcdCluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "camelCase")]
 pub enum Source {

@@ -342,7 +342,7 @@ async fn data_directory_of_another_program_is_kept() {
 }
 
 /// Invariant 9: without a manifest, a backup is identified only by its location. A snapshot from another location is
-/// not reused, and the report contains the origin of the data.
+/// not reused, and the result of each fetch names the origin of the data.
 #[tokio::test]
 async fn snapshot_of_other_backup_is_not_reused() {
     let world = World::new("3.6").await;

@@ -1,5 +1,6 @@
-//! Creates seeds from the survivor of a lost quorum, with real servers. Without a leader, etcd still sends a snapshot,
-//! and its own tool creates the first member of a new cluster from it.
+//! Creates a seed from the surviving member of a cluster that has lost its quorum, with real servers. etcd sends a
+//! snapshot even without a leader. etcd's own restore tool creates the first member of a new cluster from this
+//! snapshot.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::time::{Duration, Instant};

@@ -44,7 +44,7 @@ pub(crate) struct Image {
     /// The names of the image with their tags, such as `quay.io/coreos/etcd:v3.6.16`.
     pub(crate) names: Vec<String>,
     pub(crate) entries: Vec<Entry>,
-    /// Symbolic links: path in the image, target.
+    /// Symbolic links. Each entry is the path of the link in the image, and its target.
     pub(crate) links: Vec<(String, String)>,
     /// Folders of the image that contain no file. The parent folders of files are added automatically.
     pub(crate) folders: Vec<String>,

@@ -1,5 +1,5 @@
-//! The command `cargo xtask drill`. It runs the program `drill` of the crate `e2e`, which makes the faults. `start` builds
-//! the program and stores its environment, so that the other commands need neither a build nor all nodes.
+//! The command `cargo xtask drill`. It runs the program `drill` of the crate `e2e`, which makes the faults. `start`
+//! builds the program and stores its environment, so that the other commands need neither a build nor all nodes.
 
 use std::fs;
 use std::path::PathBuf;
@@ -88,7 +88,7 @@ impl Program {
         Self::folder().join("program.json")
     }
 
-    /// Brings up the testbed, builds the operators and the program, and begins an empty folder.
+    /// Brings up the testbed, builds the operators and the program, and creates an empty folder for the drill.
     fn prepare() -> Result<Self> {
         ensure_packages(&[Purpose::Build])?;
         // An earlier drill can leave a node stopped, and `up` rejects a testbed with stopped nodes.

@@ -75,7 +75,8 @@ pub(crate) const SELECTION: &[&str] = &[
     "e2e",
 ];
 
-/// Failpoints for the tests: an operator ends at the point that an end-to-end test selects.
+/// The arguments that compile the failpoints into the operators. An end-to-end test selects the failpoint at which an
+/// operator exits.
 pub(crate) const FAIL_POINTS: &[&str] = &["--features", "operators/failpoints"];
 
 /// The program that compiles the crates of the workspace. Dependencies are always compiled by rustc.
@@ -99,7 +100,7 @@ pub(crate) fn compile_with_fail_points(compiler: Compiler) -> Result<Vec<PathBuf
     operators_with_fail_points(&cargo_messages(&args, compiler)?)
 }
 
-/// Finds the operators in cargo's messages about a build with failpoints, and copies them at once. A later build
+/// Finds the operators in cargo's messages about a build with failpoints. Copies them at once, because a later build
 /// without failpoints writes to the same path.
 pub(crate) fn operators_with_fail_points(messages: &str) -> Result<Vec<PathBuf>> {
     executables(messages)

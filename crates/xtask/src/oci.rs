@@ -63,7 +63,7 @@ pub(crate) fn gzip(bytes: &[u8]) -> Result<Vec<u8>> {
     Ok(encoder.finish()?)
 }
 
-/// Writes the image for the architecture of this machine, and adds the images in `others`. These are archives of other
+/// Writes the image for the architecture of this machine, and adds the images in `others`, which are archives for other
 /// architectures. `reference` is the name of the image with its tag.
 pub(crate) fn write(
     image: &Image,

@@ -82,8 +82,8 @@ pub(crate) fn is_modified() -> Result<bool> {
     Ok(!git(&["status", "--porcelain"])?.is_empty())
 }
 
-/// The address of a git remote, if users can open it. Addresses with credentials and paths on this machine are left
-/// out.
+/// The address of a git remote, if users can open it. `None` for an address with credentials, and for a path on this
+/// machine.
 fn public_address(remote: &str) -> Option<String> {
     let is_public = remote.starts_with("https://") && !remote.contains('@');
     is_public.then(|| remote.trim_end_matches(".git").to_owned())

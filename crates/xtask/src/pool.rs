@@ -133,7 +133,8 @@ impl Pool {
         }
     }
 
-    /// Starts the next job whose start is allowed. Returns its index. `None` if no job may start now.
+    /// Moves the next job that may start from `waiting` to `running`. Returns its index. `None` if no job may start
+    /// now.
     fn next(&mut self) -> Option<usize> {
         let serial = self.running.keys().any(|index| self.jobs[*index].serial);
         let may = |index: &usize| !(serial && self.jobs[*index].serial);

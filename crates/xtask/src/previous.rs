@@ -1,5 +1,5 @@
-//! The release of an earlier commit, for the test of an upgrade of the operators and of the rollback. Clones the commit,
-//! compiles its operators and builds their image. Changes nothing in the checkout.
+//! The release of an earlier commit, for the test of an upgrade of the operators and of the rollback. Clones the
+//! commit, compiles its operators and builds their image. Changes nothing in the checkout.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! Compiles the programs of a release. The result depends only on the source and the toolchain. Paths of this machine do
-//! not affect it.
+//! Compiles the programs of a release. The result depends only on the source and the toolchain. Paths of this machine
+//! do not affect it.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,5 @@
-//! The final report of `cargo xtask test`: the stages, the slowest tests, the reasons of failures, and the counts.
+//! The final report of `cargo xtask test`: the stages, the slowest tests, the reasons of failures, and the numbers of
+//! passed, failed and skipped tests.
 
 use std::fmt::Write as _;
 use std::time::Duration;
@@ -20,7 +21,7 @@ pub(crate) struct Test {
     pub(crate) output: String,
 }
 
-/// All results of a run, from which the report is written.
+/// The results of one `cargo xtask test`, from which the report is written.
 #[derive(Debug, Default)]
 pub(crate) struct Report {
     pub(crate) stages: Vec<(String, Duration)>,
@@ -38,7 +39,7 @@ impl Report {
         }));
     }
 
-    /// Adds an error that ended the run before all tests had run.
+    /// Adds an error that ended `cargo xtask test` before all tests had run.
     pub(crate) fn fail(&mut self, error: &anyhow::Error) {
         self.tests.push(Test {
             name: "the run was aborted".to_owned(),
@@ -58,7 +59,7 @@ impl Report {
             .filter(move |test| test.outcome == outcome)
     }
 
-    /// The text of the report. The last line has the counts.
+    /// The text of the report. The last line has the numbers of passed, failed and skipped tests.
     pub(crate) fn text(&self, took: Duration) -> String {
         let mut text = String::new();
         // Writing to a String cannot fail, so the result is ignored.

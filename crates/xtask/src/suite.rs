@@ -39,8 +39,8 @@ const LONG: [&str; 12] = [
     "upgrade",
     "restore_interrupted",
 ];
-/// The environment variable with the path of a lock file, which is empty at the start of a run. With this file, the
-/// end-to-end tests install the CRDs only once in a run.
+/// The environment variable with the path of a lock file. `cargo xtask test` empties the file before it starts the
+/// end-to-end tests. With this file, all end-to-end tests together install the CRDs only once.
 const RUN_LOCK: &str = "E2E_RUN_LOCK";
 
 const FORMATTING: &str = "formatting";
@@ -53,14 +53,14 @@ const E2E: &str = "end-to-end tests";
 const BREAKING: &str = "end-to-end tests that break nodes";
 const DOWN: &str = "testbed down";
 
-/// Selects all crates except `xtask`, which is compiled in a separate call: in one call, the features of its
-/// dependencies would cause a second compilation of large dependencies.
+/// Selects all crates except `xtask`, which is compiled in a separate call of cargo. In a single call, cargo would
+/// compile large dependencies a second time, because `xtask` needs other features of them.
 pub(crate) const WORKSPACE: &[&str] = &["--workspace", "--exclude", "xtask"];
 const XTASK: &[&str] = &["-p", "xtask"];
 /// The feature that compiles the end-to-end tests. A plain `cargo test` does not set it, because these tests need a
 /// cluster.
 const E2E_TESTS: &[&str] = &["--features", "e2e/tests"];
-/// The name of the end-to-end test program in [`unit_job`].
+/// The name that [`unit_job`] gives to the program with the end-to-end tests.
 const E2E_PROGRAM: &str = "e2e/e2e";
 
 /// The tests to run.
@@ -144,14 +144,14 @@ pub(crate) fn test(options: &Tests) -> Result<ExitCode> {
     })
 }
 
-/// A run of the command `test`, with its results so far.
+/// The state of one `cargo xtask test`, with its results so far.
 struct Run {
     stages: Vec<&'static str>,
     /// The expected duration of each stage that runs tests. It is known as soon as the tests are listed.
     forecasts: BTreeMap<&'static str, Option<Duration>>,
     times: Times,
     report: Report,
-    /// Names of all jobs in this run.
+    /// The names of all jobs.
     jobs: Vec<String>,
     /// True if the options contain a filter.
     filtered: bool,
@@ -172,7 +172,7 @@ struct Compiled {
 }
 
 impl Compiled {
-    /// Fails if the filter selects no test of this run.
+    /// Fails if the filter selects no test of the selected stages.
     fn ensure_tests(&self, filter: &str) -> Result<()> {
         if [&self.units, &self.concurrent, &self.alone]
             .iter()
@@ -395,8 +395,8 @@ fn check_formatting() -> Result<()> {
     )
 }
 
-/// Compiles the tests and the operators. With failpoints in all builds, and lints in the same pass, each crate is
-/// compiled only once.
+/// Compiles the tests and the operators. All builds have failpoints, and the lints run while the crates are compiled.
+/// Therefore each crate is compiled only once.
 fn compile(options: &Tests, commit: Option<&Commit>) -> Result<Compiled> {
     let with = if options.lint {
         Compiler::Clippy

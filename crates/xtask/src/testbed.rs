@@ -253,7 +253,8 @@ impl Testbed {
         shell::output(&mut command)
     }
 
-    /// Stores a link to the archive of a loaded image. Nodes that are down now load this archive when they start.
+    /// Stores a link to the archive of an image. A node that is down now loads the image from this archive at its next
+    /// start.
     fn remember_image(&self, archive: &Path) -> Result<()> {
         let folder = self.run_folder.join("images");
         for entry in fs::read_dir(&folder)
@@ -272,10 +273,8 @@ impl Testbed {
         Ok(())
     }
 
-    /// Waits until `ready` returns true. If a daemon that this command has started ends during the wait, it is
-    /// restarted once.
-    ///
-    /// # Errors Fails after `limit`, or when a daemon ends for the second time.
+    /// Waits until `ready` returns true. If a daemon that this command has started ends during the wait, restarts it
+    /// once. Fails after `limit`, or when a daemon ends for the second time.
     fn wait_for(&self, what: &str, limit: Duration, ready: impl FnMut() -> bool) -> Result<()> {
         shell::wait_checking(
             what,

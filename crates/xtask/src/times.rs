@@ -1,6 +1,6 @@
-//! Records how long stages and test programs take, in a file. The next run uses these durations for the order of the
-//! programs and for the estimate of the remaining time. If the file cannot be read or written, the run has no
-//! durations.
+//! Records in a file how long the stages and test programs of `cargo xtask test` take. The next call of this command
+//! uses the durations for the order of the programs and for the estimate of the remaining time. If the file cannot be
+//! read, no durations are known.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -37,12 +37,12 @@ impl Times {
         }
     }
 
-    /// The duration of a stage in the last run.
+    /// The last recorded duration of a stage.
     pub(crate) fn stage(&self, name: &str) -> Option<Duration> {
         duration(self.stages.get(name))
     }
 
-    /// The duration of a test program or an end-to-end test in the last run.
+    /// The last recorded duration of a test program or an end-to-end test.
     pub(crate) fn job(&self, name: &str) -> Option<Duration> {
         duration(self.jobs.get(name))
     }
@@ -55,8 +55,8 @@ impl Times {
         self.jobs.insert(name.to_owned(), took.as_secs_f64());
     }
 
-    /// Removes the jobs for which `exists` returns false. Call this function only after a run of all jobs, because jobs
-    /// that were not selected would be removed too.
+    /// Removes the jobs for which `exists` returns false. Call this function only if all jobs were selected, because
+    /// jobs that were not selected would be removed too.
     pub(crate) fn retain_jobs(&mut self, exists: impl Fn(&str) -> bool) {
         self.jobs.retain(|name, _| exists(name));
     }

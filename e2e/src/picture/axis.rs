@@ -4,7 +4,7 @@
 const TIME_STEPS: [f64; 9] = [
     60.0, 120.0, 300.0, 600.0, 1200.0, 1800.0, 3600.0, 7200.0, 21600.0,
 ];
-/// The largest number of distances between marks on a time axis, and on a value axis.
+/// The largest number of intervals between marks: on a time axis, and on a value axis.
 const TIME_MARKS: f64 = 6.0;
 const VALUE_MARKS: f64 = 4.0;
 

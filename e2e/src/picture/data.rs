@@ -156,8 +156,8 @@ fn legend(format: &str, metric: &Value) -> String {
     text
 }
 
-/// The answers as one table, as Grafana's transformations `merge` and `organize` return it. Series become one row if
-/// they have the same values of the labels that all answers have.
+/// The answers as one table, as Grafana's transformations `merge` and `organize` return it. The common labels are those
+/// that all answers have. Series with the same values of the common labels become one row.
 fn merged(panel: &Value, answers: &[Answer]) -> Table {
     let names = |answer: &Answer| -> BTreeSet<String> {
         let labels = answer.series.iter().flat_map(|(labels, _)| labels.keys());

@@ -38,7 +38,8 @@ fn sizes(unit: &str) -> &'static [(f64, &'static str)] {
     }
 }
 
-/// The size in which an axis up to `high` counts, such as 1024 for KiB.
+/// The size of the unit for an axis up to `high`: the largest unit that is not larger than `high`, such as 1024 for
+/// KiB.
 pub(super) fn scale(unit: &str, high: f64) -> f64 {
     largest(sizes(unit), high).0
 }

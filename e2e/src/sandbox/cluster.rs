@@ -14,7 +14,8 @@ use crate::watch::watch_until;
 impl Sandbox {
     /// Waits until the cluster reports `count` ready members and as many voters, a leader, and no pending work.
     ///
-    /// # Errors Fails if the wait times out. The error contains the last status.
+    /// # Errors
+    /// Fails if the wait times out. The error contains the last status.
     pub async fn await_members(&self, cluster: &str, count: usize) -> Result<DynamicObject> {
         let what = format!("{count} ready voters and no pending work");
         objects::await_object(

@@ -36,7 +36,8 @@ pub struct Clients {
 impl Clients {
     /// Starts the clients. The seed determines the order of their operations. The timing depends on the cluster.
     ///
-    /// # Errors Fails if the client Service does not exist.
+    /// # Errors
+    /// Fails if the client Service does not exist.
     pub async fn start(
         sandbox: &Sandbox,
         cluster: &str,
@@ -74,7 +75,8 @@ impl Clients {
 
     /// Stops the clients after their current operations, so that every operation is recorded. Then reads every key.
     ///
-    /// # Errors Fails if a key cannot be read.
+    /// # Errors
+    /// Fails if a key cannot be read.
     pub async fn finish(self, recorder: &Recorder) -> Result<()> {
         self.stop.store(true, Ordering::Relaxed);
         for task in self.tasks {
@@ -234,7 +236,8 @@ pub(super) fn text(bytes: &[u8]) -> String {
 
 /// The store's revision and all pairs under [`PREFIX`], sorted by key.
 ///
-/// # Errors Fails if etcd does not respond.
+/// # Errors
+/// Fails if etcd does not respond.
 pub async fn read_pairs(keys: &Keyspace) -> Result<(i64, Vec<Pair>)> {
     let options = GetOptions::new().with_prefix();
     let answer = keys.client.kv_client().get(PREFIX, Some(options)).await?;

@@ -21,7 +21,8 @@ pub enum Verdict {
 
 /// Writes a history as lines of JSON.
 ///
-/// # Errors Never fails for the present fields, which serde can always write.
+/// # Errors
+/// Fails if serde cannot write an operation, which does not happen for the current fields.
 pub fn lines(operations: &[Operation]) -> Result<String> {
     let mut lines = String::new();
     for operation in operations {
@@ -32,7 +33,8 @@ pub fn lines(operations: &[Operation]) -> Result<String> {
 
 /// Runs the checker. It writes pages that explain violations to the folder `pages`.
 ///
-/// # Errors Fails if the checker cannot be run or rejects the history as invalid.
+/// # Errors
+/// Fails if the checker cannot be run or rejects the history as invalid.
 pub async fn linearity(program: &Path, operations: &[Operation], pages: &Path) -> Result<Verdict> {
     let mut child = Command::new(program)
         .arg("-pages")

@@ -47,7 +47,8 @@ impl Watcher {
 
     /// Waits until the watcher has received `revision`, and stops it.
     ///
-    /// # Errors Fails if the watcher does not receive `revision` in time.
+    /// # Errors
+    /// Fails if the watcher does not receive `revision` in time.
     pub async fn finish(self, revision: i64) -> Result<WatchRecord> {
         let what = format!("the watcher has received revision {revision}");
         let waited = until(&what, DEADLINE, async || {

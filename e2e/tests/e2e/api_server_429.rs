@@ -12,7 +12,7 @@ use kube::ResourceExt;
 use crate::fixtures::cluster;
 use crate::node_reboot::operator;
 
-/// While the operator is limited, the test counts its rejected requests for this time.
+/// How long the test counts the rejected requests of the operator while the limit applies.
 const WINDOW: Duration = Duration::from_secs(10);
 /// The highest accepted rate of rejected requests. The API server asks for a pause of one second, and the operator
 /// sends about ten requests at the same time.

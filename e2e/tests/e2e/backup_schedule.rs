@@ -344,8 +344,8 @@ async fn await_jobs(sandbox: &Sandbox) -> Result<()> {
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Each run of the example's CronJob creates one EtcdBackup, whose backup completes. Kubernetes starts some runs, and a
-/// user starts one run. The ServiceAccount of the CronJob may do nothing else.
+/// Each Job of the example's CronJob creates one EtcdBackup, whose backup completes. The CronJob creates some of the
+/// Jobs, and a user creates one Job. The ServiceAccount of the CronJob may do nothing else.
 async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     let backups = sandbox.objects(Kind::EtcdBackup);
     let mut names = step("await a scheduled run", scheduled_runs(sandbox)).await?;
@@ -380,8 +380,8 @@ async fn cron_job_runs(sandbox: &Sandbox, bucket: &Bucket) -> Result<()> {
     Ok(())
 }
 
-/// Retention in a bucket with more objects than one page of a listing has. This test runs only with `--full`. In every
-/// run, `retention_handles_more_than_thousand_objects` covers several pages with a real S3 server.
+/// Retention in a bucket with more objects than one page of a listing has. This test runs only with `--full`.
+/// `retention_handles_more_than_thousand_objects` always runs, and covers several pages with a real S3 server.
 mod full {
     use anyhow::ensure;
     use e2e::manifests::{aws_secret, backup_with};

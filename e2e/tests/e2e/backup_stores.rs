@@ -13,7 +13,7 @@ use crate::restore_sources::await_equal_restore;
 
 const API: &str = "apiVersion: etcd.database.coreos.com/v1beta2";
 /// Lines under `spec`, first without and then with a `backupPolicy`. Without a policy, the operator stores the backup
-/// at the path itself. With this policy, the operator compresses the backup, and its name contains the revision.
+/// at the path itself. With the policy, the name of the backup also contains the revision. This backup is compressed.
 const POLICIES: [(&str, &str); 2] = [
     ("once", ""),
     (

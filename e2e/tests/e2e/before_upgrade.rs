@@ -130,8 +130,8 @@ async fn upgrade_waits(sandbox: &Sandbox, (old, new): (&str, &str)) -> Result<St
     Ok(location(&backup))
 }
 
-/// A majority is lost. The approved recovery waits, because the last backup is older than the loss. It starts after a
-/// backup of the survivor.
+/// A majority is lost. The approved recovery waits, because the last backup is older than the loss. The recovery starts
+/// after a backup of the survivor.
 async fn recovery_waits(sandbox: &Sandbox) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let before = sandbox.await_members("c", 3).await?;

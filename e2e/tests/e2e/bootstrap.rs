@@ -79,8 +79,8 @@ async fn three_members(sandbox: &Sandbox) -> Result<()> {
     .await
 }
 
-/// Members, their Services and the client Service have only addresses of the testbed's IP family. Without this check, a
-/// run for IPv6 could use IPv4 unnoticed.
+/// Members, their Services and the client Service have only addresses of the testbed's IP family. Without this check,
+/// tests for IPv6 could pass with IPv4 addresses.
 async fn ip_family(sandbox: &Sandbox) -> Result<()> {
     let Some(family) = sandbox.env.ip_family.as_deref() else {
         return Ok(());

@@ -32,8 +32,8 @@ const MEMBERS: &str = "app=etcd,etcd_cluster=c";
 
 /// Invariant 22: a member is not an endpoint of the client Service while it is defragmented.
 ///
-/// Returns the members that were removed from the endpoints. Waits until all members are endpoints again. Observes each
-/// change of the pods after the version `since`, because the states are short.
+/// Returns the members that were removed from the endpoints, when all members are endpoints again. Watches each change
+/// of the pods after the version `since`, because a poll could miss a short removal.
 async fn removed_from_endpoints(sandbox: &Sandbox, since: &str) -> Result<BTreeSet<String>> {
     let of_cluster = WatchParams::default().labels(MEMBERS);
     let (mut all, mut busy, mut most) = (BTreeSet::new(), BTreeSet::new(), 0);

@@ -210,7 +210,8 @@ async fn missing_key_is_reported(
     Ok(())
 }
 
-/// A writer to the bucket replaces the backup `new` and its manifest by the backup `by`.
+/// Replaces the backup `new` and its manifest by the backup `by`, as an attacker with write access to the bucket can
+/// do.
 async fn replace(bucket: &Bucket, by: &str) -> Result<()> {
     for suffix in ["", ".manifest.json"] {
         let content = bucket.read(&format!("etcd/{by}{suffix}")).await?;

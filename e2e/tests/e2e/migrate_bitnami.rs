@@ -1,5 +1,5 @@
-//! Moves an etcd in the form of Bitnami's chart to an EtcdCluster, by the commands in `docs/migration.md`. Afterwards the
-//! old release is uninstalled. The chart in `e2e/fixtures/bitnami` describes what differs from Bitnami's chart.
+//! Moves an etcd in the form of Bitnami's chart to an EtcdCluster, by the commands in `docs/migration.md`. Afterwards
+//! the old release is uninstalled. The chart in `e2e/fixtures/bitnami` describes what differs from Bitnami's chart.
 
 use anyhow::{Context, Result, ensure};
 use e2e::bucket::Bucket;

@@ -14,7 +14,8 @@ use crate::fixtures::newest_version;
 
 /// The version in `e2e/testbed/coreos-etcd-3.3`.
 const VERSION: &str = "3.3.27";
-/// The Raft log then has more than 500 entries. The operator changes no member that lags by so many entries.
+/// The number of keys to write. After these writes, the Raft log has more than 500 entries. The operator changes no
+/// member that lags by so many entries.
 const KEYS: usize = 600;
 
 /// Sets a version, and waits until all members run it.

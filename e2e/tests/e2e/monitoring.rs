@@ -252,8 +252,8 @@ impl<'a> Monitor<'a> {
     }
 
     /// Causes certificates that expire soon, many elections, a missing member and a lost quorum in the cluster
-    /// `orders`. Waits until the alert of each fault fires, and until it ends after the repair. Shows the lost quorum
-    /// in the documentation.
+    /// `orders`. Waits until the alert of each fault fires, and until it ends after the repair. Takes the outputs of
+    /// commands during the lost quorum for the documentation.
     async fn faults_of_tls_cluster(&self) -> Result<()> {
         let sandbox = self.sandbox;
         let labels = [
@@ -313,8 +313,8 @@ impl<'a> Monitor<'a> {
         sandbox.await_members("orders", 3).await.map(drop)
     }
 
-    /// Moves the leadership of the cluster `orders`. The plugin refuses while a member has no leader, as after the
-    /// previous move.
+    /// Moves the leadership of the cluster `orders`. Retries if the plugin refuses the move because a member has no
+    /// leader, as directly after the previous move.
     async fn move_leader(&self, next: &str) -> Result<()> {
         let words = ["move-leader", "orders", "--to", next, "--yes"];
         until("the leadership moves", DEADLINE, async || {

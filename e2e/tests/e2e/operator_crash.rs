@@ -2,7 +2,7 @@
 //!
 //! The image of the tests is a build with failpoints. The operator ends before the write that `FAILPOINTS` names. By
 //! default, the tests crash the operator at writes that leave half of a change in etcd or Kubernetes. With `--full`,
-//! they crash it before every write. The model crashes between any two writes.
+//! they crash it before every write. The model of the cluster operator crashes it between any two writes.
 
 mod full;
 
@@ -49,7 +49,7 @@ const SHRINK: &[&str] = &[
 /// member with the target version, whose pod still records the change of its image.
 const DOWNGRADE: &[&str] = &["before-downgrade", "before-settle-image"];
 
-/// The crashes that the tests of this file cause in a default run.
+/// The crashes that the tests of this file cause without `--full`.
 const DEFAULT: [&[&str]; 4] = [BOOTSTRAP, GROW, SHRINK, DOWNGRADE];
 
 /// How long the operator must be idle before the test triggers the write again. In this time, each cluster must be

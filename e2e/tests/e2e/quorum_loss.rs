@@ -87,8 +87,8 @@ pub(crate) async fn await_loss(sandbox: &Sandbox, says: &[&str]) -> Result<Dynam
     .await
 }
 
-/// Waits until the recovery after this loss has the phase. The status may still describe an earlier recovery, which
-/// does not count.
+/// Waits until the recovery after this loss has the phase. Ignores an earlier recovery, which the status may still
+/// describe.
 async fn await_phase(sandbox: &Sandbox, before: &Before, phase: &str) -> Result<DynamicObject> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = format!("recovery {phase}");
@@ -338,8 +338,8 @@ async fn await_quotas(sandbox: &Sandbox) -> Result<()> {
 }
 
 /// Suspends the processes of a majority, and approves a recovery without these members. Ensures that the cluster
-/// continues with the data of the survivor, and that the status names the suspended members. They are removed from the
-/// cluster and from the endpoints.
+/// continues with the data of the survivor, that the status names the suspended members, and that they are removed from
+/// the cluster and from the endpoints.
 async fn abandons_majority(sandbox: &Sandbox) -> Result<()> {
     let testbed = Testbed::of(sandbox)?;
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;

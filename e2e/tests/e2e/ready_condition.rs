@@ -1,5 +1,5 @@
-//! The conditions `Ready`, `Reconciling` and `Stalled` follow the rules of kstatus in every state of the three kinds, so
-//! that `kubectl wait`, `helm --wait`, Flux and Argo CD can rely on them.
+//! The conditions `Ready`, `Reconciling` and `Stalled` follow the rules of kstatus in every state of the three kinds,
+//! so that `kubectl wait`, `helm --wait`, Flux and Argo CD can rely on them.
 
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -1,5 +1,5 @@
-//! The operators are upgraded from the release of an earlier commit to this release, and rolled back, by the commands in
-//! `docs/upgrades.md`. No member restarts, and the clusters serve clients during all steps.
+//! The operators are upgraded from the release of an earlier commit to this release, and rolled back, by the commands
+//! in `docs/upgrades.md`. No member restarts, and the clusters serve clients during all steps.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -103,8 +103,8 @@ impl Drop for ConditionWatch {
     }
 }
 
-/// Adds each state in which a cluster does not serve to `faults`. Never returns. A change of a CRD ends the watches of
-/// its objects, so the list is read again.
+/// Adds each state in which a cluster does not serve to `faults`. Never returns. If a change of a CRD ends the watch,
+/// the function lists the clusters again and starts a new watch.
 async fn observe(
     clusters: Api<DynamicObject>,
     faults: Arc<Mutex<Vec<String>>>,
@@ -310,8 +310,8 @@ async fn schemas(sandbox: &Sandbox) -> Result<String> {
     sandbox.kubectl(&words).await
 }
 
-/// Adds the field of a later release to the CRDs, as the upgrade to that release would do. Helm applies objects with its
-/// own field manager. It rejects its next upgrade if another manager has changed a CRD.
+/// Adds the field of a later release to the CRDs, as the upgrade to that release would do. Uses the field manager of
+/// Helm, because Helm rejects its next upgrade if another manager has changed a CRD.
 async fn install_crds_of_later_release(sandbox: &Sandbox) -> Result<()> {
     for kind in ["etcdclusters", "etcdbackups"] {
         let name = format!("{kind}.etcd.database.coreos.com");
@@ -432,8 +432,8 @@ async fn upgrade_and_roll_back(sandbox: &Sandbox) -> Result<()> {
     fleet.finish().await
 }
 
-/// In the module `previous`, because the test needs the release of an earlier commit. It runs alone, because it replaces
-/// the CRDs.
+/// This module is named `previous` because the test needs the release of an earlier commit. The test runs alone,
+/// because it replaces the CRDs.
 mod previous {
     use e2e::sandbox::{RELEASE, bare_scenario};
     use e2e::{chart, step};

@@ -21,9 +21,9 @@ const OPERATOR: &str = "etcd-restore-operator";
 /// The failpoint before the operator deletes a failed pod of the seed. The test makes the pod fail permanently first.
 const CLEAR: &str = "restore-before-clear-pod";
 
-/// The crashes in every test run, during an in-place restore. They leave, in this order: some objects of the seed, all
-/// objects before the cutover, a completed cutover, and a failed pod of the seed. The model of the restore crashes
-/// between any two writes, and the tests in `full` crash before each write.
+/// The crashes that the tests cause even without `--full`, during an in-place restore. They leave, in this order: some
+/// objects of the seed, all objects before the cutover, a completed cutover, and a failed pod of the seed. The model of
+/// the restore crashes between any two writes, and the tests in `full` crash before each write.
 pub(crate) const CRASHES: &[&str] = &[
     "restore-before-create-pod",
     "restore-before-record-formed",
@@ -280,8 +280,8 @@ fn crash_tests_include_every_failpoint_of_restore_operator() {
     assert!(CRASHES.iter().all(|point| IN_PLACE.contains(point)));
 }
 
-/// Crashes before every write, only with `--full`. In every run, the model of the restore operator covers these
-/// crashes.
+/// Crashes before every write. These tests run only with `--full`. The model of the restore operator always runs, and
+/// covers the same crashes.
 mod full {
     use anyhow::{Result, ensure};
     use e2e::manifests::restore_with;

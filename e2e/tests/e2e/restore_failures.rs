@@ -141,8 +141,8 @@ async fn without_overwrite(sandbox: &Sandbox) -> Result<()> {
     Ok(())
 }
 
-/// Invariant 27: everybody who can write to the bucket can add a container to the spec in the manifest of the backup.
-/// Therefore the restore creates no EtcdCluster from a recorded spec with additional containers.
+/// Invariant 27: every user with write access to the bucket can add a container to the spec in the manifest of the
+/// backup. Therefore the restore creates no EtcdCluster from a recorded spec with additional containers.
 async fn invariant_27_refuses_recorded_sidecar(
     sandbox: &Sandbox,
     running: &RunningCluster,

@@ -83,8 +83,8 @@ async fn new_cluster_is_deleted(
     Ok(begun)
 }
 
-/// A new EtcdRestore can use the names of the deleted EtcdRestore. Its cluster remains after the new EtcdRestore has
-/// expired.
+/// A new EtcdRestore can use the names of the deleted EtcdRestore. The restored cluster remains after the new
+/// EtcdRestore has expired.
 async fn new_cluster_is_restored_again(
     sandbox: &Sandbox,
     running: &RunningCluster,

@@ -1,5 +1,5 @@
 //! A release that manages a list of namespaces, and then all objects in all namespaces. `chart_second_release.rs` runs
-//! these steps, because no operators of other tests run at the same time.
+//! these steps, because that test runs alone and no operators of other tests exist.
 
 use anyhow::{Context, Result, ensure};
 use e2e::objects::{Kind, await_object, condition};
@@ -67,8 +67,8 @@ async fn ensure_right(operators: &Sandbox, namespace: &str, expected: bool) -> R
     Ok(())
 }
 
-/// `watchNamespaces`: the release manages `tenant`, which has no operators, and its own namespace. It has rights only in
-/// these namespaces. The test must have created the cluster `c` in the namespace of the operators.
+/// `watchNamespaces`: the release manages `tenant`, which has no operators, and its own namespace. It has rights only
+/// in these namespaces. The test must have created the cluster `c` in the namespace of the operators.
 pub(crate) async fn watch_namespaces(operators: &Sandbox, tenant: &Sandbox) -> Result<()> {
     let (own, other) = (&operators.namespace, &tenant.namespace);
     upgrade(operators, &format!("watchNamespaces={{{own},{other}}}")).await?;

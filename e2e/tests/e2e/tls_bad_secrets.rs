@@ -112,8 +112,8 @@ pub(crate) async fn invalid_secrets_start_no_member(
     Ok(authority)
 }
 
-/// A Secret of a running cluster with three members is deleted, and the cluster is scaled to five. It grows only when
-/// the Secret exists again.
+/// A Secret of a running cluster with three members is deleted, and the cluster is scaled to five. The cluster grows
+/// only when the Secret exists again.
 pub(crate) async fn lost_secret_stops_changes(
     sandbox: &Sandbox,
     authority: &Authority,

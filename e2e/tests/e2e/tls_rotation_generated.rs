@@ -15,7 +15,7 @@ const CRASH: &[&str] = &["before-switch-authority"];
 /// The shortest validity that the API accepts. With it, clients have one minute to read their next certificate.
 const SHORT: &str = r#"{"spec":{"TLS":{"generated":{"certificateDuration":"3m"}}}}"#;
 
-/// The number of authorities that clients trust, and whether a next authority is pending.
+/// The highest number of authorities that clients or peers trust, and whether a next authority is pending.
 async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
     let mut most = 0;
     let mut waits = false;
@@ -27,7 +27,7 @@ async fn authorities(sandbox: &Sandbox) -> Result<(usize, bool)> {
     Ok((most, waits))
 }
 
-/// Waits until clients trust this many authorities, and no next authority is pending.
+/// Waits until the highest number of trusted authorities is `expected`, and no next authority is pending.
 async fn await_authorities(sandbox: &Sandbox, what: &str, expected: usize) -> Result<()> {
     until(what, DEADLINE * 2, async || {
         let (count, waits) = authorities(sandbox).await?;

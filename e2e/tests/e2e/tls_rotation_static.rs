@@ -148,8 +148,8 @@ async fn replaced_at_once_is_reported(
 }
 
 /// Invariant 20: the CA is replaced in steps while clients write. After the last step, members reject the first
-/// certificate of the operators. Each operator connects with its new certificate: for the cluster, a backup and a
-/// restore.
+/// certificate of the operators. Each operator then connects with its new certificate: the cluster operator to the
+/// cluster, and the other operators for a backup and a restore.
 pub(crate) async fn replaces_authority(
     sandbox: &Sandbox,
     old: &Authority,

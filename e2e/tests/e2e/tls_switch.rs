@@ -90,7 +90,8 @@ async fn switch(sandbox: &Sandbox, tls: &str, (peers, accepts): (&str, bool)) ->
     Ok(())
 }
 
-/// Runs a client during a switch of `spec.TLS`. After the switch, a client of the other kind replaces it.
+/// Runs a client that writes during a switch of `spec.TLS`, and stops the client after the switch. Fails if
+/// acknowledged writes are lost, or if a gap between two writes is too long.
 async fn switch_under_load(
     sandbox: &Sandbox,
     (client, what): (Option<&Identity>, &str),

@@ -139,7 +139,7 @@ fn template<'a>(
     })
 }
 
-/// Builds the spec of one backup. It uses the store of the template, and a path of its own.
+/// Builds the spec of one backup, which has the store of the template and a new path.
 fn from_template(template: &EtcdBackupSpec, suffix: &str) -> EtcdBackupSpec {
     let mut spec = template.clone();
     // The template may name etcd endpoints and their Secrets instead of an EtcdCluster. The new EtcdBackup names the

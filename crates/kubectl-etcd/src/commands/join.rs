@@ -224,7 +224,8 @@ fn resumed(cluster: &EtcdCluster, endpoints: &[String]) -> Result<String> {
     }
 }
 
-/// Whether the operator has started a new etcd cluster. It then ignores the annotation.
+/// Whether the operator has started a new etcd cluster for this EtcdCluster. If so, the operator ignores the
+/// annotation.
 fn has_bootstrapped(cluster: &EtcdCluster) -> bool {
     let bootstrap = cluster.status.as_ref().and_then(|it| it.bootstrap.as_ref());
     bootstrap.is_some_and(|bootstrap| !bootstrap.members.is_empty())

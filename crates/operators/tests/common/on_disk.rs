@@ -35,13 +35,14 @@ impl Drop for Member {
 }
 
 impl Member {
-    /// Starts etcd with the flags `--initial-cluster-state` and `--initial-cluster` of `member::Start::OnDisk`: `existing`,
-    /// and only this member.
+    /// Starts etcd as `member::Start::OnDisk` does: with `--initial-cluster-state=existing`, and with only this member
+    /// in `--initial-cluster`.
     pub(crate) fn start(programs: &Programs, data: &Path, peer_url: &str) -> Self {
         Self::start_as(Command::new(&programs.etcd), data, peer_url)
     }
 
-    /// Starts `command` with the same arguments. The command must become etcd.
+    /// Starts `command` with the arguments of [`Self::start`]. `command` must be etcd, or a program that replaces
+    /// itself by etcd.
     pub(crate) fn start_as(mut command: Command, data: &Path, peer_url: &str) -> Self {
         let client_url = format!("http://127.0.0.1:{}", free_port());
         let name = "main-aaaaaaaaaa";

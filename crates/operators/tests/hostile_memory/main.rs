@@ -1,5 +1,6 @@
-//! Hostile stores and hostile etcd members send long listings, large answers and slow bytes to many objects at the same
-//! time. The operators keep their memory small, and continue to serve other tenants (ADR 24).
+//! Hostile stores and hostile etcd members send long lists, large responses, or single bytes at long intervals. Many
+//! objects read from them at the same time. Each operator must keep its memory small, and must continue to serve other
+//! tenants (ADR 24).
 //!
 //! The operators run as in their pods, against a real kube-apiserver. Each test takes 20 to 60 seconds, most of them for
 //! the start of the API server and for the time that a hostile reply takes.

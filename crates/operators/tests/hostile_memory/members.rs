@@ -58,7 +58,7 @@ fn long_answer() -> Answer {
     Answer::Endless(piece.into())
 }
 
-/// A grant of the member for a tenant, for the flags `--etcd-endpoints` and `--join`.
+/// An argument of the operator that permits a tenant to use the member. `flag` is `--etcd-endpoints` or `--join`.
 fn grant(flag: &str, tenant: &str, member: &HostileMember) -> String {
     let host = member.url.trim_start_matches("http://");
     format!("{flag}={tenant}={host}")
@@ -131,8 +131,8 @@ async fn hostile_etcd_does_not_fill_memory_of_backup_operator() {
     println!("{:?}", began.elapsed());
 }
 
-/// Many EtcdClusters of three tenants join hostile members: one sends a costly list of members, one a long list, and one
-/// sends its list slowly.
+/// Many EtcdClusters of three tenants join hostile members: one sends a costly list of members, one a long list, and
+/// one sends its list slowly.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_etcd_does_not_fill_memory_of_cluster_operator() {
     let began = Instant::now();

@@ -15,7 +15,7 @@ use crate::server::{self, ApiServer};
 /// The highest permitted memory of an operator.
 const LIMIT: u64 = 256 << 20;
 
-/// Counts the calls that are in progress.
+/// Counts calls: those in progress now, the highest number in progress at the same time, and those that have ended.
 #[derive(Default)]
 pub(crate) struct Calls {
     running: AtomicUsize,
@@ -24,7 +24,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Keeps a call in progress for this time.
+    /// Blocks for this time, and counts a call as in progress meanwhile.
     pub(crate) fn last(&self, time: Duration) {
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(running, Ordering::SeqCst);

@@ -16,7 +16,7 @@ use crate::process::{Calls, OperatorProcess};
 use crate::server::ApiServer;
 use crate::{HONEST, TENANTS, backs_up_honest_tenant, create_in, prepared};
 
-/// The operator reads from stores for this number of objects at the same time.
+/// Number of objects for which the operator reads from stores at the same time.
 const READS: usize = 4;
 
 /// The stores that the hostile server imitates.
@@ -106,7 +106,8 @@ fn s3(store: &HostileServer, path: &str) -> Value {
     json!({ "path": path, "awsSecret": "aws", "endpoint": store.endpoint, "forcePathStyle": true })
 }
 
-/// Pages of a listing with 80,000 long names. The last page comes late, and repeats a page, so the listing fails.
+/// Returns one page of a listing with 80,000 long names. The last page comes late and names page 1 as the next page, so
+/// the listing fails.
 fn endless_listing(request: &str, calls: &Calls) -> Reply {
     const PAGES: usize = 80;
     let kind = Kind::of(request);

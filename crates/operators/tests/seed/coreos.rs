@@ -34,7 +34,7 @@ struct Hash {
     compact_revision: i64,
 }
 
-/// The response of one endpoint. No request had more than one endpoint.
+/// The response of one endpoint. Each recorded request was sent to only one endpoint.
 #[derive(Deserialize)]
 struct Hashed {
     #[serde(rename = "HashKV")]

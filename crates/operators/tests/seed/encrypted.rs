@@ -110,7 +110,8 @@ async fn seed_reports_id_of_missing_decryption_key() {
         .await;
 }
 
-/// A writer to the bucket can replace the object, and delete or replace its manifest.
+/// The seed rejects the backup with every kind of manifest, because an attacker with write access to the bucket can
+/// replace the backup, and can delete or replace its manifest.
 #[tokio::test]
 async fn seed_rejects_unencrypted_backup_if_keys_are_given() {
     let world = World::new("3.6").await;

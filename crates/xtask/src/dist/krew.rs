@@ -19,8 +19,8 @@ const LICENSE: &str = "LICENSE";
 /// The architectures for which a release can contain the plugin, with their names in Go.
 const ARCHITECTURES: [&str; 2] = ["amd64", "arm64"];
 
-/// Writes the archive for the architecture of this machine, copies the archives in `others`, and writes the manifest,
-/// unless the address of the files is unknown. Returns the names of the archives. `built` contains the program.
+/// Writes the archive for the architecture of this machine, and copies the archives in `others`. Also writes the
+/// manifest, if the address of the files is known. `built` contains the program. Returns the names of the archives.
 pub(super) fn write(
     release: &Release,
     built: &[PathBuf],

@@ -17,12 +17,12 @@ use super::chart::{self, KUBERNETES, Manifest, Text};
 use super::names::Release;
 use crate::{checkout, shell};
 
-/// The install modes of OLM, and whether the bundle supports them. A ClusterServiceVersion has one set of Deployments for
-/// all modes, and the arguments of the operators fix the namespaces that they watch. The bundle installs the operators
-/// for their own namespace, because this needs the fewest rights.
+/// The install modes of OLM, and whether the bundle supports them. A ClusterServiceVersion has one set of Deployments
+/// for all modes, and the arguments of the operators fix the namespaces that they watch. The bundle installs the
+/// operators for their own namespace, because this needs the fewest rights.
 ///
-/// To support more modes, let the operators read the namespaces that OLM writes to the pod annotation
-/// `olm.targetNamespaces`, set this source in [`RENDERING`], and change the modes here.
+/// To support more modes, let the operators read the namespaces from the pod annotation `olm.targetNamespaces`, which
+/// OLM writes. Then set this annotation as the source of the namespaces in [`RENDERING`], and change the modes here.
 const INSTALL_MODES: [(&str, bool); 4] = [
     ("OwnNamespace", true),
     ("SingleNamespace", false),
@@ -30,8 +30,8 @@ const INSTALL_MODES: [(&str, bool); 4] = [
     ("AllNamespaces", false),
 ];
 
-/// The values of the chart for the bundle. A user cannot change them, so OpenShift must accept the pods: OpenShift
-/// chooses the user IDs. Elsewhere, the image sets the user.
+/// The values of the chart for the bundle. Users of the bundle cannot change them. The values set no user ID, because
+/// OpenShift chooses the user IDs of pods itself. On other clusters, the user of the image applies.
 pub(super) const RENDERING: Manifest = Manifest {
     namespace: "etcd",
     values: &[

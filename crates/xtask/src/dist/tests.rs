@@ -121,7 +121,7 @@ fn namespaced_manifest_grants_no_rights_in_other_namespaces() {
     assert!(kinds(&all).contains("ClusterRole"));
 }
 
-/// Without the policies, `spec.protected` has no effect.
+/// Without the admission policies, `spec.protected` has no effect, so each manifest must contain them.
 #[test]
 fn manifests_protect_clusters_of_their_namespaces() {
     for (manifest, selector) in [

@@ -33,7 +33,7 @@ impl Kubernetes {
     /// Finds the module of a version, such as `1.33` or `1.33.13`.
     ///
     /// # Errors
-    /// If no module has this version. The text names the known versions.
+    /// Fails if no module has this version. The error names the known versions.
     pub(crate) fn find(version: &str) -> Result<Self> {
         let all = Self::all()?;
         let wanted = version.trim_start_matches('v');

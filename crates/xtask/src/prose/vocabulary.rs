@@ -92,7 +92,7 @@ pub(crate) fn replacement(old: &str) -> Option<&'static str> {
     row.map(|(_, new)| *new)
 }
 
-/// Counts how often a text uses each word of the old vocabulary. Code in backticks does not count.
+/// Counts how often a text uses each word of the old vocabulary. Ignores code in backticks.
 pub(crate) fn uses(text: &str) -> BTreeMap<&'static str, usize> {
     let words = words(text);
     let counts = OLD.iter().map(|(old, _)| (*old, count(&words, old)));

@@ -35,8 +35,8 @@ pub(super) fn folder(path: &str) -> &str {
     path.rfind('/').map_or("", |end| &path[..=end])
 }
 
-/// The path of a repository file in the sources of the site. If the file is no Markdown page and no picture, the path is
-/// that of a generated page that shows the file.
+/// The path of a repository file in the sources of the site. If the file is no Markdown page and no picture, the path
+/// is that of a generated page that shows the file.
 pub(super) fn in_site(path: &str) -> String {
     let place = match path.strip_prefix(DOCS) {
         Some(page) => page.to_owned(),
@@ -95,7 +95,8 @@ pub(super) fn listed(contents: &str) -> Result<Vec<String>> {
     Ok(found)
 }
 
-/// The text in which `change` has replaced the links to other files. Links in code blocks are not replaced.
+/// Returns the text with changed links: `change` returns the replacement for each link to another file. Links in code
+/// blocks are not changed.
 pub(super) fn changed(
     text: &str,
     mut change: impl FnMut(&str) -> Result<Change>,

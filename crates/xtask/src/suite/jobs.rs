@@ -1,4 +1,5 @@
-//! The jobs of a run: one for each program with unit tests, and one for each end-to-end test. Runs no job.
+//! The jobs of `cargo xtask test`: one for each program with unit tests, and one for each end-to-end test. Starts no
+//! job.
 
 use std::path::Path;
 

@@ -151,8 +151,8 @@ impl Cgroups {
     }
 }
 
-/// Kills a process if it is in the group. The pidfd is opened before the group is checked. So if the PID belongs to a
-/// new process, that process is not killed.
+/// Kills a process if it is in the group. The pidfd is opened before the group is checked. Therefore the signal reaches
+/// only the checked process, and no new process that gets the same PID.
 fn kill_member(group: &str, pid: i32) {
     let Some(id) = Pid::from_raw(pid) else { return };
     let Ok(held) = pidfd_open(id, PidfdFlags::empty()) else {

@@ -250,9 +250,9 @@ pub(crate) fn start_daemon(testbed: &Testbed, name: &str) -> Result<()> {
     }
 }
 
-/// Restarts the clients of the API server after an outage. In other clusters, these clients lose their lease or fail
-/// their liveness probe, and so the kubelet restarts them. Without a restart, their existing watches can deliver no
-/// events for minutes, and then the scheduler exits ("scheduler cache is corrupted").
+/// Restarts the clients of the API server after an outage. In other clusters, the kubelet restarts these clients,
+/// because they lose their lease or fail their liveness probe. Without a restart, their watches may deliver no events
+/// for minutes, and the scheduler then exits ("scheduler cache is corrupted").
 pub(crate) fn restart_clients(testbed: &Testbed) -> Result<()> {
     for name in [
         "kube-controller-manager",

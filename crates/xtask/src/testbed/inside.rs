@@ -142,7 +142,8 @@ impl Inside {
 
     /// Restarts each daemon that has ended, if this command has started it. A daemon is restarted only once.
     ///
-    /// # Errors Fails if a daemon has ended for the second time. The error contains the last lines of its log.
+    /// # Errors
+    /// Fails if a daemon has ended for the second time. The error contains the last lines of its log.
     pub(crate) fn restart_ended(&self, cgroups: &Cgroups) -> Result<()> {
         for one in self.started()?.iter_mut() {
             let name = &one.daemon.name;
@@ -226,8 +227,8 @@ pub(crate) struct Daemon {
     pub(crate) command: Vec<String>,
 }
 
-/// True if the process is PID 1 of its namespace and runs the init program. As long as another program runs, `/proc` is
-/// not mounted for the namespace.
+/// True if the process is PID 1 of its namespace, and already runs the init program. Before it runs the init program,
+/// `/proc` may not be mounted for the namespace yet.
 fn is_init(pid: i32) -> bool {
     let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
     let status = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();

@@ -33,7 +33,7 @@ impl Claim {
     }
 }
 
-/// Claims the first free slot. A slot is not free if the host has routes to its networks.
+/// Claims the first free slot. A slot is free if no other testbed holds it, and the host has no routes to its networks.
 pub(crate) fn claim(run_folder: &Path) -> Result<Slot> {
     let folder = checkout::slots_folder();
     fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;

@@ -73,7 +73,8 @@ impl Row {
         }
     }
 
-    /// The longest acceptable time, as documented in docs/benchmarks.md.
+    /// The longest acceptable time, or the highest acceptable ratio to the time of a StatefulSet, such as `x1.3`. The
+    /// values are documented in docs/benchmarks.md.
     pub(crate) fn goal(self) -> &'static str {
         match self {
             Self::Create => "x1.3",
@@ -291,8 +292,7 @@ impl Life<'_> {
         Ok(begun.elapsed().as_secs_f64())
     }
 
-    /// Waits until `size` pods are ready and etcd lists exactly `size` voters. Pods whose UID is in `deleted` do not
-    /// count.
+    /// Waits until `size` pods are ready and etcd lists exactly `size` voters. Ignores pods whose UID is in `deleted`.
     async fn await_complete(&self, size: usize, via: &[String], deleted: &[String]) -> Result<()> {
         let (env, namespace) = (&self.sandbox.env, &self.sandbox.namespace);
         let mut connection: Option<Keyspace> = match via.first() {

@@ -1,4 +1,4 @@
-//! Measures the operators against a reference in the same run: `cargo xtask bench cluster`.
+//! Measures the operators and a reference, and compares the results: `cargo xtask bench cluster`.
 //!
 //! Rounds of the operators and of the reference alternate, so that other load on the machine affects both. Results that
 //! have a reference are printed as a ratio.

@@ -224,8 +224,8 @@ async fn await_seed(
     .await
 }
 
-/// The times at which three members were voters, and at which all three served clients. In seconds since the creation
-/// of the EtcdRestore.
+/// Waits until three members are voters and all three serve clients. Returns the time at which each of the two
+/// conditions was met, in seconds since the creation of the EtcdRestore.
 async fn await_voters(
     sandbox: &Sandbox,
     begun: Instant,

@@ -35,8 +35,8 @@ use report::Measured;
 use run::{Run, Settings};
 use subject::{Subject, testbed};
 
-/// The daemon of the testbed that is stopped meanwhile. Nothing connects to the Services of the simulated members, and
-/// kube-proxy would need much of the machine's processor time for thousands of Services.
+/// The daemon of the testbed that is stopped during the benchmark. No process connects to the Services of the simulated
+/// members, and for thousands of Services kube-proxy would need much of the machine's processor time.
 const STOPPED: &str = "kube-proxy";
 
 /// The options of the benchmark.

@@ -38,8 +38,9 @@ pub(crate) async fn victim(fault: Fault, fleet: &Fleet, dice: &mut Dice) -> Resu
     })
 }
 
-/// Makes a fault. Returns when its cause exists; alerts follow later. A second call with the same victim continues an
-/// interrupted call. Returns the volume to keep slow.
+/// Makes a fault, and waits until the cause of the fault exists. The alerts follow later. If a call was interrupted, a
+/// second call with the same victim completes the fault. Returns the volume that must be kept slow, if the fault has
+/// one.
 pub(crate) async fn make(fault: Fault, victim: &str, fleet: &Fleet) -> Result<Option<SlowVolume>> {
     let sandbox = &fleet.sandbox;
     match fault {
@@ -71,8 +72,8 @@ async fn patch(sandbox: &Sandbox, kind: &str, name: &str, patch: &str) -> Result
     sandbox.kubectl(&words).await.map(drop)
 }
 
-/// Chooses a node. Avoids the nodes of the operators, because a failed node would stop them for five minutes. If all
-/// nodes have operators, only the most important operator is kept.
+/// Chooses a node that runs no operator if possible, because a failed node would stop its operators for five minutes.
+/// If every node runs an operator, avoids the nodes of the most important operators.
 async fn victim_node(sandbox: &Sandbox, dice: &mut Dice) -> Result<String> {
     let mut nodes = sandbox.env.nodes.clone();
     for operator in OPERATORS {

@@ -27,7 +27,7 @@ pub(crate) const SCHEDULE: &str = "sessions-backup";
 /// The Secret with the server certificate of [`BILLING`].
 const SERVER_SECRET: &str = "billing-server";
 const BUCKET: &str = "drill-backups";
-/// The kinds of the operators, in the order of their deletion.
+/// The kinds of custom resources, in the order of their deletion.
 const KINDS: &str = "etcdrestores,etcdbackups,etcdclusters";
 /// Time limit for the operators to remove the finalizers of their objects.
 const OBJECTS_TIMEOUT: &str = "--timeout=60s";
@@ -68,7 +68,7 @@ pub(crate) struct Fleet {
     folder: PathBuf,
 }
 
-/// What a check has found.
+/// The numbers of problems that a check has found.
 #[derive(Debug)]
 pub(crate) struct Problems {
     /// How many clusters and schedules are not ready.

@@ -23,7 +23,7 @@ use crate::fleet::Fleet;
 
 /// Time limit for the first alert of a fault. Without a speedup, the slowest alert needs an hour.
 const ALERT_TIMEOUT: Duration = Duration::from_mins(75);
-/// The number of values that a query of Prometheus returns at most. Prometheus accepts 11,000.
+/// The maximum number of values in the result of a Prometheus query. Prometheus accepts at most 11,000.
 const MAX_STEPS: f64 = 10_000.0;
 /// The pause between two checks.
 const CHECK_INTERVAL: Duration = Duration::from_secs(2);

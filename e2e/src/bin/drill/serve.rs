@@ -95,8 +95,9 @@ async fn write(fleet: &Fleet) {
     }
 }
 
-/// Limits the writes of the pod that uses the slow volume of the record. `limited` is the container with the limit: a new
-/// container needs a new limit. A volume that was deleted is not slow anymore.
+/// Limits the writes of the pod that uses the slow volume in the record. Does nothing if the volume was deleted.
+/// `limited` is the ID of the container that already has the limit. After a restart, the new container has no limit
+/// yet.
 async fn keep_slow(fleet: &Fleet, limited: &mut Option<String>) -> Result<()> {
     let Some(SlowVolume { claim, uid }) = Record::read(&fleet.record())?.slow else {
         return Ok(());

@@ -71,8 +71,8 @@ async fn begin_backup(name: &str, sandbox: &Sandbox) -> Result<()> {
 
 /// Waits until the cluster matches its spec, no work is pending, and the deleted objects do not exist any more.
 ///
-/// Also compares the status with the pods and volumes, because the status can be outdated directly after a fault. The
-/// next step could then destroy a second volume before the first is replaced.
+/// Also compares the status with the pods and volumes, because the status can be outdated directly after a fault. If
+/// the wait ended too early, the next step could destroy a second volume before the first destroyed volume is replaced.
 pub(crate) async fn settle(desired: &Desired, deleted: &[String], sandbox: &Sandbox) -> Result<()> {
     let what = format!("the cluster matches its spec: {desired:?}");
     until(&what, SETTLE_TIMEOUT, async || {

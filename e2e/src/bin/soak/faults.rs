@@ -119,8 +119,8 @@ pub(crate) async fn inject(
     Ok(deleted)
 }
 
-/// A member that is the only one on its node. The other members keep a quorum without this node. The cluster operator
-/// runs on another node, because Kubernetes takes minutes to replace a pod of a lost node.
+/// A member that is the only one on its node, so that the other members keep a quorum without this node. The node does
+/// not run the cluster operator, because Kubernetes takes minutes to replace a pod of a lost node.
 async fn only_member_of_a_node(
     sandbox: &Sandbox,
     testbed: &Testbed<'_>,
@@ -149,7 +149,8 @@ async fn await_replaced(sandbox: &Sandbox, member: &str) -> Result<()> {
     replaced.await.map(drop)
 }
 
-/// The pods of `count` members, for the fault to act on. `pick` selects the first of them.
+/// The pods of `count` members, which the fault affects. The pods are sorted by name, and `pick` selects the pod that
+/// comes first.
 async fn victims(sandbox: &Sandbox, count: usize, pick: usize) -> Result<Vec<Pod>> {
     let mut pods = sandbox.member_pods(CLUSTER).await?;
     pods.sort_by_key(ResourceExt::name_any);

@@ -10,7 +10,7 @@ use e2e::{DEADLINE, Keyspace, until};
 /// The number of writes between two checks of the time limit.
 const WRITES: usize = 32;
 
-/// Writes keys until etcd rejects a write because the database is full. `number` counts the keys.
+/// Writes keys until etcd rejects a write because the database is full. `number` is the number of the next key.
 pub(super) async fn fill(keys: &Keyspace, number: &AtomicUsize) -> Result<()> {
     until("the database is full", DEADLINE, async || {
         for _ in 0..WRITES {

@@ -1,5 +1,5 @@
-//! The operator crashes before each of its writes to etcd and to Kubernetes. A default run covers only some of these
-//! writes.
+//! The operator crashes before each of its writes to etcd and to Kubernetes. Without `--full`, the tests cover only
+//! some of these writes.
 
 use std::cell::{Cell, RefCell};
 

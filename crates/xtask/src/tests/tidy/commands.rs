@@ -219,7 +219,7 @@ fn plain(path: &str) -> String {
 static CONDITIONS: LazyLock<String> =
     LazyLock::new(|| fs::read_to_string(root().join("crates/api/src/conditions.rs")).unwrap());
 
-/// The conditions that a `kubectl wait` names and no kind of this project has.
+/// The conditions that a `kubectl wait` names, but that no kind of this project has.
 fn faults_of_conditions(words: &[String]) -> Vec<String> {
     let named = words
         .iter()
@@ -334,7 +334,7 @@ fn plugin_flags() -> BTreeSet<String> {
     flags.map(str::to_owned).collect()
 }
 
-/// The flags in the prose of a document that no known program has.
+/// The flags in the prose of a document that are not flags of a known program.
 fn unknown_flags(text: &str) -> Vec<&str> {
     let mut known = operator_flags();
     known.extend(xtask_flags());

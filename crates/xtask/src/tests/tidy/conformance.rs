@@ -75,8 +75,8 @@ fn conformance_page_names_files_instead_of_tests() {
     );
 }
 
-/// The page with each test name replaced by its file. If a test already names the invariant of the row, its name is
-/// only removed.
+/// The page with each test name replaced by the file of the test. In the row of an invariant, a file with a test that
+/// names the invariant is left out, because the command `conformance` finds this test by the invariant.
 fn with_files(page: &str, sources: &[Source]) -> String {
     let lines = page.lines().map(|line| match lines(line).pop() {
         Some(entry) => row_with_files(line, &entry, sources),

@@ -96,8 +96,8 @@ fn filled(expression: &str) -> String {
     names.iter().fold(ranged, fill)
 }
 
-/// True if Grafana uses only colors of the dashboard. Without thresholds or mappings, Grafana shows each number from 80 in
-/// red, and a table shows the colors of mappings only in cells of the type `color-text`.
+/// True if the dashboard defines every color of the panel. Without thresholds or mappings, Grafana shows numbers from
+/// 80 on in red. A table shows the colors of mappings only in cells of the type `color-text`.
 fn has_colors(panel: &Json) -> bool {
     let defaults = &panel["fieldConfig"]["defaults"];
     if panel["type"] == "stat" {

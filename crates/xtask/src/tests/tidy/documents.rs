@@ -216,7 +216,8 @@ fn operator_flags_are_documented() {
     }
 }
 
-/// All source files below the folder of `crates`, and the file next to the folder that has its name.
+/// The text of all source files below a folder of `crates`, and of the file next to it: for the folder `a/b`, this is
+/// the file `a/b.rs`.
 fn sources_of(folder: &str) -> String {
     let folder = root().join("crates").join(folder);
     let mut found = vec![folder.with_extension("rs")];

@@ -103,7 +103,8 @@ pub(super) struct Cluster {
     pub(super) compacted: i64,
     pub(super) leader: Option<u64>,
     pub(super) members: Vec<Member>,
-    /// Number of added members, so that each gets another ID.
+    /// Number of members that were added so far. The ID of each added member is derived from it, so that all IDs
+    /// differ.
     added: u64,
 }
 
@@ -149,8 +150,8 @@ impl Cluster {
             .count()
     }
 
-    /// Number of voters that have run long enough for a change of the members. The member `asked` counts as connected
-    /// with itself.
+    /// Number of voters that etcd counts as connected before a change of the members: the member `asked`, which
+    /// received the call, and all voters that have run for [`HEALTH_INTERVAL`].
     fn connected(&self, asked: u64, now: Instant) -> usize {
         let is_connected = |member: &&Member| {
             let process = member.process.as_ref();

@@ -32,7 +32,7 @@ pub(super) enum Answer {
 struct State {
     /// The clusters by their tokens.
     clusters: HashMap<String, Cluster>,
-    /// The token and the member of each running etcd.
+    /// For each running etcd, by the address of its pod: the token of its cluster, and the ID of its member.
     processes: HashMap<IpAddr, (String, u64)>,
     /// Addresses of pods that may have become ready or unready.
     changed: Vec<IpAddr>,
@@ -49,7 +49,7 @@ pub(super) struct Fleet {
 }
 
 impl State {
-    /// Marks the pods of a cluster, and forgets members that were removed.
+    /// Marks the pods of a cluster as changed, and removes the processes of members that are no longer in the cluster.
     fn touch(&mut self, token: &str) {
         let Some(cluster) = self.clusters.get(token) else {
             return;
@@ -105,8 +105,8 @@ impl Fleet {
         self.state().processes.contains_key(&address)
     }
 
-    /// The pods that may have changed since the last call, and whether each is ready now: its etcd is a member of a
-    /// cluster with a quorum.
+    /// The addresses of the pods that may have changed since the last call. The flag is true if the pod is ready now:
+    /// its etcd runs, and its cluster has a quorum.
     pub(super) fn take_changes(&self) -> Vec<(IpAddr, bool)> {
         let mut state = self.state();
         let changed = std::mem::take(&mut state.changed);

@@ -31,7 +31,7 @@ use super::nodes;
 
 /// Number of concurrent requests. The kubelets of real nodes send theirs independently.
 const REQUESTS: usize = 64;
-/// Events within this time are answered together.
+/// The pause between a change and its report. All changes within this time are reported together.
 const COALESCE: Duration = Duration::from_millis(2);
 /// Pause after a failed request.
 const RETRY: Duration = Duration::from_millis(500);
@@ -70,7 +70,7 @@ struct State {
     uids: HashMap<IpAddr, String>,
     /// UIDs of pods whose status may have to be reported.
     due: HashSet<String>,
-    /// When the first pod with each value of the label [`CHANGE`] was seen.
+    /// For each value of the label [`CHANGE`], the time at which the first pod with this value was seen.
     effects: HashMap<String, Instant>,
 }
 
@@ -294,7 +294,8 @@ impl Kubelet {
         self.fleet.changed.notify_one();
     }
 
-    /// When the first pod with this value of the label [`CHANGE`] was seen.
+    /// The time at which the first pod with this value of the label [`CHANGE`] was seen. `None` if no such pod was seen
+    /// yet.
     pub(super) fn effect(&self, value: &str) -> Option<Instant> {
         self.state().effects.get(value).copied()
     }

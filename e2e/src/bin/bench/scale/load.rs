@@ -22,11 +22,12 @@ use serde_json::{Value, json};
 
 use super::operator::NAMESPACE;
 
-/// The label of pods by whose values the benchmark recognizes the effect of its changes.
+/// A label of the pods. Each change of the benchmark sets a new value, so that the benchmark can recognize the pods
+/// that have this change.
 pub(super) const CHANGE: &str = "scale-change";
 /// Number of concurrent requests of the benchmark.
 pub(super) const CONCURRENCY: usize = 64;
-/// The clusters of a fleet belong to many teams, so each namespace has only some of them.
+/// Number of clusters in each namespace. In practice, many teams own the clusters, and each team has its own namespace.
 const CLUSTERS_PER_NAMESPACE: usize = 10;
 /// The label of the benchmark's namespaces.
 const LABEL: &str = "etcd-operator-bench=scale";
@@ -208,7 +209,7 @@ pub(super) async fn delete_namespaces(client: &Client) -> Result<()> {
     .await
 }
 
-/// Ignores that an object to delete does not exist.
+/// Accepts the error that an object to delete does not exist. Returns all other errors.
 pub(super) fn is_missing<T>(done: kube::Result<T>) -> kube::Result<()> {
     match done {
         Err(kube::Error::Api(status)) if status.code == 404 => Ok(()),
@@ -216,7 +217,7 @@ pub(super) fn is_missing<T>(done: kube::Result<T>) -> kube::Result<()> {
     }
 }
 
-/// The objects of one cluster, which a plain client creates for each cluster of a load.
+/// The objects of one cluster. A plain client creates a copy of these objects for each cluster of a load.
 pub(super) struct Template {
     namespace: String,
     name: String,
@@ -276,7 +277,7 @@ impl Template {
     }
 }
 
-/// The object as its creator sends it.
+/// Removes the status and the other values that the control plane has set.
 fn stripped(mut object: Value) -> Value {
     if let Some(fields) = object.as_object_mut() {
         fields.remove("status");

@@ -26,7 +26,8 @@ const LEASES: &str = "kube-node-lease";
 const RENEWAL: Duration = Duration::from_secs(6);
 /// Pods on each node, as the kubelet's default.
 const PODS: usize = 110;
-/// The scheduler puts this share of a node's pods on it, in hundredths: it does not fill all nodes equally.
+/// The share of each node's places for pods that the benchmark uses, in percent. The scheduler does not fill all nodes
+/// equally, so some places must be left.
 const FILL: usize = 60;
 /// Number of zones.
 pub(super) const ZONES: usize = 3;
@@ -172,7 +173,8 @@ async fn create_node(client: &Client, name: &str) -> Result<()> {
     done.map(drop).context("set the status of a node")
 }
 
-/// Ignores that the object exists already, for example because an earlier run was killed.
+/// Accepts the error that the object already exists, for example because an earlier benchmark was killed. Returns all
+/// other errors.
 fn exists<T>(made: kube::Result<T>) -> kube::Result<()> {
     match made {
         Err(kube::Error::Api(status)) if status.code == 409 => Ok(()),

@@ -22,7 +22,7 @@ pub(super) const NAMESPACE: &str = "scale-operator";
 /// The port of the first process. The standby uses the next one.
 const FIRST_PORT: u16 = 18_080;
 const START: Duration = Duration::from_mins(2);
-/// Longer than the operator lets its reconciles finish.
+/// Time limit for the process to end. It is longer than the time that the operator gives its reconciles to finish.
 const STOP: Duration = Duration::from_secs(40);
 const SAMPLES: Duration = Duration::from_millis(500);
 const REQUESTS: &str = "etcd_operator_api_requests_total";
@@ -107,7 +107,8 @@ impl Operator {
         .await
     }
 
-    /// The index for another process while this one may still run: the ports alternate.
+    /// The index for the next process, which may start while this process still runs. The two indexes alternate, so
+    /// that the processes have different ports.
     pub(super) fn other_index(&self) -> u16 {
         u16::from(self.port == FIRST_PORT)
     }

@@ -27,7 +27,7 @@ pub(super) struct Measured {
     pub(super) calls: BTreeMap<String, f64>,
 }
 
-/// The value below which the share `share` of the values is (nearest rank). `None` without values.
+/// The quantile `share` of the values, by the nearest-rank method. `None` if there are no values.
 pub(super) fn quantile(values: &[f64], share: f64) -> Option<f64> {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -146,7 +146,7 @@ fn text(value: f64) -> String {
     }
 }
 
-/// All figures, with the settings of the run.
+/// All figures, with the settings of the benchmark.
 pub(super) fn as_json(all: &[Measured], settings: &Value) -> Value {
     json!({"bench": "scale", "settings": settings, "results": all})
 }

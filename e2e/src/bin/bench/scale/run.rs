@@ -1,5 +1,5 @@
-//! What the scenarios share: the figures of the operator before and after, waits with progress, and changes whose
-//! effect is awaited.
+//! Functions that the scenarios share. They record the metrics of the operator before and after a scenario, wait and
+//! print the progress, and make changes and wait until these have an effect.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -17,7 +17,8 @@ use super::operator::{Operator, Sampler, Usage};
 use super::report::{Figure, Measured, quantile};
 use super::subject::Subject;
 
-/// The operator completes its work after a scenario during this time, before the next scenario is measured.
+/// The pause after a scenario. The operator completes its remaining work during this time, so that this work does not
+/// affect the measurement of the next scenario.
 pub(super) const SETTLE: Duration = Duration::from_secs(20);
 /// Number of clusters that a scenario changes to find out whether the operator does its work.
 const PROBES: usize = 20;
@@ -29,7 +30,7 @@ const PER_CLUSTER: Duration = Duration::from_secs(5);
 /// How often a long wait prints its progress.
 const PROGRESS: Duration = Duration::from_secs(10);
 
-/// The number of clusters and the settings of a run.
+/// The number of clusters, and the other settings of a [`Run`].
 pub(super) struct Settings {
     pub(super) clusters: usize,
     pub(super) members: usize,
@@ -39,7 +40,7 @@ pub(super) struct Settings {
     pub(super) window: Duration,
 }
 
-/// A run with one number of clusters. The module `scenarios` has its steps.
+/// The state of the scenarios that run with one number of clusters. The module `scenarios` contains their steps.
 pub(super) struct Run<'a> {
     pub(super) settings: Settings,
     pub(super) subject: &'a Subject,
@@ -77,7 +78,7 @@ pub(super) fn reactions(all: &[f64]) -> Vec<Figure> {
     .collect()
 }
 
-/// A value of the label that no other change has.
+/// A new value for the label of a change. No other change has this value.
 pub(super) fn next_value() -> String {
     static NEXT: AtomicUsize = AtomicUsize::new(0);
     format!("c{}", NEXT.fetch_add(1, Ordering::Relaxed))
@@ -106,7 +107,7 @@ impl Run<'_> {
         Ok(self.before_with(operator, usage))
     }
 
-    /// The state before a scenario, if the operator had used this much.
+    /// The state before a scenario. `usage` is the resource usage of the operator at this time.
     pub(super) fn before_with(&self, operator: &Operator, usage: Usage) -> Before {
         Before {
             at: Instant::now(),
@@ -147,8 +148,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Records a scenario after which the operator must do its work again. `effects` are the times at which changes had
-    /// their effect. Adds the time from `since` to the last of them, and to an empty queue.
+    /// Records a scenario after which the operator must manage the clusters again. `effects` are the times at which the
+    /// test changes had their effect. Also records the time from `since` to the last effect, and the time from `since`
+    /// until no reconcile is due.
     pub(super) async fn record_duty(
         &mut self,
         scenario: &'static str,

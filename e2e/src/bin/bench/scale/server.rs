@@ -44,8 +44,8 @@ pub(super) async fn serve_health(listener: TcpListener, fleet: Arc<Fleet>) {
     }
 }
 
-/// The next connection to a running member, and the address of the member. Other connections are closed: the listener
-/// has every address of this machine.
+/// Returns the next connection to a running member, and the address of the member. Closes connections to other
+/// addresses, because the listener accepts connections to every address of this machine.
 async fn accept(listener: &TcpListener, fleet: &Fleet) -> (TcpStream, IpAddr) {
     loop {
         match listener.accept().await {
