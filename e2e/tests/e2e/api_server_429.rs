@@ -59,15 +59,30 @@ spec:
 "
         );
         sandbox.apply(&manifest).await?;
-        Ok(Self { sandbox, name })
+        let limit = Self { sandbox, name };
+        until("the limit is in effect", DEADLINE, async || {
+            let metrics = limit.metrics().await?;
+            let mut levels = metrics.series("apiserver_flowcontrol_nominal_limit_seats");
+            Ok(if levels.any(|(labels, _)| labels.contains(name)) {
+                Poll::Done(())
+            } else {
+                Poll::NotYet(String::from("the API server has not read the limit"))
+            })
+        })
+        .await?;
+        Ok(limit)
+    }
+
+    async fn metrics(&self) -> Result<Page> {
+        let metrics = self.sandbox.kubectl(&["get", "--raw", "/metrics"]).await?;
+        Ok(Page::new(metrics))
     }
 
     /// The number of requests that the API server has rejected because of this limit.
     async fn rejected(&self) -> Result<f64> {
-        let metrics = self.sandbox.kubectl(&["get", "--raw", "/metrics"]).await?;
         let schema = format!("flow_schema=\"{}\"", self.name);
         let name = "apiserver_flowcontrol_rejected_requests_total";
-        Ok(Page::new(metrics).sum(name, &schema))
+        Ok(self.metrics().await?.sum(name, &schema))
     }
 
     async fn remove(self) -> Result<()> {

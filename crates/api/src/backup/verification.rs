@@ -164,7 +164,8 @@ pub struct VerificationStatus {
     /// Cluster ID of this backup, in hexadecimal without leading zeros.
     #[serde(default, rename = "clusterID", skip_serializing_if = "Option::is_none")]
     pub cluster_id: Option<String>,
-    /// Time since which a verification is due, until one succeeds. A wait for the window does not count.
+    /// Time since which a verification is due, until one succeeds. A wait for the window does not start
+    /// this time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub due_time: Option<Time>,
     /// Start of the current verification. Absent between two attempts.

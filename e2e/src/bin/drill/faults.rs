@@ -54,7 +54,12 @@ pub(crate) async fn make(fault: Fault, victim: &str, fleet: &Fleet) -> Result<Op
             let path = r#"{"spec":{"s3":{"path":"drill-archive/sessions"}}}"#;
             patch(sandbox, "etcdbackup", victim, path).await?;
         }
-        Fault::SlowDisk => return slow_down(sandbox, victim).await.map(Some),
+        Fault::SlowDisk => {
+            let slow = slow_down(sandbox, victim).await;
+            return slow.map(Some).with_context(|| {
+                format!("slow down the disk of {victim}: if this member was replaced, start a new drill")
+            });
+        }
         Fault::BadImage => {
             let image = r#"{"spec":{"repository":"quay.io/coreos/etdc"}}"#;
             patch(sandbox, "etcdcluster", victim, image).await?;
