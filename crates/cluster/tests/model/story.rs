@@ -226,7 +226,7 @@ pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
                 break;
             }
         }
-        assert!(found.is_some(), "{mutation:?} is not found");
+        assert!(found.is_some(), "the model did not detect {mutation:?}");
     }
 }
 
