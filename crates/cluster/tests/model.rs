@@ -221,8 +221,8 @@ fn etcd_before_3_4_scales_up_without_learners() {
     assert_eq!(played.broken, None);
 }
 
-/// Before etcd 3.4, an operator process continues the start of the second member that another process has marked. The
-/// deliberate mistake does not renew this start mark. The same events pass without the mistake.
+/// Before etcd 3.4: an operator process has set the start mark of the second member, and another process continues the
+/// start. The deliberate mistake does not renew the mark. The same events pass without the mistake.
 #[test]
 fn invariant_6_suspended_operator_removes_no_renewed_start_mark() {
     let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);

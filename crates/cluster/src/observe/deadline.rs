@@ -2,7 +2,7 @@
 //!
 //! etcd answers the request for the member list only with a quorum. Without a quorum, work that does not need the list
 //! must not wait for it, for example recreating pods on their volumes. During an election, each member still answers
-//! with its own status, and the request gets its full deadline.
+//! with its own status, so the request gets its full deadline.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

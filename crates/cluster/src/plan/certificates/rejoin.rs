@@ -80,8 +80,9 @@ impl Keeper<'_> {
         self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some()
     }
 
-    /// True if a TLS switch is in progress. During a switch, members also have listeners that do not depend on these
-    /// certificates, and the rolling update of the switch restarts the members one at a time (invariants 18 and 23).
+    /// True if a TLS switch is in progress. During a switch, members also have listeners that do not depend on the
+    /// generated certificates, and the rolling update of the switch restarts the members one at a time (invariants 18
+    /// and 23).
     fn is_switching(&self) -> bool {
         let rollout = self.observed.tls_rollout.as_ref();
         rollout.is_some_and(|rollout| rollout.under_way().is_some())
