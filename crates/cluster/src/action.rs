@@ -279,7 +279,7 @@ pub struct StatusRecord {
     pub status: Value,
     /// The resourceVersion of the observed EtcdCluster, the precondition of the write.
     pub over: String,
-    /// The work that starts with this record, and that invalid certificates prevent; `None` for other records.
+    /// The work that starts with this record; `None` for other records. Invalid certificates prevent this work.
     pub begins: Option<Begins>,
 }
 

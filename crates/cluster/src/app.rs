@@ -33,8 +33,8 @@ const DEADLINES: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// Where an administrator permits endpoints of clusters to join: the flag of the cluster operator, and the value of the
-/// Helm chart.
+/// For messages: the flag and the Helm value with which an administrator permits the etcd endpoints that EtcdClusters
+/// may join.
 pub(crate) const JOINS: GrantedBy = GrantedBy {
     operator: "cluster operator",
     flag: "--join",

@@ -43,8 +43,8 @@ pub struct Certificates {
 /// The annotations of a pod about its certificates. Each value is `None` if the annotation is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Noted {
-    /// A digest of the CAs that the pod's etcd trusts, and the time after which all CAs for peers, or all CAs for
-    /// clients, are invalid.
+    /// A digest of the CAs that the pod's etcd trusts, and the time after which no CA for peers, or no CA for clients,
+    /// is valid any more.
     pub trust: Option<String>,
     /// A digest of the certificates about which the operator last notified the pod.
     pub certificates: Option<String>,
@@ -178,7 +178,7 @@ pub fn seed(cluster: &EtcdCluster) -> Option<String> {
 /// A write to a Secret of generated certificates. Each write has a precondition from the observation (invariant 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum CertificateWrite {
-    /// Creates a CA. Its trust bundle also contains the CAs that the existing certificates trusted.
+    /// Creates a CA. Its trust bundle also contains the CAs in the trust bundles of the existing Secrets.
     Authority {
         /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,

@@ -121,7 +121,7 @@ mod tests {
         clients.forget(now);
         assert!(
             gone.upgrade().is_some(),
-            "a recently used etcd client is kept"
+            "a recently used etcd client must be kept"
         );
         clients.forget(now + FORGOTTEN);
         assert!(gone.upgrade().is_none());

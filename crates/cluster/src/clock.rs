@@ -17,9 +17,8 @@ impl ApiServerClock {
     }
 
     /// The time for issuing and checking certificates: the operator's time or, if the clocks differ by more than the
-    /// tolerance, the earlier of the two times. With the time of a clock that is far ahead, every CA would seem to have
-    /// expired. The time of a clock that is behind only delays renewals, which are due after two thirds of the
-    /// validity.
+    /// tolerance, the earlier of the two times. The later time may come from a clock that is far ahead, by which every
+    /// CA has expired. The earlier time only delays renewals, which are due after two thirds of the validity.
     pub fn for_certificates(self, now: Timestamp) -> Timestamp {
         Self(self.difference()).earlier(now)
     }

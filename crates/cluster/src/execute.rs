@@ -35,7 +35,8 @@ use crate::upkeep::Calls;
 /// The first pause before a retry of an action that the API server could not serve.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// The pauses between attempts to remove the annotation `started` from a member's Service. No other process removes it.
+/// The pauses between attempts to remove the annotation `started` from a member's Service. The operator must retry the
+/// removal, because no other process removes this annotation.
 const PAUSES: [Duration; 4] = [
     PAUSE,
     Duration::from_millis(300),

@@ -33,8 +33,8 @@ pub struct Expiry {
 
 const DAY: Duration = Duration::from_hours(24);
 
-/// The stages of the report: the name, the longest remaining time, and a divisor. A stage is reported if the remaining
-/// time is shorter than this time, and also shorter than the validity divided by the divisor.
+/// The stages of the report, each with a name, a time and a divisor. A stage begins when the remaining validity is
+/// shorter than this time, and also shorter than the whole validity divided by the divisor.
 const STAGES: [(&str, Duration, u32); 3] = [
     ("1d", DAY, 16),
     ("7d", Duration::from_hours(7 * 24), 8),

@@ -152,7 +152,7 @@ static GAUGES: [Gauge; 15] = [
     },
 ];
 
-/// Whether a quorum answers; `None` if the cluster has not formed, or hibernates.
+/// True if a quorum answers; `None` if the cluster has not formed, or hibernates.
 fn has_quorum(status: &EtcdClusterStatus) -> Option<bool> {
     let available = find(&status.conditions, &ConditionType::Available)?;
     match Reason::parse(&available.reason)? {

@@ -155,8 +155,8 @@ impl KubeSnapshot {
     }
 }
 
-/// Reads the Kubernetes objects of a cluster; `None` if the EtcdCluster no longer exists. `watched` then returns no
-/// older objects.
+/// Reads the Kubernetes objects of a cluster; `None` if the EtcdCluster no longer exists. After this read, the caches
+/// in `watched` return no older objects.
 pub async fn objects(
     client: &Client,
     watched: &Watched,

@@ -95,7 +95,7 @@ pub fn notices(plan: &Plan, acted: &Acted) -> Vec<Notice> {
         .collect()
 }
 
-/// The Events for the changes between two statuses of a cluster.
+/// The Events for the changes from the status `before` to the status `after` of a cluster.
 pub fn turns(before: &EtcdClusterStatus, after: &EtcdClusterStatus) -> Vec<Notice> {
     let mut notices = Vec::new();
     let mut turn = |reason: Reason, warning: bool, is: &Condition| {

@@ -82,7 +82,8 @@ const SHORTLY: Duration = Duration::from_millis(250);
 /// Requeue delay while no member answers.
 const BLIND: Duration = Duration::from_secs(1);
 /// etcd accepts an addition, or the removal of a live voter, only after the voters have been connected to each other
-/// for this time (`HealthInterval` in etcd's server). The operator counts from the start of each voter's container.
+/// for this time (`HealthInterval` in etcd's server). The operator measures this time from the start of each voter's
+/// container.
 const CONNECTED: Duration = Duration::from_secs(5);
 /// Requeue delay while the cluster is healthy or no action is possible. etcd sends no events, so the operator checks
 /// its health at this interval.

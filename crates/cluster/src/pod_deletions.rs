@@ -16,7 +16,7 @@ use tokio::sync::watch::{Receiver, Sender, channel};
 
 /// An observation is not interrupted before this time, in which a healthy cluster answers even if a pod ends.
 const PROMPT: Duration = Duration::from_millis(300);
-/// The shorter time if the operator has planned a write that does not need etcd's answer.
+/// Replaces [`PROMPT`] if the operator has planned a write that does not need etcd's answer.
 const URGENT: Duration = Duration::from_millis(100);
 
 /// The observations in progress, by the cluster's UID.

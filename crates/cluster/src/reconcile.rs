@@ -26,8 +26,8 @@ use crate::reason::Reason;
 use crate::refusals::Refusals;
 use crate::upkeep::Calls;
 
-/// Maximum number of clusters that are read from the API server concurrently. A reconcile that waits for etcd does not
-/// count, so clusters that hang do not block other clusters.
+/// Maximum number of clusters that are read from the API server concurrently. A reconcile that waits for etcd is not
+/// limited, so clusters that hang do not block other clusters.
 const READS: usize = 16;
 
 /// The last snapshot of each cluster's Kubernetes objects, by the cluster's UID.

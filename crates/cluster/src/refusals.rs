@@ -22,7 +22,8 @@ use crate::reason::Reason;
 pub struct Refusals(Mutex<HashMap<(String, String), Refusal>>);
 
 struct Refusal {
-    /// Generation of the EtcdCluster. With another spec, a rejected start may succeed.
+    /// Generation of the EtcdCluster at the rejection. A new spec ends the back-off, because the start may then
+    /// succeed.
     generation: Option<i64>,
     times: u32,
     until: Instant,

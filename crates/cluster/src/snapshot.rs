@@ -234,7 +234,7 @@ pub struct Desired {
     pub durable: bool,
     /// The properties that the members' PVCs request; `None` without PVCs.
     pub claim: Option<Claim>,
-    /// `spec.hibernate`: whether all pods must be deleted.
+    /// `spec.hibernate`: true if all pods must be deleted.
     pub hibernate: bool,
     /// The rules in `spec.upkeep`.
     pub upkeep: UpkeepRule,
@@ -253,7 +253,7 @@ pub struct Desired {
     pub keep_volumes: Duration,
     /// The rules in `spec.recovery`.
     pub recovery: RecoveryRule,
-    /// `spec.paused`: whether the operator may change anything.
+    /// `spec.paused`: true if the operator must not change anything.
     pub paused: bool,
     /// True if the cluster has a PodDisruptionBudget.
     pub budget: bool,
@@ -261,8 +261,8 @@ pub struct Desired {
     pub access: AccessRule,
     /// Why the spec is invalid, with the field, the problem and the remedy; `None` if it is valid.
     pub invalid: Option<String>,
-    /// Why no member may be started with this spec: it uses fields that are not in effect and must not be ignored.
-    /// `None` if members may be started.
+    /// Why no member may be started with this spec: it sets fields that have no effect and are unsafe to ignore. `None`
+    /// if members may be started.
     pub refused: Option<String>,
     /// The EtcdCluster with the spec in effect, from which the builders make all objects.
     pub object: EtcdCluster,

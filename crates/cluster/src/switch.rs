@@ -21,7 +21,7 @@ pub enum Maker {
     Operator,
 }
 
-/// Whether the members accept clients with TLS, without TLS, or both.
+/// The clients that members accept: clients with TLS, clients without TLS, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Clients {
     /// Clients connect without TLS.

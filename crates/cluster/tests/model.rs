@@ -82,9 +82,9 @@ use event::{Event, Setup};
 use mutation::Mutation;
 use story::{explore, hunt, play, play_seed, tell};
 
-/// Default number of rounds, the same for runs with one operator and for runs with two.
+/// Default number of rounds of each test, with one operator or with two.
 const ROUNDS: usize = 120_000;
-/// Number of rounds within which the model must detect each mistake.
+/// Number of rounds within which the model must detect each deliberate mistake.
 const HUNT: usize = 600_000;
 
 fn number<T: std::str::FromStr>(name: &str) -> Option<T> {
@@ -140,7 +140,10 @@ fn model_detects_every_deliberate_mistake() {
             };
             println!("{mutation:?}: {rounds} rounds, seed {seed}: {broken:.120}");
             let without = play_seed(seed, mutation.needs_two(), None);
-            assert_eq!(without.broken, None, "seed {seed} without {mutation:?}");
+            assert_eq!(
+                without.broken, None,
+                "seed {seed} must pass without {mutation:?}"
+            );
         }
         missed
     };
@@ -151,7 +154,7 @@ fn model_detects_every_deliberate_mistake() {
     });
     assert!(
         missed.is_empty(),
-        "no run of {HUNT} found these defects: {missed:?}"
+        "the model did not detect these mistakes in {HUNT} rounds: {missed:?}"
     );
 }
 
@@ -218,8 +221,8 @@ fn etcd_before_3_4_scales_up_without_learners() {
     assert_eq!(played.broken, None);
 }
 
-/// Before etcd 3.4, an operator process continues the start of the second member that another process has marked. The
-/// deliberate mistake does not renew this start mark. The same events pass without the mistake.
+/// Before etcd 3.4: an operator process has set the start mark of the second member, and another process continues the
+/// start. The deliberate mistake does not renew the mark. The same events pass without the mistake.
 #[test]
 fn invariant_6_suspended_operator_removes_no_renewed_start_mark() {
     let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
@@ -243,7 +246,7 @@ fn invariant_6_suspended_operator_removes_no_renewed_start_mark() {
         let broken = play(&setup, &events, Some(mistake), false).broken;
         found |= broken.is_some_and(|broken| broken.starts_with("invariant 6: the mark of"));
     }
-    assert!(found, "{mistake:?} is not found");
+    assert!(found, "the model did not detect {mistake:?}");
 }
 
 #[test]

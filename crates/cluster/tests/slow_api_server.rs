@@ -336,8 +336,8 @@ const TLS: &str = r#"{"size":3,"version":"3.6.16","TLS":{"generated":{}}}"#;
 const BOTH: &str = r#"{"size":3,"version":"3.6.16","TLS":{"generated":{}},"pod":{"persistentVolumeClaimSpec":{
     "accessModes":["ReadWriteOnce"],"resources":{"requests":{"storage":"1Gi"}}}}}"#;
 
-/// In some cases each request takes half a second, in others a second. Without TLS, the cluster must also form and
-/// grow.
+/// Each request takes half a second in one half of the cases, and a second in the other half. In the cases without TLS,
+/// the cluster must also form and grow.
 #[tokio::test]
 async fn bootstrap_keeps_member_names_with_slow_api_server() {
     let server = ApiServer::start().await;

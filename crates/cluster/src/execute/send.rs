@@ -205,8 +205,9 @@ impl ExecuteContext<'_> {
     }
 }
 
-/// True for 404 and 422. A 404 means that the pod or the subresource does not exist; the patch that follows shows
-/// which. A 422 means that the resources of this pod cannot change in this way.
+/// True for 404 and 422. A 404 means that the pod or the subresource does not exist. The executor then sends
+/// `Resize::rejected`, which fails if the pod does not exist. A 422 means that the resources of this pod cannot change
+/// in this way.
 fn is_rejection(code: u16) -> bool {
     matches!(code, 404 | 422)
 }

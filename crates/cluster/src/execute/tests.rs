@@ -310,7 +310,7 @@ async fn rejected_member_start_is_retried_with_backoff() {
             assert_eq!(
                 again.in_words(),
                 acted[0].in_words(),
-                "the same rejection is reported"
+                "the text of the rejection must stay the same"
             );
             let left = again.failure().and_then(Error::held);
             assert!(left.is_some_and(|left| left <= Duration::from_secs(16)));

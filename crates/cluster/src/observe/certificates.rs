@@ -72,8 +72,9 @@ pub(super) fn expect(observed: &mut Observed) {
     }
 }
 
-/// Records for each pod whose etcd trusts outdated CAs that the pod must be recreated. A member without a volume is
-/// replaced instead, so its pod is included only if the running members would accept a new member.
+/// Records that a pod must be recreated if its etcd trusts outdated CAs. The operator replaces a member without a
+/// volume instead. The pod of such a member is therefore recorded only if the running members would accept a new
+/// member.
 pub(super) fn differ(observed: &mut Observed) {
     let certificates = &observed.certificates;
     let running = observed.pods.iter().filter(|(_, pod)| pod.running);

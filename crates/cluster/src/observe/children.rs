@@ -11,8 +11,8 @@ use crate::plan::diff;
 use crate::quantity::bytes;
 use crate::snapshot::{self, Claim, Disk, Removal};
 
-/// Whether the EtcdCluster with this UID owns the object. `Some(false)`: the object has no owner, but has a cluster
-/// token, so the cluster may adopt it. `None`: the object belongs to another owner, or has no token.
+/// `Some(true)`: the EtcdCluster with this UID owns the object. `Some(false)`: the object has no owner, but has a
+/// cluster token, so the cluster may adopt it. `None`: the object belongs to another owner, or has no token.
 pub(super) fn belongs(metadata: &ObjectMeta, uid: &str) -> Option<bool> {
     match owner(metadata) {
         Some(owner) => (owner == uid).then_some(true),

@@ -2,7 +2,7 @@
 //!
 //! etcd answers the request for the member list only with a quorum. Without a quorum, work that does not need the list
 //! must not wait for it, for example recreating pods on their volumes. During an election, each member still answers
-//! with its own status, and the request gets its full deadline.
+//! with its own status, so the request gets its full deadline.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -39,8 +39,9 @@ pub(super) async fn both<L, S>(
 /// does not answer.
 ///
 /// False if a running member reports a leader, and that leader answers. After a recovery or a restore, that leader may
-/// be the only voter, while the last status report still names the old voters. With authentication, its list takes
-/// longer, because the operator must log in first.
+/// be the only voter, while the last status report still names the old voters. With authentication, the member list
+/// arrives later than the leader's status, because the operator must log in first. The operator must therefore wait for
+/// the list.
 pub(super) fn too_few<E>(observed: &Observed, asked: &[String], own: &[Result<Status, E>]) -> bool {
     let voters = &observed.reported_voters;
     let stays = |name: &String| observed.pods.get(name).filter(|pod| pod.stays());

@@ -19,8 +19,8 @@ pub(super) fn endpoints(cluster: &EtcdCluster) -> Vec<String> {
 }
 
 /// Additional endpoints to which the operator sends the request for the member list, if this EtcdCluster joins an
-/// existing cluster. The status of such an EtcdCluster records no first members. For a cluster that this operator
-/// bootstrapped, the operator calls no external endpoint, even if the annotation names some.
+/// existing cluster. The operator recognizes such an EtcdCluster by its status, which records no first members. For a
+/// cluster that this operator bootstrapped, the operator calls no external endpoint, even if the annotation names some.
 ///
 /// Invariant 28: if one endpoint has no grant, the operator calls none of them.
 pub(super) fn via(observed: &Observed) -> &[String] {

@@ -26,8 +26,8 @@ use crate::snapshot::{Pod, Role};
 /// flag.
 const LISTENER: &str = "--listen-metrics-urls";
 
-/// How long the operator waits for the client listener after the health listener has answered. A serving member answers
-/// on both listeners equally fast.
+/// How long the operator waits for the client listener after the health listener has answered. This short time is
+/// enough, because a serving member answers on both listeners equally fast.
 const BESIDE: Duration = Duration::from_millis(50);
 
 /// The address of the health listener in each pod, by the pod's name.

@@ -51,16 +51,16 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
 }
 
 /// Deadline of the request for the member list. Short during a recovery, so that the request does not delay the
-/// recovery. A quorum that has returned answers within this time. A quorum that returns later has acknowledged no
-/// writes through the client Service, which has no endpoints during a recovery.
+/// recovery. A quorum that has returned normally answers within this time. If the answer is late, the recovery
+/// continues. No write through the client Service is lost, because this Service has no endpoints during a recovery.
 pub(super) fn patience(observed: &Observed) -> Duration {
     let record = observed.recovery.record.as_ref();
     let under_way = record.is_some_and(|record| record.phase == RecoveryPhase::InProgress);
     if under_way { UNDER_WAY } else { Duration::MAX }
 }
 
-/// Names of the members in a status that coreos/etcd-operator wrote: only that operator wrote names without details. A
-/// status that this operator wrote does not count, because it may describe an earlier EtcdCluster of the same name.
+/// Names of the members in a status that coreos/etcd-operator wrote: only that operator wrote names without details.
+/// Ignores a status that this operator wrote, because it may describe an earlier EtcdCluster of the same name.
 fn named_before(status: &EtcdClusterStatus) -> BTreeSet<String> {
     let ours = status.bootstrap.is_some() || !status.member_details.is_empty();
     let members = status.members.iter().filter(|_| !ours);

@@ -31,7 +31,7 @@ pub(super) fn unready_since(
     bound.map_or(since, |bound| since.max(bound))
 }
 
-/// True if the readiness of the pod depends on other containers than etcd. Init containers that exit do not count.
+/// True if the readiness of the pod depends on other containers than etcd. Ignores init containers that exit.
 fn has_sidecars(pod: &Pod) -> bool {
     pod.spec.as_ref().is_some_and(|spec| {
         let mut init = spec.init_containers.iter().flatten();

@@ -363,7 +363,8 @@ fn json_failure_of_seed_is_reported_as_text() {
     );
 }
 
-/// The unavailable time is read from the condition in the status, so it survives a restart of the operator.
+/// The operator reads from the condition in the status since when the cluster has been unavailable. This time survives
+/// a restart of the operator.
 #[test]
 fn recovery_approval_and_unavailable_time_are_read_from_etcdcluster() {
     let observed = seen(|objects| {

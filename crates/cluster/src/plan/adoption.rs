@@ -118,7 +118,7 @@ pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a
     Some(draft)
 }
 
-/// Reports a missing grant: of an external member of the joined cluster, or of an endpoint in the annotation. `None` if
+/// Reports that an external member of the joined cluster, or an endpoint in the annotation, has no grant. `None` if
 /// every grant exists. Invariant 28: without a grant, the operator adds, promotes and removes no member of either
 /// cluster.
 ///

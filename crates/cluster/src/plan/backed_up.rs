@@ -23,7 +23,7 @@ use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed};
 
-/// The record of a change of this kind that has not ended. A record of a former cluster does not count.
+/// The record of a change of this kind that has not ended. Ignores the record of a former cluster.
 fn current<'a>(observed: &'a Observed, change: &ClusterChange) -> Option<&'a BeforeChangeStatus> {
     let record = observed.before_change.record.as_ref()?;
     let is_own = observed.cluster_id?.to_string() == record.cluster_id;
@@ -91,8 +91,8 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
     false
 }
 
-/// Ends the record of the last change of this kind. Called while no such change is needed. A change that has not started
-/// leaves no record.
+/// Completes the record of the last change of this kind, or removes it if the change has not started. Called while no
+/// such change is needed.
 pub(super) fn end(change: &ClusterChange, draft: &mut Draft) {
     let (_, observed, now) = draft.build.inputs();
     let Some(record) = current(observed, change) else {
@@ -105,8 +105,8 @@ pub(super) fn end(change: &ClusterChange, draft: &mut Draft) {
     draft.add(draft.build.record_before_change(ended.as_ref()));
 }
 
-/// True if a recovery may start. Without a quorum, etcd acknowledges no writes, so the age of a backup counts to the loss
-/// of the quorum. A later backup of a survivor counts too.
+/// True if a recovery may start. Without a quorum, etcd acknowledges no writes, so the age of the backup is measured at
+/// the loss of the quorum. A later backup of a survivor is accepted too.
 pub(super) fn may_recover(draft: &mut Draft) -> bool {
     let (desired, observed, now) = draft.build.inputs();
     let change = ClusterChange::Recovery;

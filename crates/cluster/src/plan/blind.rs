@@ -1,6 +1,6 @@
 //! Plans for a formed cluster without a trustworthy member list.
 //!
-//! Invariant 1: this module removes, adds and deletes no member. It deletes only two kinds of pods: failed pods whose
+//! Invariant 1: this module neither adds nor removes a member. It deletes only two kinds of pods: failed pods whose
 //! data is on a volume, and the seed of a canceled recovery, which is not a member of this cluster.
 
 use std::collections::BTreeSet;

@@ -324,7 +324,8 @@ fn discard_others(intent: &Intent, draft: &mut Draft) {
 ///
 /// At its start, a first member asks all other members, one after another and for one second each, whether it was
 /// bootstrapped before. A member that is starting accepts the connection but does not answer. Without endpoints, the
-/// connection is refused, and each member starts at once. A member that runs has finished its requests.
+/// connection is refused, and each member starts at once. As soon as a first member runs, its requests are done, and
+/// the Services may have endpoints.
 ///
 /// After a time limit, the Services get their endpoints in any case, so that no member depends on a single pod.
 fn may_reach_each_other(observed: &Observed, intent: &Intent, now: Timestamp) -> bool {

@@ -75,8 +75,8 @@ pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
 }
 
 /// True if the member's release keeps a deletion that was made at the revision of a compaction. Releases before 3.4.34
-/// and 3.5.16 delete it (etcd pull requests 18274 and 18475). Hashes from such different releases therefore differ,
-/// although no data is lost.
+/// and 3.5.16 delete it (etcd pull requests 18274 and 18475). The hashes of an older and a newer release therefore
+/// differ, although no data is lost.
 fn compacts_like(observed: &Observed, member: &MemberState) -> bool {
     let version = member
         .pod

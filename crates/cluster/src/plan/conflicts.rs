@@ -1,7 +1,7 @@
 //! Resolves conflicts between the phases of a plan. No other module resolves them.
 //!
 //! 1. **Priority** is the order in which the phases are called. A phase neither reads nor changes the actions of
-//!    another phase. If several phases request a change of the members, only the first request counts (invariant 2).
+//!    another phase. If several phases request a change of the members, the plan keeps only the first (invariant 2).
 //! 2. **Deferrable work.** A phase whose work can wait does not read the actions of earlier phases. It gets an
 //!    [`Earlier`] that summarizes them. Depending on its work, the phase waits for any action, for changes of the
 //!    members, or for restarts.
@@ -61,8 +61,8 @@ impl Earlier {
 }
 
 impl Draft<'_> {
-    /// Requests a change of the members or of the leader. Invariant 2: only the first request counts. Later requests
-    /// return false.
+    /// Requests a change of the members or of the leader. Invariant 2: the plan keeps only the first request. Returns
+    /// false for a later request.
     pub(super) fn request_change(&mut self, change: Change, said: String) -> bool {
         if self.change.is_some() {
             return false;

@@ -37,8 +37,8 @@ const RULES: [Rule; 8] = [
     corrupt,
 ];
 
-/// The rules for failed members. While one of them applies to a member, no other member is replaced because its pod
-/// must be recreated.
+/// The rules for failed members. While one of them applies to any member, the operator does not replace other members
+/// whose pods must be recreated.
 const FAILURES: [Rule; 4] = [
     without_data_but_serving,
     without_data,
@@ -46,11 +46,11 @@ const FAILURES: [Rule; 4] = [
     out_of_service,
 ];
 
-/// After this number of restarts, the operator believes etcd's error about damaged data: another start would read the
-/// same data.
+/// After this number of restarts, the operator accepts etcd's error about damaged data as final: another start would
+/// read the same data.
 const DAMAGED_RESTARTS: i32 = 2;
-/// After a change to another minor release, an error counts only after this number of restarts. Before, Kubernetes may
-/// still report the exit of a container with the old release.
+/// After a change to another minor release, the operator accepts etcd's error about damaged data only after this number
+/// of restarts. Before, Kubernetes may still report the exit of a container with the old release.
 const REREAD_RESTARTS: i32 = 4;
 /// After this number of restarts, a member that fails for an unknown reason may be replaced. The kubelet waits 10, 20,
 /// 40 and 80 s between the restarts.
@@ -244,10 +244,10 @@ fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timest
 /// The etcd of the member cannot start on its data. The removal loses no acknowledged write: the quorum guard requires
 /// that the other voters form a quorum, and a quorum has every acknowledged write.
 ///
-/// etcd's own error about damaged data is accepted early. Any other failure may come from a setting, an image or the
-/// machine, and could then affect one member after another. Such a failure counts as damaged data only if two
-/// conditions are met: it has lasted as long as a node may be lost, and every other voter is healthy, including a voter
-/// with the same image and settings.
+/// etcd's own error about damaged data is accepted after [`DAMAGED_RESTARTS`] restarts. Any other failure may come from
+/// a setting, an image or the machine, and could then affect one member after another. Such a failure counts as damaged
+/// data only if two conditions are met: it has lasted for `spec.memberReplacement.after`, and every other voter is
+/// healthy, including a voter with the same image and settings.
 fn unusable(
     member: &MemberState,
     pod: &Pod,
@@ -307,7 +307,7 @@ fn is_same_minor(pod: &Pod, from: &str) -> bool {
 }
 
 /// True if all other voters are healthy, and a voter among them runs with the same image and settings. A learner whose
-/// image was changed failed with its former version, so that version is compared.
+/// image was changed had failed with its former version before, so a voter with that version is accepted too.
 fn is_alone_in_it(member: &MemberState, pod: &Pod, members: &[MemberState]) -> bool {
     let others = || {
         members

@@ -4,7 +4,7 @@
 //! for which it may wait 7 s (docs/benchmarks.md). During that time, the operator reads the member's ID, leader,
 //! connections and applied index from the member's health listener.
 //!
-//! Invariant 24: such a member counts only for promotions, and not as healthy. The operator sends it no requests,
+//! Invariant 24: such a member does not count as healthy, except for promotions. The operator sends it no requests,
 //! transfers no leadership to it, and does not rely on it for a removal. The client Service does not select the member
 //! until it serves.
 
@@ -64,7 +64,8 @@ pub(super) fn is_cut_off(member: &MemberState, observed: &Observed) -> bool {
         .is_some_and(|(pulse, leader)| !is_connected(pulse, leader))
 }
 
-/// True if the member does not serve after the time that a join takes at most.
+/// Called for a member that does not serve. True if [`LATE`] has passed since the start of a learner's container, or
+/// since a voter has been outside of the client Service ([`Role::Busy`]).
 pub(crate) fn is_late_to_serve(pod: &Pod, now: Timestamp) -> bool {
     let since = match pod.role {
         Some(Role::Busy { since }) => Some(since),

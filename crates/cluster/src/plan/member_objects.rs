@@ -36,7 +36,7 @@ pub(super) fn another_cluster(observed: &Observed, name: &str) -> Option<Cluster
 }
 
 /// True if the operator created the Service for a future member: the Service lacks the annotation `started`, and
-/// neither a pod nor a volume exists. Names of first members do not count, because these names were used.
+/// neither a pod nor a volume exists. False for a first member, because its name was used.
 pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
     if observed
         .intent

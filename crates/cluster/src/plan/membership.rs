@@ -148,7 +148,8 @@ fn foreigners(view: &View, draft: &mut Draft) {
     }
 }
 
-/// Before etcd 3.4, a new member is a voter at once. The quorum depends on it before it runs.
+/// Before etcd 3.4, reports voters that have not joined yet. A new member is a voter at once, so the quorum depends on
+/// it before it runs.
 fn joining_with_a_vote(view: &View, rules: VersionRules, draft: &mut Draft) {
     let joins = |member: &&MemberState| !member.joined() && member.fate == Fate::Stays;
     if rules.learners {

@@ -15,7 +15,7 @@ pub struct Quorum {
     healthy: BTreeMap<MemberId, bool>,
 }
 
-/// The voters after an unsafe step.
+/// The numbers of voters after an unsafe step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Unsafe {
     /// Number of healthy voters after the step.
@@ -58,7 +58,7 @@ impl Quorum {
         self.healthy.values().filter(|healthy| **healthy).count()
     }
 
-    /// The counts after the removal of this voter. `None` if the removal is safe.
+    /// The numbers of voters after the removal of this voter; `None` if the removal is safe.
     pub fn unsafe_without(&self, voter: MemberId) -> Option<Unsafe> {
         let others = self.healthy.iter().filter(|(id, _)| **id != voter);
         let (mut healthy, mut voters) = (0, 0);
@@ -70,7 +70,7 @@ impl Quorum {
         (voters == 0 || healthy < quorum_of(voters)).then_some(Unsafe { healthy, voters })
     }
 
-    /// The counts after the addition of a healthy voter. `None` if the addition is safe.
+    /// The numbers of voters after the addition of a healthy voter; `None` if the addition is safe.
     pub fn unsafe_with_one_more(&self) -> Option<Unsafe> {
         let (healthy, voters) = (self.healthy() + 1, self.voters() + 1);
         (healthy < quorum_of(voters)).then_some(Unsafe { healthy, voters })

@@ -24,7 +24,8 @@ const WITHOUT_V2: (u64, u64) = (3, 7);
 /// The default of `--snapshot-count` in etcd 3.6 (`DefaultSnapshotCount` in `server/etcdserver/server.go`).
 const DEFAULT_SNAPSHOT_COUNT: u64 = 10_000;
 
-/// The entry that a member must have applied, so that it certainly has saved a snapshot after the recorded entry.
+/// The index of the entry that a member must have applied. The member has then certainly saved a snapshot after the
+/// recorded entry.
 fn target(member: &MemberState, recorded: u64) -> u64 {
     let count = member.pod.and_then(|pod| pod.snapshot_count);
     let count = count.filter(|count| *count > 0);

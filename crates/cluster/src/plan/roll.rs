@@ -412,8 +412,8 @@ fn change_image(
         .change_image((member, &pod.uid), &version, &changed)
 }
 
-/// True if the version for which the pod was built could not read the data. Failures of versions that were patched into
-/// the pod later do not count, because their image may be the cause. A ready pod has read its data.
+/// True if the version for which the pod was built could not read the data. Ignores failures of versions that were
+/// patched into the pod later, because their image may be the cause. A ready pod has read its data.
 fn is_unreadable(pod: &Pod) -> bool {
     let says_so = |ending: &Ending| matches!(ending.cause, Cause::Data(_));
     let noted = match &pod.changed {

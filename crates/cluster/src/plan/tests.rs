@@ -287,7 +287,7 @@ fn member_added_by_other_software_is_not_removed() {
     assert_eq!(
         scene.changes(),
         [],
-        "no member of this cluster may be removed instead"
+        "the operator must remove neither the external member nor another member"
     );
 }
 
@@ -466,7 +466,7 @@ fn unschedulable_pod_is_reported_after_a_minute() {
     assert_eq!(
         scene.plan().problems,
         [],
-        "an autoscaler may still be adding a node"
+        "no problem may be reported yet, because an autoscaler may still be adding a node"
     );
     scene.observed.pods.get_mut("a").unwrap().created = now - Duration::from_secs(90);
     let problem = &scene.plan().problems[0];
@@ -553,6 +553,6 @@ fn unsupported_spec_field_prevents_bootstrap() {
     assert_eq!(
         running.changes(),
         [scene::remove("b")],
-        "a running cluster is still repaired"
+        "a running cluster must still be repaired"
     );
 }

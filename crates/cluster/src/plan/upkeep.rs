@@ -27,16 +27,16 @@ use crate::upkeep::Call;
 pub(super) use alarms::corrupt_members;
 use alarms::{disarm, of_kind, report_corrupt_members};
 
-/// A scheduled run defragments only members with at least this number of free bytes.
+/// A scheduled defragmentation includes only members with at least this number of free bytes.
 const SENSIBLE: i64 = 1 << 20;
-/// Minimum delay between two runs for a full database, if the first run freed no space.
+/// Minimum delay between two defragmentations for a full database, if the first one freed no space.
 const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
-/// Minimum delay between two runs for a full database, if the first run freed space. Clients may have filled the
-/// database again.
+/// Minimum delay between two defragmentations for a full database, if the first one freed space. Clients may have
+/// filled the database again.
 const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
-/// If a run freed no space, but new revisions can be compacted, the next run waits for this multiple of the run's
-/// duration. Clients that delete keys one by one create new revisions all the time. Without the delay, the members
-/// would be defragmented most of the time, with little effect.
+/// If a defragmentation freed no space, but new revisions can be compacted, the next one waits for this multiple of the
+/// duration of the first. Clients that delete keys one by one create new revisions all the time. Without the delay, the
+/// members would be defragmented most of the time, with little effect.
 const REST: i32 = 3;
 /// Within this time, a member's status normally shows the space that a compaction has freed. If it does not, the
 /// operator defragments one member as a test, and the others only if that frees space. The status can stay wrong: etcd
@@ -45,7 +45,7 @@ const REST: i32 = 3;
 const SETTLES: SignedDuration = SignedDuration::from_secs(10);
 /// Maximum duration of a defragmentation call. The member may give no answer during this time.
 const SILENCE: SignedDuration = SignedDuration::from_mins(10);
-/// Minimum interval between two runs that the setting `freePercent` triggers.
+/// Minimum interval between two defragmentations that the setting `freePercent` triggers.
 const BETWEEN: SignedDuration = SignedDuration::from_hours(1);
 
 /// Plans the maintenance of the databases. Called after all other phases.
@@ -91,7 +91,7 @@ impl Run<'_> {
         of_kind(observed, AlarmKind::NoSpace).next().is_some()
     }
 
-    /// A tenth of the quota: the smallest amount that counts as free space.
+    /// A tenth of the quota. A database whose size is below the quota by this amount is no longer full.
     fn room(&self) -> i64 {
         (self.build.desired.upkeep.quota / 10).max(1)
     }
@@ -100,7 +100,7 @@ impl Run<'_> {
         size <= self.build.desired.upkeep.quota - self.room()
     }
 
-    /// Starts a run or disarms an alarm. Called while no run is in progress.
+    /// Starts a defragmentation of the members, or disarms an alarm. Called while no defragmentation is in progress.
     fn begin(&self, draft: &mut Draft) {
         let (desired, observed, now) = self.build.inputs();
         let Some(databases) = self.databases() else {
@@ -148,8 +148,8 @@ impl Run<'_> {
         }
     }
 
-    /// Starts a run for a full database, if the run would free space or if there are revisions that the last run did
-    /// not compact. [`AFTER_NOTHING`], [`AFTER_SOMETHING`] and [`REST`] limit how often this happens.
+    /// Starts a defragmentation for a full database, if it would free space, or if there are revisions that the last
+    /// one did not compact. [`AFTER_NOTHING`], [`AFTER_SOMETHING`] and [`REST`] limit how often this happens.
     fn begin_cure(&self, databases: &[(&MemberState<'_>, &Status)], draft: &mut Draft) {
         let (desired, observed, now) = self.build.inputs();
         let last = observed.upkeep.record.as_ref();
@@ -269,7 +269,7 @@ impl Run<'_> {
         }
     }
 
-    /// Continues a run with the current member or the next member.
+    /// Continues a defragmentation with the current member or the next member.
     fn go_on(&self, record: &DefragmentationStatus, draft: &mut Draft) {
         match record.members.last() {
             Some(last) if last.completion_time.is_none() => self.attend(record, last, draft),

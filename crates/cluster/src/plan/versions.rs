@@ -67,9 +67,9 @@ fn last_served(pod: &Pod, disk: &Disk) -> Option<EtcdVersion> {
     EtcdVersion::parse(disk.served.as_ref()?).ok()
 }
 
-/// The record of the version that last served the data, before the member changes to `next`: the version that answers.
-/// If the image of a silent member cannot be pulled, the record stays. `None` removes the record, because the version of
-/// the pod may have run.
+/// The version to record on the PVC as the last that served the data, before the member changes to `next`: the version
+/// that the member reports. If a silent member has no image, its record stays. `None` removes the record: `next` itself
+/// served, or the version of the pod may have run.
 pub(super) fn served_before(
     observed: &Observed,
     (name, disk): (&str, &Disk),

@@ -11,7 +11,7 @@ use jiff::Timestamp;
 use crate::plan::quorum::Quorum;
 use crate::snapshot::{Disk, Observed, Pod, Service};
 
-/// Whether a member's data exists.
+/// The state of a member's data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Data {
     /// The data exists, on a volume that is not being deleted or in a pod that keeps it.
@@ -36,7 +36,7 @@ pub enum Fate {
     Lost(String),
 }
 
-/// Whether the member serves, by the last observation.
+/// The health of a member in the last observation.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Health {
     /// The member itself answers and reports a leader.
@@ -60,9 +60,9 @@ pub struct MemberState<'a> {
     pub disk: Option<&'a Disk>,
     /// Service of the member, if it exists.
     pub service: Option<&'a Service>,
-    /// Whether the member's data exists and is usable.
+    /// The state of the member's data.
     pub data: Data,
-    /// Whether the member serves, by the last observation.
+    /// The health of the member in the last observation.
     pub health: Health,
     /// The planned fate of the member.
     pub fate: Fate,
@@ -132,7 +132,7 @@ impl MemberState<'_> {
 
     /// True if the member can never join, because the pod's `--initial-cluster` differs from etcd's member list. etcd
     /// compares the two at its first start and exits, and the flags of a pod are immutable. The first members of a
-    /// bootstrap do not compare.
+    /// bootstrap do not compare them.
     pub fn cannot_join(&self, names: &BTreeSet<String>) -> bool {
         let stale =
             |pod: &Pod| pod.restarts > 0 && !pod.ready && pod.joins && pod.initial != *names;
@@ -171,7 +171,7 @@ impl<'a> View<'a> {
     }
 
     /// The members that are neither scheduled for replacement nor lost, including members that have not started.
-    /// Members that other software added do not count: they must not cause the removal of a member of this cluster.
+    /// Members that other software added are left out: they must not cause the removal of a member of this cluster.
     pub fn staying(&self) -> impl Iterator<Item = &MemberState<'a>> {
         let ours = |member: &&MemberState| member.data != Data::Elsewhere;
         let all = self.members.iter().filter(ours);
@@ -232,7 +232,7 @@ pub(super) fn is_known(observed: &Observed, name: &str) -> bool {
         || observed.services.contains_key(name)
 }
 
-/// Finds out whether a member's data exists. `may_have_run`: the member has joined according to etcd, or was a first
+/// Determines the state of a member's data. `may_have_run`: the member has joined according to etcd, or was a first
 /// member of the cluster.
 pub(super) fn data(
     pod: Option<&Pod>,

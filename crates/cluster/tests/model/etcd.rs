@@ -255,7 +255,7 @@ pub(crate) type Logs<'a> = BTreeMap<u64, &'a mut Data>;
 #[derive(Default)]
 pub(crate) struct Moved {
     pub(crate) elected: Option<u64>,
-    /// `None` if no write of a client was acknowledged. Otherwise false if the log lacks the previous acknowledged
+    /// `None` if no write of a client was acknowledged; otherwise true if the log contains the previous acknowledged
     /// write.
     pub(crate) acknowledged: Option<bool>,
 }

@@ -30,7 +30,7 @@ pub(crate) struct Setup {
     pub(crate) silent: bool,
     /// The number of the first TLS policy. Only in runs with TLS changes (`switch`).
     pub(crate) tls: Option<u8>,
-    /// True if certificates are generated and their Secrets may be lost. Only in the runs of `authorities`.
+    /// True if certificates are generated and their Secrets may be lost. Only the module `authorities` sets this field.
     pub(crate) authorities: bool,
 }
 
@@ -39,9 +39,10 @@ pub(crate) struct Setup {
 pub(crate) enum Event {
     /// A round: the operator observes, plans, and executes the whole step.
     Round,
-    /// The watch caches of the operator receive the current objects of some kinds. Only in the runs of `stale`.
+    /// The watch caches of the operator receive the current objects of some kinds. Only the module `stale` generates
+    /// this event.
     WatchEvents(u8),
-    /// A round that plans from the watch caches first. Only in the runs of `stale`.
+    /// A round that plans from the watch caches first. Only the module `stale` generates this event.
     CachedRound,
     /// One tick of time passes for nodes, kubelets and members.
     Tick,
@@ -51,7 +52,7 @@ pub(crate) enum Event {
     DieTogether { after: u8, ticks: u8 },
     /// A round in which the answer to one write is lost.
     LoseReply { after: u8 },
-    /// A round in which the operator gets no answer to one write, which arrives this number of ticks later.
+    /// A round in which one write arrives this number of ticks late, and the operator gets no answer to it.
     Delay { after: u8, ticks: u8 },
     /// A round in which the API server rejects one write permanently.
     Refuse { after: u8 },
@@ -71,11 +72,12 @@ pub(crate) enum Event {
     LosePod(u8),
     /// A PVC and its data are lost.
     LoseDisk(u8),
-    /// A volume is lost, and the pod that has mounted it continues to run. Only in the runs of `volumes`.
+    /// A volume is lost, and the pod that has mounted it continues to run. Only the module `volumes` generates this
+    /// event.
     LoseVolume(u8),
     /// A user deletes a PVC. Kubernetes keeps it until its pod is deleted.
     DeleteClaim(u8),
-    /// A fault affects a member that does not serve clients yet. Only in the runs of `joining`.
+    /// A fault affects a member that does not serve clients yet. Only the module `joining` generates this event.
     StrikeJoining(u8),
     /// A member's data becomes unreadable for etcd.
     Corrupt(u8),
@@ -149,7 +151,7 @@ pub(crate) enum Event {
     AddByHand(u8),
     /// A person removes a member with etcdctl.
     RemoveByHand(u8),
-    /// A person starts a member with `--force-new-cluster`. Only in the runs of `removed`.
+    /// A person starts a member with `--force-new-cluster`. Only the module `removed` generates this event.
     ForceNewCluster(u8),
     /// The second operator reads one part of the world. It plans after its third event of this kind.
     SecondLooks,

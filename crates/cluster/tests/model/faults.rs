@@ -10,7 +10,7 @@ use crate::others::is_elsewhere;
 use crate::world::{End, Power, World, WorldDisk, WorldNode, place, tell};
 
 impl World {
-    /// Applies events to the world. `run` applies events to the operators.
+    /// Applies an event to the world. The module `run` applies the events of the operators.
     pub(crate) fn strike(&mut self, event: Event) {
         match event {
             Event::Resize(size) => {

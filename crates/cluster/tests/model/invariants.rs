@@ -333,7 +333,7 @@ impl World {
         demand!(
             self,
             !lost,
-            "invariant 3: after \"{write}\" the remaining disks are no quorum"
+            "invariant 3: after \"{write}\" the remaining disks do not form a quorum"
         );
         if is_for_etcd(write) {
             self.judge_logs();

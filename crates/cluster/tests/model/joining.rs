@@ -20,9 +20,9 @@ use crate::story::{find, play_drawn};
 use crate::world::{World, WorldPod, tell};
 use crate::writes::Plan;
 
-/// For how many ticks a joining member does not serve clients, by the number of its pod. etcd waits up to 7 s for the
-/// entry with its own client URLs, which is two or three ticks. A larger number means that the client listener is slow
-/// or broken.
+/// For how many ticks a joining member does not serve clients. The UID of its pod selects a value. etcd waits up to 7 s
+/// for the log entry with its own client URLs, which is two or three ticks. A larger number means that the client
+/// listener is slow or broken.
 const SILENT: [u64; 8] = [0, 2, 3, 6, 3, 0, 15, 2];
 
 /// The time from which the etcd of a pod that starts now serves clients. `silent`: true if joining members do not serve
@@ -76,7 +76,7 @@ impl World {
         })
     }
 
-    /// A fault hits a member that has joined or is about to join, and that does not serve clients yet.
+    /// Applies a fault to a member that has joined or is about to join, and that does not serve clients yet.
     pub(crate) fn strike_joining(&mut self, how: u8) {
         let waits = |(_, pod): &(&String, &WorldPod)| pod.running && self.now < pod.serves_from;
         let newest = self.pods.iter().filter(waits);
@@ -116,7 +116,7 @@ impl World {
 
     // ---- checks of invariant 24 ----
 
-    /// Checks that a plan counts only members that serve, except for promotions.
+    /// Checks that a plan relies only on members that serve, except for promotions.
     pub(crate) fn judge_joining(&mut self, change: &Change, cluster: &Cluster) {
         let serves = |name: &String| self.serves_clients(name);
         if let Some(name) = change.via.iter().find(|name| !serves(name)).cloned() {
@@ -235,7 +235,7 @@ impl Mutation {
         }
     }
 
-    /// Deliberate mistakes: plans that count members that do not serve yet.
+    /// Deliberate mistakes: plans that rely on members that do not serve yet.
     pub(crate) fn counts_on_joining(self, view: &View, planned: &mut Plan) {
         let joining = || view.voters().filter(|member| member.is_joining());
         let counts = |member: &MemberState| member.is_healthy() || member.is_joining();
@@ -296,7 +296,8 @@ fn named(urls: &[String]) -> Option<String> {
         .map(str::to_owned)
 }
 
-/// The run of a seed: first an ordinary run; then the cluster grows and shrinks while faults hit joining members.
+/// Generates a run from the seed: first an ordinary run; then the cluster grows and shrinks while faults affect joining
+/// members.
 fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     let (mut setup, mut events) = draw(seed, two);
     setup.silent = true;
@@ -348,7 +349,7 @@ fn strike(dice: &mut Dice) -> Event {
     }
 }
 
-/// Number of rounds in runs with one operator. Runs with two operators have half as many.
+/// Number of rounds of the test with one operator. The test with two operators has half as many.
 const ROUNDS: usize = 30_000;
 
 #[test]

@@ -129,8 +129,8 @@ impl Mutation {
     }
 }
 
-/// The run of a seed: an ordinary run with TLS changes. The events have more time between them, because a TLS change
-/// takes many rounds.
+/// Generates a run from the seed: an ordinary run with TLS changes. The events have more time between them, because a
+/// TLS change takes many rounds.
 fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     let (mut setup, drawn) = draw(seed, two);
     let mut dice = Dice::new(!seed);
@@ -148,7 +148,7 @@ fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     (setup, events)
 }
 
-/// Number of rounds in runs with one operator. Runs with two operators have half as many.
+/// Number of rounds of the test with one operator. The test with two operators has half as many.
 const ROUNDS: usize = 20_000;
 
 /// Invariant 23, and invariant 20 for clients that follow the documented order.

@@ -128,20 +128,20 @@ pub(crate) enum Mutation {
     BootstrapsInsteadOfJoining,
     /// External members are removed before enough members of the EtcdCluster are voters.
     RemovesTheirsEarly,
-    /// A PVC counts as a usable volume although its volume is lost. The runs of `volumes` must detect this mistake and
-    /// the next mistake in this list.
+    /// A PVC counts as a usable volume although its volume is lost. A test in the module `volumes` must detect this
+    /// mistake and the next mistake in this list.
     TakesLostVolumesForThere,
     /// The seed of an abandoned recovery continues to run while another seed exists.
     ForgetsGivenUpSeeds,
-    /// Volumes of members that other software removed are deleted at once. The runs of `removed` must detect this
-    /// mistake and the next two mistakes in this list.
+    /// Volumes of members that other software removed are deleted at once. A test in the module `removed` must detect
+    /// this mistake and the next two mistakes in this list.
     TakesEvidenceForLeftovers,
     /// The operator ignores the record that a majority of the voters vanished.
     ForgetsTheMajority,
     /// Members that other software removed are started again while no quorum answers.
     StartsEvidence,
-    /// A learner that does not serve yet is promoted only because its container has started. The runs of `joining` must
-    /// detect this mistake and the following mistakes about members that do not serve yet.
+    /// A learner that does not serve yet is promoted only because its container has started. A test in the module
+    /// `joining` must detect this mistake and the following mistakes about members that do not serve yet.
     PromotesByThePast,
     /// A learner that does not serve yet is promoted although it has not caught up.
     PromotesBehind,
@@ -157,8 +157,8 @@ pub(crate) enum Mutation {
     RemovesByJoining,
     /// A new voter becomes an endpoint of the client Service as soon as it is promoted.
     LetsJoiningIn,
-    /// Members start with TLS only, although they should also accept plain text. The runs of `switch` must detect this
-    /// mistake and the following mistakes about TLS.
+    /// Members start with TLS only, although they should also accept plain text. A test in the module `missteps` must
+    /// detect this mistake and the following mistakes about TLS.
     SkipsAStage,
     /// A reverted TLS change skips a stage.
     TurnsBackByAJump,
@@ -174,19 +174,20 @@ pub(crate) enum Mutation {
     LeadsClientsByALeap,
     /// Peer URLs use the second port before the members' Services have it.
     RedirectsBeforeThePort,
-    /// Members get certificates of a CA that the other members do not trust yet. The runs of `authorities` must detect
-    /// this mistake and the following mistakes about CAs.
+    /// Members get certificates of a CA that the other members do not trust yet. A test in the module `authorities`
+    /// must detect this mistake and the following mistakes about CAs.
     IssuesUntrusted,
     /// The operator gets a certificate that the members do not accept yet.
     LocksItselfOut,
     /// A CA is retired before all members trust the next CA.
     RetiresEarly,
-    /// The operator does not read which version last served the data on a volume. The runs of `served` must detect this
-    /// mistake and the following one.
+    /// The operator does not read which version last served the data on a volume. Tests in the module `served` must
+    /// detect this mistake and the following one.
     ForgetsWhatServed,
     /// The recorded version of a silent member counts as proof that the next version has never run.
     GoesBackUnproven,
-    /// A plan from watch caches, which may be stale, is executed. The runs of `stale` must detect this mistake.
+    /// A plan from watch caches, which may be stale, is executed. A test in the module `stale` must detect this
+    /// mistake.
     ActsOnCaches,
 }
 

@@ -52,7 +52,7 @@ impl World {
         self.observe_with(services, pods, self)
     }
 
-    /// Like `observe`, with the answers of etcd in another world.
+    /// Like `observe`, but the answers of etcd come from the world `etcd`.
     pub(crate) fn observe_with(
         &self,
         services: BTreeMap<String, Service>,

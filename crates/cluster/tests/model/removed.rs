@@ -205,7 +205,7 @@ impl Mutation {
     }
 }
 
-/// The run of a seed: an ordinary run on volumes, after which other software or a person removes members.
+/// Generates a run from the seed: an ordinary run on volumes, after which other software or a person removes members.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     let (mut setup, mut events) = draw(4 * seed + 1, false);
     setup.durable = true;

@@ -439,7 +439,7 @@ impl Run {
         }
     }
 
-    /// Takes the second operator out of the run for one event. If the EtcdCluster was deleted, this operator drops its
+    /// Takes the second operator out of `self` for one event. If the EtcdCluster was deleted, this operator drops its
     /// earlier reads.
     fn take_second(&mut self) -> Option<Second> {
         let second = self.second.take()?;

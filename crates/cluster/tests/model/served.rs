@@ -28,11 +28,11 @@ impl Mutation {
     }
 }
 
-/// The events of the run that this seed determines.
+/// Generates a run from the seed.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
-    /// The minor releases that the spec requests: 6 has no image, and 4 has one.
+    /// The versions that the spec requests, as indexes into `VERSIONS`: 6 has no image, and 4 has one.
     const NEXT: [u8; 3] = [6, 6, 4];
-    /// The minor release with which the cluster begins.
+    /// The version with which the cluster begins, as an index into `VERSIONS`.
     const FIRST: u8 = 2;
     let mut dice = Dice::new(seed ^ 0x30_0030);
     let setup = Setup {

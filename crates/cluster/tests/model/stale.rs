@@ -101,7 +101,7 @@ impl Run {
     }
 }
 
-/// The run of a seed: an ordinary run with watch caches. Half of the rounds plan from the caches first.
+/// Generates a run from the seed: an ordinary run with watch caches. Half of the rounds plan from the caches first.
 fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     let (setup, drawn) = draw(seed, two);
     let mut dice = Dice::new(!seed);
@@ -119,7 +119,7 @@ fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
     (setup, events)
 }
 
-/// Number of rounds in runs with one operator. Runs with two operators have half as many.
+/// Number of rounds of the test with one operator. The test with two operators has half as many.
 const ROUNDS: usize = 20_000;
 
 #[test]

@@ -123,7 +123,8 @@ pub(crate) fn explore(first: u64, two: bool, rounds: usize) -> Result<(u64, usiz
     }
 }
 
-/// Shortens the failing run of a seed and prints the remaining events. Prints all events of a passing run.
+/// Plays a seed and returns its events as a story: all events of a passing run, or only the events that the failure
+/// needs.
 pub(crate) fn tell(seed: u64, two: bool, mutation: Option<Mutation>) -> Failure {
     let (setup, mut events) = draw(seed, two);
     let first = play(&setup, &events, mutation, false);
@@ -226,7 +227,7 @@ pub(crate) fn find(mistakes: &[Mutation], drawn: Draw, rounds: usize) {
                 break;
             }
         }
-        assert!(found.is_some(), "{mutation:?} is not found");
+        assert!(found.is_some(), "the model did not detect {mutation:?}");
     }
 }
 

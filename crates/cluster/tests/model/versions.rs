@@ -31,7 +31,8 @@ const MISSING: &str = "3.6.999";
 pub(crate) struct Versions {
     /// `spec.version`; `None` if the user has not changed the first version of the run.
     wanted: Option<&'static str>,
-    /// The etcd containers, by the UIDs of the pods. A container without an entry has the first version of its pod.
+    /// The etcd containers, by the UIDs of the pods. A container without an entry has the version with which its pod
+    /// was created.
     pods: BTreeMap<u64, Image>,
     /// The versions recorded on PVCs, by the UIDs of the PVCs.
     disks: BTreeMap<u64, String>,

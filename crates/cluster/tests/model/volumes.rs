@@ -108,8 +108,8 @@ impl Mutation {
     }
 }
 
-/// The run of a seed: an ordinary run on volumes. Then a majority is lost, a recovery is approved, and volumes are lost
-/// while pods have them mounted.
+/// Generates a run from the seed: an ordinary run on volumes. Then a majority is lost, a recovery is approved, and
+/// volumes are lost while pods have them mounted.
 fn drawn(seed: u64) -> (Setup, Vec<Event>) {
     let (mut setup, mut events) = draw(4 * seed, false);
     setup.durable = true;

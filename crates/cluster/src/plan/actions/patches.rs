@@ -73,7 +73,7 @@ pub(crate) fn note_version(member: &str, uid: &str, version: &str, served: Optio
     )
 }
 
-/// Deletes the annotation about an image change. The member has become healthy with the new image.
+/// Deletes the annotation about an image change, because the member is healthy with the new image.
 pub(crate) fn clear_image_change(member: &str, uid: &str) -> Action {
     let annotations = json!({ names::ANNOTATION_CHANGED: Value::Null });
     action(

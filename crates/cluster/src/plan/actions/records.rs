@@ -280,8 +280,8 @@ fn before_change_event(record: Option<&BeforeChangeStatus>) -> (Event, String) {
     }
 }
 
-/// The Events of a defragmentation: for the start of a run, and for the end of each member's defragmentation, with its
-/// error if it failed.
+/// The Event for this record: the start of a defragmentation of all members, or the success or failure of one member's
+/// defragmentation. `None` for all other records.
 fn defragmentation_event(record: &DefragmentationStatus) -> Event {
     let Some(last) = record.members.last() else {
         let begins = record.completion_time.is_none();

@@ -52,8 +52,8 @@ pub struct Start {
     pub cluster_id: Option<ClusterId>,
 }
 
-/// How much a recovery increases the revision, as etcd recommends for restores. No lost member was further ahead of the
-/// survivor, so the recovered cluster never reuses a revision that a client has seen.
+/// How much a recovery increases the revision, as etcd recommends for restores. No lost member can be that many
+/// revisions ahead of the survivor, so the recovered cluster never reuses a revision that a client has seen.
 const LOST_REVISIONS: u64 = 1_000_000_000;
 
 impl Builder<'_> {

@@ -25,10 +25,10 @@ impl Keeper<'_> {
     /// Restarts members whose CAs for peers, or whose CAs for clients, have all expired. Members without a volume are
     /// only reported. Returns true if the plan restarts a member.
     ///
-    /// If the CAs for peers have expired, the members accept no new connection from each other. The cluster then has no
-    /// quorum that a restart could interrupt, or loses it with the next interrupted connection, so all members are
-    /// restarted concurrently. If only the CAs for clients have expired, a quorum may serve clients with open
-    /// connections, and [`Self::rejoin`] or a rolling update restarts the members one at a time.
+    /// If the CAs for peers have expired, the members accept no new connection from each other. The cluster has lost
+    /// its quorum, or loses it when the next connection breaks. All members are therefore restarted concurrently. If
+    /// only the CAs for clients have expired, a quorum may serve clients with open connections, and [`Self::rejoin`] or
+    /// a rolling update restarts the members one at a time.
     pub(super) fn start_again(&self, settled: &Settled, draft: &mut Draft) -> bool {
         let mut restarts = false;
         for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
@@ -62,9 +62,9 @@ impl Keeper<'_> {
         restarts
     }
 
-    /// Invariant 18: true if members accept connections from this member's peers, and another phase restarts the member
-    /// with new CAs for clients: [`Self::rejoin`] if a member rejects the operator, a rolling update if the member
-    /// answers.
+    /// Invariant 18: true if this member still accepts connections from its peers, and other code restarts it with new
+    /// CAs for clients. That code is a rolling update if the member answers the operator, or [`Self::rejoin`] if the
+    /// member rejects the operator.
     fn restarts_one_by_one(&self, member: &str, pod: &Pod) -> bool {
         let trusts_peers = || {
             let certificates = self.certificates;
@@ -80,8 +80,9 @@ impl Keeper<'_> {
         self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some()
     }
 
-    /// True if a TLS switch is in progress. During a switch, members also have listeners that do not depend on these
-    /// certificates, and the rolling update of the switch restarts the members one at a time (invariants 18 and 23).
+    /// True if a TLS switch is in progress. During a switch, members also have listeners that do not depend on the
+    /// generated certificates, and the rolling update of the switch restarts the members one at a time (invariants 18
+    /// and 23).
     fn is_switching(&self) -> bool {
         let rollout = self.observed.tls_rollout.as_ref();
         rollout.is_some_and(|rollout| rollout.under_way().is_some())

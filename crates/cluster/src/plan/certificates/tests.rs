@@ -147,7 +147,7 @@ fn certificates_are_renewed_at_two_thirds_of_validity_without_restart() {
     assert_eq!(
         (story.outdated(), story.deleted()),
         (0, 0),
-        "no member is restarted"
+        "no member may be restarted"
     );
 }
 

@@ -90,7 +90,7 @@ fn recovery_seed_needs_known_operator_image() {
     let pod = actions.find(|action| creates_pod(action, "n")).unwrap();
     assert!(
         has_init_container(pod),
-        "an init container fetches the data"
+        "an init container must fetch the data"
     );
     assert!(
         plan.problems

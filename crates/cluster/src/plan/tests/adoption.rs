@@ -252,7 +252,7 @@ fn join_adds_no_member_while_peer_tls_settings_differ() {
     let records = |write: &Write| matches!(write, Write::RecordTls { .. });
     assert!(
         !scene.writes().iter().any(records),
-        "the user may still change the spec"
+        "the plan must not record TLS settings, because the user may still change the spec"
     );
     assert_eq!(scene.plan().problems[0].reason, Reason::JoinRefused);
     let scene = says(with_tls(joined(&[])).reserved("a"), PEERS);

@@ -65,7 +65,7 @@ fn backup(cluster_id: String, seconds: i64) -> LastBackup {
     }
 }
 
-/// The record of a change that has waited since the time 990.
+/// The record of a change that has waited since 990 s (Unix time).
 fn waiting(change: ClusterChange) -> BeforeChangeStatus {
     BeforeChangeStatus {
         change,
@@ -85,7 +85,7 @@ fn shrinking() -> Scene {
     Scene::formed(&["a", "b", "c", "d", "e"]).size(3)
 }
 
-/// The annotation that waives the wait since the time 990.
+/// The annotation that waives the backup for the change that has waited since 990 s (Unix time).
 const WAIVER: &str = "Upgrade/1970-01-01T00:16:30Z";
 
 #[test]
@@ -129,7 +129,11 @@ fn invariant_32_upgrade_starts_only_with_recorded_recent_backup() {
     let record = scene.record_written().unwrap();
     assert_eq!(record.backup, scene.observed.before_change.backup);
     assert_eq!(record.start_time, Time(at(990)));
-    assert_eq!(patched(&scene), [], "the record comes first");
+    assert_eq!(
+        patched(&scene),
+        [],
+        "the backup must be recorded before any image changes"
+    );
     let mut recorded = waiting();
     recorded.observed.before_change.record = Some(record);
     assert_eq!(patched(&recorded), one("b", "3.6.16"));
@@ -272,12 +276,16 @@ fn invariant_32_recovery_needs_backup_that_is_recent_at_quorum_loss() {
     unreported.observed.recovery.unavailable_since = None;
     assert!(
         begun(&unreported).is_none(),
-        "the time of the loss is unknown"
+        "no recovery may start while the time of the quorum loss is unknown"
     );
     assert!(begun(&scene().waived("Recovery/1970-01-01T00:15:01Z")).is_none());
     assert!(begun(&scene().waived(waiver)).is_some());
     assert!(begun(&approved(one_left()).guarded(&["Upgrade"])).is_some());
-    assert_eq!(scene().record_written(), None, "no backup is requested");
+    assert_eq!(
+        scene().record_written(),
+        None,
+        "the plan must not request a backup"
+    );
 }
 
 /// A member sends a snapshot without a quorum, so a user can back up the data with which the recovery continues.

@@ -101,7 +101,7 @@ fn stale_data_comparison_is_repeated_before_restart() {
     assert_eq!(
         roles(&scene),
         [],
-        "no member may be drained before the comparison"
+        "no member may be drained before the comparison of the data"
     );
     let recent = scene.clone().role("b", since(998));
     assert!(recent.plan().asks.is_none() && ends(&recent));

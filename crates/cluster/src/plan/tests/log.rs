@@ -6,7 +6,7 @@ use crate::plan::tests::writes::Write;
 use crate::snapshot::Seen;
 use crate::upkeep::raft_log_record;
 
-/// The newest entry of the log in these scenes.
+/// The index of the newest log entry in these scenes.
 const NEWEST: u64 = 10_000;
 
 /// The writes with which the plan changes the next member, in order.

@@ -66,7 +66,7 @@ fn old_volumes_are_kept_until_recovered_cluster_is_complete() {
     assert_eq!(deletes_disk(&writes), 0);
     assert!(
         scene.plan().problems.is_empty(),
-        "the objects of the old cluster are reported as foreign"
+        "the objects of the old cluster must not be reported as foreign"
     );
     scene.desired.size = 1;
     assert_eq!(deletes_disk(&scene.writes()), 2);
@@ -107,7 +107,7 @@ fn invariant_16_recovered_cluster_gets_endpoints_once_old_pods_are_unready() {
     old.terminating = true;
     assert!(
         !scene.writes().contains(&open),
-        "the old pod is still ready"
+        "the Service must not get endpoints while the old pod is ready"
     );
     scene.observed.pods.get_mut("a").unwrap().ready = false;
     // A terminating old pod that is not ready is no endpoint, even if Kubernetes never deletes it. The client Service
@@ -148,7 +148,7 @@ fn used_recovery_approval_starts_no_second_recovery() {
     assert_eq!(
         codes,
         [Reason::QuorumLost],
-        "the old approval is not reported as wrong"
+        "the old approval must not be reported as wrong"
     );
 }
 
@@ -195,7 +195,7 @@ fn old_volumes_are_kept_until_restored_cluster_is_complete() {
         );
         assert!(
             scene.plan().problems.is_empty(),
-            "the objects of the old cluster are reported as foreign"
+            "the objects of the old cluster must not be reported as foreign"
         );
     }
 }

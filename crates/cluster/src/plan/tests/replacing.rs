@@ -300,6 +300,6 @@ fn failing_joining_member_with_stale_member_list_is_recreated() {
     durable.observed.pods.get_mut("d").unwrap().durable = true;
     assert!(
         durable.writes().contains(&scene::delete_pod("d")),
-        "the pod is created again on its volume"
+        "the pod must be deleted, so that it is created again on its volume"
     );
 }

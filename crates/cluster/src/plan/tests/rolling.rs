@@ -509,8 +509,8 @@ fn changed_pod_settings_recreate_pods_one_by_one() {
     );
 }
 
-/// Only a change of the image records the version for a rollback. If the new version were not available, a cluster with
-/// one recreated pod could not be rolled back.
+/// A pod whose image is changed in place records its former version for a rollback, and a recreated pod does not. If
+/// the new version has no image, the operator could not roll back a recreated pod.
 #[test]
 fn minor_upgrade_changes_image_before_pod_is_recreated() {
     let differ = |mut scene: Scene| {

@@ -173,7 +173,8 @@ fn bootstrap_restarts_if_bootstrap_mode_changes() {
     assert_eq!(all.waits(), [Reason::BootstrapAbandoned]);
 }
 
-/// The StorageClass of a PVC cannot be changed. A volume that exists may contain data of a member that has started.
+/// The StorageClass of a PVC cannot be changed, so the corrected class needs new PVCs and a new bootstrap. A bootstrap
+/// with an existing volume continues, because the volume may contain data of a member that has started.
 #[test]
 fn bootstrap_restarts_if_storage_class_of_unbound_pvc_is_corrected() {
     let claim = |class: &str, capacity: Option<u64>| Claim {

@@ -142,7 +142,7 @@ impl World {
                 for (other, mode) in &modes {
                     let knows = mode.maker == modes[name].maker && mode.peers > PeerStage::Plain;
                     let dials = !url.starts_with("https") || knows;
-                    assert!(dials, "{other}, {:?}, cannot dial {url}", mode.peers);
+                    assert!(dials, "{other}, {:?}, cannot connect to {url}", mode.peers);
                 }
             }
         }
@@ -286,7 +286,7 @@ fn invariant_23_tls_switch_waits_for_disconnected_learner() {
 }
 
 /// Regression: the seed of a recovery lost its pod before its TLS settings were recorded. It restarted with the
-/// settings of a newer spec. The learners then dialed an address at which the seed did not listen.
+/// settings of a newer spec. The learners then tried to connect to an address at which the seed did not listen.
 #[test]
 fn invariant_23_wrong_peer_url_of_restarted_seed_is_corrected() {
     let mut world = World::new("null");

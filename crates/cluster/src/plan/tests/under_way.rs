@@ -62,8 +62,8 @@ fn client_service_loses_endpoints_before_recovery_creates_seed() {
     assert!(!destroys(&writes));
 }
 
-/// Another operator process may have set the start mark. After its lease has ended, this process could still remove the
-/// mark.
+/// Another operator process may have set the start mark. Even after the end of its lease, that process could still
+/// remove the mark.
 #[test]
 fn invariant_6_start_mark_is_renewed_before_seed_pod() {
     let again = |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "n");

@@ -194,7 +194,7 @@ fn full_database_is_defragmented_after_compaction() {
     assert_eq!(
         scene.waits(),
         [Reason::Compacting],
-        "the members may report the freed space soon"
+        "the operator must wait, because the members may soon report the freed space"
     );
     compacted.start_time = time(980);
     scene.observed.upkeep.record = Some(compacted.clone());
@@ -240,7 +240,7 @@ fn compaction_is_delayed_after_ineffective_run() {
     };
     assert!(
         !ended(925, 945),
-        "the pause must be three times the 20 s of the run"
+        "the pause must be three times the 20 s of the defragmentation"
     );
     assert!(ended(915, 935));
     assert!(!ended(970, 971), "the pause is at least 30 s");
@@ -264,7 +264,7 @@ fn invariant_19_alarm_is_disarmed_once_every_database_has_space() {
     assert_eq!(
         silent.writes(),
         [],
-        "a member that does not answer may have a full database"
+        "the alarm must stay, because the member that does not answer may have a full database"
     );
 }
 
@@ -423,7 +423,7 @@ fn defragmentation_runs_once_per_scheduled_time() {
     assert_eq!(
         scene.writes(),
         [],
-        "the run of this schedule has already begun"
+        "the defragmentation for this scheduled time has already begun"
     );
     let mut nothing = three(90, 90);
     nothing.desired = scene.desired;

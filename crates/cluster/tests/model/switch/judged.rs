@@ -85,7 +85,7 @@ impl World {
             demand!(
                 self,
                 !moves || to.peers.listeners().contains(&member.dialled),
-                "invariant 23: {name} is dialled at {:?}, where members that {} do not listen",
+                "invariant 23: the peer URL of {name} names {:?}, but members that {} do not listen there",
                 member.dialled,
                 to.words()
             );
@@ -124,7 +124,7 @@ impl World {
         demand!(
             self,
             deaf.is_none(),
-            "invariant 23: the first member cannot dial the second: {deaf:?}"
+            "invariant 23: the first member cannot connect to the second: {deaf:?}"
         );
         self.judge_clients();
     }

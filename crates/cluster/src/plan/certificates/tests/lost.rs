@@ -67,7 +67,11 @@ impl Story {
             assert_eq!(self.deletes().as_deref(), Some(member));
             self.comes_back(member);
             self.ready(member, false);
-            assert_eq!(self.deletes(), None, "{member} is not ready");
+            assert_eq!(
+                self.deletes(),
+                None,
+                "no other pod may be deleted while {member} is not ready"
+            );
             self.ready(member, true);
             self.settle();
         }
@@ -329,7 +333,11 @@ fn lost_client_authority_restarts_members_one_by_one() {
 fn invariant_18_expired_client_authority_restarts_members_one_by_one() {
     let mut story = Story::formed(true);
     story.expires(CaScope::Clients);
-    assert_eq!(story.deletes(), None, "members answer the operator");
+    assert_eq!(
+        story.deletes(),
+        None,
+        "the members answer the operator, so no pod may be deleted"
+    );
     story.silent();
     story.restarts_one_by_one();
 }
@@ -404,7 +412,7 @@ fn invariant_20_old_authority_stays_until_all_members_trust_next() {
     assert_eq!(story.count(retires), 0);
     assert!(
         story.count(issues) > 0,
-        "expired certificates are issued again"
+        "expired certificates must be issued again"
     );
 }
 
