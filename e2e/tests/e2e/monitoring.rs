@@ -23,7 +23,7 @@ use k8s_openapi::api::core::v1::Pod;
 use kube::ResourceExt;
 use serde_json::Value;
 
-use self::load::{fill, keep_full, keep_writing};
+use self::load::{fill, keep_full, keep_writing, move_leader};
 use crate::dashboards;
 use crate::fixtures::{cluster_with, newest_version, root};
 
@@ -276,7 +276,7 @@ impl<'a> Monitor<'a> {
         // The last member of each cycle is the first leader, so no move leads to the current leader.
         members.push(survivor.clone());
         for next in members.iter().cycle().take(LEADER_MOVES) {
-            self.move_leader(next).await?;
+            move_leader(sandbox, next).await?;
         }
         // The dashboard shows the time of commits only if a client writes.
         let words = ["ctl", "orders", "--", "put", "orders/1", "paid"];
@@ -315,22 +315,6 @@ impl<'a> Monitor<'a> {
             self.ends(alert, &labels).await?;
         }
         sandbox.await_members("orders", 3).await.map(drop)
-    }
-
-    /// Moves the leadership of the cluster `orders`. Retries if the plugin refuses the move because a member has no
-    /// leader, as directly after the previous move.
-    async fn move_leader(&self, next: &str) -> Result<()> {
-        let words = ["move-leader", "orders", "--to", next, "--yes"];
-        until("the leadership moves", DEADLINE, async || {
-            match plugin::run(self.sandbox, &words).await {
-                // The answer to the previous attempt was lost.
-                Err(error) if format!("{error:#}").contains("already the leader") => {
-                    Ok(Poll::Done(()))
-                }
-                outcome => outcome.map(|_| Poll::Done(())),
-            }
-        })
-        .await
     }
 
     /// Sets a longer validity, and deletes the certificates, so that the operator issues them again.

@@ -57,7 +57,9 @@ pub(crate) async fn make(fault: Fault, victim: &str, fleet: &Fleet) -> Result<Op
         Fault::SlowDisk => {
             let slow = slow_down(sandbox, victim).await;
             return slow.map(Some).with_context(|| {
-                format!("slow down the disk of {victim}: if this member was replaced, start a new drill")
+                format!(
+                    "slow down the disk of {victim}: if this member was replaced, start a new drill"
+                )
             });
         }
         Fault::BadImage => {

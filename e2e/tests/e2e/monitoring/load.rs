@@ -1,11 +1,11 @@
-//! Writes of clients that cause faults in the test of the alerts.
+//! The load in the test of the alerts: writes of clients, and moves of the leadership.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use anyhow::Result;
 use e2e::wait::Poll;
-use e2e::{DEADLINE, Keyspace, until};
+use e2e::{DEADLINE, Keyspace, Sandbox, plugin, until};
 
 /// The number of writes between two checks of the time limit.
 const WRITES: usize = 32;
@@ -46,4 +46,18 @@ pub(super) async fn keep_writing(keys: &Keyspace) {
         }
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
+}
+
+/// Moves the leadership of the cluster `orders`. Retries if the plugin refuses the move because a member has no leader,
+/// as directly after the previous move.
+pub(super) async fn move_leader(sandbox: &Sandbox, next: &str) -> Result<()> {
+    let words = ["move-leader", "orders", "--to", next, "--yes"];
+    until("the leadership moves", DEADLINE, async || {
+        match plugin::run(sandbox, &words).await {
+            // The answer to the previous attempt was lost.
+            Err(error) if format!("{error:#}").contains("already the leader") => Ok(Poll::Done(())),
+            outcome => outcome.map(|_| Poll::Done(())),
+        }
+    })
+    .await
 }
