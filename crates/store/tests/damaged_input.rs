@@ -173,7 +173,8 @@ fn damaged_store_responses_are_read_or_rejected() {
     let clients = Clients::start();
     proptest!(cases(48), |((store, status, body) in answers())| {
         if let Ok(names) = clients.list(store, status, &body) {
-            // The damage can repeat only a few entries of the response.
+            // The random changes of the response add only a few entries. More names would mean that the client repeats
+            // pages.
             prop_assert!(names.len() < 100, "{:?}", names);
         }
         assert_little_memory();

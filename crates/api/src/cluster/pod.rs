@@ -169,8 +169,8 @@ pub struct PodPolicy {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(schema_with = "object_name")]
     pub runtime_class_name: Option<String>,
-    /// Seconds that a member has to stop, before its process is killed. If not set, 2. With `sidecars` or
-    /// `initContainers`, the default of Kubernetes (30).
+    /// Time limit in seconds for a pod to stop. Then Kubernetes kills its processes. Default: 2, or 30 with `sidecars`
+    /// or `initContainers`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0))]
     pub termination_grace_period_seconds: Option<i64>,

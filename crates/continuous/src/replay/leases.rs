@@ -75,7 +75,7 @@ async fn renew_all(client: Client, state: Shared) {
             due.map(|(id, _)| *id).collect()
         };
         for id in due {
-            // After an error of the connection, the next search repeats the renewal.
+            // If the request fails, the lease stays due, and the next pass of the loop renews it.
             let Ok(is_alive) = renew(&mut client, id).await else {
                 continue;
             };

@@ -138,8 +138,7 @@ async fn capture_continues_after_restart_of_etcd() {
     let store = lab.store.clone();
     for _ in 0..3 {
         put_many(&lab, 50).await;
-        // The process of the recorder has ended too. The recorder of the next process continues after the last stored
-        // segment.
+        // Each pass also restarts the recorder: a new recorder continues after the last stored segment.
         let recorder = resumed(&lab, &base).await;
         let mut capture = Capture::new(&etcd, &store, PREFIX, base.clone(), recorder, extras());
         let member = lab.etcd.client_url.clone();

@@ -268,7 +268,9 @@ fn stop_for(
     running: Vec<OldPod>,
 ) -> Plan {
     let Some((cluster, recorded)) = known else {
-        return Plan::wait_for("waiting for the record of the seed in the status");
+        return Plan::wait_for(
+            "waiting until the status of the EtcdRestore contains the cluster ID and the revision of the seed",
+        );
     };
     let (id, serves) = match serving {
         Serving::Serves {

@@ -56,8 +56,8 @@ pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Dr
     if give_up(evidence, record, draft) {
         return;
     }
-    // Invariant 9: the objects of a seed with a lost volume stay, because the seed may have the last copy of the data.
-    // The next recovery creates another seed.
+    // The volume of the seed is lost, and the survivor still has its data: cancel this recovery. The next recovery creates
+    // another seed. The objects of this seed stay, because its pod may still use the volume (invariant 9).
     let disk = observed.disks.get(member);
     if disk.is_some_and(|disk| disk.lost) && evidence.survives(survivor) {
         let why = format!("the volume of {member} was lost before the new cluster was recorded");
