@@ -248,7 +248,8 @@ async fn restore_waits(sandbox: &Sandbox, path: &str) -> Result<()> {
 #[tokio::test]
 async fn changes_wait_for_backup_or_waiver() {
     scenario("before_upgrade", async |sandbox| {
-        let (old, new) = sandbox.env.oldest_and_newest_of("3.5")?;
+        // A verification needs an image with etcdutl. The older release of etcd 3.5 on the nodes has none.
+        let (old, new) = (sandbox.env.newest_of("3.5")?, sandbox.env.newest_of("3.6")?);
         let bucket = Bucket::create(sandbox.env.s3()?, &sandbox.namespace).await?;
         sandbox.apply(&aws_secret(sandbox.env.s3()?, "aws")).await?;
         let cluster = guarded(sandbox, &bucket, &old)?;

@@ -128,6 +128,9 @@ fn is_running(status: &ContainerStatus) -> bool {
     state.is_some_and(|state| state.running.is_some())
 }
 
+/// The reason in a report of the restore operator's program if the content of the backup is not a valid snapshot.
+const UNREADABLE: &str = "SnapshotUnreadable";
+
 /// The exit code and the termination message of a container that has ended.
 fn ended(status: &ContainerStatus) -> Option<(i32, &str)> {
     let terminated = status.state.as_ref()?.terminated.as_ref()?;
@@ -161,7 +164,7 @@ fn fetch_failure(status: &ContainerStatus) -> Option<Failure> {
     // These are the reasons in reports of the restore operator's program. The backup operator uses the same names for
     // `BackupMissing` and `BucketMissing`.
     let damaged = [
-        "SnapshotUnreadable",
+        UNREADABLE,
         Reason::BackupMissing.as_str(),
         Reason::BucketMissing.as_str(),
     ];
@@ -174,9 +177,11 @@ fn fetch_failure(status: &ContainerStatus) -> Option<Failure> {
 /// The failure of etcd, or of the program that restores the data directory before etcd starts.
 fn etcd_failure(status: &ContainerStatus) -> Option<Failure> {
     let (code, message) = ended(status)?;
-    let message = match member::Report::read(message) {
-        Some(member::Report::Failed { message, .. }) => message,
-        Some(member::Report::Done(_)) | None => message.to_owned(),
+    let (message, damaged) = match member::Report::read(message) {
+        // The program has another reason if it could not try to restore the backup, for example because the image has
+        // no etcdutl.
+        Some(member::Report::Failed { reason, message }) => (message, reason == UNREADABLE),
+        Some(member::Report::Done(_)) | None => (message.to_owned(), true),
     };
     if message.contains("no space left on device") {
         return Some(Failure {
@@ -186,7 +191,7 @@ fn etcd_failure(status: &ContainerStatus) -> Option<Failure> {
             ),
         });
     }
-    Some(killed_or(code, "etcd", &message, true))
+    Some(killed_or(code, "etcd", &message, damaged))
 }
 
 fn killed_or(code: i32, container: &str, message: &str, damaged: bool) -> Failure {
@@ -288,6 +293,18 @@ mod tests {
             };
             assert_eq!(failure.damaged, damaged, "{failure:?}");
             assert!(failure.message.contains(part), "{failure:?}");
+        }
+    }
+
+    #[test]
+    fn failed_restore_is_damage_only_if_backup_is_unreadable() {
+        for (reason, damaged) in [("SnapshotUnreadable", true), ("SeedFailed", false)] {
+            let report = json!({ "result": "failed", "reason": reason, "message": "why" });
+            let status = json!({ "containerStatuses": ended_as("etcd", 1, &report) });
+            let PodState::Ended(Err(failure)) = state(&status) else {
+                panic!("{reason}");
+            };
+            assert_eq!(failure.damaged, damaged, "{reason}: {failure:?}");
         }
     }
 
