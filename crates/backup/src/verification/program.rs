@@ -84,7 +84,8 @@ fn judge(expected: &Contents, found: &etcd::Served) -> Report {
     }
     let counts = expected.keys.zip(found.keys);
     let counts = counts.filter(|_| found.revision == expected.revision);
-    if let Some((expected, found)) = counts.filter(|(expected, found)| expected != found) {
+    if let Some((expected, found)) = counts.filter(|(expected, found)| !is_equal(*expected, *found))
+    {
         return Report::Failed {
             message: format!(
                 "the restored etcd serves {found} keys, but the manifest records {expected} keys"
@@ -103,10 +104,17 @@ fn judge(expected: &Contents, found: &etcd::Served) -> Report {
     }
     Report::Verified(Proof {
         revision: expected.revision,
-        keys: found.keys,
+        keys: counts.map(|(expected, _)| expected).or(found.keys),
         keys_compared: counts.is_some(),
         hash_compared: hashes.is_some(),
     })
+}
+
+/// Compares the number of keys in the manifest with the metric of the restored etcd. If a restore has raised the revision
+/// of the cluster, its data contains one entry with an empty key (`unsafeBumpBucketsRevision` in etcdutl). The metric
+/// counts this entry, but no client can read it, so it is not in the manifest.
+fn is_equal(expected: i64, found: i64) -> bool {
+    found == expected || found == expected.saturating_add(1)
 }
 
 #[cfg(test)]
@@ -176,7 +184,9 @@ mod tests {
         // The number is compared even if the manifest has no hash, as for a large database.
         let large = contents(Some(2), None);
         assert_eq!(judge(&large, &found(7, 2, 9)), proof(2, true, false));
-        for keys in [1, 3] {
+        // The data contains the empty key of a raised revision.
+        assert_eq!(judge(&recorded, &found(7, 3, 9)), proof(2, true, true));
+        for keys in [1, 4] {
             for recorded in [&recorded, &large] {
                 let Report::Failed { message } = judge(recorded, &found(7, keys, 9)) else {
                     panic!("{keys} keys were accepted");
