@@ -94,14 +94,7 @@ impl Etcd for EtcdClient {
     async fn compact(&self, via: &[String], revision: i64) -> Result<(), Error> {
         self.change(via, |mut client| async move {
             let options = CompactionOptions::new().with_physical();
-            match client.compact(revision, Some(options)).await {
-                Err(etcd_client::Error::GRpcStatus(status))
-                    if status.message().ends_with(COMPACTED) =>
-                {
-                    Ok(())
-                }
-                answer => answer.map(|_| ()),
-            }
+            unless_compacted(client.compact(revision, Some(options)).await).map(drop)
         })
         .await
     }
