@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::backup_schedule::location;
 use crate::operator_crash::CrashingOperator;
-use crate::quorum_loss::{approve, await_loss, delete_at_once};
+use crate::quorum_loss::{approve, await_loss, lose};
 use crate::restore_in_place::{await_replaced, restore_lock};
 use crate::upgrade::{await_version, change, manifest};
 
@@ -140,7 +140,7 @@ async fn recovery_waits(sandbox: &Sandbox) -> Result<()> {
     lost.retain(|name| *name != survivor);
     let id = field(&before, "/status/clusterID").as_str();
     let id = id.context("no cluster ID")?;
-    delete_at_once(sandbox, "pod", &lost).await?;
+    lose(sandbox, &["pod"], &lost).await?;
     await_loss(sandbox, &[id, survivor.as_str()]).await?;
     approve(sandbox, id).await?;
     let parts = [

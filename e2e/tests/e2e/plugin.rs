@@ -10,6 +10,7 @@ use serde_json::Value;
 
 use crate::auth::secret;
 use crate::fixtures::{DURABLE, cluster_with, newest_version};
+use crate::quorum_loss::lose;
 
 const PASSWORD: &str = "correct-horse-battery";
 
@@ -156,14 +157,9 @@ async fn await_state(sandbox: &Sandbox, state: &str) -> Result<()> {
 async fn recovers(sandbox: &Sandbox) -> Result<()> {
     let before = sandbox.await_members("c", 3).await?;
     let survivor = leader(&before)?;
-    let mut words = vec!["delete", "--wait=false", "--grace-period=0", "--force"];
     let mut victims = ready_members(&before);
     victims.retain(|member| *member != survivor);
-    let kinds = ["pvc", "pod"].into_iter();
-    let lost = kinds.flat_map(|kind| victims.iter().map(move |name| format!("{kind}/{name}")));
-    let lost: Vec<String> = lost.collect();
-    words.extend(lost.iter().map(String::as_str));
-    sandbox.kubectl(&words).await?;
+    lose(sandbox, &["pvc", "pod"], &victims).await?;
     let clusters = sandbox.objects(Kind::EtcdCluster);
     let what = "the lost quorum is reported";
     await_object(&clusters, "c", what, DEADLINE, |object| {

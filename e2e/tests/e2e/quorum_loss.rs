@@ -55,13 +55,17 @@ fn text(object: &DynamicObject, pointer: &str) -> String {
         .to_owned()
 }
 
-pub(crate) async fn delete_at_once(sandbox: &Sandbox, kind: &str, names: &[String]) -> Result<()> {
-    let mut arguments = vec!["delete", kind, "--wait=false"];
-    if kind == "pod" {
-        arguments.extend(["--grace-period=0", "--force"]);
-    }
-    arguments.extend(names.iter().map(String::as_str));
-    sandbox.kubectl(&arguments).await.map(drop)
+/// Deletes objects of these kinds with the names of members, all at the same time. Returns after their containers have
+/// stopped: with `--force`, a container would outlive its pod, could elect a leader with the survivor, and so make an
+/// approval stale.
+pub(crate) async fn lose(sandbox: &Sandbox, kinds: &[&str], members: &[String]) -> Result<()> {
+    let objects = kinds
+        .iter()
+        .flat_map(|kind| members.iter().map(move |name| format!("{kind}/{name}")));
+    let objects: Vec<String> = objects.collect();
+    let mut words = vec!["delete", "--grace-period=1"];
+    words.extend(objects.iter().map(String::as_str));
+    sandbox.kubectl(&words).await.map(drop)
 }
 
 pub(crate) async fn approve(sandbox: &Sandbox, cluster_id: &str) -> Result<()> {
@@ -206,7 +210,7 @@ async fn lost_majority_with_volumes_is_recovered_after_approval() {
 /// and the next process completes it.
 async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &cluster(&sandbox.env, "c", 3)?).await?;
-    delete_at_once(sandbox, "pod", &before.victims).await?;
+    lose(sandbox, &["pod"], &before.victims).await?;
     let how = format!("{APPROVE}={}", before.cluster_id);
     let expected = [&how, &*before.survivor, "at revision", "EtcdRestore"];
     await_loss(sandbox, &expected).await?;
@@ -247,7 +251,7 @@ async fn approved_by_a_person(sandbox: &Sandbox) -> Result<()> {
 async fn approved_by_policy(sandbox: &Sandbox) -> Result<()> {
     let policy = "  recovery: {policy: Automatic, after: 5s}\n";
     let before = create_cluster(sandbox, &cluster_with(&sandbox.env, "c", 3, policy)?).await?;
-    delete_at_once(sandbox, "pod", &before.victims).await?;
+    lose(sandbox, &["pod"], &before.victims).await?;
     is_recovered(sandbox, before, "Policy").await
 }
 
@@ -282,7 +286,7 @@ async fn canceled(sandbox: &Sandbox) -> Result<()> {
     let volumes = "persistentvolumeclaims: \"3\"";
     sandbox.apply(&quota("volumes", volumes)).await?;
     await_quotas(sandbox).await?;
-    delete_at_once(sandbox, "pod", &before.victims).await?;
+    lose(sandbox, &["pod"], &before.victims).await?;
     await_offer(sandbox, &before).await?;
 
     approve(sandbox, &before.cluster_id).await?;
@@ -363,14 +367,7 @@ async fn without_volumes(sandbox: &Sandbox) -> Result<()> {
     let before = create_cluster(sandbox, &durable(sandbox)?).await?;
     // PVCs and pods are deleted at the same time, so that the quorum is lost. Otherwise the operator would replace the
     // members one by one.
-    let both = |kind: &str| -> Vec<String> {
-        let named = before.victims.iter().map(|name| format!("{kind}/{name}"));
-        named.collect()
-    };
-    let lost = [both("pvc"), both("pod")].concat();
-    let mut words = vec!["delete", "--wait=false", "--grace-period=0", "--force"];
-    words.extend(lost.iter().map(String::as_str));
-    sandbox.kubectl(&words).await?;
+    lose(sandbox, &["pvc", "pod"], &before.victims).await?;
     await_loss(sandbox, &[&before.cluster_id, &before.survivor]).await?;
     approve(sandbox, &before.cluster_id).await?;
     is_recovered(sandbox, before, "Annotation").await?;

@@ -11,6 +11,7 @@ use kube::api::DynamicObject;
 use crate::auth::secret;
 use crate::certificates::{arguments, client, make_secrets, service_dns_names};
 use crate::fixtures::cluster_with;
+use crate::quorum_loss::lose;
 use crate::tls_generated;
 
 const KEYS: usize = 200;
@@ -24,22 +25,13 @@ async fn lose_majority(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> 
     let survivor = follower(before)?;
     let mut victims = ready_members(before);
     victims.retain(|name| *name != survivor);
-    let mut words = vec![
-        "delete",
-        "pod",
-        "--wait=false",
-        "--grace-period=0",
-        "--force",
-    ];
-    words.extend(victims.iter().map(String::as_str));
-    sandbox.kubectl(&words).await.map(drop)
+    lose(sandbox, &["pod"], &victims).await
 }
 
 /// Ensures that the operator reports the lost quorum, and that a new cluster continues with the survivor's data after
 /// the approval.
 async fn is_recovered(sandbox: &Sandbox, before: &DynamicObject) -> Result<()> {
     let clusters = sandbox.objects(Kind::EtcdCluster);
-    // A terminating member may still answer once. So the approval is set only after the operator has reported the loss.
     await_object(
         &clusters,
         "c",
