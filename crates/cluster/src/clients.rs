@@ -36,9 +36,9 @@ impl Clients {
 
     /// The client for the cluster with this UID, token and access.
     ///
-    /// A restore in place or a recovery creates a new etcd cluster with a new cluster token and a new Raft log. If the
-    /// new cluster received a login token from the previous cluster, it would delay the call until its own log is as
-    /// long (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`). Each cluster token therefore has its own
+    /// A restore in place or a recovery creates an etcd cluster with a new cluster token and a new Raft log. For a call
+    /// with a login token of the previous cluster, the new etcd would wait until its own log is as long as the previous
+    /// log (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`). Each cluster token therefore has its own
     /// client and login.
     pub fn of(&self, (uid, token): (&str, Option<&str>), access: &Access) -> Arc<dyn Etcd> {
         if *access == Access::default() {
@@ -127,7 +127,7 @@ mod tests {
         assert!(gone.upgrade().is_none());
     }
 
-    /// With a login token of the previous cluster, every call to the seed of the new cluster would be delayed.
+    /// The new cluster would delay every call with a login token of the previous cluster.
     #[test]
     fn restored_or_recovered_cluster_gets_new_etcd_client() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));

@@ -2,8 +2,8 @@
 //! members are sent concurrently.
 //!
 //! This module decides nothing. If an action's object has changed, already exists or is deleted, the chain ends, and
-//! the next reconcile plans again. The executor retries an action only if the end of the chain would make a member's
-//! name unusable.
+//! the next reconcile plans again. The executor retries an action only if a failure would make a member's name
+//! unusable.
 
 mod calls;
 mod certificates;
@@ -162,8 +162,8 @@ impl ExecuteContext<'_> {
     /// Sends an action of a chain, with retries if `marked`. The flag in the error is true if the request certainly had
     /// no effect.
     ///
-    /// After the chain has set the annotation `started` on a Service, the end of the chain could make the member's name
-    /// unusable. Requests that the API server cannot serve at the moment are therefore retried while the observation is
+    /// After the chain has set the annotation `started` on a Service, a failure could make the member's name unusable.
+    /// The executor therefore retries requests that the API server cannot serve at the moment, while the observation is
     /// fresh.
     async fn repeat(&self, action: &Action, marked: bool) -> Result<Option<String>, (Error, bool)> {
         let (mut pause, mut doubtful) = (PAUSE, false);
@@ -184,10 +184,9 @@ impl ExecuteContext<'_> {
     }
 
     /// Removes the annotation `started` that the chain has set, even if the observation is too old by now. The
-    /// precondition is the resourceVersion that the chain wrote.
-    ///
-    /// Another process renews the annotation before it starts the member, which changes the resourceVersion. If a
-    /// Service has no annotation, its member therefore never started (invariant 6).
+    /// precondition is the resourceVersion that the chain wrote: another process changes it by renewing the annotation
+    /// before it starts the member. A Service without the annotation therefore proves that its member never started
+    /// (invariant 6).
     async fn undo(&self, member: &str, version: &str) -> Result<(), Error> {
         let patch = unmark(member, version);
         for pause in PAUSES {
@@ -199,7 +198,7 @@ impl ExecuteContext<'_> {
         self.patch(&patch).await.map(drop)
     }
 
-    /// Invariant 11: the change is sent only if the member list equals the list from which it was planned.
+    /// Invariant 11: sends the change only if etcd's member list equals the list from which the change was planned.
     async fn change(&self, change: &Change) -> Acted {
         let mut acted = Acted::default();
         let via = self.client_urls(&change.via);
@@ -231,8 +230,8 @@ impl ExecuteContext<'_> {
     }
 }
 
-/// Runs the failpoint of an action, such as `FAILPOINTS=before-create-pod=panic`. A test can crash the operator before
-/// each request of a step.
+/// Runs the failpoint of an action, such as `FAILPOINTS=before-create-pod=panic`, with which a test crashes the
+/// operator before this request.
 fn interrupt(action: &Action) {
     let (point, text) = (action.point, action.text.as_str());
     tracing::debug!(point, text, "action");

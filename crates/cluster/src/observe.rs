@@ -60,7 +60,7 @@ use crate::upkeep::Upkeep;
 /// Deadline for reading all Kubernetes objects of a cluster.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A linearizable read that takes longer than this shows that etcd is overloaded.
+/// If a linearizable read takes longer than this, etcd is overloaded.
 const SLOW: Duration = Duration::from_millis(500);
 
 /// Text before the name of an alarm in a member's status, as in `memberID:1 alarm:NOSPACE`.
@@ -229,9 +229,9 @@ pub async fn objects(
         .map_err(|_| Error::Deadline)?
 }
 
-/// Observes a cluster completely: the Kubernetes objects, and the answers of the running members. The seed of a
-/// recovery belongs to another cluster and has its own client: with a login token of the previous cluster, a call to
-/// the seed would hang.
+/// Observes the Kubernetes objects of a cluster, and the answers of its running members. The seed of a recovery is
+/// called by its own client, because it belongs to another etcd cluster and would not answer calls with a login token
+/// of the previous cluster.
 pub async fn observe((etcd, seed): (&dyn Etcd, &dyn Etcd), snapshot: &KubeSnapshot) -> Observed {
     let mut observed = unanswered(snapshot);
     if let Err(why) = snapshot.access() {
@@ -363,16 +363,16 @@ fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
 /// The names of the members to call. Their pods have an address, are not terminating, and have the token of this
 /// cluster. Ready members come first.
 ///
-/// First members are not called before their Services have endpoints: they cannot answer yet, and the calls would delay
-/// the endpoints. Learners are called even before that, because a learner's answer shows that its requests to other
-/// members are done.
+/// While the Service of a member has no endpoints, the operator calls the member only if it is a learner: a learner's
+/// answer shows that its requests to other members are done. A first member cannot answer yet, and calls would delay
+/// its endpoints.
 fn asked(observed: &Observed) -> Vec<String> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_closed = |name: &String| {
         let service = observed.services.get(name);
         service.is_some_and(|service| service.closed)
     };
-    // True for a pod of a cluster that is being adopted, if the operator has not set the annotations of the pod yet.
+    // True for a pod of a cluster that is being adopted, until the operator has set the pod's annotations.
     let is_taken_over = |pod: &crate::snapshot::Pod| {
         pod.owned && pod.token.is_none() && observed.cluster_id.is_some()
     };

@@ -98,8 +98,7 @@ pub struct Plan {
     /// The actions to execute now.
     pub step: Step,
     /// Revision at which the operator must compare the members' data before the next step; `None` if the plan needs no
-    /// comparison. Each member reads its whole database for the comparison, so the operator does not compare in every
-    /// reconcile.
+    /// comparison. Each member reads its whole database for a comparison.
     pub asks: Option<i64>,
     /// Description of the step, for the status.
     pub next: Option<String>,
@@ -330,8 +329,8 @@ fn formed<'a>(
             draft.join(blind::blind(build, (intent, cluster_id), why, names));
         }
         Seen::Known(list) if list.cluster_id != cluster_id => {
-            // Invariant 1: the member list of another cluster says nothing about this cluster, so the operator changes
-            // nothing.
+            // Invariant 1: the member list of another cluster proves nothing about this cluster, so the operator
+            // changes nothing.
             let answered = list.cluster_id;
             let text = format!(
                 "the members report cluster ID {answered}, but the status records {cluster_id}: the operator \

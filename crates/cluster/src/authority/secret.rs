@@ -14,12 +14,12 @@ use sha2::{Digest, Sha256};
 use super::{CaScope, Key, Made, Rule, renewal};
 use crate::ownership::is_of_others;
 
-/// The keys in a Secret, with the names that cert-manager and `kubectl create secret tls` use.
+/// The data keys of a Secret, with the names that cert-manager and `kubectl create secret tls` use.
 pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
 pub(crate) const TLS_KEY: &str = "tls.key";
-/// The key in a Secret that contains the trusted CAs.
+/// The data key of the trusted CAs.
 pub(crate) const AUTHORITIES: &str = "ca.crt";
-/// The key of the next CA. All members must trust the next CA before it signs.
+/// The data keys of the next CA's certificate and private key. All members must trust the next CA before it signs.
 pub(crate) const NEXT_CERTIFICATE: &str = "next.crt";
 pub(crate) const NEXT_KEY: &str = "next.key";
 
@@ -97,7 +97,7 @@ impl Held {
         anchors.any(|anchor| anchor.subject == subject)
     }
 
-    /// Removes certificates that cannot sign, because this is the Secret of a CA.
+    /// Ignores certificates that cannot sign, because this is the Secret of a CA.
     pub(crate) fn of_authority(self) -> Self {
         Self {
             certificate: self.certificate.filter(|leaf| leaf.can_sign),

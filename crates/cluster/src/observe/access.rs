@@ -51,8 +51,8 @@ pub async fn complete(
     snapshot.auth = auth;
 }
 
-/// Checks whether etcd accepts the credentials. In most reconciles, this needs no call, because earlier answers already
-/// show the result.
+/// Checks whether etcd accepts the credentials. Most reconciles need no additional call, because earlier answers
+/// already show the result.
 pub(super) async fn ask(etcd: &dyn Etcd, via: &[String], observed: &mut Observed) {
     if observed.members.known().is_some() {
         observed.access.login = seen(etcd.login(via).await);

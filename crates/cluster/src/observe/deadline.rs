@@ -12,7 +12,7 @@ use etcd::{MemberId, Status};
 use crate::plan::quorum_of;
 use crate::snapshot::{Observed, Pod};
 
-/// How long the operator waits for the list after [`too_few`] has found that too few voters can take part.
+/// How long the operator waits for the member list after [`too_few`] has returned true.
 const LEFT: Duration = Duration::from_millis(250);
 
 /// Requests the member list and the members' own statuses concurrently. The list is `None` if it does not arrive
@@ -38,10 +38,8 @@ pub(super) async fn both<L, S>(
 /// members. A voter cannot take part if its pod is missing or terminating, or if the pod is not ready and the member
 /// does not answer.
 ///
-/// False if a running member reports a leader, and that leader answers. After a recovery or a restore, that leader may
-/// be the only voter, while the last status report still names the old voters. With authentication, the member list
-/// arrives later than the leader's status, because the operator must log in first. The operator must therefore wait for
-/// the list.
+/// False if a running member reports a leader that answers, because the cluster then has a quorum. After a recovery or
+/// a restore, the leader may be the only voter, while the last status report still names the old voters.
 pub(super) fn too_few<E>(observed: &Observed, asked: &[String], own: &[Result<Status, E>]) -> bool {
     let voters = &observed.reported_voters;
     let stays = |name: &String| observed.pods.get(name).filter(|pod| pod.stays());

@@ -64,8 +64,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.running.is_some()),
         running_since: etcd.and_then(running_since),
-        // If the node is lost, the status of the container is outdated. The node controller has then set the condition
-        // `Ready` of the pod to false.
+        // On a lost node, the status of the container is outdated, but the node controller has set the pod's condition
+        // `Ready` to false.
         ready: etcd.is_some_and(|status| status.ready) && unready.is_none(),
         restarts: etcd.map_or(0, |status| status.restart_count),
         role: pod
@@ -85,8 +85,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     }
 }
 
-/// True if the pod shows since when its node has been lost or its container has been failing. Whether the operator
-/// replaces the member depends on the length of this time.
+/// True if the pod shows since when its node has been lost or its container has been failing. The operator replaces the
+/// member if this time is long enough.
 pub(super) fn tells_a_time(pod: &KubePod) -> bool {
     let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
     let fails = |etcd: &ContainerStatus| !etcd.ready && etcd.restart_count > 1;
@@ -141,8 +141,8 @@ fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
     known.into_iter().flatten().min()
 }
 
-/// True if the scheduler's message says that every node either lacks the volume or is marked as lost. A node that is
-/// full, or that a person has cordoned or tainted, may accept the pod later.
+/// True if the scheduler's message says that each node either lacks the volume or is lost. A node that is full,
+/// cordoned or tainted by a person may accept the pod later, so it does not count as lost.
 fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
     let Some((_, reasons)) = message.and_then(|text| text.split_once("nodes are available: "))
     else {
@@ -276,7 +276,7 @@ fn is_of_another_image(message: &str, image: &str) -> bool {
 }
 
 /// The kubelet's message without the back-off and the ports of the connection. These parts differ in each attempt, and
-/// would change the condition each time.
+/// would change the condition of the EtcdCluster each time.
 fn stable(message: &str) -> String {
     let (_, cause) = message
         .rsplit_once("ErrImagePull: ")
@@ -432,7 +432,7 @@ mod tests {
         }
     }
 
-    /// Neither the kubelet's last status nor an eviction proves that a node is lost.
+    /// Neither `Ready: False` from the kubelet nor an eviction proves that a node is lost.
     #[test]
     fn unready_pod_counts_as_lost_after_eviction_grace_period() {
         let mut unready = conditions("False", Some("ContainersNotReady"), "False");

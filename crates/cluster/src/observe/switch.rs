@@ -114,7 +114,7 @@ pub(super) fn started(cluster: &EtcdCluster, pods: &[Pod]) -> Started {
     // Pods with another token are ignored: they belong to the cluster that a recovery or a restore has replaced.
     let ours = |pod: &&Pod| {
         let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
-        // A pod with the token but without an owner belongs to this cluster. The operator adopts such a pod later.
+        // A pod with the token but without an owner belongs to this cluster, and the operator adopts it later.
         let owned = || pod.owner_references().iter().any(|owner| owner.uid == uid);
         let belongs = children::belongs(&pod.metadata, &uid).is_some();
         belongs && of.map_or_else(owned, |of| Some(of) == token)

@@ -59,8 +59,8 @@ where
     Ok(found.into_iter().flatten().collect())
 }
 
-/// The objects that should exist by the status and that no list contains: the objects of each member, and the Services
-/// of the whole cluster.
+/// The objects of each member and the Services of the whole cluster that should exist according to the status, but that
+/// no list contains.
 pub(super) fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Missing {
     let Some(status) = cluster.status.as_ref() else {
         return Missing::default();
@@ -87,7 +87,7 @@ pub(super) fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'
     }
 }
 
-/// Returns the names of which `list` contains no object.
+/// Returns the names that no object in `list` has.
 fn absent<K: ResourceExt>(list: &[K], names: impl Iterator<Item = String>) -> Vec<String> {
     let there: BTreeSet<String> = list.iter().map(ResourceExt::name_any).collect();
     names.filter(|name| !there.contains(name)).collect()

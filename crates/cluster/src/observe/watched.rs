@@ -14,9 +14,9 @@ use crate::clock::ApiServerClock;
 use crate::objects::Objects;
 use crate::switch::TlsRollout;
 
-/// The objects of a cluster and its NetworkPolicy. `None` if a cache may be outdated, if the operator must read
-/// Secrets or the API server's clock, or if the operator has something to do: an object is missing, a pod is
-/// terminating, or the readiness of a pod has changed.
+/// The objects of a cluster and its NetworkPolicy. `None` if a cache may be outdated, or if the operator must read
+/// Secrets or the API server's clock. Also `None` if the operator has work: an object is missing, a pod is terminating,
+/// or the readiness of a pod has changed.
 pub fn objects(
     watched: &Watched,
     cluster: &EtcdCluster,

@@ -48,8 +48,7 @@ impl<'a> Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// The properties that the objects of all members share. The cluster ID is left out, because only objects of single
-    /// members need it.
+    /// The properties that the objects of all members share. They include no cluster ID.
     fn members(&self) -> Members<'_> {
         let intent = self.observed.intent.as_ref();
         self.members_of(intent.map_or("", |intent| intent.token.as_str()), None)

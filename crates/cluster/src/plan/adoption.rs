@@ -19,7 +19,8 @@ use crate::snapshot::{Intent, Observed, Seen};
 /// The name of the annotation in messages.
 const ANNOTATION: &str = "metadata.annotations[etcd.database.coreos.com/join]";
 
-/// Records an existing cluster if all its pods and volumes lack the annotations of this operator; otherwise `None`.
+/// Records an existing cluster if all its pods and volumes lack the annotations of this operator. Otherwise returns
+/// `None`.
 ///
 /// Invariant 7: pods and volumes that belong to the EtcdCluster are part of a cluster, even if other software created
 /// them. The operator changes nothing until a quorum has identified that cluster.
@@ -81,9 +82,9 @@ pub(super) fn join(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Dr
     Some(draft)
 }
 
-/// Returns a draft with a problem if the members of this EtcdCluster could not connect to the members of the joined
-/// cluster: with TLS on only one side, no connection is possible. The operator then starts and adds no member. `None`
-/// if the TLS settings match, or if the list already contains a member of this EtcdCluster.
+/// Returns a problem if only one of the two clusters uses TLS between members, because their members could not connect
+/// to each other. The operator then starts and adds no member. `None` if the TLS settings match, or if the list already
+/// contains a member of this EtcdCluster.
 pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a>> {
     let observed = build.observed;
     let rollout = observed.tls_rollout.as_ref()?;
@@ -119,8 +120,7 @@ pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a
 }
 
 /// Reports that an external member of the joined cluster, or an endpoint in the annotation, has no grant. `None` if
-/// every grant exists. Invariant 28: without a grant, the operator adds, promotes and removes no member of either
-/// cluster.
+/// every grant exists. Invariant 28: without a grant, the operator adds, promotes and removes no member.
 ///
 /// The annotation has no effect on a cluster that this operator bootstrapped, nor after the last external member is
 /// removed.
@@ -203,9 +203,8 @@ fn record(list: &Members, members: BTreeSet<String>, said: String, draft: &mut D
     draft.add(draft.build.record_intent(&intent, Some(list.cluster_id)));
 }
 
-/// Waits if the quorum that does not answer may consist of external members. The operator cannot see whether external
-/// members are lost. No recovery starts then, even if a person has approved it (invariant 16: clients never reach two
-/// clusters).
+/// Waits while no quorum of a joined cluster answers. The operator cannot see whether external members are lost, so no
+/// recovery starts, even if a person has approved it (invariant 16: clients never reach two clusters).
 pub(super) fn is_joining<'a>(build: Builder<'a>, why: &str) -> Option<Draft<'a>> {
     if build.observed.join.is_empty() {
         return None;

@@ -6,8 +6,8 @@
 //! `status.backupForChanges`. The operator then records this backup, and the change starts. The operator checks once: a
 //! change that has started continues with the recorded backup.
 //!
-//! Before a recovery, the operator requests no backup: the request would replace the record of an upgrade that has
-//! started, and this upgrade continues if the quorum returns. A user can make a backup of a member that still runs.
+//! Before a recovery, the operator requests no backup. The request would replace the record of an upgrade that has
+//! started, and this upgrade continues if the quorum returns. A user can back up a member that still runs.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed};
 
-/// The record of a change of this kind that has not ended. Ignores the record of a former cluster.
+/// The record of an unfinished change of this kind. Ignores the record of a cluster that was replaced.
 fn current<'a>(observed: &'a Observed, change: &ClusterChange) -> Option<&'a BeforeChangeStatus> {
     let record = observed.before_change.record.as_ref()?;
     let is_own = observed.cluster_id?.to_string() == record.cluster_id;
@@ -114,7 +114,7 @@ pub(super) fn may_recover(draft: &mut Draft) -> bool {
         return true;
     };
     draft.requeue = draft.requeue.min(BLIND);
-    // This reconcile reports the loss. The next reconcile knows the time of the loss.
+    // The operator writes the time of the loss to the status now, and reads it in the next reconcile.
     let Some(lost) = observed.recovery.unavailable_since else {
         return false;
     };

@@ -21,7 +21,7 @@ use crate::plan::{
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
 
-/// The Services of first members get their endpoints after this time, even if the operator observes no running member.
+/// The Services of first members get their endpoints after this time, even if no member runs.
 const CLOSED: jiff::SignedDuration = jiff::SignedDuration::from_secs(3);
 
 /// Starts a bootstrap or, if the status has lost its record, records the existing cluster again.
@@ -41,9 +41,9 @@ pub(super) fn unrecorded<'a>(
         traces.retain(|(.., found)| found.is_some());
     }
     if recorded.is_none() {
-        // Invariant 6: if no cluster ID is recorded, the bootstrap continues only if all first members have objects. A
-        // first member without objects may have run and lost its data. A new bootstrap loses no acknowledged write: no
-        // object has a cluster ID, so no client was served.
+        // Invariant 6: a token without a cluster ID counts only if all first members have objects, because a first
+        // member without objects may have run and lost its data. Otherwise a new bootstrap starts. It loses no
+        // acknowledged write, because no client is served before pods have a cluster ID.
         traces.retain(|(_, members, found)| {
             found.is_some() || members.iter().all(|name| view::is_known(observed, name))
         });
@@ -175,8 +175,8 @@ pub(super) fn unformed<'a>(build: Builder<'a>, intent: &Intent, names: &mut NewN
     draft
 }
 
-/// True if the list contains a first member. The operator calls only pods with the recorded token, so such a list is
-/// from the recorded cluster.
+/// True if the list contains a first member. Such a list comes from the recorded cluster, because the operator calls
+/// only pods with the recorded token.
 fn answers_for(list: &Members, intent: &Intent) -> bool {
     let names = list.members.iter().flat_map(|member| &member.peer_urls);
     names
@@ -223,16 +223,16 @@ fn first_data(observed: &Observed, name: &str) -> Data {
         observed.services.get(name),
     );
     match view::data(pod, disk, service, false) {
-        // The operator creates the Service of a member before its PVC and its pod. A member that has none of these
-        // objects was therefore never created.
+        // The operator creates the Service of a member before its PVC and its pod. Without all three objects, the
+        // member was never created.
         Data::Gone if service.is_none() && pod.is_none() && disk.is_none() => Data::NeverMade,
         data => data,
     }
 }
 
 /// True if the member cannot start, for one of three reasons: its data is damaged; its volume was lost before a pod
-/// mounted it; the node of its pod or volume has been lost for `spec.memberReplacement.after`. If the bootstrap is
-/// abandoned, no data is lost, because no write was acknowledged.
+/// mounted it; the node of its pod or volume has been lost for `spec.memberReplacement.after`. The bootstrap may then
+/// be abandoned without a loss of data, because etcd has acknowledged no write.
 fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestamp) -> bool {
     let Some(pod) = observed.pods.get(name) else {
         return false;
@@ -322,10 +322,9 @@ fn discard_others(intent: &Intent, draft: &mut Draft) {
 
 /// True if the Services of the first members may have endpoints.
 ///
-/// At its start, a first member asks all other members, one after another and for one second each, whether it was
-/// bootstrapped before. A member that is starting accepts the connection but does not answer. Without endpoints, the
-/// connection is refused, and each member starts at once. As soon as a first member runs, its requests are done, and
-/// the Services may have endpoints.
+/// At its start, a first member asks all other members, one after another and for one second each, whether the cluster
+/// was bootstrapped before. A member that is starting accepts the connection but does not answer. Without endpoints,
+/// the connection is refused at once. A running member has finished these requests, so the Services may have endpoints.
 ///
 /// After a time limit, the Services get their endpoints in any case, so that no member depends on a single pod.
 fn may_reach_each_other(observed: &Observed, intent: &Intent, now: Timestamp) -> bool {

@@ -57,8 +57,8 @@ pub(super) fn begins_apart(member: &MemberState) -> bool {
 fn has_asked((observed, now): (&Observed, Timestamp), member: &MemberState) -> bool {
     let heard = observed.pulses.contains_key(&member.name) || member.serves();
     let has_had_time = |pod: &Pod| {
-        // If the operator's clock is behind, the start of the container seems to be in the future. The requests of the
-        // member then count as done.
+        // An operator clock that is behind shows the start of the container in the future. The requests of the member
+        // then count as done.
         let runs = |since| since > now || age(since, now) >= ASKING;
         pod.restarts > 0 || pod.running_since.is_some_and(runs)
     };

@@ -39,8 +39,7 @@ pub(super) struct Earlier {
 }
 
 impl Earlier {
-    /// Summarizes a draft. A chain that could not be built counts as an action, because the next plan may be able to
-    /// build it.
+    /// Summarizes a draft. A chain that could not be built counts as an action, because the next plan may build it.
     pub(super) fn of(draft: &Draft) -> Self {
         let of_objects = || draft.chains.iter().flatten();
         let of_etcd = || draft.change.iter().flat_map(|change| &change.chain);
@@ -90,7 +89,7 @@ pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
     };
     if keeper.cuts_off() {
         // If members reject the operator's certificate, their silence does not prove that the quorum is lost. If
-        // members reject each other's certificates, their data still exists. In both cases, no recovery starts.
+        // members reject each other's certificates, their data still exists. Therefore no recovery starts.
         drop_recovery(draft);
     }
     let adds = hold_back_for_authorities(keeper, draft);
@@ -231,8 +230,7 @@ fn starts(action: &Action, observed: &Observed) -> bool {
     }
 }
 
-/// True if the action contains names of members without objects: a new bootstrap, or the Service of a future member.
-/// The record of a rediscovered cluster contains only names of existing members.
+/// True if the action names members without objects: a new bootstrap, or the Service of a future member.
 fn names_new_members(action: &Action) -> bool {
     match &action.request {
         Request::Create(Object::Service(_)) => action.start.is_none(),

@@ -26,8 +26,8 @@ const MOVES: Duration = Duration::from_secs(1);
 /// True if new clients already reach other members. If they do not, drains the member, and the plan waits.
 pub(super) fn is_drained(view: &View, member: &MemberState, draft: &mut Draft) -> bool {
     if member.pod.is_none() {
-        // A member without a pod is run by other software, which also routes clients to the member. The operator need
-        // not drain it.
+        // Other software runs a member without a pod and routes clients to it, so the operator does not drain the
+        // member.
         return true;
     }
     let others = view.voters().filter(|other| other.id() != member.id());

@@ -18,7 +18,7 @@ use crate::snapshot::{Cause, Disk, Intent, Observed, Pod, Seen, Trouble};
 pub(super) enum Member {
     /// The member answers and knows no leader: it is a survivor.
     Survives(Box<Status>),
-    /// The member answers and knows a leader: the quorum is not lost, or recovers.
+    /// The member answers and knows a leader, so the quorum is not lost.
     Led,
     /// The member does not answer, but may answer later.
     Silent(String),
@@ -244,8 +244,8 @@ fn unheard(observed: &Observed, name: &str) -> String {
     )
 }
 
-/// True if the member can send a snapshot. Before etcd 3.5, a learner rejects every stream (`isRPCSupportedForLearner`
-/// and the interceptors in etcd's `api/v3rpc`).
+/// True if the member can send a snapshot. Before etcd 3.5, a learner cannot: it rejects every stream
+/// (`isRPCSupportedForLearner` and the interceptors in etcd's `api/v3rpc`).
 fn gives_snapshots(status: &Status) -> bool {
     let version = semver::Version::parse(status.version.trim_start_matches('v'));
     !status.is_learner || version.is_ok_and(|version| (version.major, version.minor) >= (3, 5))

@@ -50,7 +50,7 @@ const FAILURES: [Rule; 4] = [
 /// read the same data.
 const DAMAGED_RESTARTS: i32 = 2;
 /// After a change to another minor release, the operator accepts etcd's error about damaged data only after this number
-/// of restarts. Before, Kubernetes may still report the exit of a container with the old release.
+/// of restarts. Until then, Kubernetes may still report the exit of a container with the old release.
 const REREAD_RESTARTS: i32 = 4;
 /// After this number of restarts, a member that fails for an unknown reason may be replaced. The kubelet waits 10, 20,
 /// 40 and 80 s between the restarts.
@@ -261,7 +261,7 @@ fn unusable(
     // A member that failed after a change of its image is rolled back to its former version instead of being replaced.
     // There are three exceptions. First, the member already has its former version again. Second, etcd reports damaged
     // data repeatedly, and both versions belong to one minor release, which reads the data in the same way. Third,
-    // neither minor release can read the data (`repair`).
+    // neither minor release can read the data.
     let other = |changed: &Changed| pod.version.as_ref() != Some(&changed.from);
     let again = |changed: &Changed| {
         let begun = pod.restarts.saturating_sub(changed.restarts);
@@ -269,7 +269,7 @@ fn unusable(
         let neither = begun >= REREAD_RESTARTS && changed.unreadable;
         matches!(cause, Cause::Data(_)) && (same || neither)
     };
-    // A failed learner is always replaced. It had failed before the change of its image (`roll`), and its replacement
+    // A failed learner is always replaced, because it had failed even before its image was changed. Its replacement
     // starts with the version of the voters.
     let to_blame = |changed: &Changed| member.votes() && other(changed) && !again(changed);
     if pod.changed.as_ref().is_some_and(to_blame) {

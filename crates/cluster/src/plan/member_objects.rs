@@ -36,7 +36,7 @@ pub(super) fn another_cluster(observed: &Observed, name: &str) -> Option<Cluster
 }
 
 /// True if the operator created the Service for a future member: the Service lacks the annotation `started`, and
-/// neither a pod nor a volume exists. False for a first member, because its name was used.
+/// neither a pod nor a volume exists. False for a first member, because an earlier pod may have used its name.
 pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
     if observed
         .intent
@@ -73,8 +73,7 @@ pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &m
 
 /// Renews the annotation `started` on the Service of a member that another operator process has begun to start. The
 /// renewal changes the resourceVersion, so that process can no longer remove the annotation. The annotation is renewed
-/// at most once. Otherwise, if the API server rejected each following write, every renewal would trigger another
-/// reconcile.
+/// only once, because each renewal triggers a reconcile, and the API server may reject every following write.
 pub(super) fn mark_again(name: &str, service: &Service, draft: &Draft) -> Option<Action> {
     (!service.renewed).then(|| draft.build.mark_service_again(name, service))
 }

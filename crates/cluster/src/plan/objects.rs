@@ -299,7 +299,8 @@ fn trouble(pod: &Pod, claim: Option<&Claim>, now: Timestamp) -> Option<(Kind, St
     }
 }
 
-/// Why a PVC may have no volume. The operator has no right to read StorageClasses.
+/// The problem of a PVC without a volume. The operator has no permission to read StorageClasses, so it names possible
+/// causes.
 fn no_volume(claim: &Claim) -> String {
     const FIELD: &str = "spec.pod.persistentVolumeClaimSpec.storageClassName";
     let Some(class) = &claim.class else {

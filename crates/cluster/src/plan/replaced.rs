@@ -22,7 +22,7 @@ pub(super) fn may_serve(observed: &Observed) -> bool {
     pods.any(|pod| is_of_before(observed, pod.token.as_ref()) && counts(pod))
 }
 
-/// True until the time up to which the user wants to keep the old volumes (`status.replaced.keepDataUntil`).
+/// True until `status.replaced.keepDataUntil`, up to which the user wants to keep the old volumes.
 pub(super) fn is_kept(observed: &Observed, now: Timestamp) -> bool {
     let replaced = observed.recovery.replaced.as_ref();
     let until = replaced.and_then(|replaced| replaced.keep_data_until.as_ref());

@@ -172,7 +172,8 @@ fn touches(member: &MemberState, need: &Need) -> bool {
     matches!(need, Need::Image(_)) || member.pod.is_some_and(|pod| pod.durable)
 }
 
-/// Stops the rolling update if a member was changed and has not recovered. Reports this member.
+/// Reports changed members that have not recovered. For a recovered member, deletes the annotation about its image
+/// change.
 fn stopped(view: &View, draft: &mut Draft) {
     let (_, observed, now) = draft.build.inputs();
     for member in view
@@ -401,8 +402,8 @@ fn change_image(
     let from = versions::runs(draft.build.observed, member, pod);
     let changed = Changed {
         from: from.map(|from| from.to_string()).unwrap_or_default(),
-        // If no container runs, the next start is the first with the new image, but Kubernetes may not count it as a
-        // restart. The recorded count is then one lower.
+        // If no container runs, Kubernetes may not count the first start with the new image as a restart. The recorded
+        // count is then one lower.
         restarts: pod.restarts - i32::from(!pod.running),
         unreadable: is_unreadable(pod),
     };

@@ -180,10 +180,10 @@ mod tests {
         }
     }
 
-    /// Another operator process has set the start mark. That process was suspended for longer than its lease, and may
-    /// still remove the mark.
+    /// Another operator process has set the annotation `started`. That process was suspended for longer than its lease,
+    /// and may still remove the annotation.
     #[test]
-    fn invariant_6_start_mark_is_renewed_before_pod_of_second_voter() {
+    fn invariant_6_started_annotation_is_renewed_before_pod_of_second_voter() {
         let again =
             |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "d");
         for durable in [false, true] {

@@ -56,8 +56,7 @@ fn step(rollout: &TlsRollout, intent: &Intent, view: &View, earlier: &Earlier, d
         draft.wait(Reason::TLSSwitching, text, SHORTLY);
         return;
     }
-    // Invariant 2: this plan already adds a member, whose peer URL belongs to the recorded TLS stage. The stage changes
-    // later.
+    // Invariant 2: another phase already changes the members in this plan, so the TLS stage changes in a later plan.
     if earlier.changes_members {
         return;
     }

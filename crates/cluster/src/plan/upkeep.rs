@@ -148,8 +148,9 @@ impl Run<'_> {
         }
     }
 
-    /// Starts a defragmentation for a full database, if it would free space, or if there are revisions that the last
-    /// one did not compact. [`AFTER_NOTHING`], [`AFTER_SOMETHING`] and [`REST`] limit how often this happens.
+    /// Starts a defragmentation for a full database, if it would free space, or if revisions can be compacted that the
+    /// last defragmentation did not compact. [`AFTER_NOTHING`], [`AFTER_SOMETHING`] and [`REST`] limit how often this
+    /// happens.
     fn begin_cure(&self, databases: &[(&MemberState<'_>, &Status)], draft: &mut Draft) {
         let (desired, observed, now) = self.build.inputs();
         let last = observed.upkeep.record.as_ref();

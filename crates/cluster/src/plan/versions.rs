@@ -53,10 +53,10 @@ pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVer
 }
 
 /// Invariant 30: the version that last served the data of a pod that has never started, because its image cannot be
-/// pulled. The version of the pod has then not changed the data. `None` if the version of the pod may have run.
+/// pulled. The version of the pod has therefore not changed the data. `None` if the version of the pod may have run.
 ///
-/// The version comes from the record on the PVC: a recreated pod has no record, and in a cluster of one member, no
-/// other member shows which version the cluster runs.
+/// The PVC records this version. A recreated pod does not record it, and in a cluster of one member, no other member
+/// shows it.
 fn last_served(pod: &Pod, disk: &Disk) -> Option<EtcdVersion> {
     let has_started = pod.running || pod.running_since.is_some() || pod.restarts > 0;
     let is_missing = matches!(pod.trouble, Some(Trouble::Image(_)));
@@ -67,9 +67,9 @@ fn last_served(pod: &Pod, disk: &Disk) -> Option<EtcdVersion> {
     EtcdVersion::parse(disk.served.as_ref()?).ok()
 }
 
-/// The version to record on the PVC as the last that served the data, before the member changes to `next`: the version
-/// that the member reports. If a silent member has no image, its record stays. `None` removes the record: `next` itself
-/// served, or the version of the pod may have run.
+/// Before the member changes to `next`: the version to record on the PVC as the last that served the data. A member
+/// that answers reports this version. If the image of a silent member cannot be pulled, the record on the PVC stays.
+/// `None` removes the record, because `next` itself served the data, or the version of the pod may have run.
 pub(super) fn served_before(
     observed: &Observed,
     (name, disk): (&str, &Disk),

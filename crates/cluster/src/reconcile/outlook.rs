@@ -32,8 +32,8 @@ impl ClusterOperator {
         let notices = notices(&round.plan, &acted);
         let failed = acted.failed.into_iter();
         let lasting = failed.filter(|error| !error.is_passing());
-        // The reconcile reports a new failure, if there is one. Otherwise, it reports the start in back-off that can be
-        // retried first.
+        // The reconcile reports a new failure, if there is one. Otherwise, it reports the rejected start whose back-off
+        // ends first.
         match lasting.min_by_key(execute::Error::held) {
             Some(source) => Err(Error::Act {
                 source,

@@ -34,8 +34,8 @@ pub(super) fn conditions(
     ];
     let mut conditions = before.conditions.clone();
     if !report.hibernates() {
-        // After a hibernation, conditions with a reason of the hibernation are created again. The time of the
-        // hibernation then does not count as unavailable time.
+        // After a hibernation, conditions with a reason of the hibernation are created again, so that the hibernation
+        // does not count as unavailable time.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }
     let certificates = tls_ready(report);

@@ -388,14 +388,14 @@ impl World {
         );
     }
 
-    /// Invariant 6: a start mark may be removed only if its member never started. Afterwards, the operator may use the
-    /// member's name again.
+    /// Invariant 6: the annotation `started` may be removed only if its member never started, because the operator may
+    /// then use the member's name again.
     pub(crate) fn judge_taken_back(&mut self, name: &str) {
         let started = self.pods.contains_key(name) || self.memory.ran.contains(name);
         demand!(
             self,
             !started,
-            "invariant 6: the mark of {name} is removed after {name} was started"
+            "invariant 6: the annotation `started` of {name} is removed after {name} was started"
         );
     }
 

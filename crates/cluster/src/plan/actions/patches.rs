@@ -59,7 +59,7 @@ pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) 
 }
 
 /// Records on the PVC of a member the version with which the member starts next. `served`: the version that last served
-/// the data, if it is another one (invariant 30). One request changes both records, so that they always match.
+/// the data, if it differs (invariant 30). One request sets both annotations, so that they always match.
 pub(crate) fn note_version(member: &str, uid: &str, version: &str, served: Option<&str>) -> Action {
     let annotations = json!({
         names::ANNOTATION_VERSION: version,

@@ -80,8 +80,8 @@ impl Builder<'_> {
     /// Creates the pod of a member. The action fails if the pod exists.
     pub(crate) fn create_pod(&self, start: &Start) -> Result<Action, Explanation> {
         let pod = self.pod(start)?;
-        // If the member has a PVC, a failed creation of its pod is harmless: a later plan creates the pod again. The
-        // annotation `started` then stays on the Service.
+        // If the pod of a member with a PVC cannot be created, a later plan creates it. The annotation `started` then
+        // stays on the Service.
         let part = match start.state {
             State::OnDisk if start.durable => Some(StartPart::Return(start.member.clone())),
             _ if start.durable => None,

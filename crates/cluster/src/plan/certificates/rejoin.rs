@@ -25,10 +25,10 @@ impl Keeper<'_> {
     /// Restarts members whose CAs for peers, or whose CAs for clients, have all expired. Members without a volume are
     /// only reported. Returns true if the plan restarts a member.
     ///
-    /// If the CAs for peers have expired, the members accept no new connection from each other. The cluster has lost
-    /// its quorum, or loses it when the next connection breaks. All members are therefore restarted concurrently. If
-    /// only the CAs for clients have expired, a quorum may serve clients with open connections, and [`Self::rejoin`] or
-    /// a rolling update restarts the members one at a time.
+    /// If the CAs for peers have expired, the members accept no new connection from each other, and the quorum is lost
+    /// at the latest when the next connection breaks. All members are therefore restarted concurrently. If only the CAs
+    /// for clients have expired, a quorum may still serve clients with open connections, so [`Self::rejoin`] or a
+    /// rolling update restarts the members one at a time.
     pub(super) fn start_again(&self, settled: &Settled, draft: &mut Draft) -> bool {
         let mut restarts = false;
         for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
@@ -62,9 +62,9 @@ impl Keeper<'_> {
         restarts
     }
 
-    /// Invariant 18: true if this member still accepts connections from its peers, and other code restarts it with new
-    /// CAs for clients. That code is a rolling update if the member answers the operator, or [`Self::rejoin`] if the
-    /// member rejects the operator.
+    /// Invariant 18: true if this member accepts connections from its peers, and another function restarts it with new
+    /// CAs for clients: a rolling update if the member answers the operator, or [`Self::rejoin`] if the member rejects
+    /// the operator.
     fn restarts_one_by_one(&self, member: &str, pod: &Pod) -> bool {
         let trusts_peers = || {
             let certificates = self.certificates;
@@ -133,7 +133,7 @@ impl Keeper<'_> {
         draft.add(actions::delete_pod(member, &pod.uid));
     }
 
-    /// True if the member's data outlives its pod. Not true for a PVC that is being deleted or has lost its volume.
+    /// True if the member's data outlives its pod. False if the PVC is being deleted or has lost its volume.
     fn is_on_volume(&self, member: &str, pod: &Pod) -> bool {
         let disk = self.observed.disks.get(member);
         pod.durable && disk.is_some_and(Disk::stays)
@@ -156,8 +156,8 @@ impl Keeper<'_> {
             && self.certificates.outdated(member).is_some()
     }
 
-    /// True if the member is not ready, but is expected to become ready soon. False for a member that other members
-    /// reject, because it waits for these members.
+    /// True if the member is not ready, but is expected to become ready soon. False if other members reject the member,
+    /// because a restart of those members must come first.
     fn is_returning(&self, member: &String, pod: &Pod) -> bool {
         if pod.terminating {
             return true;
@@ -182,8 +182,7 @@ impl Keeper<'_> {
     /// True if `member` accepts the peer certificate of `other`. If the Secret of `other` is lost, the pod of `other`
     /// still has a certificate of a CA with which that pod was started.
     fn lets_in(&self, member: &str, other: &str) -> bool {
-        // Invariant 1: the CAs of a member are unknown if its pod lacks the annotation. The member then counts as
-        // accepting.
+        // Invariant 1: without the annotation, the CAs of the member are unknown. The member then counts as accepting.
         if !self.rule.peers || self.certificates.started_with(member).is_none() {
             return true;
         }
