@@ -1,8 +1,6 @@
 //! Actions: the requests that a plan consists of. [`crate::execute`] sends each request unchanged.
 //!
-//! Requests to the API server are generic: an object, a patch or a reference, with its precondition inside. Calls to
-//! etcd, records in the status, and Secrets with keys have separate types. No plan contains keys or passwords
-//! (invariant 14): the executor adds them to a Secret when it sends the Secret.
+//! No plan contains keys or passwords (invariant 14): the executor adds them to a Secret when it sends the Secret.
 
 use etcd::{Alarm, MemberId, Members};
 use jiff::Timestamp;
@@ -279,7 +277,7 @@ pub struct StatusRecord {
     pub status: Value,
     /// The resourceVersion of the observed EtcdCluster, the precondition of the write.
     pub over: String,
-    /// The work that this record starts; `None` if the record starts no work. Invalid certificates prevent this work.
+    /// The work that this record starts; `None` if the record starts no work.
     pub begins: Option<Begins>,
 }
 

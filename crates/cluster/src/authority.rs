@@ -1,10 +1,9 @@
 //! Generated certificates: the certificate authorities (CAs), the certificates that they sign, and the renewal.
 //!
 //! Each cluster has two CAs: one for peer certificates, which only members have, and one for clients. With a single CA,
-//! every client could connect to members as a peer and take part in the consensus. Keys are ECDSA keys on the curve
-//! P-256, generated and used with the cryptography of the TLS stack. rcgen encodes the certificates.
+//! every client could connect to members as a peer and take part in the consensus.
 //!
-//! Apart from the randomness of keys and serial numbers, this module is pure: no client, no clock.
+//! Apart from random keys and serial numbers, the results depend only on the arguments.
 
 mod keys;
 mod secret;

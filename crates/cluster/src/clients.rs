@@ -1,5 +1,5 @@
-//! The etcd clients of the clusters. All clusters without TLS and authentication share one client. Every other cluster
-//! has its own client, which is replaced when the cluster's credentials change. Private keys are kept in memory only.
+//! The etcd clients of the clusters. All clusters without TLS and authentication share one client. Private keys are
+//! kept in memory only.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,10 +36,9 @@ impl Clients {
 
     /// The client for the cluster with this UID, token and access.
     ///
-    /// A restore in place or a recovery creates an etcd cluster with a new cluster token and a new Raft log. For a call
-    /// with a login token of the previous cluster, the new etcd would wait until its own log is as long as the previous
-    /// log (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`). Each cluster token therefore has its own
-    /// client and login.
+    /// Each cluster token has its own client and login, because a restore in place or a recovery creates an etcd
+    /// cluster with a new Raft log. For a call with the old login token, that cluster waits until its log is as long as
+    /// the old log (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`).
     pub fn of(&self, (uid, token): (&str, Option<&str>), access: &Access) -> Arc<dyn Etcd> {
         if *access == Access::default() {
             return Arc::clone(&self.plain);

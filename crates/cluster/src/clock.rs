@@ -17,8 +17,7 @@ impl ApiServerClock {
     }
 
     /// The time for issuing and checking certificates: the operator's time or, if the clocks differ by more than the
-    /// tolerance, the earlier of the two times. With a clock that is far ahead, every CA would seem expired. The
-    /// earlier time only delays renewals, which are due after two thirds of the validity.
+    /// tolerance, the earlier of the two times. By a clock that is far ahead, every CA would have expired.
     pub fn for_certificates(self, now: Timestamp) -> Timestamp {
         Self(self.difference()).earlier(now)
     }

@@ -1,9 +1,7 @@
 //! Sends the actions of one step. The actions of a chain are sent one after another. The chains and the change of the
 //! members are sent concurrently.
 //!
-//! This module decides nothing. If an action's object has changed, already exists or is deleted, the chain ends, and
-//! the next reconcile plans again. The executor retries an action only if a failure would make a member's name
-//! unusable.
+//! This module decides nothing. If an action fails, its chain ends, and the next reconcile plans again.
 
 mod calls;
 mod certificates;
@@ -159,12 +157,10 @@ impl ExecuteContext<'_> {
         acted
     }
 
-    /// Sends an action of a chain, with retries if `marked`. The flag in the error is true if the request certainly had
-    /// no effect.
+    /// Sends an action of a chain. The flag in the error is true if the request certainly had no effect.
     ///
-    /// After the chain has set the annotation `started` on a Service, a failure could make the member's name unusable.
-    /// The executor therefore retries requests that the API server cannot serve at the moment, while the observation is
-    /// fresh.
+    /// `marked`: the chain has set the annotation `started` on a Service, and a failure could make the member's name
+    /// unusable. The executor then retries requests that the API server cannot serve at the moment.
     async fn repeat(&self, action: &Action, marked: bool) -> Result<Option<String>, (Error, bool)> {
         let (mut pause, mut doubtful) = (PAUSE, false);
         loop {
@@ -184,9 +180,8 @@ impl ExecuteContext<'_> {
     }
 
     /// Removes the annotation `started` that the chain has set, even if the observation is too old by now. The
-    /// precondition is the resourceVersion that the chain wrote: another process changes it by renewing the annotation
-    /// before it starts the member. A Service without the annotation therefore proves that its member never started
-    /// (invariant 6).
+    /// precondition is the resourceVersion that the chain wrote. Another process that starts the member changes this
+    /// resourceVersion, so the removal never affects a started member (invariant 6).
     async fn undo(&self, member: &str, version: &str) -> Result<(), Error> {
         let patch = unmark(member, version);
         for pause in PAUSES {

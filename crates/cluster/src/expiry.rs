@@ -1,9 +1,8 @@
-//! The expiry of a cluster's certificates, and the time at which the operator reports it. Covers generated certificates
-//! and certificates in Secrets of other owners.
+//! The expiry of a cluster's certificates, and the time at which the operator reports it.
 //!
-//! Performs no I/O. The operator reports an expiry in three stages: 30 days, 7 days and 1 day before. A fraction of the
-//! validity also limits each stage, so that short-lived certificates are not reported all the time. Generated
-//! certificates are reported only if their renewal is overdue.
+//! The operator reports an expiry in three stages: 30 days, 7 days and 1 day before. A fraction of the validity also
+//! limits each stage, so that short-lived certificates are not reported all the time. Generated certificates are
+//! reported only if their renewal is overdue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,9 +1,8 @@
-//! Observes a cluster. Reads Kubernetes objects first and then calls etcd, each with a deadline, and returns one
-//! [`Observed`]. Changes nothing.
+//! Observes a cluster: reads Kubernetes objects first, and then calls etcd. Changes nothing.
 //!
-//! The order of the reads matters. The operator adds a member to etcd before it creates the member's pod, and reads the
-//! member list after the pods. If the list lacks the member of an observed pod, that member was therefore removed. A
-//! missing answer is unknown, not empty (invariant 1). If the Kubernetes objects cannot be read, the observation fails.
+//! The operator adds a member to etcd before it creates the member's pod, and reads the pods before the member list. If
+//! the list lacks the member of an observed pod, that member was therefore removed. A missing answer is unknown, not
+//! empty (invariant 1).
 
 pub mod access;
 mod certificates;
@@ -229,9 +228,8 @@ pub async fn objects(
         .map_err(|_| Error::Deadline)?
 }
 
-/// Observes the Kubernetes objects of a cluster, and the answers of its running members. The seed of a recovery is
-/// called by its own client, because it belongs to another etcd cluster and would not answer calls with a login token
-/// of the previous cluster.
+/// Observes the Kubernetes objects of a cluster, and the answers of its running members. The seed of a recovery has its
+/// own client, because it would not answer calls with a login token of the old cluster.
 pub async fn observe((etcd, seed): (&dyn Etcd, &dyn Etcd), snapshot: &KubeSnapshot) -> Observed {
     let mut observed = unanswered(snapshot);
     if let Err(why) = snapshot.access() {
@@ -360,12 +358,11 @@ fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
     }
 }
 
-/// The names of the members to call. Their pods have an address, are not terminating, and have the token of this
-/// cluster. Ready members come first.
+/// The names of the members to call, ready members first. Their pods have an address and the token of this cluster, and
+/// are not terminating.
 ///
-/// While the Service of a member has no endpoints, the operator calls the member only if it is a learner: a learner's
-/// answer shows that its requests to other members are done. A first member cannot answer yet, and calls would delay
-/// its endpoints.
+/// While the Service of a member has no endpoints, the operator calls only learners. A first member cannot answer yet,
+/// and calls would delay its endpoints. The answer of a learner shows that its requests to other members are done.
 fn asked(observed: &Observed) -> Vec<String> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_closed = |name: &String| {

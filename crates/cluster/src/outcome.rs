@@ -53,8 +53,8 @@ impl Failure for Error {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            // The next reconcile starts after at most `STEADY`, even if the back-off of the failed action is longer,
-            // because other work, such as a promotion, cannot wait that long.
+            // The next reconcile starts after at most `STEADY`, even if the back-off is longer, because other work
+            // cannot wait.
             Self::Act { source, .. } => source.held().map(|left| left.min(STEADY)),
             _ => None,
         }

@@ -198,9 +198,8 @@ fn leaf_of(one: Certificate) -> Leaf {
     }
 }
 
-/// The distinguished name that consists only of this common name, in DER, exactly as the signer writes it. The
-/// encoding is a sequence of one set with one pair of `commonName` and a UTF-8 string. `None` if the name is too long
-/// for length fields of one byte.
+/// The distinguished name that consists only of this common name, in DER. `None` if the name is too long for length
+/// fields of one byte.
 fn name_of(common_name: &str) -> Option<Vec<u8>> {
     const COMMON_NAME: [u8; 5] = [6, 3, 85, 4, 3];
     let text = common_name.as_bytes();

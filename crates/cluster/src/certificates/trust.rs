@@ -1,7 +1,7 @@
 //! The CAs that members trust: the CAs in their Secrets, and the CAs with which a running etcd was started.
 //!
 //! etcd reads its trust bundle only when it starts. An annotation of each pod therefore contains the CAs with which its
-//! etcd was started. This module performs no I/O.
+//! etcd was started.
 
 use std::collections::BTreeSet;
 
@@ -60,8 +60,8 @@ impl Certificates {
         Some(authorities_in(&self.signers()?))
     }
 
-    /// The CAs with which a pod was started; `None` if they are unknown. If the annotation with the CAs was deleted,
-    /// the operator finds the CAs by the digest in the trust annotation.
+    /// The CAs with which a pod was started; `None` if they are unknown. If the annotation with the CAs is missing, the
+    /// operator finds the CAs by the digest in the trust annotation.
     pub fn started_with(&self, member: &str) -> Option<Authorities> {
         let noted = self.pods.get(member)?;
         if let Some(authorities) = &noted.authorities {
@@ -161,8 +161,8 @@ impl Certificates {
         members.all(|member| self.trusts(member, scope, &signs.fingerprint))
     }
 
-    /// True if a new member can connect to all running members: all of them trust the current signer, which issues the
-    /// certificate of the new member.
+    /// True if all running members trust the current signer. A new member, with a certificate of this signer, can then
+    /// connect to them.
     pub fn accepts_new_members<'a>(&self, mut running: impl Iterator<Item = &'a String>) -> bool {
         let peers = self.rule.as_ref().is_some_and(|rule| rule.peers);
         let signs = self.signer(CaScope::Peers);
@@ -193,8 +193,7 @@ impl Certificates {
     }
 }
 
-/// All subsets of these CAs. A rotation leaves at most four CAs. For a bundle with more, only the complete set is
-/// returned.
+/// All subsets of these CAs. For more than four CAs, which no rotation leaves, only the complete set is returned.
 fn subsets(all: BTreeSet<&String>) -> Vec<BTreeSet<&String>> {
     if all.len() > 4 {
         return vec![all];

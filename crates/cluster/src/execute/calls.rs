@@ -9,8 +9,8 @@ use crate::action::{AuthChange, EtcdCall};
 use crate::execute::{Error, ExecuteContext};
 
 impl ExecuteContext<'_> {
-    /// Sends one call. `via` contains the client URLs to which a change of the member list is sent; `text` describes
-    /// the call.
+    /// Sends one call. A change of the member list is sent to the client URLs in `via`. `text` describes the call in
+    /// errors.
     pub(super) async fn call(
         &self,
         call: &EtcdCall,

@@ -31,8 +31,8 @@ enum Does {
     InTurn(&'static [u16]),
 }
 
-/// Answers requests for objects of `kind` as `does` says, and accepts all other requests at once. It records the kind
-/// of each request. For a Service, it also records the annotation `started` and the resourceVersion precondition.
+/// Answers requests for objects of `kind` as `does` says, and accepts all other requests at once. `asked` contains the
+/// kind of each request, and for a Service the annotation `started` and the resourceVersion precondition.
 struct Server {
     kind: &'static str,
     does: Does,
@@ -82,7 +82,7 @@ enum Mark {
     Again,
 }
 
-/// Starts a member. `left`: how long the observation is still fresh. Returns the requests and the outcome.
+/// Starts a member whose observation is still fresh for the time `left`. Returns the requests and the outcome.
 async fn started(
     what: (&'static str, Does),
     (durable, left): (bool, Duration),

@@ -1,9 +1,8 @@
-//! The exit reason of a member's etcd container, from its exit code and its termination message. Performs no I/O.
+//! The exit reason of a member's etcd container, from its exit code and its termination message.
 //!
 //! The kubelet reports the last 2048 bytes of a failed container's log (`FallbackToLogsOnError`). The texts in this
-//! file come from the sources of etcd and bbolt. They were tested with etcd 3.5, 3.6 and 3.7 on damaged data
-//! directories. Any other text yields [`Cause::Failed`]: the member is then replaced only if the failure lasts and all
-//! other voters are healthy.
+//! file come from the sources of etcd and bbolt. Any other text yields [`Cause::Failed`]: the member is then replaced
+//! only if the failure lasts and all other voters are healthy.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
 
@@ -61,8 +60,8 @@ const SURROUNDINGS: [&str; 9] = [
     "cannot allocate memory",
 ];
 
-/// Go packages in a stack trace from inside the database: bbolt, and the package that opens the database (one path for
-/// etcd 3.6 and later, another for earlier releases).
+/// Go packages in a stack trace from inside the database: bbolt, and the package that opens the database. Its path
+/// differs before and after etcd 3.6.
 const DATABASE: [&str; 3] = [
     "go.etcd.io/bbolt",
     "etcd/server/v3/storage/backend.",

@@ -267,8 +267,8 @@ fn trouble(pod: &KubePod) -> Option<Trouble> {
     })
 }
 
-/// True if the kubelet's message is about another image than `image`. After an image was changed in a running pod, the
-/// status contains the error of the previous image until the kubelet has tried the new one.
+/// True if the kubelet's message is about another image than `image`. After an image change, the status contains the
+/// error of the previous image until the kubelet has tried the new image.
 fn is_of_another_image(message: &str, image: &str) -> bool {
     let named = message.split("image \"").skip(1);
     let mut named = named.filter_map(|rest| rest.split_once('"').map(|(name, _)| name));

@@ -1,10 +1,8 @@
-//! Calls the health listener of members that may not serve clients yet.
+//! Calls the health listener of members that may not serve clients yet: learners, and voters that are not endpoints of
+//! the client Service.
 //!
 //! A joining member serves clients only after it has applied the entry with its own client URLs. That may take 7 s
-//! longer than the rest of the start (docs/benchmarks.md), but the health listener is open from the start. The operator
-//! calls only the health listeners of learners, and of voters that are not endpoints of the client Service. If such a
-//! member also answers on its client listener, the health listener only shows whether the member is connected to the
-//! leader.
+//! longer than the rest of the start (docs/benchmarks.md), but the health listener is open from the start.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};

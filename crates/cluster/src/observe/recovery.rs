@@ -51,8 +51,8 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
 }
 
 /// Deadline of the request for the member list. During a recovery, the deadline is short, because a lost quorum does
-/// not answer. If a quorum returns and answers late, the recovery continues and loses no write: the client Service has
-/// no endpoints during a recovery.
+/// not answer. A quorum that returns and answers late loses no write, because the client Service has no endpoints
+/// during a recovery.
 pub(super) fn patience(observed: &Observed) -> Duration {
     let record = observed.recovery.record.as_ref();
     let under_way = record.is_some_and(|record| record.phase == RecoveryPhase::InProgress);

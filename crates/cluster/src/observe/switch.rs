@@ -84,8 +84,7 @@ pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
 }
 
 /// The client URL of each pod's etcd. It contains the pod's IP address, so the operator depends neither on DNS nor on
-/// Service routing. An address that another pod has taken over does no harm, because the operator identifies a member
-/// by its ID.
+/// Service routing.
 pub(super) fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> {
     let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();

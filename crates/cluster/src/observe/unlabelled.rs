@@ -2,8 +2,7 @@
 //! PVC exists (invariant 1).
 //!
 //! The operator lists a cluster's objects by label. If the status names a member, and the list of pods, PVCs or
-//! Services lacks it, the operator reads that object by its name. A healthy cluster needs no such read. A lost member
-//! costs up to three requests per observation until it is replaced.
+//! Services lacks it, the operator reads that object by its name.
 
 use std::collections::BTreeSet;
 

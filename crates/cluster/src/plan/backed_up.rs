@@ -40,8 +40,8 @@ fn max_age(desired: &Desired, change: &ClusterChange) -> Option<Duration> {
     desired.object.spec.max_backup_age_before(change)
 }
 
-/// True if the change may start or continue. Otherwise, plans the next record, or reports the wait. `what` is the change
-/// as the subject of a sentence.
+/// True if the change may start or continue. Otherwise, plans the next record, or reports the wait. `what` is the
+/// subject of the message, such as "the removal of surplus members".
 pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft) -> bool {
     let (desired, observed, now) = draft.build.inputs();
     let (Some(age), Some(id)) = (max_age(desired, change), observed.cluster_id) else {

@@ -42,8 +42,8 @@ pub(super) fn unrecorded<'a>(
     }
     if recorded.is_none() {
         // Invariant 6: a token without a cluster ID counts only if all first members have objects, because a first
-        // member without objects may have run and lost its data. Otherwise a new bootstrap starts. It loses no
-        // acknowledged write, because no client is served before pods have a cluster ID.
+        // member without objects may have run and lost its data. A new bootstrap then loses no acknowledged write,
+        // because clients are served only after the pods have a cluster ID.
         traces.retain(|(_, members, found)| {
             found.is_some() || members.iter().all(|name| view::is_known(observed, name))
         });
@@ -184,8 +184,8 @@ fn answers_for(list: &Members, intent: &Intent) -> bool {
         .any(|name| intent.members.contains(name))
 }
 
-/// Handles cluster IDs on pods and volumes. Invariant 7: if an ID belongs to this bootstrap, the operator records it
-/// again. The ID of another cluster is a problem that a person must resolve. Returns true if an ID was found.
+/// Records a cluster ID on pods or volumes again if it belongs to this bootstrap (invariant 7). Reports the ID of
+/// another cluster as a problem. Returns true if an ID was found.
 fn remember(intent: &Intent, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     let pods = observed
@@ -322,11 +322,11 @@ fn discard_others(intent: &Intent, draft: &mut Draft) {
 
 /// True if the Services of the first members may have endpoints.
 ///
-/// At its start, a first member asks all other members, one after another and for one second each, whether the cluster
-/// was bootstrapped before. A member that is starting accepts the connection but does not answer. Without endpoints,
-/// the connection is refused at once. A running member has finished these requests, so the Services may have endpoints.
+/// At its start, a first member asks every other member, for one second each, whether the cluster was bootstrapped
+/// before. A member that is starting accepts the connection but does not answer. Without endpoints, the connection is
+/// refused at once. A running member has finished these requests, so the Services may have endpoints.
 ///
-/// After a time limit, the Services get their endpoints in any case, so that no member depends on a single pod.
+/// After a time limit, the Services get endpoints in any case, so that no member depends on a single pod.
 fn may_reach_each_other(observed: &Observed, intent: &Intent, now: Timestamp) -> bool {
     let mut pods = first_pods(observed, intent);
     pods.any(|pod| pod.running || pod.restarts > 0 || now.duration_since(pod.created) > CLOSED)

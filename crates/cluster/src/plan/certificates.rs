@@ -333,8 +333,8 @@ impl Keeper<'_> {
     }
 
     /// The CAs that the trust bundle must contain in addition to its signing CA and its next CA. `None` if the bundle
-    /// is complete: it contains these two CAs and the issuer of every certificate in use. An incomplete bundle shows
-    /// that the Secret of the CA was replaced.
+    /// contains these two CAs and the issuer of every certificate in use. A bundle without one of them shows that the
+    /// Secret of the CA was replaced.
     fn incomplete(&self, scope: CaScope, held: &Held) -> Option<Vec<Vec<u8>>> {
         let own = [held.certificate.as_ref(), held.next.as_ref()].into_iter();
         let own: Vec<&String> = own.flatten().map(|leaf| &leaf.fingerprint).collect();

@@ -88,8 +88,8 @@ pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
         return Settled::default();
     };
     if keeper.cuts_off() {
-        // If members reject the operator's certificate, their silence does not prove that the quorum is lost. If
-        // members reject each other's certificates, their data still exists. Therefore no recovery starts.
+        // If certificates prevent connections, the silence of members does not prove that their data is lost. No
+        // recovery starts.
         drop_recovery(draft);
     }
     let adds = hold_back_for_authorities(keeper, draft);
@@ -128,7 +128,7 @@ fn hold_back_for_faults(draft: &mut Draft) -> bool {
 }
 
 /// Removes two kinds of actions: the stop of serving members that could not start again, and the addition of members
-/// that the others would reject. Returns true if an addition was removed.
+/// that running members would reject. Returns true if an addition was removed.
 fn hold_back_for_authorities(keeper: &Keeper, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     let ready = keeper.is_ready();
@@ -164,9 +164,8 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
         if !ready {
             return false;
         }
-        // The order of the actions matters. Certificates come before the annotation `started`, so that a rejected
-        // certificate leaves no annotation. A new Service comes before the certificates, because the operator finds
-        // their Secrets by the name of the Service.
+        // Certificates come before the annotation `started`, so that a rejected certificate leaves no annotation. A new
+        // Service comes before the certificates, because the operator finds their Secrets by the name of the Service.
         let prepares = |action: &Action| match &action.request {
             Request::Create(object) => matches!(object, Object::VolumeClaim(_)),
             Request::Patch(patch) => patch.kind == Kind::Service,

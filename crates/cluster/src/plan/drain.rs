@@ -1,11 +1,10 @@
 //! Drains a member from the client Service before the member stops or is defragmented. Clients then connect to other
 //! members.
 //!
-//! No state records a drain. Each plan computes from the observed state which members must be drained ([`is_drained`],
-//! [`keep`]). All other members become endpoints again ([`settle`]), no matter which process drained them.
+//! Each plan computes from the observed state which members must be drained ([`is_drained`], [`keep`]). All other
+//! members become endpoints again ([`settle`]), no matter which process drained them.
 //!
-//! A drain closes no existing connection. A member that stops closes its connections. A member that is being
-//! defragmented keeps them, and its clients wait up to their own deadlines.
+//! A drain closes no existing connection.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -76,8 +75,8 @@ pub(super) fn settle<'a>(
     {
         keep(member, &mut draft);
     }
-    // Invariant 22: clients always reach a serving member. The labels of one plan are written in no fixed order, so a
-    // member that becomes an endpoint in this plan does not count yet.
+    // Invariant 22: clients always reach a serving member. A member that becomes an endpoint in this plan does not
+    // count yet, because the labels of one plan are written in no fixed order.
     let stays = |member: &MemberState| {
         is_endpoint(member) && is_in(member) && !draft.drained.contains(&member.name)
     };

@@ -1,9 +1,8 @@
-//! Finds out which members of a cluster without a serving quorum are lost, and which still have their data. This module
-//! only classifies members; other modules act on the result.
+//! Finds out which members of a cluster without a serving quorum are lost, and which still have their data.
 //!
-//! The operator has two sources for the voters' names: the report in the status, and the member list on each member's
-//! disk. Each list may be stale. The quorum therefore counts as lost only if a majority of every list is lost. Without
-//! any list, nothing counts as lost (invariant 1).
+//! The operator knows the voters' names from the report in the status, and from the member list on each member's disk.
+//! Each list may be stale, so the quorum counts as lost only if a majority of every list is lost. Without any list,
+//! nothing counts as lost (invariant 1).
 
 use std::collections::BTreeSet;
 
@@ -203,9 +202,8 @@ fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {
         && view::data(pod, disk, observed.services.get(name), true) == Data::There
 }
 
-/// True if the member may still run, or its data may return. There are three cases: a terminating pod on an unreachable
-/// node may have a running container; a person can restore the lost volume of a PVC; a member that other software runs
-/// may be part of a serving quorum.
+/// True if the member may still run, or its data may return: its pod exists, a person can restore the lost volume of
+/// its PVC, or other software runs the member.
 fn is_something_left(observed: &Observed, intent: &Intent, name: &str) -> bool {
     let pod = pod(observed, intent, name).filter(|pod| !pod.failed);
     let strange = |other: &String| other.split(' ').next_back() == Some(name);

@@ -18,7 +18,7 @@ pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
         .collect()
 }
 
-/// True if etcd lists a member of this name, or if the etcd in the pod of this name reports the ID of a listed member.
+/// True if etcd lists a member of this name, or if the pod of this name runs a listed member.
 pub(super) fn is_listed(observed: &Observed, view: &View, name: &str) -> bool {
     if view.members.iter().any(|member| member.name == name) {
         return true;
@@ -35,8 +35,8 @@ pub(super) fn another_cluster(observed: &Observed, name: &str) -> Option<Cluster
     pod.or(disk).filter(|id| Some(*id) != observed.cluster_id)
 }
 
-/// True if the operator created the Service for a future member: the Service lacks the annotation `started`, and
-/// neither a pod nor a volume exists. False for a first member, because an earlier pod may have used its name.
+/// True if the operator created the Service for a future member, which has no pod and no volume yet. False for a first
+/// member, because an earlier pod may have used its name.
 pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
     if observed
         .intent
@@ -73,7 +73,7 @@ pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &m
 
 /// Renews the annotation `started` on the Service of a member that another operator process has begun to start. The
 /// renewal changes the resourceVersion, so that process can no longer remove the annotation. The annotation is renewed
-/// only once, because each renewal triggers a reconcile, and the API server may reject every following write.
+/// only once, because each renewal triggers a reconcile.
 pub(super) fn mark_again(name: &str, service: &Service, draft: &Draft) -> Option<Action> {
     (!service.renewed).then(|| draft.build.mark_service_again(name, service))
 }

@@ -1,13 +1,11 @@
 //! Invariant 29: prepares the members' Raft logs for etcd 3.7.
 //!
-//! Until etcd 3.5, members write requests of the API v2 to the log, for example at each start. etcd 3.6 can read these
-//! entries, and etcd 3.7 cannot: at its start, it reads the log from the last snapshot on, and crashes at such an entry
-//! (`Apply` in `server/etcdserver/apply/apply.go`).
+//! Members before etcd 3.6 write requests of the API v2 to the log, for example at each start. etcd 3.7 crashes if its
+//! log contains such an entry after the last snapshot (`Apply` in `server/etcdserver/apply/apply.go`).
 //!
 //! etcd 3.6 saves a snapshot after `--snapshot-count` entries. When all members run 3.6, the operator records the index
 //! of the newest entry, because no later entry is a request of the API v2. It then appends entries without effect until
-//! each member has applied `--snapshot-count` entries after this index, and has therefore saved a snapshot. All members
-//! have the same log, so the operator appends the entries once for all members, in short steps.
+//! each member must have saved a snapshot after this index.
 
 use api::version::EtcdVersion;
 

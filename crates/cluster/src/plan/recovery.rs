@@ -2,8 +2,7 @@
 //!
 //! Before the operator creates an object, it records the survivor, the new member and the token in the status
 //! (invariant 10). All objects of the old cluster stay unchanged until the new cluster answers and is recorded
-//! (invariant 9). Until then, the operator deletes only the pod of an abandoned seed. If the quorum returns, the
-//! operator cancels the recovery.
+//! (invariant 9). If the quorum returns, the operator cancels the recovery.
 //!
 //! Invariant 16: clients never reach two clusters. The client Service has no endpoints from the record of the recovery
 //! until the deletion of the old pods.

@@ -1,8 +1,5 @@
-//! The objects that remain from a cluster that a restore has replaced.
-//!
-//! The restore operator records the new cluster and the replaced cluster in one write, stops the old members, and
-//! releases the EtcdCluster. The cluster operator then deletes the old objects: their token differs from the recorded
-//! token.
+//! The objects that remain from a cluster that a restore has replaced. Their token differs from the recorded token,
+//! because the restore operator records the token of the new cluster.
 
 use jiff::Timestamp;
 

@@ -21,7 +21,7 @@ use crate::reason::Reason;
 use crate::snapshot::Desired;
 
 /// Creates the Services of new members before the members, so that DNS never caches a missing name. Returns the
-/// members' names. The Services are created even while dead members are being removed, to save time.
+/// members' names.
 pub(super) fn reserve(
     view: &View,
     rules: VersionRules,
@@ -60,7 +60,7 @@ pub(super) fn reserve(
 }
 
 /// True if the replacement joins before the old member is removed: in clusters of one or two members, or if a member to
-/// be replaced is marked [`MemberState::followed`]. Otherwise the old member is removed first, because no node may be
+/// be replaced is marked [`MemberState::followed`]. Larger clusters remove the old member first, because no node may be
 /// free for an additional member.
 pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
     desired.size < 3

@@ -38,7 +38,7 @@ impl<'a> View<'a> {
         }
         // Invariant 19: a member is not healthy until its defragmentation is complete. From etcd 3.6 on, the member
         // does not even return its status, because etcd reads the storage version under a lock that the defragmentation
-        // holds (`StorageVersion` in `server/etcdserver/server.go`, `defrag` in `server/storage/backend/backend.go`).
+        // holds (`StorageVersion` in `server/etcdserver/server.go`).
         if let Some(name) = observed.upkeep.defragmenting() {
             let asked = observed.upkeep.call == Some(Call::Running);
             for member in members.iter_mut().filter(|member| member.name == name) {

@@ -132,8 +132,8 @@ impl ClusterOperator {
         (of(token), of(snapshot.seeds_token().or(token)))
     }
 
-    /// Observes and plans. If pods end before etcd has answered, first recreates pods on existing volumes, which needs
-    /// no answer of etcd, and then observes again. The result contains the actions that recreated pods.
+    /// Observes and plans. If pods end before etcd has answered, first recreates pods on existing volumes, and then
+    /// observes again. The result contains the actions that recreated pods.
     pub(super) async fn fresh(
         &self,
         object: &EtcdCluster,

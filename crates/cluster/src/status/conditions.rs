@@ -133,8 +133,8 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
     }
 }
 
-/// Why clients cannot connect through the client Service although a quorum serves. The condition Available is then
-/// false, because clients may connect to this Service as soon as it is true. `None` if clients can connect.
+/// Why clients cannot connect through the client Service although a quorum serves; `None` if they can. The condition
+/// Available is then false, because clients connect to this Service as soon as it is true.
 fn shut(observed: &Observed) -> Option<&'static str> {
     match observed.shared.client {
         Kept::Missing => return Some("the client Service does not exist yet"),

@@ -1,5 +1,5 @@
-//! The status of each member. Sizes and lags in the status change only after a large difference. Otherwise the operator
-//! would write the status after every changed byte, and each write triggers a reconcile.
+//! The status of each member. Sizes and lags in the status change only after a large difference, because each status
+//! write triggers a reconcile.
 
 use api::cluster::{AlarmStatus, EtcdClusterStatus, MemberRole, MemberStatus};
 use etcd::{AlarmKind, Status};

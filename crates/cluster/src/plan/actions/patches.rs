@@ -146,9 +146,9 @@ pub(crate) fn resize_pod(member: &str, uid: &str, patch: &ResourcesPatch) -> Act
     )
 }
 
-/// Annotates a pod with a digest of its certificates. The change of the pod makes the kubelet update the mounted
-/// Secrets at once, instead of within a minute. `trust` and `authorities` set the annotations about the CAs with which
-/// the pod was started; `None` leaves an annotation unchanged.
+/// Annotates a pod with a digest of its certificates, so that the kubelet updates the mounted Secrets at once instead
+/// of within a minute. `trust` and `authorities` set the annotations about the CAs with which the pod was started;
+/// `None` leaves an annotation unchanged.
 pub(crate) fn notify_pod(
     (member, uid): (&str, &str),
     (trust, authorities): (Option<&String>, Option<&Authorities>),

@@ -27,7 +27,7 @@ pub enum State {
     /// The member ran before, and its disk contains its data. If the data is missing, the member must not start.
     OnDisk,
     /// The member starts a new cluster with the data of the survivor that `status.recovery` names. The pod copies the
-    /// data before etcd starts. If the copy is missing, the member must not start.
+    /// data before etcd starts.
     FromSurvivor,
 }
 
@@ -52,8 +52,8 @@ pub struct Start {
     pub cluster_id: Option<ClusterId>,
 }
 
-/// How much a recovery increases the revision, as etcd recommends for restores. No lost member can be that many
-/// revisions ahead of the survivor, so the recovered cluster never reuses a revision that a client has seen.
+/// How much a recovery increases the revision, as etcd recommends for restores. The recovered cluster therefore never
+/// reuses a revision of the old cluster that a client has seen.
 const LOST_REVISIONS: u64 = 1_000_000_000;
 
 impl Builder<'_> {
@@ -149,7 +149,7 @@ impl Builder<'_> {
     }
 
     /// The value of `--initial-cluster`. The peer URLs come from etcd's member list, because etcd compares its flag
-    /// with that list. In a cluster that another operator created, the URLs have another form.
+    /// with that list.
     fn initial_cluster(&self, start: &Start, members: &Members<'_>) -> String {
         let addresses = members.addresses();
         let listed = self.observed.members.known();

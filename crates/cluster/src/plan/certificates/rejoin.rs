@@ -1,10 +1,9 @@
 //! Restarts members that other members or the operator cannot reach, because the member's certificate authorities (CAs)
 //! have expired or are missing.
 //!
-//! etcd reads its trust bundle only at its start. If a CA is lost together with certificates that it signed, a member
-//! or the operator may have no certificate that the other members accept. The operator then restarts the other members
-//! with all CAs, one at a time, with or without a quorum. It restarts only members on volumes that are not being
-//! deleted, so no acknowledged write is lost.
+//! etcd reads its trust bundle only at its start. The operator therefore restarts such members with all CAs, one at a
+//! time, with or without a quorum. It restarts only members on volumes that are not being deleted, so no acknowledged
+//! write is lost.
 
 use std::time::Duration;
 
@@ -25,10 +24,9 @@ impl Keeper<'_> {
     /// Restarts members whose CAs for peers, or whose CAs for clients, have all expired. Members without a volume are
     /// only reported. Returns true if the plan restarts a member.
     ///
-    /// If the CAs for peers have expired, the members accept no new connection from each other, and the quorum is lost
-    /// at the latest when the next connection breaks. All members are therefore restarted concurrently. If only the CAs
-    /// for clients have expired, a quorum may still serve clients with open connections, so [`Self::rejoin`] or a
-    /// rolling update restarts the members one at a time.
+    /// Members with expired CAs for peers accept no new connection from each other, so the quorum is lost soon, and all
+    /// members are restarted concurrently. With expired CAs for clients only, a quorum may still serve open
+    /// connections, so [`Self::rejoin`] or a rolling update restarts the members one at a time.
     pub(super) fn start_again(&self, settled: &Settled, draft: &mut Draft) -> bool {
         let mut restarts = false;
         for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
@@ -62,9 +60,9 @@ impl Keeper<'_> {
         restarts
     }
 
-    /// Invariant 18: true if this member accepts connections from its peers, and another function restarts it with new
-    /// CAs for clients: a rolling update if the member answers the operator, or [`Self::rejoin`] if the member rejects
-    /// the operator.
+    /// Invariant 18: true if this member accepts connections from its peers, and is restarted one at a time with new
+    /// CAs for clients. A rolling update restarts a member that answers the operator. [`Self::rejoin`] restarts a
+    /// member that rejects the operator.
     fn restarts_one_by_one(&self, member: &str, pod: &Pod) -> bool {
         let trusts_peers = || {
             let certificates = self.certificates;
@@ -80,9 +78,8 @@ impl Keeper<'_> {
         self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some()
     }
 
-    /// True if a TLS switch is in progress. During a switch, members also have listeners that do not depend on the
-    /// generated certificates, and the rolling update of the switch restarts the members one at a time (invariants 18
-    /// and 23).
+    /// True if a TLS switch is in progress. The rolling update of the switch restarts the members one at a time
+    /// (invariants 18 and 23), so [`Self::rejoin`] restarts no member.
     fn is_switching(&self) -> bool {
         let rollout = self.observed.tls_rollout.as_ref();
         rollout.is_some_and(|rollout| rollout.under_way().is_some())
