@@ -64,8 +64,8 @@ impl Action {
     }
 }
 
-/// Actions that are sent in this order. After the first failure, the rest of the chain is not sent, and the next
-/// reconcile plans it again.
+/// A sequence of actions. If an action fails, the executor does not send the later actions, and the next reconcile
+/// plans them again.
 pub type Chain = Vec<Action>;
 
 /// A change of etcd's members or of its leader. The executor sends the change only if etcd's current member list

@@ -21,8 +21,7 @@ use crate::metrics::Metrics;
 use crate::pod_deletions::PodDeletions;
 use crate::reconcile::{ClusterOperator, SnapshotCache};
 
-/// Deadlines of calls to members. Each reconcile reads the health of all members, so a member that hangs delays the
-/// reconcile of its cluster by up to these times.
+/// Deadlines of calls to members. A member that hangs delays each reconcile of its cluster by up to these times.
 const DEADLINES: Deadlines = Deadlines {
     connect: Duration::from_secs(1),
     status: Duration::from_secs(1),

@@ -30,8 +30,7 @@ pub struct Certificates {
     /// A digest of the CAs in Secrets of other owners; `None` if the operator generates the certificates, or if one of
     /// these Secrets is unreadable.
     pub others: Option<String>,
-    /// The CAs in Secrets of other owners, in the format of a pod's annotation. A pod that starts now gets this
-    /// annotation.
+    /// The CAs in Secrets of other owners, in the format of the annotation that a new pod gets.
     pub authorities: Option<Authorities>,
     /// The expiry of each certificate, whether or not the operator issues it.
     pub expiries: Vec<Expiry>,
@@ -287,7 +286,9 @@ impl fmt::Display for CertificateWrite {
                 let verb = if over.is_some() { "renew" } else { "issue" };
                 write!(f, "{verb} the {} certificate of {owner}", used.word())
             }
-            Self::Mark { secret, .. } => write!(f, "label Secret {secret}"),
+            Self::Mark { secret, .. } => {
+                write!(f, "restore the owner and the labels of Secret {secret}")
+            }
             Self::Trust { owner, used, .. } => {
                 let word = used.word();
                 write!(

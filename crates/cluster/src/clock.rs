@@ -17,7 +17,7 @@ impl ApiServerClock {
     }
 
     /// The time for issuing and checking certificates: the operator's time or, if the clocks differ by more than the
-    /// tolerance, the earlier of the two times. By a clock that is far ahead, every CA would have expired.
+    /// tolerance, the earlier of the two times. To a clock that is far ahead, every CA seems expired.
     pub fn for_certificates(self, now: Timestamp) -> Timestamp {
         Self(self.difference()).earlier(now)
     }

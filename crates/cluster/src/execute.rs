@@ -225,8 +225,8 @@ impl ExecuteContext<'_> {
     }
 }
 
-/// Runs the failpoint of an action, such as `FAILPOINTS=before-create-pod=panic`, with which a test crashes the
-/// operator before this request.
+/// Runs the failpoint of an action, such as `FAILPOINTS=before-create-pod=panic`. Tests use failpoints to crash the
+/// operator before a request.
 fn interrupt(action: &Action) {
     let (point, text) = (action.point, action.text.as_str());
     tracing::debug!(point, text, "action");

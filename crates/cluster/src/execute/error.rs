@@ -119,8 +119,8 @@ impl Error {
             | Self::Certificate { .. }
             | Self::Held { .. }
             | Self::Rejected { .. } => true,
-            // An object that already exists or has changed has its own error. A conflict (409) is therefore a rejection
-            // by admission, such as a quota.
+            // `Exists` and `Changed` are separate errors, so a conflict (409) is a rejection by admission, such as a
+            // quota.
             Self::Api(error) => {
                 let said = matches!(
                     Reason::from(error),

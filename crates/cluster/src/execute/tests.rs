@@ -124,7 +124,7 @@ async fn started_again(
     let snapshot = snapshot();
     let observed = observe::unanswered(&snapshot);
     let etcd: Arc<dyn Etcd> = Arc::new(FakeEtcd::formed(1, &[], |_| String::new()));
-    // After four rejections, the next back-off is long enough for a slow test machine.
+    // Four rejections make the next back-off longer than any pause of a slow test machine.
     let (refusals, before) = (Refusals::default(), Instant::now().checked_sub(FRESH));
     for _ in 0..4 {
         let refusal = Error::Missing("before".to_owned());

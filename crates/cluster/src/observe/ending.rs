@@ -43,8 +43,8 @@ const DAMAGED: [&str; 20] = [
 
 /// etcd's message if the data directory is empty, but the member list shows that the member has started before.
 const EMPTY: &str = "has already been bootstrapped";
-/// etcd's message if the data directory is empty, and `--initial-cluster` contains only the member itself. Every pod
-/// that the operator recreates on an existing volume has such an `--initial-cluster`.
+/// etcd's message if the data directory is empty, and `--initial-cluster` contains only the member itself, as in every
+/// pod that the operator recreates on an existing volume.
 const EMPTY_AND_ALONE: &str = "cannot fetch cluster info from peer urls";
 
 /// Messages about failures that have another cause than the data. A replacement would fail in the same way.
@@ -103,8 +103,8 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     // of etcd.
     let last = begin(text).map_or(text, |at| &text[at..]);
     let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
-    // After a crash, Go prints the stacks of all goroutines, and the final message and the frames of bbolt may be cut
-    // off. In this case, frames of the package that opens the database also count.
+    // If a long stack trace has displaced the final message, the frames of bbolt may be missing too. Frames of the
+    // package that opens the database then also count.
     let in_database = match begin(text) {
         Some(_) => &DATABASE[..1],
         None => &DATABASE[..],

@@ -106,21 +106,17 @@ fn since(condition: &PodCondition) -> Option<Timestamp> {
 /// The time since which the pod's node, or the only node that reaches its disk, has been lost; `None` if it is not
 /// lost. The operator has no permission to read nodes, but the pod shows the loss in one of these ways:
 ///
-/// - The node lifecycle controller sets `Ready` to false on the pods of a lost node, and changes nothing else
-///   (`MarkPodsNotReady` in `pkg/controller/util/node`). A kubelet always sets `Ready` and `ContainersReady` together.
-///   If the two differ, and no readiness gate is the reason, the controller has written the status of a silent
-///   kubelet.
-/// - The pod still exists after the end of its grace period (`deletionTimestamp`): the deletion waits for the kubelet.
-///   This applies to pods that the taint manager deleted.
+/// - `Ready` is false, `ContainersReady` is true, and no readiness gate is the reason. A kubelet always sets both
+///   together, so the node lifecycle controller has set `Ready` (`MarkPodsNotReady` in `pkg/controller/util/node`).
+/// - The pod still exists after its grace period (`deletionTimestamp`), because no kubelet has confirmed the deletion.
 /// - The phase is `Unknown`, which old control planes set.
-/// - No node reaches the volume: the only node with the volume no longer exists, or is marked as unreachable.
+/// - No node reaches the volume: its only node no longer exists, or is marked as unreachable.
 ///
-/// If a pod was not ready when its node failed, nothing shows the loss until Kubernetes evicts the pod: the controller
-/// writes only changes of `Ready`, which was already false. The member then counts as lost from the end of the evicted
-/// pod's grace period. Kubernetes evicts after 300 s, or after the toleration times in `spec.pod`.
+/// If a pod was not ready when its node failed, only an eviction of the pod shows the loss. The member then counts as
+/// lost from the end of the evicted pod's grace period.
 ///
 /// The condition `DisruptionTarget` of an eviction (`DeletionByTaintManager` in `pkg/controller/tainteviction`) proves
-/// no loss: Kubernetes also writes it if a person taints a live node, where the pod ends within its grace period.
+/// no loss, because Kubernetes also sets it if a person taints a live node.
 fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
     let ready = condition(pod, "Ready");
     let by_node_controller = ready

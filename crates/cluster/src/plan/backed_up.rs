@@ -91,8 +91,8 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
     false
 }
 
-/// Completes the record of the last change of this kind, or removes it if the change has not started. Called while no
-/// such change is needed.
+/// Called while no change of this kind is needed. Completes the record of the last change, or removes the record if
+/// that change has not started.
 pub(super) fn end(change: &ClusterChange, draft: &mut Draft) {
     let (_, observed, now) = draft.build.inputs();
     let Some(record) = current(observed, change) else {

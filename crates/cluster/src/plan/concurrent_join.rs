@@ -18,7 +18,7 @@ use crate::snapshot::{Observed, Pod};
 const CLOSED: Duration = Duration::from_secs(5);
 
 /// A joining member has certainly completed its requests to the other members this long after its container started.
-/// They usually take 0.1 s, but the kubelet reports the start of a container in whole seconds.
+/// The requests usually take 0.1 s, but the kubelet reports the start of a container in whole seconds.
 const ASKING: Duration = Duration::from_secs(2);
 
 /// True if the new members start behind Services without endpoints: if several members join a single voter, for example

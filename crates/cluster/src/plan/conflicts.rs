@@ -137,7 +137,7 @@ fn hold_back_for_authorities(keeper: &Keeper, draft: &mut Draft) -> bool {
         |action: &Action| !ready && starts(action, observed) || !joins && action.adds_member();
     let before = draft.chains.len();
     draft.chains.retain(|chain| {
-        // A chain that starts a member also issues the certificates of this member. Both are removed together.
+        // Chains that start a member stay here: `certificates_before_pods` adds their certificates, or removes them.
         let begins = |action: &Action| action.creates_pod().is_some();
         chain.iter().any(begins) || !chain.iter().any(held)
     });

@@ -63,7 +63,7 @@ pub(crate) fn shared(
 
 /// Builds the client Service. If `open` is false, the Service has no endpoints.
 pub(crate) fn client_service(members: &Members, open: bool) -> Service {
-    // The builder gives the Service endpoints if a cluster ID exists. It does not use the value.
+    // The builder gives the Service endpoints if the cluster ID is set to any value.
     let cluster_id = open.then_some("");
     member::client_service(&Members {
         cluster_id,

@@ -34,7 +34,7 @@ pub(super) fn applied(
         Some(Role::Voter) | None => false,
     };
     let _ = pod.filter(|pod| pod.stays()).filter(is_new)?;
-    // Invariant 19: a member does not answer during its defragmentation. It does not count as a joining member.
+    // Invariant 19: a member does not answer during its defragmentation, and does not count as a joining member.
     if observed.upkeep.defragmenting() == Some(name) {
         return None;
     }

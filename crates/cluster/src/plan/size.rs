@@ -206,7 +206,7 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
             .map(|status| status.raft_applied_index)
             .or(member.follows)
             // A learner is promoted only after its client URLs are published. Otherwise, the module `second` would take
-            // the member for one that was added as a voter.
+            // the member for a member that was added as a voter.
             .filter(|_| member.joined() && !concurrent_join::begins_apart(member));
         match has {
             // Invariant 24: a learner without a connection to the leader is not promoted.

@@ -28,13 +28,12 @@ use alarms::{disarm, of_kind, report_corrupt_members};
 
 /// A scheduled defragmentation includes only members with at least this number of free bytes.
 const SENSIBLE: i64 = 1 << 20;
-/// Minimum delay between two defragmentations for a full database, if the first one freed no space.
+/// Minimum delay after a defragmentation that freed no space in a full database.
 const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
-/// Minimum delay between two defragmentations for a full database, if the first one freed space. Clients may have
-/// filled the database again.
+/// Minimum delay after a defragmentation that freed space in a full database, which clients may fill again.
 const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
-/// If a defragmentation freed no space, the next one waits for this multiple of its duration. Without the delay,
-/// clients that delete keys one by one would cause ineffective defragmentations all the time.
+/// After a defragmentation that freed no space, the next defragmentation waits for this multiple of its duration.
+/// Without the delay, clients that delete keys one by one would cause ineffective defragmentations all the time.
 const REST: i32 = 3;
 /// Within this time, a member's status normally shows the space that a compaction has freed. Afterwards the operator
 /// defragments one member as a test, because the status can stay wrong: etcd counts freed pages only at the next

@@ -81,8 +81,8 @@ impl ClusterOperator {
         snapshot
     }
 
-    /// The snapshot for a reconcile that writes nothing: the last read, or after a watch event the objects that the
-    /// watches have delivered. `None` if the objects must be read from the API server.
+    /// The snapshot for a reconcile that writes nothing, from the last read or from the watch caches. `None` if the
+    /// objects must be read from the API server.
     async fn cached(&self, object: &EtcdCluster) -> Option<KubeSnapshot> {
         let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
         if self.cache.needs_read(&uid, since) {

@@ -496,8 +496,8 @@ impl World {
             .map(|(name, data)| (name.as_str(), data))
     }
 
-    /// Records that the status was deleted. `unmarked`: an object without the cluster ID exists. In that case the ID
-    /// was recorded just before, and no client can have written yet.
+    /// Records that the status was deleted. `unmarked`: an object without the cluster ID exists, so no client can have
+    /// written yet.
     pub(crate) fn forget(&mut self, unmarked: bool) {
         self.memory.status_lost = true;
         self.memory.thrown = true;

@@ -44,8 +44,8 @@ impl Builder<'_> {
         )
     }
 
-    /// Creates the Service of a member. `started`: the Service has the annotation `started`. `closed`: the Service has
-    /// no endpoints for now.
+    /// Creates the Service of a member. `started`: the Service has the annotation `started`. `closed`: the Service gets
+    /// no endpoints yet.
     pub(crate) fn create_service(&self, member: &str, started: bool, closed: bool) -> Action {
         let service = member::member_service(&self.members(), member);
         let mut service = member::without_second_port(service);

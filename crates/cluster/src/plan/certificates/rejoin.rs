@@ -73,7 +73,7 @@ impl Keeper<'_> {
         !self.is_replaced() && (!self.rule.peers || trusts_peers()) && (answers() || rejoins())
     }
 
-    /// True if a restore or a recovery is in progress. It starts all members with the current CAs.
+    /// True if a restore or a recovery is in progress, which starts all members with the current CAs.
     fn is_replaced(&self) -> bool {
         self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some()
     }
@@ -176,8 +176,7 @@ impl Keeper<'_> {
         })
     }
 
-    /// True if `member` accepts the peer certificate of `other`. If the Secret of `other` is lost, the pod of `other`
-    /// still has a certificate of a CA with which that pod was started.
+    /// True if `member` accepts the peer certificate of `other`. Also true if the Secret of `other` is lost.
     fn lets_in(&self, member: &str, other: &str) -> bool {
         // Invariant 1: without the annotation, the CAs of the member are unknown. The member then counts as accepting.
         if !self.rule.peers || self.certificates.started_with(member).is_none() {
