@@ -108,8 +108,8 @@ pub enum StartPart {
     /// Renews the annotation `started`, which another operator process has set on the Service of this member. This
     /// process never removes a renewed annotation.
     MarkAgain(String),
-    /// Creates another object of this start. The [`Undo`] value decides whether a failure of this action removes the
-    /// annotation `started`.
+    /// Creates the certificates, the PVC or the pod of the member. The [`Undo`] value decides whether a failure of this
+    /// action removes the annotation `started`.
     Follow(Undo),
     /// Creates the pod of this member again, on the volume with the member's data.
     Return(String),

@@ -37,8 +37,8 @@ impl Clients {
     /// The client for the cluster with this UID, token and access.
     ///
     /// Each cluster token has its own client and login, because a restore in place or a recovery creates an etcd
-    /// cluster with a new Raft log. For a call with the old login token, that cluster waits until its log is as long as
-    /// the old log (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`).
+    /// cluster with a new Raft log. For a call with the old login token, the new cluster would wait until its log is as
+    /// long as the old log (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`).
     pub fn of(&self, (uid, token): (&str, Option<&str>), access: &Access) -> Arc<dyn Etcd> {
         if *access == Access::default() {
             return Arc::clone(&self.plain);

@@ -102,8 +102,7 @@ impl ExecuteContext<'_> {
         chains.into_iter().fold(change, Acted::merge)
     }
 
-    /// Sends a chain. During the back-off after a rejected start of a member, no action of the member's next start is
-    /// sent.
+    /// Sends a chain. While a member is in back-off after a rejected start, no action of its next start is sent.
     async fn chain(&self, chain: &[Action]) -> Acted {
         let mut parts = chain.iter().filter_map(|action| action.start.as_ref());
         let starts = parts.find_map(StartPart::announces);

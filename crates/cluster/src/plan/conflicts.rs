@@ -88,7 +88,7 @@ pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
         return Settled::default();
     };
     if keeper.cuts_off() {
-        // If certificates prevent connections, the silence of members does not prove that their data is lost. No
+        // If certificates prevent connections, the silence of members does not prove that their data is lost, so no
         // recovery starts.
         drop_recovery(draft);
     }
@@ -211,7 +211,7 @@ fn begins(action: &Action, what: Begins) -> bool {
     matches!(&action.request, Request::Record(record) if record.begins == Some(what))
 }
 
-/// True if the action starts a member, or leads to the start of a member.
+/// True if the action starts a member, or requires that a member or its replacement starts later.
 fn starts(action: &Action, observed: &Observed) -> bool {
     let serves = |member: &str| {
         let pod = observed.pods.get(member);

@@ -22,7 +22,7 @@ use crate::snapshot::{Intent, Role};
 /// After this time, new connections certainly reach other members: kube-proxy updates its rules at most once a second.
 const MOVES: Duration = Duration::from_secs(1);
 
-/// True if new clients already reach other members. If they do not, drains the member, and the plan waits.
+/// True if new clients already reach other members. Otherwise drains the member, and reports the wait.
 pub(super) fn is_drained(view: &View, member: &MemberState, draft: &mut Draft) -> bool {
     if member.pod.is_none() {
         // Other software runs a member without a pod and routes clients to it, so the operator does not drain the
@@ -116,7 +116,7 @@ pub(super) fn settle<'a>(
     draft
 }
 
-/// True if the member was drained at most `most` ago.
+/// True if the member was drained at most the duration `most` ago.
 pub(super) fn is_out_since(now: Timestamp, member: &MemberState, most: Duration) -> bool {
     match member.pod.and_then(|pod| pod.role) {
         Some(Role::Busy { since }) => age(since, now) <= most,

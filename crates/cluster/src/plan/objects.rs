@@ -21,7 +21,7 @@ use crate::snapshot::{Cause, Claim, Disk, Intent, Kept, Observed, Pod, Role, Tro
 const SLOW: Duration = Duration::from_secs(20);
 /// A pod without a node is a problem after this time. Until then, the cluster autoscaler may be adding a node.
 const UNPLACED: Duration = Duration::from_mins(1);
-/// The text in the scheduler's message about a pod whose PVC must have a volume first.
+/// Part of the scheduler's message about a pod whose PVC has no volume yet.
 const UNBOUND: &str = "unbound immediate PersistentVolumeClaims";
 
 /// Maintains the Services of the whole cluster. The client Service gets endpoints, so that clients can write, only

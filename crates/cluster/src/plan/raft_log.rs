@@ -38,7 +38,8 @@ fn recorded(observed: &Observed) -> Option<u64> {
     is_own.then(|| record.index.try_into().ok())?
 }
 
-/// True if each of these members can change to its version. Otherwise, plans the next step of the preparation.
+/// True if the Raft log of each of these members is ready for the member's next version. Otherwise, plans the next step
+/// of the preparation.
 pub(super) fn is_prepared<'a>(
     changes: impl Iterator<Item = (&'a MemberState<'a>, &'a EtcdVersion)>,
     draft: &mut Draft,

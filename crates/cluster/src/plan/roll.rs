@@ -161,7 +161,7 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     }
 }
 
-/// True if the member's pod was built for another version than it needs.
+/// True if the member needs another version than the version for which its pod was built.
 fn changes_version((member, need): &(&MemberState, Need)) -> bool {
     member.pod.and_then(versions::made_for).as_ref() != Some(need.version())
 }

@@ -25,7 +25,8 @@ pub(super) fn metadata<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     draft
 }
 
-/// Invariant 26: restores the version recorded on a volume to the version of the pod that uses the volume.
+/// Invariant 26: if the version recorded on a volume differs from the version of the pod that uses the volume, records
+/// the version of the pod.
 ///
 /// Invariant 30: when the version of the pod serves, the record of the version that served before is removed.
 pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {

@@ -170,7 +170,8 @@ impl<'a> View<'a> {
     }
 
     /// The members that are neither scheduled for replacement nor lost, including members that have not started.
-    /// Members that other software added are left out: they must not cause the removal of a member of this cluster.
+    /// Members that other software added are left out, because they must not cause the removal of a member of this
+    /// cluster.
     pub fn staying(&self) -> impl Iterator<Item = &MemberState<'a>> {
         let ours = |member: &&MemberState| member.data != Data::Elsewhere;
         let all = self.members.iter().filter(ours);
