@@ -314,7 +314,7 @@ pub enum EtcdCall {
     },
     /// Removes a member from etcd's member list.
     Remove {
-        /// Name of the member, for rules and messages.
+        /// Name of the member.
         member: String,
         /// The ID by which etcd knows the member.
         id: MemberId,

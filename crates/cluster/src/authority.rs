@@ -167,7 +167,7 @@ impl Rule {
     }
 }
 
-/// The renewal time of a certificate with this validity: after two thirds of it.
+/// The renewal time of a certificate with this validity: after two thirds of the validity.
 pub fn renewal(not_before: Timestamp, not_after: Timestamp) -> Timestamp {
     let life = Duration::try_from(not_after.duration_since(not_before)).unwrap_or_default();
     not_before
@@ -184,7 +184,7 @@ fn life(now: Timestamp, validity: Duration, limit: Option<Timestamp>) -> (Timest
     (from, limit.map_or(until, |limit| limit.min(until)))
 }
 
-/// The creation time of a certificate, computed from its validity, which starts shortly before the creation.
+/// The creation time of a certificate. It is computed from the validity, which starts shortly before the creation.
 pub(crate) fn made_at(leaf: &Leaf) -> Timestamp {
     let life = leaf.not_after.duration_since(leaf.not_before);
     let before = SKEW.min(Duration::try_from(life).unwrap_or_default() / 11);

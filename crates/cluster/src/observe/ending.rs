@@ -60,8 +60,8 @@ const SURROUNDINGS: [&str; 9] = [
     "cannot allocate memory",
 ];
 
-/// Go packages in a stack trace from inside the database: bbolt, and the package that opens the database, under its
-/// paths since etcd 3.6 and before.
+/// Go packages in a stack trace from inside the database: bbolt, and the package that opens the database, with its path
+/// since etcd 3.6 and its earlier path.
 const DATABASE: [&str; 3] = [
     "go.etcd.io/bbolt",
     "etcd/server/v3/storage/backend.",

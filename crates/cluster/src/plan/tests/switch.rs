@@ -304,7 +304,7 @@ fn invariant_23_wrong_peer_url_of_restarted_seed_is_corrected() {
             ("b", &["http://b.ns.svc:2380".to_owned()][..])
         );
         // Member `b` does not serve, or runs with other TLS settings than the recorded ones. The operator does not
-        // change its peer URL.
+        // change the peer URL of `b`.
         let mut down = World::new("null");
         down.record.clone_from(&world.record);
         *down.urls("b") = vec![listed.to_owned()];
