@@ -193,7 +193,7 @@ impl Builder<'_> {
             form: PatchForm::Strategic,
             ..merge(Kind::Pod, member, &Value::Null)
         };
-        // The version stays if only the repository changed, or if the member never ran the version of its current image.
+        // The version stays if only the repository changed, or the member never ran the version of the current image.
         let text = if changed.from == version {
             format!("set the image of {member} to {image}")
         } else {
