@@ -242,4 +242,10 @@ async fn reads_before_writes(scene: &Scene) {
         let is_there = reads.iter().any(|read| read.contains(kind));
         assert!(is_there, "{kind} is not read before the write: {sent:?}");
     }
+
+    // After a step, the next reconcile reads at once. The first reconcile without a step ends this.
+    scene.rests(3).await;
+    let before = scene.requests.all().len();
+    scene.annotate(&pod, "4").await;
+    assert_eq!(scene.requests.since(before), [""; 0]);
 }
