@@ -201,14 +201,16 @@ pub async fn objects(
         let next = next.and_then(|next| next.to.as_ref());
         let found = (&*pods, &*claims, &*services);
         let generates = at.is_some_and(|tls| tls.generated().is_some());
-        let (tls, next_tls, secrets, clock) = tokio::join!(
+        let (tls, next_tls, secrets, clock, policy) = tokio::join!(
             runtime::reach::cluster_tls(client, (namespace, name), at),
             runtime::reach::cluster_tls(client, (namespace, name), next),
             certificates::read(client, (&cluster, at), found),
-            clock::read(client, &pods, generates)
+            clock::read(client, &pods, generates),
+            watched.read_policy(client, &cluster)
         );
         let secrets = secrets.map_err(read("the certificates' Secrets"))?;
         let clock = clock.map_err(read("the time of the API server"))?;
+        let policy = policy.map_err(read("the NetworkPolicy"))?;
         Ok(Some(Objects {
             form: tls::running_form(&cluster, &pods),
             cluster,
@@ -216,6 +218,7 @@ pub async fn objects(
             claims,
             services,
             budget,
+            policy,
             secrets,
             tls,
             next_tls,

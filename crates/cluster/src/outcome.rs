@@ -210,9 +210,11 @@ mod tests {
 
     #[test]
     fn changes_problems_and_rejections_become_events() {
-        let scene = Scene::nothing(1);
+        let (scene, unformed) = (Scene::formed(&["a"]), Scene::nothing(1));
         let acted = Acted {
             done: vec![
+                unformed.build().apply_headless_service(),
+                scene.build().create_service("db-a", true, true),
                 scene.build().apply_headless_service(),
                 scene.build().add_member("db-a", true),
                 scene.build().open_service("db-a", "u"),
@@ -243,7 +245,7 @@ mod tests {
         assert_eq!(
             told.len(),
             5,
-            "expected the four Events above and the Event of the postponed promotion: {told:?}"
+            "the objects of a new cluster and of a new member must have no Event of their own: {told:?}"
         );
         assert!(notices.iter().any(|one| one.note.contains("not in sync")));
     }

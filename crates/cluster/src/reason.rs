@@ -207,7 +207,6 @@ lists_of_reasons! {
         ServiceRepaired,
         TLSRecorded,
         Unavailable,
-        VolumeClaimCreated,
         VolumeClaimDeleted,
         VolumeClaimGrown,
         VolumeKept,

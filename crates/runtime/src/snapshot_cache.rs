@@ -23,8 +23,15 @@ struct Memory<S> {
     snapshots: HashMap<String, Kept<S>>,
     /// Objects that are being read now. An event removes the object from this set, so that the read is not cached.
     reading: HashSet<String>,
-    /// The time of each object's last read from the API server. Before the first read, the time of the first reconcile.
-    reads: HashMap<String, Instant>,
+    /// The last read of each object from the API server.
+    reads: HashMap<String, LastRead>,
+}
+
+struct LastRead {
+    /// Before the first read, the time of the first reconcile.
+    at: Instant,
+    /// True if the last reconcile had a step.
+    changing: bool,
 }
 
 struct Kept<S> {
@@ -32,6 +39,16 @@ struct Kept<S> {
     version: Option<String>,
     snapshot: S,
     read: Instant,
+}
+
+impl<S> Memory<S> {
+    fn last_read(&mut self, uid: &str, now: Instant) -> &mut LastRead {
+        let first = LastRead {
+            at: now,
+            changing: false,
+        };
+        self.reads.entry(uid.to_owned()).or_insert(first)
+    }
 }
 
 impl<S> Default for SnapshotCache<S> {
@@ -64,19 +81,26 @@ impl<S: Clone> SnapshotCache<S> {
 
     /// Records that an object was read from the API server.
     pub fn record_read(&self, uid: &str, now: Instant) {
-        self.memory().reads.insert(uid.to_owned(), now);
+        self.memory().last_read(uid, now).at = now;
     }
 
-    /// True if the object must be read from the API server, because its last read is too old.
+    /// Records whether a reconcile had a step. After a step, the next reconcile probably has a step or a new status, so
+    /// a plan from the cache would be wasted. A reconcile without a step ends this, so an idle object is not read.
+    pub fn record_step(&self, uid: &str, has_step: bool) {
+        if let Some(read) = self.memory().reads.get_mut(uid) {
+            read.changing = has_step;
+        }
+    }
+
+    /// True if the object must be read from the API server: its last read is too old, or its last reconcile had a step.
     pub fn needs_read(&self, uid: &str, now: Instant) -> bool {
         let mut memory = self.memory();
-        let read = *memory.reads.entry(uid.to_owned()).or_insert(now);
-        now.duration_since(read) >= READ_INTERVAL
+        let read = memory.last_read(uid, now);
+        read.changing || now.duration_since(read.at) >= READ_INTERVAL
     }
 
     /// Caches the snapshot, unless an event arrived since `begin`. `version` is the resourceVersion of the object.
     pub fn keep(&self, uid: &str, version: Option<&str>, snapshot: S, now: Instant) {
-        self.forget(now);
         let mut memory = self.memory();
         if memory.reading.remove(uid) {
             let kept = Kept {
@@ -88,14 +112,15 @@ impl<S: Clone> SnapshotCache<S> {
         }
     }
 
-    /// Drops snapshots that are older than the maximum age, and the times of reads of deleted objects.
+    /// Drops snapshots that are older than the maximum age, and the times of reads of deleted objects. Searches all
+    /// objects, so the caller calls this periodically and not in each reconcile.
     pub fn forget(&self, now: Instant) {
         let mut memory = self.memory();
         let snapshots = &mut memory.snapshots;
         snapshots.retain(|_, kept| now.duration_since(kept.read) < LONGEST);
         // An existing object is read again within this time, so older entries belong to deleted objects.
         let reads = &mut memory.reads;
-        reads.retain(|_, read| now.duration_since(*read) < 2 * READ_INTERVAL);
+        reads.retain(|_, read| now.duration_since(read.at) < 2 * READ_INTERVAL);
     }
 
     /// The snapshot of an object. `None` if the object has another resourceVersion, if an event has arrived since the
@@ -167,6 +192,25 @@ mod tests {
         assert!(cache.needs_read(UID, soon + READ_INTERVAL));
         cache.forget(soon + 2 * READ_INTERVAL);
         assert!(cache.memory().reads.is_empty());
+    }
+
+    #[test]
+    fn changing_object_is_read_until_reconcile_without_step() {
+        let (cache, now) = cache();
+        cache.record_step(UID, true);
+        assert!(!cache.needs_read(UID, now), "the object was never read");
+        cache.record_read(UID, now);
+        assert!(!cache.needs_read(UID, now));
+        cache.record_step(UID, true);
+        for _ in 0..2 {
+            assert!(cache.needs_read(UID, now));
+            cache.record_read(UID, now);
+        }
+        assert!(cache.needs_read(UID, now), "a read alone ends no change");
+        assert!(!cache.needs_read("other", now));
+        // An idle cluster has no step, so it is read at most once after its last change.
+        cache.record_step(UID, false);
+        assert!(!cache.needs_read(UID, now));
     }
 
     #[test]

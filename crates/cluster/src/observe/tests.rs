@@ -76,6 +76,7 @@ fn made(spec: EtcdClusterSpec) -> Objects {
         claims,
         services,
         budget,
+        policy: None,
         secrets: Vec::new(),
         tls: ClusterTls::default(),
         next_tls: ClusterTls::default(),

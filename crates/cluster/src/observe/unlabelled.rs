@@ -65,7 +65,11 @@ pub(super) fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'
         return Missing::default();
     };
     let details = status.member_details.iter().map(|one| one.name.clone());
+    let nothing_exists = pods.is_empty() && claims.is_empty() && services.is_empty();
     let members: BTreeSet<String> = match (&status.cluster_id, &status.bootstrap) {
+        // The bootstrap was just recorded. If an object exists without labels, the operator fails to create it again:
+        // a member's start creates only objects that do not exist (invariant 6). The next reconcile finds the object.
+        (None, Some(_)) if nothing_exists => return Missing::default(),
         (None, Some(bootstrap)) => bootstrap.members.iter().cloned().collect(),
         _ => details.collect(),
     };
@@ -139,6 +143,26 @@ mod tests {
         assert_eq!(missing.claims, member);
         let missing = asked(&|objects| objects.services.clear());
         assert_eq!(missing.services, ["db-aaaaaaaaaa", "db", "db-client"]);
+        let new = |objects: &mut crate::objects::Objects| {
+            objects.cluster.status.as_mut().unwrap().cluster_id = None;
+            objects.pods.clear();
+            objects.claims.clear();
+        };
+        assert_eq!(asked(&new).pods, member);
+        let nothing = |objects: &mut crate::objects::Objects| {
+            new(objects);
+            objects.services.clear();
+        };
+        assert_eq!(
+            asked(&nothing),
+            Missing::default(),
+            "no object of a new cluster may be read by name"
+        );
+        let unrecorded = asked(&|objects| {
+            nothing(objects);
+            objects.cluster.status.as_mut().unwrap().bootstrap = None;
+        });
+        assert_eq!(unrecorded.pods, member);
         let elsewhere = asked(&|objects| {
             let status = objects.cluster.status.as_mut().unwrap();
             status.member_details[0].name = "etcd-0".to_owned();

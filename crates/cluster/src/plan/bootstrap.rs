@@ -391,15 +391,12 @@ fn start_first<'a>(
 
 fn waiting(intent: &Intent, quorum: usize, draft: &mut Draft) {
     let (_, observed, now) = draft.build.inputs();
-    let running = first_pods(observed, intent).filter(|pod| pod.running);
-    let running = running.count();
     let soon = first_pods(observed, intent).filter(|pod| objects::is_about_to_answer(pod, now));
     let soon = soon.count();
     let delay = if soon >= quorum { SOON } else { BLIND };
     let first = intent.members.len();
-    let text = format!(
-        "{running} of {first} first members run; the cluster forms when {quorum} of them run"
-    );
+    // Without the number of running members: each new number would need a read and a status write.
+    let text = format!("the cluster forms when {quorum} of its {first} first members run");
     draft.wait(Reason::Bootstrapping, text, delay);
 }
 

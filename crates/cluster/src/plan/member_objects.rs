@@ -7,6 +7,7 @@ use etcd::ClusterId;
 use crate::action::Action;
 use crate::plan::view::View;
 use crate::plan::{Draft, Start, actions};
+use crate::reason::Reason;
 use crate::snapshot::{Observed, Service};
 
 /// The names of all members with at least one object.
@@ -58,7 +59,10 @@ pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &m
     match service {
         None => {
             draft.say(format!("recreate the Service of {name}"));
-            draft.add(draft.build.create_service(name, true, false));
+            draft.add(Action {
+                event: Some((Reason::MemberServiceCreated, "Create")),
+                ..draft.build.create_service(name, true, false)
+            });
         }
         Some(service) if service.drifted || !service.owned => {
             draft.say(format!("repair the Service of {name}"));

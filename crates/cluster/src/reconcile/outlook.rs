@@ -22,8 +22,10 @@ impl ClusterOperator {
         status: &EtcdClusterStatus,
         acted: Acted,
     ) -> Result<Done, Error> {
-        self.metrics
-            .see(&round.snapshot.cluster, status, &acted.done);
+        let cluster = &round.snapshot.cluster;
+        let uid = cluster.metadata.uid.as_deref().unwrap_or_default();
+        self.cache.record_step(uid, !round.plan.step.is_empty());
+        self.metrics.see(cluster, status, &acted.done);
         let requeue = if acted.failed.is_empty() {
             spread(round.plan.requeue, rand::random())
         } else {

@@ -17,7 +17,7 @@ impl Builder<'_> {
     pub(crate) fn apply_headless_service(&self) -> Action {
         apply(
             "before-apply-headless",
-            Some((Reason::HeadlessServiceApplied, "Apply")),
+            self.of_formed(Reason::HeadlessServiceApplied),
             "apply the headless Service",
             member::headless_service(&self.members()),
         )
@@ -38,14 +38,14 @@ impl Builder<'_> {
         };
         apply(
             "before-apply-client",
-            Some((reason, "Apply")),
+            self.of_formed(reason),
             text,
             diff::client_service(&self.members(), open),
         )
     }
 
-    /// Creates the Service of a member. `started`: the Service has the annotation `started`. `closed`: the Service gets
-    /// no endpoints yet.
+    /// Creates the Service of a new member, without an Event, because `MemberStarted` reports the member. `started`: the
+    /// Service has the annotation `started`. `closed`: the Service gets no endpoints yet.
     pub(crate) fn create_service(&self, member: &str, started: bool, closed: bool) -> Action {
         let service = member::member_service(&self.members(), member);
         let mut service = member::without_second_port(service);
@@ -60,7 +60,7 @@ impl Builder<'_> {
             start: started.then(|| StartPart::Mark(member.to_owned())),
             ..action(
                 "before-create-service",
-                Some((Reason::MemberServiceCreated, "Create")),
+                None,
                 format!("create the Service of {member}"),
                 Request::Create(Object::Service(Box::new(service))),
             )

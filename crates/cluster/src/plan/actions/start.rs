@@ -63,14 +63,14 @@ impl Builder<'_> {
         volume.into_iter().chain([self.create_pod(start)]).collect()
     }
 
-    /// Creates the PVC of a member. The action fails if the PVC exists.
+    /// Creates the PVC of a new member, without an Event. The action fails if the PVC exists.
     pub(crate) fn create_volume(&self, start: &Start) -> Result<Action, Explanation> {
         let claim = self.volume_claim(start)?;
         Ok(Action {
             start: Some(StartPart::Follow(Undo::IfNotDone)),
             ..action(
                 "before-create-disk",
-                Some((Reason::VolumeClaimCreated, "Create")),
+                None,
                 format!("create the PersistentVolumeClaim of {}", start.member),
                 Request::Create(claim),
             )
