@@ -1,12 +1,12 @@
-//! Restore in place: the backup replaces the data of an existing cluster, whose EtcdCluster is kept.
+//! Restore in place: the backup replaces the data of an existing EtcdCluster.
 //!
-//! The seed is created while the old members continue to serve. Its pod has no label of the cluster, so no Service
-//! selects it. Only the operator connects to it, at the address of the pod.
+//! The seed is created while the old members serve. Its pod has no label of the cluster, so no Service selects it, and
+//! only the operator connects to it.
 //!
-//! The cutover is one write of the new cluster ID and token to the status of the EtcdCluster. Before the cutover, the
-//! old cluster is complete, and continues after every failure. After the cutover, the new cluster continues, because
-//! its seed has served the verified backup. Then the old members stop (invariant 9). Finally, the seed's pod gets the
-//! labels of the cluster (invariant 17).
+//! The cutover writes the new cluster ID and token to the status of the EtcdCluster. Before the cutover, the old
+//! cluster continues after every failure. After it, the new cluster continues, because its seed has served the
+//! verified backup. Then the old members stop (invariant 9), and the seed's pod gets the labels of the cluster
+//! (invariant 17).
 
 use api::EtcdRestore;
 use api::names::FINALIZER_CLAIM;
@@ -26,32 +26,30 @@ use crate::snapshot::{
     Source,
 };
 
-/// Whether the EtcdRestore has the finalizer. The finalizer delays the deletion of the EtcdRestore until the lock is
-/// released.
+/// True if the EtcdRestore has the finalizer, which delays its deletion until the lock is removed.
 pub fn has_finalizer(restore: &EtcdRestore) -> bool {
     let finalizers = restore.metadata.finalizers.as_deref().unwrap_or_default();
     finalizers.iter().any(|one| one == FINALIZER_CLAIM)
 }
 
-/// The recorded cluster that is replaced; `None` for a new cluster.
+/// The recorded cluster whose data is replaced; `None` for a new cluster.
 pub fn replaces(restore: &EtcdRestore) -> Option<&ReplacesStatus> {
     restore.status.as_ref()?.replaces.as_ref()
 }
 
-/// Whether the cutover was made: the status of the EtcdCluster has the cluster ID of the seed.
+/// True after the cutover: the status of the EtcdCluster contains the cluster ID of the seed.
 pub fn has_cut_over(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
     let restored = verified(restore).map(|(id, _)| id);
     restored.is_some_and(|id| cluster.is_cluster(id))
 }
 
-/// Plans the steps before the lock. Reports every problem that can be detected before the first change.
+/// Plans the steps before the lock, and reports all problems that can be detected without a change.
 pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     if !restore.spec.overwrite {
         return refuse(restore);
     }
-    // The EtcdCluster is neither the recorded old cluster nor the restored cluster. Either a user created the
-    // EtcdCluster again, or the restored cluster lost its quorum and was recovered with a new ID. Its data may be newer
-    // than the backup, so it is not replaced again.
+    // The EtcdCluster is neither the recorded old cluster nor the restored cluster: a user has created it again, or
+    // its quorum was lost and recovered. Its data may be newer than the backup, so it is not replaced.
     if verified(restore).is_some() && !replaces(restore).is_some_and(|was| cluster.is_still(was)) {
         let name = naming::target(restore);
         let message = format!(
@@ -79,7 +77,7 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
         uid: cluster.uid.clone(),
         cluster_id: cluster.cluster_id.clone(),
     };
-    // Invariant 10: the seed and the replaced cluster are recorded before the lock.
+    // Invariant 10: record the seed and the replaced cluster before the lock.
     if !seed_is_recorded(restore) || replaces(restore) != Some(&existing) {
         let action = Action::RecordIntent {
             seed: naming::seed(restore),
