@@ -101,8 +101,7 @@ fn set_finalizer() -> Plan {
     )
 }
 
-/// Prepares the seed while the old members serve and the restore holds the lock. A problem that needs manual action
-/// abandons the restore.
+/// Prepares the seed while the old members serve. A problem that a user must correct abandons the restore.
 pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let before = replaces(restore).and_then(|before| before.cluster_id.as_ref());
     let same = before.map_or(cluster.cluster_id.is_none(), |was| cluster.is_cluster(was));
@@ -110,14 +109,14 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
         let message = "the cluster ID in the EtcdCluster's status has changed since the start of the restore: to replace its current data, create a new EtcdRestore with spec.overwrite: true";
         return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
-    // Invariant 11: the finalizer may be missing although this restore holds the lock. A suspended operator process may
-    // have removed the finalizer late: another restore held the lock when that process read the EtcdCluster.
+    // Invariant 11: the finalizer may be missing although this restore holds the lock. An operator process that was
+    // suspended may have removed it after it had seen the lock of another restore.
     if !has_finalizer(restore) {
         return set_finalizer();
     }
     let plan = prepare_seed(cluster, verified(restore), snapshot);
-    // Invariant 9: the cutover waits until the seed is ready, because the old members stop only for a ready seed. If
-    // the seed never became ready after the cutover, both clusters would remain.
+    // Invariant 9: the cutover waits until the seed is ready. Otherwise the old members could never stop, and both
+    // clusters would remain.
     let is_ready = matches!(&snapshot.seed.pod, Pod::Present(pod) if pod.verified);
     if matches!(plan.action, Action::RecordFormed { .. }) && !is_ready {
         return Plan::wait_for("waiting for the seed member to be ready");
@@ -128,7 +127,7 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
     }
 }
 
-/// Records that the restore is abandoned, before any object of the seed is deleted (invariant 10).
+/// Records that the restore is abandoned, before the objects of the seed are deleted (invariant 10).
 pub(super) fn abandon(trouble: &Trouble) -> Plan {
     let message = &trouble.message;
     let trouble = Trouble::new(
@@ -143,8 +142,8 @@ pub(super) fn abandon(trouble: &Trouble) -> Plan {
     plan
 }
 
-/// Deletes the seed of a restore that was aborted before the cutover, and then releases the lock. The cluster operator
-/// continues with the old members.
+/// Deletes the seed of a restore that was aborted before the cutover, and then removes the lock. The old members
+/// continue.
 pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
     let seed = &snapshot.seed;
     let unknown = match (&seed.pod, &seed.pvc, &seed.service) {
@@ -170,7 +169,7 @@ pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
     )
 }
 
-/// Plans the steps after the cutover: the old members stop, the seed joins the cluster, the lock is released.
+/// Plans the steps after the cutover: the old members stop, the seed joins the cluster, and the lock is removed.
 pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) -> Plan {
     let pods = match &snapshot.old_members {
         OldMembers::NotRead => return Plan::wait_for("waiting for the list of the old members"),
@@ -187,8 +186,8 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     if !running.is_empty() {
         return stop(snapshot, durable, verified(restore), running);
     }
-    // Invariant 17: a terminating pod that is not ready is no endpoint of a Service. The plan does not wait for such a
-    // pod, because its node may never answer.
+    // Invariant 17: a terminating pod that is not ready receives no requests through a Service. The plan does not wait
+    // for it, because its node may never answer.
     let ready: Vec<&str> = pods
         .iter()
         .filter(|pod| pod.ready)
@@ -205,9 +204,9 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     joining::join(restore, snapshot, durable)
 }
 
-/// Stops the old members if the verified seed exists (invariant 9). Otherwise creates the seed again, because no client
-/// can have written to it yet. The new seed has the same cluster ID: etcd derives this ID from the name and the token
-/// of the seed, and both stay the same.
+/// Stops the old members if the verified seed exists (invariant 9). Otherwise creates the seed again, because no
+/// client has written to it yet. The new seed gets the same cluster ID, because etcd computes the ID from the name and
+/// the token.
 fn stop(
     snapshot: &Snapshot,
     durable: bool,
@@ -232,14 +231,13 @@ fn stop(
         }
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
-        // Clients may have written to a seed with the labels of the cluster. Without a volume, the deletion of its pod
-        // would lose these writes.
+        // Clients may have written to a pod with the labels of the cluster. Without a volume, its deletion would lose
+        // these writes.
         Pod::Present(pod) if pod.life != Life::Active && (durable || !pod.joined) => {
             ended::replace(pod)
         }
         Pod::Present(pod) => {
-            // Invariant 17: clients reach a seed that has joined. An old member that still runs must then stop, even if
-            // the seed has a problem.
+            // Invariant 17: clients already use a seed that has joined, so an old member must not serve them too.
             let serves = pod.joined && pod.life == Life::Active;
             let trouble = pod.trouble.as_ref().filter(|_| !serves);
             let unfit = unfit::pod_replacement(pod).filter(|_| !pod.joined);
@@ -256,9 +254,8 @@ fn stop(
     }
 }
 
-/// Stops the old members if the seed serves the verified backup (invariant 9). A seed that was created again may
-/// differ: its location may now have another backup, or changed address settings may have led to another cluster ID. No
-/// client has used such a seed yet.
+/// Stops the old members if the seed serves the verified backup (invariant 9). The seed may have been created again
+/// since, from another backup or with another cluster ID. No client has used it yet.
 fn stop_for(
     pod: &PodFacts,
     known: Option<(&str, i64)>,
@@ -290,8 +287,8 @@ fn stop_for(
     let same = id == cluster;
     let other = matches!(pod.other_backup, Some(OtherBackup::Contains(_)));
     let verified = !other && same && serves >= recorded && pod.restored == Some(recorded);
-    // A seed that has joined has served the verified backup. Clients may have written to it since then, so its revision
-    // may be higher.
+    // A seed that has joined has served the verified backup. Clients may have written to it, so its revision may be
+    // higher.
     if !verified && !pod.joined {
         let restored = pod.restored.unwrap_or_default();
         let backup = match &pod.other_backup {
