@@ -26,7 +26,10 @@ async fn seed_program_creates_data_directory_and_executes_etcd() {
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let settings = world.prepare(&peer_url).settings;
     let mut member = Member::start_as(program(&world, &settings), &world.data(), &peer_url);
-    let status = member.serves().await.expect("the program does not execute etcd");
+    let status = member
+        .serves()
+        .await
+        .expect("the program does not execute etcd");
     assert_eq!(status.revision, world.revision);
     assert!(
         !world.paths().report.exists(),
