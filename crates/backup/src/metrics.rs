@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn success_in_the_future_does_not_postpone_due_time() {
+    fn success_time_in_the_future_does_not_postpone_due_time() {
         let at = |text: &str| -> Timestamp { text.parse().unwrap() };
         let (created, now) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
         let spec = serde_json::json!({

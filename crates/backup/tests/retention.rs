@@ -380,7 +380,7 @@ async fn removed(store: &Arc<dyn Store>, plan: &Plan) -> Option<usize> {
 }
 
 #[tokio::test]
-async fn invariant_9_clock_ahead_retention_deletes_nothing() {
+async fn invariant_9_retention_deletes_nothing_while_clocks_differ() {
     let dir = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(LocalStore::new(dir.path()));
     for hours in [0, 24, 47, 72] {

@@ -230,7 +230,7 @@ async fn restores_all_keys_into(of: &'static str, minor: &str) {
     let status = member
         .serves()
         .await
-        .expect("etcd starts on the restored directory");
+        .expect("etcd must start on the restored data directory");
     assert_eq!(status.revision, world.revision);
     // The restored etcd has the hash of the keys in the backup, and the report contains this hash.
     let port = EtcdClient::new(Access::default());

@@ -133,7 +133,7 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
     let status = member
         .serves()
         .await
-        .expect("etcd starts on the restored directory");
+        .expect("etcd must start on the restored data directory");
     assert_eq!(status.revision, raised);
     assert_ne!(
         status.cluster_id, old.cluster_id,

@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_key_of_status_is_reported_without_manifest() {
+    fn missing_recorded_key_is_reported_without_manifest() {
         let chosen = chosen_by_name(Some("keys"), &stored("ffff")).unwrap();
         let trouble = check_recorded_key(&chosen, Some(&keys())).unwrap_err();
         assert_eq!(trouble.reason, Reason::SecretMissing);

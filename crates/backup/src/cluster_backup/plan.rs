@@ -334,7 +334,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_change_requests_one_backup() {
+    fn change_that_waits_for_backup_requests_one_backup() {
         let asked = |cluster: &EtcdCluster| {
             let annotations = created(cluster).metadata.annotations.unwrap_or_default();
             annotations.get(ANNOTATION_BACKUP_REQUESTED).cloned()
@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_32_unproven_backup_does_not_count_with_verification() {
+    fn invariant_32_unverified_backup_does_not_count_if_spec_has_verification() {
         let verified = waiting(|object| object["spec"]["backup"]["verification"] = json!({}));
         let status = |proven: Value| {
             json!({ "succeeded": true, "clusterID": ID, "lastSuccessDate": "2026-11-27T03:00:00Z",

@@ -402,7 +402,7 @@ mod tests {
         }
         let withdrawn = rule(&["team-c=main-client.team-a.svc"], "team-b");
         let EndpointReach::NotGranted(why) = reached(url, &withdrawn).await else {
-            panic!("an endpoint is called without a grant for its namespace")
+            panic!("the operator may connect to an endpoint without a grant")
         };
         let remedy = "--etcd-endpoints=team-b=main-client.team-a.svc:2379";
         assert!(why.contains(remedy), "{why}");

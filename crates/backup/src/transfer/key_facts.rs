@@ -59,7 +59,7 @@ impl Transfer {
 fn received<T>(answer: Result<Option<T>, Error>, member: &Candidate, fact: &str) -> Option<T> {
     answer.unwrap_or_else(|error| {
         let member = &member.url;
-        tracing::debug!(%error, member, fact, "the manifest does not contain this fact about the keys");
+        tracing::debug!(%error, member, fact, "the member did not return this value, so the manifest does not contain it");
         None
     })
 }

@@ -57,7 +57,7 @@ async fn encrypted_backup_contains_no_plaintext_and_is_restorable() {
     let object = download(plain.store.as_ref(), KEY).await.unwrap();
     assert!(
         occurs(MARK, &object),
-        "the search does not find the value in an object that is not encrypted"
+        "the value must occur in an object that is not encrypted"
     );
     for compress in [false, true] {
         let run = Transfer {

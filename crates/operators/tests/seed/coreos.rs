@@ -143,7 +143,7 @@ async fn check_recorded_answers(member: &Member, recorded: RecordedAnswers, hash
     assert_eq!(leases(&client).await, granted.collect());
     // The next write gets the next revision: revoking an old lease deletes its keys.
     let key = recorded.all.kvs.iter().find(|stored| stored.lease != 0);
-    let key = key.expect("a key with a lease");
+    let key = key.expect("a recorded key must have a lease");
     let revoked = client.lease_client().revoke(key.lease).await.unwrap();
     assert_eq!(revoked.header().unwrap().revision(), now + 1);
     let left = keys_at(&client, 0).await;

@@ -29,7 +29,7 @@ async fn seed_program_creates_data_directory_and_executes_etcd() {
     let status = member
         .serves()
         .await
-        .expect("the program does not execute etcd");
+        .expect("etcd must start on the created data directory");
     assert_eq!(status.revision, world.revision);
     assert!(
         !world.paths().report.exists(),
@@ -93,6 +93,6 @@ async fn empty_data_directory_counts_as_missing() {
     let status = member
         .serves()
         .await
-        .expect("the data directory is created");
+        .expect("etcd must start on the created data directory");
     assert_eq!(status.revision, world.revision);
 }

@@ -47,7 +47,7 @@ impl Undo {
             let mut attempts = 1;
             while let Err(error) = attempt().await {
                 if attempts == ATTEMPTS {
-                    tracing::warn!(error = %Chain(&error), object, "cannot undo a write that was executed late");
+                    tracing::warn!(error = %Chain(&error), object, "cannot undo a write that arrived too late at the API server");
                     #[cfg(test)]
                     undo.failures.lock().unwrap().push(error);
                     return;
@@ -77,7 +77,7 @@ pub(super) fn delayed_seed(
             }
             tracing::warn!(
                 pod = created.name_any(),
-                "deleting the seed's pod: it was created late, and the cluster no longer needs a seed"
+                "deleting the seed's pod, because it was created too late: the cluster no longer needs a seed"
             );
             let api: Api<Pod> = context.api(&restore.namespace().unwrap_or_default());
             apply::delete(&api, &created, Some(STOP_SECONDS)).await?;

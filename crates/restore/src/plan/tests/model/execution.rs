@@ -160,7 +160,7 @@ impl World {
                 let stopped = cluster.old.iter().all(|old| *old != OldMember::Running);
                 assert!(
                     cluster.old.is_empty() || self.losses || stopped == cluster.has_cut_over(),
-                    "the lock is released before the cutover although no old member runs, or after the cutover although one runs"
+                    "the lock is released while no cluster runs, or while both clusters run"
                 );
                 assert!(
                     cluster.old.is_empty()

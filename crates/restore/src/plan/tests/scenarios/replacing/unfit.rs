@@ -262,7 +262,7 @@ fn old_member_stops_after_seed_without_report_has_joined() {
 /// Invariant 17: clients can connect to both clusters, so the old member must stop, even if the seed is faulty. The
 /// seed may contain writes of clients.
 #[test]
-fn old_member_stops_after_services_select_faulty_seed() {
+fn old_member_stops_even_if_joined_seed_is_faulty() {
     let late = [old("late", false, true)];
     let other = |cluster_id: &str, revision| Serving::Serves {
         cluster_id: cluster_id.into(),
