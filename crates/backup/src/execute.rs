@@ -269,8 +269,8 @@ async fn delete_left_pod(
     }
 }
 
-/// Writes the status. If the status now contains the number of attempts, the next transfer starts. If it contains a
-/// final result, the workers' results are discarded.
+/// Writes the status. If the plan counts an attempt, its transfer starts afterwards. If the plan has a final result,
+/// the results of the workers are deleted from memory.
 pub(crate) async fn report(
     context: &ExecuteContext,
     backup: &EtcdBackup,

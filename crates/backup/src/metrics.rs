@@ -103,7 +103,7 @@ struct Attempts {
 fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     let status = backup.status.as_ref();
     let last = status.and_then(|status| status.last_success_date.as_ref());
-    // Releases before the field `duration` recorded only the start and the end of a backup.
+    // Earlier releases did not write `status.duration`, but the start and the end of a backup.
     let measured = status.filter(|status| status.succeeded).and_then(|status| {
         let (begun, ended) = (
             status.start_time.as_ref()?,

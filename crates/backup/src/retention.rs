@@ -24,7 +24,7 @@ pub struct Rules {
     weekly: usize,
     monthly: usize,
     age: Option<SignedDuration>,
-    /// The newest backup that a verification has restored. It is always kept (invariant 31).
+    /// The newest verified backup. It is always kept (invariant 31).
     #[serde(default)]
     verified: Option<Numbered>,
 }
@@ -51,7 +51,7 @@ impl Rules {
         }
     }
 
-    /// Invariant 31: sets the newest backup that a verification has restored. The rules then never delete it.
+    /// Invariant 31: sets the newest verified backup. The rules then never delete it.
     #[must_use]
     pub fn keeping(self, verified: Option<Numbered>) -> Self {
         Self { verified, ..self }
@@ -158,7 +158,7 @@ pub fn surplus<'a>(
         // The backup `verified` is always kept.
         .filter(|found| found.parts < verified)
         .filter(|found| !kept.contains(&found.parts) || too_old(found))
-        // Invariant 31: the newest backup that a verification has restored is always kept.
+        // Invariant 31: the newest verified backup is always kept.
         .filter(|found| rules.verified != Some(found.parts))
         .collect();
     surplus.reverse();
@@ -197,7 +197,7 @@ mod tests {
     const HOUR: i64 = 3600;
     const DAY: i64 = 24 * HOUR;
 
-    /// A Thursday.
+    /// 2026-01-15 is a Thursday.
     fn now() -> Timestamp {
         "2026-01-15T12:00:00Z".parse().unwrap()
     }

@@ -58,7 +58,7 @@ pub struct RemovalResult {
     pub backups: Vec<Listed>,
     /// Number of deleted backups.
     pub deleted: usize,
-    /// True if the removal has deleted all backups of the EtcdBackup, as it was told.
+    /// True if the removal had to delete all backups of the EtcdBackup, and has deleted them.
     pub everything: bool,
 }
 
@@ -133,7 +133,7 @@ impl<T> WorkState<T> {
     }
 }
 
-/// The backup in progress, as the store shows it.
+/// The result of the search for the backup in progress in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Destination {
     /// The store was not read, because the plan does not need it.
@@ -273,7 +273,7 @@ pub struct Snapshot {
     pub transfer: WorkState<Stored>,
     /// The removal worker of this process.
     pub removal: WorkState<RemovalResult>,
-    /// The backup in progress, as the store shows it.
+    /// The result of the search for the backup in progress in the store.
     pub destination: Destination,
     /// The inputs of the next transfer or removal.
     pub inputs: Inputs,

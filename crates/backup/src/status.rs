@@ -398,6 +398,7 @@ fn in_effect(backup: &EtcdBackup) -> Finding {
 const UNVERIFIED: &str = "spec.s3.insecureSkipVerify: the certificate of the store is not verified, so an attacker on \
                           the network can read requests and change stored backups; set spec.s3.caSecret instead";
 
+/// The Events of this reconcile.
 pub fn notices(backup: &EtcdBackup, plan: &Plan) -> Vec<Notice> {
     const ACTION: &str = "Backup";
     let mut notices = Vec::new();

@@ -46,6 +46,7 @@ pub use object_name::ObjectName;
 pub(crate) use pack::encryption_key;
 use pack::{Packed, Packer, described};
 
+/// The inputs of a transfer: the source, the store, and the object to write.
 #[derive(Clone)]
 pub struct Transfer {
     /// The client of the etcd cluster.

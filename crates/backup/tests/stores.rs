@@ -82,7 +82,7 @@ async fn backs_up_adopts_and_removes(store: Arc<dyn Store>, scheme: &str) {
     // A directory has no tags.
     assert_eq!(manifest.store_tag.is_some(), scheme != "file://");
 
-    // The rules keep only the newest backup, and an object of a path with a similar name.
+    // Retention keeps the newest backup. It ignores the object of the other path `deep/etcd_v2`.
     let sibling = "deep/etcd_v2_v9_2019-01-01-00:00:00";
     store.put(sibling, "other".into()).await.unwrap();
     let policy = BackupPolicy {

@@ -409,7 +409,7 @@ async fn invariant_12_backup_fails_if_object_is_replaced_during_read() {
         assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
         assert_eq!(*store.interference.lock().unwrap(), Interference::None);
         theirs().await;
-        // The replaced backup is not adopted either.
+        // A replaced object is not adopted either.
         run(&ours, &store).await.unwrap();
         *store.interference.lock().unwrap() = Interference::BackupWhileRead;
         let found = earlier_attempt(

@@ -45,7 +45,7 @@ pub fn snapshot_count(container: &Container) -> Option<u64> {
 }
 
 /// The value of an etcd option, from its flag or its variable. A flag has priority over its variable, and the last
-/// flag over earlier ones. The value may be the next word.
+/// flag over earlier ones. The flag and its value may be separate arguments.
 pub fn etcd_option<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
     let command = container.command.iter().chain(&container.args).flatten();
     let words: Vec<&str> = command.map(String::as_str).collect();

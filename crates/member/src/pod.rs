@@ -33,6 +33,7 @@ const TAINT_NOT_READY: &str = "node.kubernetes.io/not-ready";
 const TAINT_UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
+/// Builds the pod of a member.
 pub fn pod(members: &Members<'_>, member: &Member<'_>) -> Pod {
     let none = PodPolicy::default();
     let policy = members.spec.pod.as_ref().unwrap_or(&none);

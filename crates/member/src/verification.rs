@@ -59,6 +59,7 @@ pub struct VerificationPod<'a> {
     pub operator: &'a OperatorImage,
 }
 
+/// Builds the pod of a verification.
 pub fn verification_pod(pod: VerificationPod<'_>) -> Pod {
     let fetch = Container {
         resources: pod.settings.resources.clone(),

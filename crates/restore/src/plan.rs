@@ -99,8 +99,8 @@ fn remove_finalizer() -> Plan {
     )
 }
 
-/// Removes the finalizer of a rejected restore before it is reported. The restore has changed nothing, so its deletion
-/// needs no operator.
+/// Removes the finalizer of a rejected restore before the status reports the rejection. The restore has changed
+/// nothing, so its deletion needs no operator.
 fn without_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     match plan.state {
         PlanState::Halted(_) if in_place::has_finalizer(restore) => remove_finalizer(),
@@ -283,8 +283,8 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
     }
 }
 
-/// Sets the finalizer before the handover, so that a deletion of the EtcdRestore waits for its end. A deletion before
-/// the handover deletes the new cluster too.
+/// Sets the finalizer before the handover, so that a deletion of the EtcdRestore waits for the end of the handover.
+/// Before the handover, a deletion of the EtcdRestore deletes the new cluster too.
 fn with_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     if matches!(plan.action, Action::RecordFormed { .. }) && !in_place::has_finalizer(restore) {
         return Plan::act(

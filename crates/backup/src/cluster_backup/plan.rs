@@ -103,7 +103,8 @@ fn desired(cluster: &EtcdCluster, settings: &ClusterBackup) -> EtcdBackup {
     backup
 }
 
-/// The start of the wait, if a change of the cluster waits for a backup. The value requests one backup.
+/// The value of the annotation that requests a backup: the time since which a change of the cluster waits for a
+/// backup. `None` if no change waits.
 fn requested(cluster: &EtcdCluster) -> Option<String> {
     let status = cluster.status.as_ref()?;
     let (record, id) = (status.before_change.as_ref()?, status.cluster_id.as_ref()?);
@@ -173,7 +174,7 @@ fn newest(backup: &EtcdBackup) -> Option<LastBackup> {
     })
 }
 
-/// The newest backup of an EtcdBackup that a verification has restored.
+/// The newest verified backup of an EtcdBackup.
 fn proven(backup: &EtcdBackup) -> Option<LastBackup> {
     let verified = backup.status.as_ref()?.last_verified.as_ref()?;
     Some(LastBackup {
@@ -280,7 +281,7 @@ mod tests {
         unowned.metadata.owner_references = None;
         assert_eq!(plan(&without, Some(&unowned)), Action::Nothing);
         assert_eq!(plan(&cluster(|_| ()), Some(&unowned)), Action::Taken);
-        // An EtcdCluster with another UID owns the EtcdBackup: it was deleted and created again with the same name.
+        // The owner is an earlier EtcdCluster of the same name, with another UID.
         let mut former = backup;
         former.metadata.owner_references.as_mut().unwrap()[0].uid = "0".to_owned();
         assert_eq!(plan(&cluster(|_| ()), Some(&former)), Action::Taken);

@@ -10,7 +10,8 @@ use jiff::{SignedDuration, Timestamp};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Snapshot;
 
-/// If the clocks of the operator and the API server differ by more, no backup is removed.
+/// Maximum difference between the clocks of the operator and the API server. If they differ by more, no backup is
+/// removed.
 const MAX_DIFFERENCE: SignedDuration = SignedDuration::from_hours(1);
 
 /// The problem that prevents a removal, or `None` if the removal may start.

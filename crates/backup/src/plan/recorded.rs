@@ -68,9 +68,8 @@ pub(super) fn has_removable_finalizer(backup: &EtcdBackup) -> bool {
     finalizers.any(|one| removable.contains(&one.as_str()))
 }
 
-/// The finalizers that this operator may remove. During the deletion, this includes the finalizer of
-/// coreos/etcd-operator, because that operator no longer runs. At other times coreos/etcd-operator could set its
-/// finalizer again.
+/// The finalizers that this operator may remove. While the EtcdBackup is being deleted, this includes the finalizer of
+/// coreos/etcd-operator. Before, that finalizer stays, because a running coreos/etcd-operator would set it again.
 pub fn removable_finalizers(backup: &EtcdBackup) -> &'static [&'static str] {
     match backup.metadata.deletion_timestamp {
         Some(_) => &[FINALIZER_STORED, FINALIZER_COREOS_PERIODIC],

@@ -37,7 +37,7 @@ pub struct Order {
     pub claim: String,
     /// The path in the spec, relative to the root of the volume.
     pub path: String,
-    /// The UID of the EtcdBackup. Its unfinished files on the PVC contain this UID.
+    /// The UID of the EtcdBackup. The names of its unfinished files on the PVC contain a hash of this UID.
     pub uid: String,
     /// The task of the pod.
     pub task: Task,
@@ -176,7 +176,7 @@ impl Report {
     /// The result of a transfer.
     ///
     /// # Errors
-    /// Fails if the task failed, or if this is another report. Also fails if the order requires encryption, but an
+    /// Fails if the task failed, or if this is not the report of a transfer. Also fails if the order requires encryption, but an
     /// older program in the pod has ignored it.
     pub fn into_stored(self, order: &Order) -> Result<Stored, Trouble> {
         let encrypts = matches!(&order.task, Task::Store(task) if task.encryption.is_some());
@@ -200,7 +200,7 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// Fails if the task failed, or if this is another report.
+    /// Fails if the task failed, or if this is not the report of a removal.
     pub fn into_removal_result(self, order: &Order) -> Result<RemovalResult, Trouble> {
         match self {
             Self::Removed { deleted, mut kept } => {

@@ -22,7 +22,7 @@ pub enum EarlierAttempt {
     Incomplete(ObjectName),
 }
 
-/// The properties that the manifest must have.
+/// The EtcdBackup to which the stored backup must belong.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
     /// The UID of the EtcdBackup.
@@ -84,8 +84,8 @@ pub async fn earlier_attempt(
         let found = unchanged(store, &object.key, owner, |manifest| owner.owns(manifest));
         match found.await? {
             Some(stored) => return Ok(EarlierAttempt::Complete(stored)),
-            // A manifest of another EtcdBackup belongs to a backup that started in the same second. Without a
-            // manifest, or with the own manifest, the object is incomplete.
+            // With the manifest of another EtcdBackup, the object is the backup of that EtcdBackup from the same
+            // second. Otherwise the object is incomplete or overwritten, and the next attempt replaces it.
             None => match manifest_of(store, &object.key).await? {
                 Some(manifest) if !owner.owns(&manifest) => {}
                 _ => leftover = Some(object.key),

@@ -128,7 +128,7 @@ fn is_running(status: &ContainerStatus) -> bool {
     state.is_some_and(|state| state.running.is_some())
 }
 
-/// The reason in the report of the restore operator's program if the content of the backup is not a valid snapshot.
+/// The reason that the program of the restore operator reports if the content of the backup is not a valid snapshot.
 const UNREADABLE: &str = "SnapshotUnreadable";
 
 /// The exit code and the termination message of a container that has ended.
@@ -161,8 +161,8 @@ fn fetch_failure(status: &ContainerStatus) -> Option<Failure> {
     let Some(member::Report::Failed { reason, message }) = member::Report::read(message) else {
         return Some(killed_or(code, "fetch", message, false));
     };
-    // These reasons are from the restore operator's program. The backup operator has the same names for
-    // `BackupMissing` and `BucketMissing`.
+    // The program of the restore operator reports these reasons. `BackupMissing` and `BucketMissing` have the same
+    // names in the backup operator.
     let damaged = [
         UNREADABLE,
         Reason::BackupMissing.as_str(),

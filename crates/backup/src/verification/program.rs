@@ -15,7 +15,7 @@ use super::pod_state::{Proof, Report};
 /// Delay between two requests to etcd, which may not serve yet.
 const POLL: Duration = Duration::from_millis(500);
 
-/// Time limit of one request. For the hash of the keys, etcd reads its whole database.
+/// Time limit of one request. It is long, because etcd reads its whole database to compute the hash of the keys.
 const REQUEST: Duration = Duration::from_mins(10);
 
 /// Arguments of the command `verify`, which runs in the pod of a verification.

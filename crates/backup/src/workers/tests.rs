@@ -436,7 +436,7 @@ async fn invariant_10_transfer_writes_nothing_before_attempt_is_recorded() {
     })
     .await;
     assert_eq!(work(&case, "1"), Work::Ready);
-    // The next attempt keeps the count of this process, but also waits until the status is written.
+    // The retry keeps the count of unfinished attempts, but also waits until the status is written.
     let transfer = case.transfer("other", "0");
     case.workers.enqueue((owner("0"), "0"), transfer, || true);
     case.until("the retry is ready", |case| work(case, "0") == Work::Ready)

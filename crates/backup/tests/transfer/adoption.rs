@@ -32,7 +32,7 @@ async fn next_operator_process_adopts_complete_backup() {
     assert_eq!(find("uid-1", long_ago()).await, None);
 }
 
-/// The spec names another cluster since the second in which the backup of the previous cluster was complete.
+/// The spec changes to another cluster in the same second in which the backup of the previous cluster is complete.
 #[tokio::test]
 async fn backup_of_another_cluster_is_not_adopted() {
     let snapshot = recorded().await;

@@ -52,7 +52,7 @@ fn owner(uid: &str) -> Owner<'_> {
     }
 }
 
-/// The complete backup of this EtcdBackup since `begun`.
+/// The complete backup of the EtcdBackup `uid`, if the backup was created at or after `begun`.
 async fn found(store: &dyn Store, uid: &str, begun: Timestamp) -> Result<Option<Stored>, Trouble> {
     let name = ObjectName::Exact(KEY.to_owned());
     Ok(

@@ -22,6 +22,7 @@ const ATTEMPTS: u32 = 5;
 /// Delay between two attempts.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
+/// The tasks that undo writes that arrived too late.
 #[derive(Clone, Default)]
 pub struct Undo {
     tasks: TaskTracker,
@@ -86,8 +87,8 @@ pub(super) fn delayed_seed(
     });
 }
 
-/// True if the cluster still needs the new pod: the restore holds the lock, and the pod has the data on a volume, or
-/// no client can have written to the seed.
+/// True if the cluster still needs the new pod. The restore must hold the lock. In addition, the data must be on a
+/// volume, or no client can have written to the seed yet.
 async fn needs_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,

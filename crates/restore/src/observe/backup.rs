@@ -43,7 +43,8 @@ async fn named(
     let spec = &restore.spec;
     let Some(reference) = &spec.backup else {
         let kind = spec.backup_storage_type.as_ref();
-        // Only older EtcdRestores set `backupStorageType`. Without it, the spec contains only one storage block.
+        // Without `spec.backup`, validation requires `backupStorageType`. If it is missing nevertheless, S3 is
+        // assumed.
         let kind = kind.unwrap_or(&StorageType::S3);
         let selected = spec.blocks().select(kind, "spec", "backupStorageType");
         return selected

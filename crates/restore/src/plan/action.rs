@@ -114,6 +114,7 @@ impl Action {
     }
 }
 
+/// The state of a restore.
 #[derive(Clone, Debug, PartialEq)]
 pub enum PlanState {
     /// The restore continues without manual action.

@@ -28,7 +28,7 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
     if plan.action != Action::Lock || is_waived(restore) {
         return plan;
     }
-    // Without a quorum, etcd accepts no writes, so the backup must be recent at the loss of the quorum.
+    // Without a quorum, etcd accepts no writes. The backup then only needs to be recent at the time of the loss.
     let since = earliest_backup(cluster.unavailable_since.unwrap_or(now), age);
     let backup = cluster.backup.as_ref();
     if backup.is_some_and(|backup| backup.covers(id, since, now)) {

@@ -1,9 +1,8 @@
 //! Replaces a seed's pod that is active but unusable: its backup differs from the recorded backup, or its report is
 //! lost. No client can have written to it. The delay is the same as for an [ended](super::ended) pod.
-//! before the replacement of an [ended](super::ended) pod.
+//!
 //! The report is the termination message of the container `fetch`. The kubelet reads it once, and may lose it. The
 //! container does not run again after a success, so the data of the pod would stay unknown.
-//! data of the pod.
 
 use super::{Action, Plan};
 use crate::reason::{Reason, Trouble};

@@ -30,6 +30,7 @@ const FULL: &str = "no space left on device";
 /// Path of the database in a data directory.
 const DATABASE: &str = "member/snap/db";
 
+/// The input for the creation of the data directory.
 #[derive(Clone, Debug)]
 pub struct Prepare {
     /// The tool that creates the data directory, and its arguments.
@@ -95,8 +96,8 @@ pub(super) fn expected_contents(
 }
 
 /// The revision of the restored store. etcdutl adds `--bump-revision` to the revision of the last key
-/// (`modifyLatestRevision`). This revision is lower than the revision of the store if the store is empty, or was
-/// compacted after its last key.
+/// (`modifyLatestRevision`). The last key has a lower revision than the store if the store is empty, or was compacted
+/// after the last key.
 fn raised(snapshot: &Revisions, by: Option<u64>) -> i64 {
     match by {
         None => snapshot.store_revision(),

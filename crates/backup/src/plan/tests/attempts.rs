@@ -105,7 +105,7 @@ fn backup_fails_after_too_many_interrupted_attempts() {
         plan(&backup, &unknown, at(30)).verdict,
         Verdict::Waiting(refused())
     );
-    // The backup does not fail while its last attempt runs, and after that attempt has failed with an error.
+    // The backup does not fail while its last attempt runs, or after that attempt has failed with an error.
     for work in [Work::Running(Moved::default()), Work::Ended(Err(refused()))] {
         let verdict = plan(&backup, &known(work, Destination::Free), at(30)).verdict;
         assert!(!matches!(verdict, Verdict::Failed(_)), "{verdict:?}");

@@ -60,7 +60,7 @@ impl World {
         let anyway = self.mistake == Some(Mistake::CutsOverDelayed);
         let seed_stays = now.pod == then.pod || anyway;
         match action {
-            // An object with an owner reference to another UID is deleted by Kubernetes.
+            // Kubernetes deletes an object whose owner reference has another UID.
             Action::CreateService | Action::CreatePvc => now.uid == then.uid,
             Action::StopOldMembers(_) => now.uid == then.uid && seed_stays,
             Action::CreatePod => {

@@ -261,7 +261,7 @@ proptest! {
 /// The message of the check that detects the mistake, or an empty text.
 fn found(mistake: Mistake, steps: impl Strategy<Value = Vec<Step>>) -> String {
     let quiet = ProptestConfig {
-        // About 500 cases detect the rarest mistake.
+        // The model finds the rarest mistake after about 500 cases.
         cases: 20_000,
         max_shrink_iters: 0,
         failure_persistence: None,
