@@ -68,12 +68,12 @@ pub struct Settings {
     /// it. The port is 2379 by default. The operator's own namespace needs no permission
     #[arg(long, value_name = "NAMESPACE=HOST[:PORT]")]
     pub etcd_endpoints: Vec<EndpointGrant>,
-    /// Directory for backups with storageType Local. EtcdBackups of other namespaces than the operator's use the directory
-    /// namespaces/NAMESPACE in it
+    /// Directory for backups with storageType Local. EtcdBackups of other namespaces than the operator's use the
+    /// directory namespaces/NAMESPACE in it
     #[arg(long, value_name = "DIRECTORY")]
     pub local_directory: Option<PathBuf>,
-    /// Maximum size of all files of a namespace other than the operator's in the directory for backups. The default is no
-    /// limit
+    /// Maximum size of all files of a namespace other than the operator's in the directory for backups. The default is
+    /// no limit
     #[arg(long, value_name = "BYTES")]
     pub local_quota: Option<u64>,
     /// Maximum size of a snapshot in GiB, from 1 to 110

@@ -1,4 +1,4 @@
-//! Limits the number of concurrent listings and manifests, and thus the memory for them (ADR 24). Users choose the
+//! Limits the number of concurrent reads of listings and manifests, and thus their memory (ADR 24). Users choose the
 //! store, and its listing may contain up to 100,000 names.
 
 use std::sync::Arc;

@@ -4,8 +4,10 @@
 //! in concurrent parts of 8 MiB.
 //!
 //! The benchmark measures the elapsed time, the processor time and the disk reads of all processes, and the memory of
-//! this process. Each has its own binary, so that no other test is measured. Variables: `BENCH_MIB` contains the sizes
-//! in MiB, `BENCH_ROUNDS` the number of rounds, and `BENCH_JSON` the file for the results.
+//! this process. The binary contains no other benchmark, because another test would change the values.
+//!
+//! Variables: `BENCH_MIB` contains the sizes in MiB, `BENCH_ROUNDS` the number of rounds, and `BENCH_JSON` the file
+//! for the results.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)]
 
 mod procfs;

@@ -94,7 +94,7 @@ impl<'a> Members<'a> {
             member: self.spec.member_address(),
             cluster_domain: self.spec.cluster_domain().to_owned(),
             peer_tls: peers_of(tls).usual().0,
-            // While TLS is switched on, members accept both http and https, so every client can use http.
+            // While members accept both http and https (`acceptPlaintext`), the URLs start with http.
             client_tls: tls.is_some_and(TlsPolicy::insists_on_tls),
         }
     }

@@ -420,8 +420,8 @@ mod tests {
     }
 
     proptest! {
-        /// For every policy: no run is due directly after a run, and the next run is due at the latest after the
-        /// interval plus the jitter.
+        /// For every interval, no run is due directly after a run. The next run is due at the latest after the interval
+        /// plus the jitter.
         #[test]
         fn next_run_is_due_within_interval_and_jitter(
             interval in 1_i64..1_000_000,

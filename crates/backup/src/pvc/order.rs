@@ -176,8 +176,8 @@ impl Report {
     /// The result of a transfer.
     ///
     /// # Errors
-    /// Fails if the task failed, or if this is not the report of a transfer. Also fails if the order requires encryption, but an
-    /// older program in the pod has ignored it.
+    /// Fails if the task failed, or if this is not the report of a transfer. Also fails if the order requires
+    /// encryption, but an older program in the pod has ignored it.
     pub fn into_stored(self, order: &Order) -> Result<Stored, Trouble> {
         let encrypts = matches!(&order.task, Task::Store(task) if task.encryption.is_some());
         match self {

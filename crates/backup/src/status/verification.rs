@@ -343,7 +343,7 @@ mod tests {
                 message(&waits),
                 format!("{last}. Next verification: the window opens at 22:00")
             );
-            // After the wait, the condition no longer contains its reason.
+            // After the wait, the condition no longer contains the reason for the wait.
             let unchanged = then(&[waiting("in the queue"), VerificationVerdict::Unchanged]);
             assert_eq!(message(&unchanged), last);
             let again = then(&[waiting("in the queue"), starting("s3://b/2"), verified()]);

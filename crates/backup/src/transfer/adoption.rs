@@ -47,7 +47,7 @@ impl Owner<'_> {
     }
 }
 
-/// Searches for a backup of the owner since `begun`.
+/// Searches the store for the complete backup of an earlier attempt. `begun` is the start of the backup.
 ///
 /// # Errors
 ///

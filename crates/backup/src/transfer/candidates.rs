@@ -18,12 +18,12 @@ pub(super) struct Candidate {
     pub(super) status: Status,
 }
 
-/// Selects the answers that the transfer can use: the URL must be an endpoint in the spec, or must be a listed client
-/// URL of the member that answers.
+/// Selects the answers that the transfer can use. The URL must be an endpoint in the spec, or a listed client URL of
+/// the member that answers. An advertised URL such as `http://localhost:2379` may lead to another etcd, so the member
+/// ID must match.
 ///
-/// An advertised URL such as `http://localhost:2379` may lead to another etcd, so the member ID must match. URLs of
-/// members are listed before the URL of a Service, because a Service may connect the two requests for status and
-/// snapshot to different members.
+/// The URLs of members come first. Behind the URL of a Service, different members may answer the requests for the
+/// status and the snapshot. Without a member list, all answers are returned.
 pub(super) fn usable(
     answers: Vec<Candidate>,
     given: &[String],

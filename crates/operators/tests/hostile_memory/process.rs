@@ -24,7 +24,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Blocks for this time, and counts a call in progress meanwhile.
+    /// A call that takes this time. It counts as in progress until its end.
     pub(crate) fn last(&self, time: Duration) {
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(running, Ordering::SeqCst);

@@ -16,7 +16,7 @@ use crate::process::{Calls, OperatorProcess};
 use crate::server::ApiServer;
 use crate::{HONEST, TENANTS, backs_up_honest_tenant, create_in, prepared};
 
-/// Maximum number of concurrent listings and manifests of an operator.
+/// Maximum number of concurrent reads of listings and manifests in an operator.
 const READS: usize = 4;
 
 /// The type of store that the hostile server imitates.

@@ -237,7 +237,8 @@ fn stop(
             ended::replace(pod)
         }
         Pod::Present(pod) => {
-            // Invariant 17: clients already use a seed that has joined, so an old member must not serve them too.
+            // Invariant 17: clients already use a seed that has joined, so the old members must stop even if its pod
+            // reports a problem.
             let serves = pod.joined && pod.life == Life::Active;
             let trouble = pod.trouble.as_ref().filter(|_| !serves);
             let unfit = unfit::pod_replacement(pod).filter(|_| !pod.joined);
@@ -254,8 +255,8 @@ fn stop(
     }
 }
 
-/// Stops the old members if the seed serves the verified backup (invariant 9). The seed may have been created again
-/// since, from another backup or with another cluster ID. No client has used it yet.
+/// Stops the old members if the seed serves the verified backup (invariant 9). After its verification, the seed may
+/// have been created again, from another backup or with another cluster ID. No client has used it yet.
 fn stop_for(
     pod: &PodFacts,
     known: Option<(&str, i64)>,

@@ -56,7 +56,7 @@ fn operator_downtime_does_not_count_for_deadline() {
         plan(&backup, &restarted(Destination::Free), at(3601)).action,
         Action::StartTransfer
     );
-    // The time limit starts again in a new process.
+    // In the new process, the time limit starts again at second 3600, so it has passed at second 3660.
     let overdue = plan(&backup, &restarted(Destination::NotRead), at(3660));
     assert!(matches!(overdue.verdict, Verdict::Failed(_)), "{overdue:?}");
     // If the process started before the backup, its start does not change the deadline.

@@ -107,7 +107,7 @@ fn verification_starts_only_within_its_window() {
         assert!(why.contains(part), "{why}");
     }
     assert!(waits.requeue.is_some(), "{waits:?}");
-    // The EtcdBackup takes no turn, so it does not delay verifications of other EtcdBackups.
+    // Outside its window, the EtcdBackup takes no turn, so it does not delay verifications of other EtcdBackups.
     assert_eq!(need(&closed, now()), VerificationNeed::Nothing);
     let running = running_since("2026-01-02T11:59:00Z");
     let continues = planned(&backup(in_window("0 10 * * *"), running), PodState::Missing);

@@ -332,7 +332,8 @@ impl World {
             Step::NewerBackup => self.newest += 1,
             Step::Retention => self.oldest = self.newest,
             Step::DeleteCluster => {
-                // The next cluster may get another backup, because a user may change the spec.
+                // The next cluster may get another backup, because a user may change the spec. Forget the backups of
+                // the seeds.
                 self.cluster = None;
                 self.seeds_of.clear();
             }
