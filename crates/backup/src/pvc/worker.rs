@@ -242,7 +242,8 @@ impl<T> PodWorker<T> {
     }
 }
 
-/// The start of a pod that has a node: the begin of the wait, and the last report with its reason.
+/// The wait for the start of a pod that has a node: the begin of the wait, and the time and the reason of the last
+/// report.
 struct Start {
     since: Instant,
     reported: Option<Instant>,

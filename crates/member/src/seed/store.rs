@@ -12,7 +12,7 @@ use super::Source;
 pub const SOURCE: &str = "--source=";
 /// The argument of `seed fetch` with the SHA-256 that the snapshot must have.
 pub const SHA256: &str = "--sha256=";
-/// The argument of `seed fetch` with the Secret that contains the keys of an encrypted backup.
+/// The argument of `seed fetch` with the name of the Secret that contains the keys of an encrypted backup.
 pub const ENCRYPTION: &str = "--encryption-secret=";
 
 const SECRET: &str = "/run/restore/secret";
