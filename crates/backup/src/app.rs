@@ -30,26 +30,26 @@ use crate::reconcile::ReconcileContext;
 use crate::verification::Turns;
 use crate::workers::{Limits, Workers};
 
-/// Time limit for recording an attempt in the status. The API server may be slow. Hundreds of reconciles may be queued,
-/// and each of them may wait 30 seconds for a store that does not answer.
+/// Time limit for recording an attempt in the status. It is long, because hundreds of reconciles may be queued, and
+/// each may wait 30 seconds for a store.
 const RECORD_TIMEOUT: Duration = Duration::from_mins(5);
 
 /// Maximum back-off between two attempts of a transfer, in seconds.
 const TRANSFER_BACKOFF: u64 = 30;
 
-/// Limits of removals. More removals than transfers may run, because removals transfer no data.
+/// Limits of removals. They allow more concurrent removals than transfers, because removals transfer no data.
 const REMOVALS: Limits = Limits {
     concurrent: 8,
     per_store: 2,
     per_namespace: 8,
     max_backoff_seconds: 300,
     record_timeout: RECORD_TIMEOUT,
-    // A removal of backups may take an hour, which is enough for about 100,000 backups. After this timeout, the next
-    // removal deletes the remaining backups.
+    // Time limit of one removal, which is enough for about 100,000 backups. After a timeout, the next removal deletes
+    // the remaining backups.
     timeout: Duration::from_hours(1),
 };
 
-/// Names for messages about endpoints without a grant: the operator, its flag, and the value of the chart.
+/// The operator, flag and chart value that a message names if an endpoint has no grant.
 pub(crate) const ENDPOINTS: GrantedBy = GrantedBy {
     operator: "backup operator",
     flag: "--etcd-endpoints",
@@ -68,12 +68,12 @@ pub struct Settings {
     /// it. The port is 2379 by default. The operator's own namespace needs no permission
     #[arg(long, value_name = "NAMESPACE=HOST[:PORT]")]
     pub etcd_endpoints: Vec<EndpointGrant>,
-    /// Directory for backups with storageType Local. EtcdBackups of other namespaces than the operator's use the directory
-    /// namespaces/NAMESPACE in it
+    /// Directory for backups with storageType Local. EtcdBackups of other namespaces than the operator's use the
+    /// directory namespaces/NAMESPACE in it
     #[arg(long, value_name = "DIRECTORY")]
     pub local_directory: Option<PathBuf>,
-    /// Maximum size of all files of a namespace other than the operator's in the directory for backups. The default is no
-    /// limit
+    /// Maximum size of all files of a namespace other than the operator's in the directory for backups. The default is
+    /// no limit
     #[arg(long, value_name = "BYTES")]
     pub local_quota: Option<u64>,
     /// Maximum size of a snapshot in GiB, from 1 to 110
@@ -95,8 +95,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// The limits of transfers. An operator for one namespace has no limit per namespace, because it has no other
-    /// tenants.
+    /// The limits of transfers. If the operator manages one namespace, all transfers may belong to this namespace.
     fn transfers(&self, scope: &Scope) -> Limits {
         let concurrent = self.max_transfers.get();
         let of_scope = if scope.is_shared() {
@@ -130,12 +129,13 @@ fn removals(scope: &Scope) -> Limits {
     }
 }
 
-/// Runs the operator until it shuts down. The shutdown cancels running transfers. A canceled transfer leaves no object
-/// in the store.
+/// Runs the operator until it shuts down. The shutdown cancels running transfers, and a canceled transfer leaves no
+/// object in the store.
 pub async fn work(operator: Operator, settings: Settings) {
     let (changes, requests) = mpsc::unbounded_channel();
     let max_snapshot = settings.max_snapshot << 30;
-    // When a worker ends, the controller reconciles its EtcdBackup, so that the worker's result is reported at once.
+    // When a worker ends, the controller reconciles its EtcdBackup, so that the status shows the worker's result at
+    // once.
     let backups = Controllers::<EtcdBackup>::new(&operator).reconcile_on(requests);
     let turns = Arc::new(Turns::default());
     let execute = ExecuteContext {
@@ -185,7 +185,7 @@ pub async fn work(operator: Operator, settings: Settings) {
     });
     let clusters =
         Controllers::<EtcdCluster>::new(&operator).watches(&watcher::Config::default(), cluster_of);
-    // The controller of EtcdClusters has its own counter, so that the metrics of objects count only EtcdBackups.
+    // This controller has separate counters, so that the metric of managed objects counts only EtcdBackups.
     let for_clusters = Operator {
         objects: Objects::default(),
         ..operator.clone()
@@ -241,7 +241,8 @@ mod tests {
         assert!(Flags::try_parse_from(["backup", "--max-transfers=0"]).is_err());
     }
 
-    /// An upload to S3 has at most 10,000 parts. With limited memory per part, these parts contain at most 110 GiB.
+    /// An upload to S3 has at most 10,000 parts. The operator limits the memory per part, so a snapshot can have at
+    /// most 110 GiB.
     #[test]
     fn max_snapshot_flag_accepts_1_to_110_gib() {
         let parsed = |argument: &str| {

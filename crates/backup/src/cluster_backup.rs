@@ -1,8 +1,8 @@
-//! Maintains the EtcdBackup for `spec.backup` of an EtcdCluster, and two fields of the EtcdCluster's status:
-//! `lastBackup` and `backupForChanges`.
+//! For each EtcdCluster with `spec.backup`, creates and updates an EtcdBackup. Writes `lastBackup` and
+//! `backupForChanges` to the status of the EtcdCluster.
 //!
-//! The EtcdCluster owns the EtcdBackup, so Kubernetes deletes both together. The stored backups stay, because users
-//! need them after the loss of a cluster. A new cluster of the same name continues with the same path.
+//! The EtcdCluster owns the EtcdBackup, so Kubernetes deletes both together. The stored backups are kept, because
+//! users need them after the loss of a cluster.
 
 use std::sync::Arc;
 
@@ -17,7 +17,6 @@ mod plan;
 
 use plan::{Action, backup_for_changes, last_backup, plan, taken};
 
-/// The client and the cache of all reconciles.
 pub(crate) struct ClusterBackups {
     pub(crate) client: Client,
     pub(crate) backups: Cache<EtcdBackup>,
@@ -26,7 +25,7 @@ pub(crate) struct ClusterBackups {
 impl Reconcile for ClusterBackups {
     type Object = EtcdCluster;
     type Error = apply::Error;
-    // The cluster operator manages EtcdClusters, and writes the conditions `Managed` and `Unreadable`.
+    // False, because the cluster operator manages EtcdClusters and writes their conditions `Managed` and `Unreadable`.
     const MANAGES: bool = false;
 
     async fn reconcile(&self, cluster: Arc<EtcdCluster>) -> Result<Done, apply::Error> {
@@ -41,8 +40,7 @@ impl Reconcile for ClusterBackups {
             .copied()
             .find(|backup| backup.name_any() == name);
         let mut notices = Vec::new();
-        // The cached EtcdBackup may be stale, or another owner may have taken its name. Before a change, the operator
-        // therefore reads the EtcdBackup from the API server and plans again.
+        // The cached EtcdBackup may be stale. Before a write, read the EtcdBackup from the API server and plan again.
         let action = match plan(&cluster, existing) {
             Action::Apply(_) | Action::Delete(_) => {
                 let live = backups.get_opt(&name).await;
@@ -75,7 +73,8 @@ impl Reconcile for ClusterBackups {
 }
 
 impl ClusterBackups {
-    /// Applies only the fields about backups. The cluster operator owns the other fields of the status.
+    /// Writes only `lastBackup` and `backupForChanges`, because the cluster operator owns the other fields of the
+    /// status.
     async fn report(
         &self,
         cluster: &EtcdCluster,

@@ -1,5 +1,5 @@
-//! The command line of `etcd-backup-operator`. The subcommands are for pods that mount a PVC, for
-//! pods that verify a backup, and for people.
+//! The command line of `etcd-backup-operator`. Pods that mount a PVC or verify a backup run its subcommands. Users can
+//! run `request` and `decrypt`.
 
 use std::process::ExitCode;
 

@@ -9,7 +9,7 @@ use clap::Args;
 use store::encryption::{Key, Keys};
 use store::unpack::{self, Unpacker};
 
-/// Size of the pieces in which the object is read, in bytes.
+/// Number of bytes that one read of the object returns at most.
 const PIECE: usize = 1 << 20;
 
 /// Arguments of the command `decrypt`.

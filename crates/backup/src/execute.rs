@@ -1,5 +1,4 @@
-//! Executes a plan: starts and cancels workers, changes the EtcdBackup, and writes its status. This module decides
-//! nothing.
+//! Executes a plan: starts and cancels workers, changes the EtcdBackup, and writes its status.
 
 use std::sync::Arc;
 
@@ -23,12 +22,11 @@ use crate::transfer::Transfer;
 use crate::verification::Turns;
 use crate::workers::{Owner, Workers};
 
-/// The inputs of the executor.
 pub(crate) struct ExecuteContext {
     pub(crate) client: Client,
     pub(crate) transfers: Arc<Workers<Stored>>,
     pub(crate) removals: Arc<Workers<RemovalResult>>,
-    /// The EtcdBackups that verify their backups now.
+    /// The EtcdBackups whose backups are being verified.
     pub(crate) turns: Arc<Turns>,
     /// All EtcdBackups, from the watch.
     pub(crate) objects: Cache<EtcdBackup>,
@@ -50,7 +48,7 @@ impl ExecuteContext {
         }
     }
 
-    /// Waits until all workers have ended. The shutdown of the process cancels the workers.
+    /// Waits until all workers have ended. The shutdown of the process cancels them.
     pub(crate) async fn join(&self) {
         tokio::join!(self.transfers.join(), self.removals.join());
     }
@@ -60,7 +58,7 @@ impl ExecuteContext {
         Api::namespaced(self.client.clone(), &namespace)
     }
 
-    /// Forgets the ended workers of an EtcdBackup.
+    /// Deletes the results of the ended workers of an EtcdBackup from memory.
     fn forget(&self, uid: &str) {
         self.transfers.forget(uid);
         self.removals.forget(uid);
@@ -108,8 +106,7 @@ impl ExecuteContext {
         }
     }
 
-    /// Starts a removal. If the removal deletes all stored backups, it continues while the EtcdBackup is being deleted.
-    /// Any other removal is canceled when the deletion of the EtcdBackup starts.
+    /// Starts a removal. Only a removal of all stored backups continues while the EtcdBackup is being deleted.
     fn start_removal(&self, backup: &EtcdBackup, plan: &Plan, job: Job, connections: Connections) {
         let uid = backup.uid().unwrap_or_default();
         let owner = (owner_of(backup), uid.as_str());
@@ -148,8 +145,8 @@ impl ExecuteContext {
         }
     }
 
-    /// Returns a function that checks whether the EtcdBackup with this UID still exists. With `or_deleting`, an
-    /// EtcdBackup that is being deleted counts as existing.
+    /// Returns a function that checks whether the EtcdBackup with this UID still exists. If `or_deleting` is false,
+    /// the function returns false as soon as the EtcdBackup is being deleted.
     fn exists(
         &self,
         backup: &EtcdBackup,
@@ -169,7 +166,7 @@ fn owner_of(backup: &EtcdBackup) -> Owner {
     ObjectRef::new(&backup.name_any()).within(&backup.namespace().unwrap_or_default())
 }
 
-/// Executes the planned action. [`report`] executes the actions that only record data in the status.
+/// Executes the planned action. The function [`report`] executes actions that only write the status.
 pub(crate) async fn execute(
     context: &ExecuteContext,
     backup: &EtcdBackup,
@@ -187,7 +184,8 @@ pub(crate) async fn execute(
             context.start_removal(backup, plan, job, connections);
         }
         (Action::AbandonTransfer, _) => context.transfers.abandon(&uid),
-        // A transfer for an earlier spec may have ended. Its result must not count for the new spec.
+        // A transfer for an earlier spec may have ended. Discard its result, because it is not a result for the new
+        // spec.
         (Action::RecordIntent, _) => context.forget(&uid),
         (Action::SetFinalizer(set), _) => {
             let api = context.api(backup);
@@ -216,7 +214,7 @@ pub(crate) async fn execute(
     Ok(())
 }
 
-/// Creates or deletes the pod of the verification. Another operator process may have created the pod.
+/// Creates or deletes the pod that verifies a backup.
 async fn step_verification(
     context: &ExecuteContext,
     backup: &EtcdBackup,
@@ -247,8 +245,8 @@ async fn step_verification(
     Ok(())
 }
 
-/// Deletes the pod with this name if the EtcdBackup owns the pod. An earlier operator process may have created the pod.
-/// The status may report the end of the attempt only after the deletion.
+/// Deletes the pod with this name if the EtcdBackup owns the pod. An earlier operator process may have created it. The
+/// pod is deleted before the status reports the end of the attempt.
 async fn delete_left_pod(
     client: &Client,
     backup: &EtcdBackup,
@@ -271,8 +269,8 @@ async fn delete_left_pod(
     }
 }
 
-/// Writes the status. Afterwards, starts the transfer whose attempt the status records, and forgets the ended workers
-/// whose results the status reports.
+/// Writes the status. If the plan counts an attempt, its transfer starts afterwards. If the plan has a final result,
+/// the results of the workers are deleted from memory.
 pub(crate) async fn report(
     context: &ExecuteContext,
     backup: &EtcdBackup,
@@ -291,9 +289,9 @@ pub(crate) async fn report(
     Ok(())
 }
 
-/// Writes a status. The cached object may be stale, so the precondition is the resourceVersion from which the status
-/// was computed (invariant 11). A CRD of an earlier release may lack `unfinishedAttempts`, and fields that only the
-/// columns of `kubectl get` show. The status is then written without these fields.
+/// Writes the status with the resourceVersion of the observed object as precondition (invariant 11). If the CRD of an
+/// earlier release rejects the status, the function retries without `unfinishedAttempts` and the fields for the
+/// columns of `kubectl get`.
 async fn write_over(
     api: &Api<EtcdBackup>,
     backup: &EtcdBackup,
@@ -330,7 +328,7 @@ mod tests {
 
     use super::*;
 
-    /// A fake API server, and the statuses that it has received. With `has_field`, its CRD contains
+    /// A fake API server that records each status. If `has_field` is false, its CRD does not contain
     /// `unfinishedAttempts`.
     fn server(has_field: bool) -> (Client, Arc<Mutex<Vec<Value>>>) {
         let sent = Arc::<Mutex<Vec<Value>>>::default();
@@ -369,7 +367,7 @@ mod tests {
         .unwrap()
     }
 
-    /// A fake API server with one pod that belongs to `owner`, and the requests that it has received.
+    /// A fake API server with one pod that `owner` owns. It records all requests.
     fn server_with_pod(owner: &'static str) -> (Client, Arc<Mutex<Vec<String>>>) {
         let sent = Arc::<Mutex<Vec<String>>>::default();
         let recorded = sent.clone();
@@ -391,7 +389,7 @@ mod tests {
         (Client::new(service, "n"), sent)
     }
 
-    /// Invariant 11: the deletion has the UID of the observed pod as precondition.
+    /// Invariant 11: the deletion request contains the UID of the observed pod as precondition.
     #[tokio::test]
     async fn leftover_pod_of_another_owner_is_not_deleted() {
         for (owner, requests) in [("u", 2), ("another", 1)] {

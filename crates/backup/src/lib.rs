@@ -1,7 +1,7 @@
 //! The backup operator: takes snapshots of etcd clusters and writes them to a store, as EtcdBackup objects specify.
 //!
-//! The operator changes nothing in etcd. It writes snapshots and their manifests to the store, at the path of the spec.
-//! It deletes older backups of the same path if the retention rules do not keep them (invariant 13).
+//! The operator writes nothing to etcd. It writes snapshots and their manifests to the path in the spec, and deletes
+//! older backups there according to the retention rules (invariant 13).
 
 pub mod app;
 mod cluster_backup;

@@ -1,7 +1,7 @@
 //! The metrics of each EtcdBackup, with its namespace, cluster and name as labels.
 //!
-//! The values are computed from the cached objects at each scrape. Deleted objects therefore have no metrics, and a
-//! restart of the operator loses no values.
+//! Each scrape computes the values from the cached objects. Deleted objects therefore have no metrics, and a restart
+//! of the operator loses no values.
 
 use std::fmt;
 use std::sync::Arc;
@@ -90,20 +90,20 @@ fn families<'a>(backups: impl Iterator<Item = (&'a EtcdBackup, Attempts)>) -> Ve
     families
 }
 
-/// The attempts of this process to back up one EtcdBackup.
+/// The failed and queued attempts of one EtcdBackup in this process.
 #[derive(Clone, Copy, Default)]
 struct Attempts {
-    /// Number of failed attempts since the last success.
+    /// Number of failed attempts since the last successful backup.
     failures: u32,
     /// Time that the current attempt has spent in the queue; `None` if it is not queued.
     queued: Option<Duration>,
 }
 
-/// The values of one EtcdBackup. Every EtcdBackup has the same metrics in the same order.
+/// The metrics of one EtcdBackup. Their number and order are the same for every EtcdBackup.
 fn values(backup: &EtcdBackup, attempts: Attempts) -> Values {
     let status = backup.status.as_ref();
     let last = status.and_then(|status| status.last_success_date.as_ref());
-    // Objects of an earlier release have no recorded duration.
+    // Earlier releases did not write `status.duration`, but the start and the end of a backup.
     let measured = status.filter(|status| status.succeeded).and_then(|status| {
         let (begun, ended) = (
             status.start_time.as_ref()?,
@@ -227,10 +227,10 @@ fn verification_values(backup: &EtcdBackup) -> Values {
     ]
 }
 
-/// The time at which the schedule requires a newer backup than the newest one. `None` without a valid schedule.
+/// The time of the first scheduled run after the newest backup. `None` without a valid schedule.
 ///
-/// A wrong clock can record a success in the future. The age of such a backup is unknown, so this function ignores the
-/// backup. Otherwise no alert would report a missing backup until that time.
+/// A backup whose recorded time is in the future does not count, because a wrong clock has recorded it. Otherwise the
+/// alert about missing backups would wait until that time.
 fn due(backup: &EtcdBackup, now: Timestamp) -> Option<i64> {
     let schedule = Schedule::of(backup.spec.backup_policy.as_ref()?).ok()??;
     let created = backup.metadata.creation_timestamp.as_ref()?.0;
@@ -241,14 +241,14 @@ fn due(backup: &EtcdBackup, now: Timestamp) -> Option<i64> {
     Some(run.as_second())
 }
 
-/// True if the schedule starts further backups. Otherwise an alert cannot judge the age of the newest backup.
+/// True if the schedule starts further backups. An alert about the age of the newest backup needs this metric.
 fn is_scheduled(backup: &EtcdBackup) -> bool {
     let policy = backup.spec.backup_policy.as_ref();
     backup.spec.is_periodic() && !policy.is_some_and(|policy| policy.suspend)
 }
 
-/// The deadline of the due verification in seconds since 1970: the time since which the verification is due, plus its
-/// time limit. `None` if no verification is due.
+/// The time at which the current verification became due, plus its time limit, in seconds since 1970. `None` if no
+/// verification is due.
 fn verification_deadline(backup: &EtcdBackup) -> Option<i64> {
     let settings = backup.spec.verification.as_ref()?;
     let record = backup.status.as_ref()?.verification.as_ref()?;
@@ -272,8 +272,8 @@ fn unrestorable(backup: &EtcdBackup) -> bool {
     conditions.any(|found| found.type_ == verified.as_str() && found.status == "False")
 }
 
-/// True if the condition `Failed` is true. The metric `failed_attempts` does not show a backup that has failed for
-/// good, because its counter is reset when the operator stops retrying.
+/// True if the condition `Failed` is true. The metric `failed_attempts` does not show a final failure, because its
+/// counter is reset when the operator stops retrying.
 fn failed(backup: &EtcdBackup) -> bool {
     let status = backup.status.as_ref();
     status.is_some_and(|status| is_true(&status.conditions, &ConditionType::Failed))
@@ -395,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn success_in_the_future_does_not_postpone_due_time() {
+    fn success_time_in_the_future_does_not_postpone_due_time() {
         let at = |text: &str| -> Timestamp { text.parse().unwrap() };
         let (created, now) = ("2026-01-01T00:00:00Z", "2026-01-02T00:00:00Z");
         let spec = serde_json::json!({
@@ -406,7 +406,7 @@ mod tests {
             serde_json::from_value(serde_json::json!(created)).unwrap();
         for (last, expected) in [
             ("2026-01-01T23:30:00Z", "2026-01-02T00:30:00Z"),
-            // The clocks of two processes can differ by up to an hour.
+            // The operator accepts times up to one hour in the future.
             ("2026-01-02T00:59:00Z", "2026-01-02T01:59:00Z"),
             ("2027-01-01T00:00:00Z", created),
         ] {
@@ -417,7 +417,8 @@ mod tests {
         }
     }
 
-    /// Without the recorded duration, the series would disappear whenever the next backup starts.
+    /// The status keeps the duration of the last backup, so that the metric does not disappear when the next backup
+    /// starts.
     #[test]
     fn duration_metric_keeps_last_backup_while_next_backup_runs() {
         let spec =

@@ -34,20 +34,19 @@ pub(crate) mod verification;
 /// Time limit for all reads of one reconcile together.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The clients and caches from which the operator reads.
 pub(crate) struct ObserveContext {
     pub(crate) client: Client,
     /// The client for clusters without TLS and authentication.
     pub(crate) etcd: Arc<dyn Etcd>,
     /// The storage locations that each namespace may use with the operator's own cloud identity.
     pub(crate) grants: Grants,
-    /// Limits how many listings and manifests are read from stores at the same time.
+    /// Limits the number of concurrent listings and manifest reads of stores.
     pub(crate) reads: Reads,
     /// The etcd endpoints that each namespace may use in `spec.etcdEndpoints` (`--etcd-endpoints`).
     pub(crate) endpoints: EndpointGrants,
-    /// The directory for backups that is mounted in the operator's pod.
+    /// The directory for backups with storageType `Local`.
     pub(crate) local: Option<LocalStore>,
-    /// The quota of each namespace in the directory `local`, in bytes.
+    /// The maximum size of all files of a namespace in `local`, in bytes.
     pub(crate) local_quota: Option<u64>,
     /// Maximum size of a snapshot in bytes.
     pub(crate) max_snapshot: u64,
@@ -55,20 +54,19 @@ pub(crate) struct ObserveContext {
     pub(crate) objects: Cache<EtcdBackup>,
     /// The image of pods that mount a PersistentVolumeClaim, and of pods that verify a backup.
     pub(crate) image: OwnImage,
-    /// The EtcdBackups that verify their backups now.
+    /// The EtcdBackups whose backups are being verified.
     pub(crate) turns: Arc<Turns>,
 }
 
-/// The store, the etcd client and the key for a job that runs in this process.
+/// The store, the etcd client and the encryption key for a job that runs in this process.
 #[derive(Default)]
 pub(crate) struct Connections {
     pub(crate) store: Option<Arc<dyn Store>>,
     pub(crate) etcd: Option<Arc<dyn Etcd>>,
-    /// The key with which a backup is encrypted, if the spec requires encryption.
+    /// The key for the encryption of the backup, if the spec requires encryption.
     pub(crate) encryption: Option<Key>,
 }
 
-/// The results of all reads.
 #[derive(Default)]
 struct Read {
     destination: Destination,
@@ -77,7 +75,7 @@ struct Read {
     clock_difference: Option<SignedDuration>,
 }
 
-/// Reads the data that the plan needs, and adds it to the snapshot of this process's workers.
+/// Reads the data that the plan needs, and adds it to `snapshot`, which contains the state of the workers.
 pub(crate) async fn observe(
     context: &ObserveContext,
     backup: &EtcdBackup,
@@ -148,8 +146,8 @@ async fn for_transfer(
     let namespace = backup.namespace().unwrap_or_default();
     let rule = context.endpoints.of(&namespace);
     if let StorageSource::Pvc(pvc) = source {
-        // Only the backup pod can read the volume. The operator reads the Secrets, to report their problems before it
-        // creates the pod.
+        // Only the backup pod can read the volume. The operator reads the Secrets now, to report errors in them before
+        // it creates the pod.
         let source = Box::pin(cluster::source(&context.client, backup, &rule)).await?;
         cluster::client(context, backup).await?;
         site::encryption_key(&context.client, backup).await?;
@@ -226,9 +224,9 @@ async fn for_removal(context: &ObserveContext, backup: &EtcdBackup) -> Result<Re
     })
 }
 
-/// The UIDs of the other periodic EtcdBackups with the same path. Retention waits until all namespaces are listed,
-/// because an EtcdBackup in an unlisted namespace may have this path (invariant 1). The deletion of an EtcdBackup does
-/// not wait, because it removes only its own backups.
+/// The UIDs of the other periodic EtcdBackups with the same path. Retention fails while a namespace is not listed,
+/// because its EtcdBackups may use this path (invariant 1). The deletion of an EtcdBackup removes only its own
+/// backups, so it needs no complete list.
 fn others(all: &Cache<EtcdBackup>, backup: &EtcdBackup) -> Result<BTreeSet<String>, Trouble> {
     if backup.metadata.deletion_timestamp.is_none() && !all.is_complete() {
         return Err(Trouble::new(
@@ -257,7 +255,7 @@ mod tests {
 
     use super::*;
 
-    /// The cache of an operator that has listed no namespace yet.
+    /// The cache of an operator that has listed none of these namespaces yet.
     fn cache(namespaces: &[&str]) -> Cache<EtcdBackup> {
         let answer = async |_: Request<Body>| Ok::<_, Infallible>(Response::new(Body::empty()));
         let client = Client::new(service_fn(answer), "operators");
@@ -271,7 +269,7 @@ mod tests {
         Controllers::new(&operator).cache()
     }
 
-    /// An EtcdBackup of a namespace that was not listed could own backups of the path.
+    /// An EtcdBackup in a namespace that is not listed yet may own backups at this path.
     #[tokio::test]
     async fn invariant_1_retention_waits_until_all_namespaces_are_listed() {
         let object = json!({
@@ -285,8 +283,7 @@ mod tests {
         assert_eq!(trouble.reason, Reason::StepFailed);
         assert!(trouble.message.contains("watchNamespaces"), "{trouble:?}");
         assert_eq!(others(&cache(&[]), &backup), Ok(BTreeSet::new()));
-        // The deletion of the EtcdBackup removes only its own backups, so it does not wait until all namespaces are
-        // listed.
+        // The deletion of the EtcdBackup removes only its own backups, so it needs no complete list of namespaces.
         backup.metadata.deletion_timestamp = Some(Time(Timestamp::UNIX_EPOCH));
         assert_eq!(others(&cache(&["a", "b"]), &backup), Ok(BTreeSet::new()));
     }

@@ -1,9 +1,8 @@
 //! Plans the next step of one EtcdBackup. A plan is a pure function: it uses no client, clock, randomness or log.
 //!
-//! Before the operator reads etcd or writes to the store, it records the start time of the backup in the status
-//! (invariant 10). All later steps can be repeated: an interrupted transfer starts again, unless the store already
-//! contains its complete backup. The start time of the last backup determines the time of the next backup. The list of
-//! backups in the status shows whether the retention rules were applied after the newest backup.
+//! The operator records the start time of a backup in the status before it reads etcd or writes to the store
+//! (invariant 10). After an interruption, the transfer starts again, unless the store already contains the complete
+//! backup.
 
 use std::time::Duration;
 
@@ -44,23 +43,23 @@ use requeue::{PROGRESS_INTERVAL, until};
 pub(crate) use verification::QUEUED;
 pub use verification::{Step, VerificationPlan, VerificationVerdict};
 
-/// What a reconcile does in addition to writing the status: one action for each plan.
+/// The action of a reconcile in addition to writing the status.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Action {
     /// Only write the status.
     Nothing,
-    /// Record the start of this backup in the status. The same reconcile does nothing else.
+    /// Record the start of this backup in the status. The transfer starts in a later reconcile.
     RecordIntent,
     /// Start the transfer of [`Plan::job`], or queue it.
     StartTransfer,
-    /// Write this count to `status.unfinishedAttempts`. If an attempt is about to start, the count includes it, and
-    /// the transfer starts only after this write.
+    /// Write this number to `status.unfinishedAttempts`. An attempt that is about to start is counted first, and
+    /// starts after this write.
     RecordAttempts(i32),
     /// Cancel the running or queued transfer.
     AbandonTransfer,
     /// Remove the backups that the retention rules do not keep. [`Plan::job`] contains the removal.
     RemoveSurplus,
-    /// Set the finalizer (true), or remove [`removable_finalizers`] (false).
+    /// Add the finalizer if true. If false, remove [`removable_finalizers`].
     SetFinalizer(bool),
     /// Remove all stored backups of this EtcdBackup. [`Plan::job`] contains the removal.
     RemoveAll,
@@ -69,14 +68,14 @@ pub enum Action {
 }
 
 impl Action {
-    /// True if the action changes the EtcdBackup itself. The status is then written by the next reconcile, with the new
-    /// resourceVersion.
+    /// True if the action changes the EtcdBackup itself. The status is then written by the next reconcile, because the
+    /// resourceVersion has changed.
     pub fn changes_object(self) -> bool {
         matches!(self, Self::SetFinalizer(_) | Self::DeleteBackup)
     }
 }
 
-/// What the status reports about the backup.
+/// The state of the backup for the status.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// The status already reports the state of the backup, and does not change.
@@ -108,7 +107,7 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// True if the reported work has ended, so that the process may forget it after the status is written.
+    /// True if the result of the work is in the status, so that the process can delete the result from memory.
     pub fn is_final(&self) -> bool {
         matches!(
             self,
@@ -120,17 +119,17 @@ impl Verdict {
 /// The next step of an EtcdBackup.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// What the operator executes now.
+    /// The action of this reconcile.
     pub action: Action,
     /// The transfer or the removal that the action starts; `None` for other actions.
     pub job: Option<Job>,
     /// The state to report in the status.
     pub verdict: Verdict,
-    /// The next step of the proof that the newest backup restores. It is independent of the other fields.
+    /// The next step of the verification of the newest backup. It does not depend on the other fields.
     pub verification: VerificationPlan,
     /// Time until the next reconcile; `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
-    /// The time of the next backup; `None` if a backup is due, waits or runs, or if no further backup is planned.
+    /// The time of the next backup. `None` while a backup is due or in progress, or if no further backup is planned.
     pub next_run: Option<Timestamp>,
 }
 
@@ -166,7 +165,7 @@ pub fn plan(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
 }
 
-/// Plans the next step of an EtcdBackup, without the verification.
+/// Plans everything except the verification.
 fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let active = snapshot.transfer.work.is_active();
     if backup.metadata.deletion_timestamp.is_some() {
@@ -189,8 +188,8 @@ fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan
         _ => {}
     }
     let next = plan_step(backup, snapshot, now);
-    // The finalizer is set just before the first backup is stored. If the operator is uninstalled, an EtcdBackup
-    // without stored backups must not block the deletion of its namespace.
+    // The finalizer is added just before the first backup is stored. An EtcdBackup without stored backups has no
+    // finalizer, because it would block the deletion of its namespace after the operator is uninstalled.
     let stores =
         next.action == Action::StartTransfer || matches!(next.verdict, Verdict::Succeeded(_));
     if stores && wants_finalizer(backup) && !has_finalizer(backup) {
@@ -199,8 +198,8 @@ fn plan_backup(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan
     if active || next.job.is_some() {
         return next;
     }
-    // If an earlier operator process left a backup pod, the plan deletes this pod. Otherwise the pod could store its
-    // backup after the status has reported the end of the attempt.
+    // If an earlier operator process left a backup pod, delete the pod. Otherwise the pod could store its backup after
+    // the status has reported the end of the attempt.
     let left = job::left_pod(backup, &next);
     next.with(left)
 }
@@ -225,8 +224,8 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     }
     let Some(begun) = intent(backup) else {
         if active {
-            // Invariant 10: the running transfer belongs to an earlier spec, so the operator abandons this transfer.
-            // The operator records the start for the new spec before the new transfer begins.
+            // Invariant 10: the running transfer belongs to an earlier spec. Cancel it, and record the start for the
+            // new spec before a new transfer begins.
             return Plan::new(
                 Action::AbandonTransfer,
                 Verdict::Unchanged,
@@ -238,14 +237,14 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if let Work::Ended(Ok(stored)) = &snapshot.transfer.work {
         return abandon(Verdict::Succeeded(stored.clone()));
     }
-    // A complete backup is a success, even if the operator finds it after the deadline.
+    // A complete backup is a success, even after the deadline.
     if let Destination::Complete(stored) = &snapshot.destination {
         return abandon(Verdict::Succeeded(stored.clone()));
     }
     if overdue(backup, snapshot, now) {
         let trouble = deadline_exceeded(backup, &snapshot.transfer);
-        // The canceled transfer may have stored its whole backup, so the operator reads the store after the transfer
-        // has ended.
+        // Wait until the canceled transfer has ended, and read the store afterwards, because the transfer may have
+        // stored its whole backup.
         if active && !cancel_overdue(backup, snapshot, now) {
             let verdict = Verdict::Waiting(trouble);
             return Plan::new(Action::AbandonTransfer, verdict, Some(PROGRESS_INTERVAL));
@@ -253,7 +252,7 @@ fn plan_step(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
         return abandon(Verdict::Failed(trouble));
     }
     let next = plan_attempt(backup, begun, snapshot, now);
-    // The operator must reconcile the EtcdBackup again at its deadline or earlier.
+    // Reconcile the EtcdBackup at its deadline at the latest.
     let remaining = deadline(backup, snapshot, now).map(|deadline| until(deadline, now));
     let requeue = next.requeue.into_iter().chain(remaining).min();
     Plan { requeue, ..next }

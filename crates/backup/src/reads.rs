@@ -1,5 +1,5 @@
-//! Limits the number of concurrent listings and manifests in memory (ADR 24). A store decides the size of its listing,
-//! up to 100,000 names, and users choose the store.
+//! Limits the number of concurrent reads of listings and manifests, and thus their memory (ADR 24). Users choose the
+//! store, and its listing may contain up to 100,000 names.
 
 use std::sync::Arc;
 
@@ -11,7 +11,6 @@ use store::{Error, Object, ObjectStream, Store, Unfinished, Upload};
 
 use crate::transfer::slot_key;
 
-/// Limits how many listings and manifests this operator reads from stores at the same time.
 pub(crate) struct Reads(Arc<Slots>);
 
 impl Reads {
@@ -19,13 +18,12 @@ impl Reads {
         Self(Slots::new(SlotLimits::of_reads(scope)))
     }
 
-    /// Waits for a slot. The caller keeps the slot as long as it uses the listing.
+    /// Waits for a slot. The caller holds the slot while it uses the listing.
     pub(crate) async fn slot(&self, namespace: &str, store: &dyn Store) -> Option<Slot> {
         self.0.acquire(place(namespace, store)).await
     }
 
-    /// Wraps the store, so that each listing waits for a slot. A task that runs for a long time occupies the slot only
-    /// until its listing has ended.
+    /// Wraps the store so that each listing waits for a slot. The slot is free again when the listing has ended.
     pub(crate) fn limit(&self, namespace: &str, store: Arc<dyn Store>) -> Arc<dyn Store> {
         Arc::new(LimitedStore {
             place: place(namespace, store.as_ref()),
@@ -109,7 +107,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts the concurrent listings of a directory.
+    /// Counts concurrent listings of a directory.
     struct CountingStore {
         store: LocalStore,
         running: AtomicUsize,
@@ -191,7 +189,7 @@ mod tests {
         };
         most(6).await;
         assert_eq!(counting.most.load(Ordering::SeqCst), 4);
-        // One tenant uses at most half of the slots.
+        // One namespace uses at most half of the slots.
         most(1).await;
         assert_eq!(counting.most.load(Ordering::SeqCst), 2);
     }

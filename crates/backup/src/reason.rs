@@ -12,11 +12,11 @@ api::reasons! {
         AllInEffect,
         /// Each retention rule is met, or no backup is in progress.
         AsDesired,
-        /// Too many attempts were cut off because the operator process ended.
+        /// Too many attempts ended without a result, because the operator process ended.
         AttemptsCutOff,
         /// The transfer of a backup starts.
         BackupBegun,
-        /// The newest backup in the store is missing, or differs from the backup that was written.
+        /// The newest backup is missing in the store, or differs from the backup that was written.
         BackupMissing,
         /// A backup is complete.
         BackupSucceeded,
@@ -30,7 +30,7 @@ api::reasons! {
         CertificateNotChecked,
         /// The snapshot or the stored object does not match its checksum or size.
         ChecksumMismatch,
-        /// The clocks of the operator and of the API server differ too much for removals.
+        /// The clocks of the operator and of the API server differ by more than an hour.
         ClocksDiffer,
         /// The EtcdCluster does not exist or cannot be read.
         ClusterMissing,
@@ -48,9 +48,9 @@ api::reasons! {
         InProgress,
         /// The spec is rejected.
         InvalidSpec,
-        /// The EtcdBackup of the EtcdCluster cannot be created: its name belongs to an EtcdBackup of another owner.
+        /// The EtcdBackup of the EtcdCluster cannot be created, because an EtcdBackup of another owner has its name.
         NameTaken,
-        /// The spec uses a field that has no effect in this release and must not be ignored.
+        /// The spec uses a field that has no effect in this release. Ignoring this field would be unsafe.
         NotSupported,
         /// The spec uses fields that have no effect in this release.
         NotYetInEffect,
@@ -60,7 +60,7 @@ api::reasons! {
         PodNotStarting,
         /// Stored backups cannot be removed.
         RemovalFailed,
-        /// A restore holds the lock of the EtcdCluster.
+        /// The EtcdCluster is being restored.
         Restoring,
         /// The next backup is scheduled.
         Scheduled,
@@ -88,7 +88,7 @@ api::reasons! {
 }
 
 impl Reason {
-    /// The reason of the Event for a condition that has this reason.
+    /// The reason of the Event that reports a condition with this reason.
     pub(crate) fn of_event(self) -> Self {
         match self {
             Self::Hibernated | Self::ImageNotFound | Self::PodNotStarting => Self::StepFailed,
@@ -96,7 +96,7 @@ impl Reason {
         }
     }
 
-    /// True if the reason is the rejection of a spec.
+    /// True if this is the reason of a rejected spec.
     pub(crate) fn is_refusal(self) -> bool {
         matches!(self, Self::InvalidSpec | Self::NotSupported)
     }

@@ -18,7 +18,6 @@ use crate::status::{notices, status};
 /// Minimum time until the next reconcile.
 const MIN_REQUEUE: Duration = Duration::from_millis(300);
 
-/// The clients, caches and workers of all reconciles.
 pub(crate) struct ReconcileContext {
     pub(crate) observe: ObserveContext,
     pub(crate) execute: ExecuteContext,
@@ -49,8 +48,8 @@ impl Reconcile for ReconcileContext {
     }
 }
 
-/// Converts the result of the status write. A conflict is no failure: the object has changed since the operator read
-/// it, and the change triggers another reconcile.
+/// Converts the result of a reconcile. A conflict is no failure: the object has changed since the operator read it,
+/// and the change triggers another reconcile.
 fn outcome(
     done: Result<(), apply::Error>,
     backup: &EtcdBackup,

@@ -1,9 +1,9 @@
-//! Removes stored backups: the backups that the retention rules do not keep, or all backups of one EtcdBackup. Uses no
-//! Kubernetes API.
+//! Removes stored backups: either those that the retention rules do not keep, or all backups of one EtcdBackup. Uses
+//! no Kubernetes API.
 //!
-//! A backup is deleted before its manifest. A crash between the two deletions leaves a manifest without a backup: it
-//! does not count as a backup, and the next removal deletes it. In the reverse order, a crash would leave a backup
-//! without its owner and its checksum.
+//! A backup is deleted before its manifest. After a crash in between, the remaining manifest does not count as a
+//! backup, and the next removal deletes it. In the reverse order, a crash would leave a backup without an owner and a
+//! checksum.
 
 use std::cmp::Reverse;
 use std::collections::BTreeSet;
@@ -37,7 +37,7 @@ pub enum RemovalScope {
         newest: String,
         /// The UIDs of the other periodic EtcdBackups with the same path. Their backups are kept.
         others: BTreeSet<String>,
-        /// The time with which the ages of backups are computed.
+        /// The time from which the ages of backups are computed.
         now: Timestamp,
     },
     /// All backups whose manifest has the UID of the EtcdBackup.
@@ -50,7 +50,7 @@ pub struct Removal {
     pub store: Arc<dyn Store>,
     /// The path in the spec of the EtcdBackup.
     pub path: String,
-    /// The UID of the EtcdBackup. Backups with another UID in their manifest belong to another EtcdBackup.
+    /// The UID of the EtcdBackup. A manifest with another UID belongs to another EtcdBackup.
     pub uid: String,
     /// The backups to remove.
     pub scope: RemovalScope,
@@ -86,10 +86,10 @@ impl Removal {
             .and_then(|key| key.strip_prefix('/'));
         let parts = key.and_then(|key| name::parse(&self.path, key));
         let (Some(key), Some(verified)) = (key, parts) else {
-            // The path was changed, and the new path has no newer backup yet. No backup of the new path is removed.
+            // The path in the spec has changed, and no backup at the new path exists yet. Remove nothing.
             return Ok(RemovalResult::default());
         };
-        // Invariant 9: backups are removed only if the store contains the complete newest backup and its manifest.
+        // Invariant 9: remove backups only if the store contains the complete newest backup and its manifest.
         if complete_backup(self.store.as_ref(), key).await?.is_none() {
             return Err(Trouble::new(
                 Reason::BackupMissing,
@@ -104,7 +104,7 @@ impl Removal {
         let removed = surplus(&listing.backups, rules, verified, now);
         self.delete(removed.iter().map(|found| found.key.as_str()))
             .await?;
-        // Deletes the manifests that an interrupted removal has left.
+        // Delete manifests that an interrupted removal has left.
         let older = listing
             .orphans
             .iter()
@@ -123,8 +123,8 @@ impl Removal {
         })
     }
 
-    /// Leaves out the backups of other EtcdBackups, which apply their own rules (invariant 13). Without other
-    /// EtcdBackups, no manifest is read.
+    /// Removes the backups of other EtcdBackups from the list, because these apply their own retention rules
+    /// (invariant 13). Without other EtcdBackups at this path, no manifest is read.
     async fn exclude_others(
         &self,
         others: &BTreeSet<String>,
@@ -172,8 +172,7 @@ impl Removal {
         keys.extend(listing.orphans.iter().map(|found| backup_of(&found.key)));
         let mut removable = Vec::new();
         for key in keys {
-            // Another EtcdBackup may write to the same path. The manifest shows whether this EtcdBackup may remove
-            // the backup.
+            // Another EtcdBackup may write to the same path. The manifest of each backup names its owner.
             let manifest = manifest_of(self.store.as_ref(), &key).await?;
             if self.is_removable(manifest.as_ref()) {
                 removable.push(key);
@@ -190,7 +189,7 @@ impl Removal {
     async fn listing(&self) -> Result<Listing, Trouble> {
         let listed = self.store.list(&name::prefix(&self.path)).await;
         let objects = listed.map_err(|error| in_store(&error))?;
-        // Invariant 13: objects whose complete name does not match the pattern of this path are ignored.
+        // Invariant 13: ignore objects whose complete name does not match the pattern of this path.
         Ok(read(
             &self.path,
             objects.iter().map(|object| object.key.as_str()),
@@ -209,7 +208,8 @@ impl Removal {
         let manifest = manifest_key(&key);
         let is_sole_owner =
             matches!(&self.scope, RemovalScope::Surplus { others, .. } if others.is_empty());
-        // Invariant 13: another EtcdBackup may have written to this key meanwhile, so the manifest is read again.
+        // Invariant 13: another EtcdBackup may have overwritten this object since the listing, so read the manifest
+        // again.
         if !is_sole_owner {
             let current = manifest_of(self.store.as_ref(), &key).await?;
             if !self.is_removable(current.as_ref()) {
@@ -223,8 +223,7 @@ impl Removal {
         deleted.map_err(|error| in_store(&error))
     }
 
-    /// Deletes a manifest without a backup. The listing may be stale, so the operator first checks that the store does
-    /// not contain the backup.
+    /// Deletes a manifest without a backup. The listing may be stale, so the store is first asked for the backup.
     async fn delete_orphan(&self, manifest: &Found) -> Result<(), Trouble> {
         let held = self.store.head(&backup_of(&manifest.key)).await;
         if held.map_err(|error| in_store(&error))?.is_none() {

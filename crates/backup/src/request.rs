@@ -21,7 +21,7 @@ pub(crate) struct Request {
     manifest: PathBuf,
 }
 
-/// Creates the EtcdBackup in the namespace of the pod. Returns true if it exists afterwards.
+/// Creates the EtcdBackup. Returns true if it exists afterwards.
 pub(crate) async fn run(arguments: &Request) -> bool {
     match create(arguments).await {
         Ok(message) => {
@@ -57,8 +57,8 @@ async fn create(arguments: &Request) -> Result<String, String> {
     }
 }
 
-/// Reads the manifest, and gives the object its name. Fields that this release does not know are kept: the API server
-/// judges them.
+/// Reads the manifest, and sets the name of the object. Unknown fields are kept, so that the API server can reject
+/// them.
 fn read(path: &Path, name: &str) -> Result<DynamicObject, String> {
     let file = path.display();
     let text = std::fs::read_to_string(path).map_err(|error| {

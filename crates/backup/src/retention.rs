@@ -24,7 +24,7 @@ pub struct Rules {
     weekly: usize,
     monthly: usize,
     age: Option<SignedDuration>,
-    /// The newest backup that is proven to restore. It is always kept.
+    /// The newest verified backup. It is always kept (invariant 31).
     #[serde(default)]
     verified: Option<Numbered>,
 }
@@ -51,13 +51,13 @@ impl Rules {
         }
     }
 
-    /// Invariant 31: adds the newest backup that is proven to restore, which the rules then always keep.
+    /// Invariant 31: sets the newest verified backup. The rules then never delete it.
     #[must_use]
     pub fn keeping(self, verified: Option<Numbered>) -> Self {
         Self { verified, ..self }
     }
 
-    /// True if the rules can delete a backup.
+    /// False if the rules keep every backup.
     pub fn delete(&self) -> bool {
         *self != Self::default()
     }
@@ -81,11 +81,11 @@ pub struct Found {
 pub struct Listing {
     /// The backups, newest first.
     pub backups: Vec<Found>,
-    /// The manifests without a backup in the listing.
+    /// The manifests whose backup is not in the listing.
     pub orphans: Vec<Found>,
 }
 
-/// Reads the keys of a path. An object is ignored unless its complete name matches the pattern of the path (invariant
+/// Reads the keys of a path. Ignores an object if its complete name does not match the pattern of the path (invariant
 /// 13).
 pub fn read<'a>(path: &str, keys: impl IntoIterator<Item = &'a str>) -> Listing {
     let mut listing = Listing::default();
@@ -116,16 +116,15 @@ pub fn read<'a>(path: &str, keys: impl IntoIterator<Item = &'a str>) -> Listing 
     listing
 }
 
-/// The backups that may be deleted, oldest first. `verified` is the newest backup that the operator has found complete
-/// in the store. Every returned backup is older than `verified` (invariant 9).
+/// The backups that may be deleted, oldest first. The store contains the complete backup `verified`, and all returned
+/// backups are older than it (invariant 9).
 pub fn surplus<'a>(
     backups: &'a [Found],
     rules: &Rules,
     verified: Numbered,
     now: Timestamp,
 ) -> Vec<&'a Found> {
-    // A backup that is newer than `verified` may be incomplete. The rules do not count such a backup, and the removal
-    // does not delete it.
+    // A backup that is newer than `verified` may be incomplete, so it is neither counted nor deleted.
     let mut known: Vec<&Found> = backups
         .iter()
         .filter(|found| found.parts <= verified)
@@ -138,7 +137,7 @@ pub fn surplus<'a>(
             time.as_second().div_euclid(3600)
         });
         keep_newest_of(&known, rules.daily, &mut kept, |time| days(date(time)));
-        // Day 0 (1970-01-01) was a Thursday. After an offset of 3 days, each group of seven days starts on a Monday.
+        // Day 0 (1970-01-01) was a Thursday. With an offset of three days, each week starts on a Monday.
         keep_newest_of(&known, rules.weekly, &mut kept, |time| {
             (days(date(time)) + 3).div_euclid(7)
         });
@@ -156,10 +155,10 @@ pub fn surplus<'a>(
     };
     let mut surplus: Vec<&Found> = known
         .into_iter()
-        // The verified backup itself is always kept.
+        // The backup `verified` is always kept.
         .filter(|found| found.parts < verified)
         .filter(|found| !kept.contains(&found.parts) || too_old(found))
-        // Invariant 31: the newest backup that is proven to restore is always kept.
+        // Invariant 31: the newest verified backup is always kept.
         .filter(|found| rules.verified != Some(found.parts))
         .collect();
     surplus.reverse();
@@ -198,7 +197,7 @@ mod tests {
     const HOUR: i64 = 3600;
     const DAY: i64 = 24 * HOUR;
 
-    /// 2026-01-15T12:00:00Z, a Thursday.
+    /// 2026-01-15 is a Thursday.
     fn now() -> Timestamp {
         "2026-01-15T12:00:00Z".parse().unwrap()
     }
@@ -222,7 +221,7 @@ mod tests {
         Rules::of(&serde_json::from_str(json).unwrap())
     }
 
-    /// `ages` are the ages of all backups in seconds. Returns the ages of the backups that the rules keep.
+    /// Applies the rules to backups with these ages in seconds. Returns the ages of the kept backups.
     fn kept(json: &str, ages: &[i64]) -> Vec<i64> {
         let backups: Vec<Found> = ages.iter().map(|age| found(1, *age)).collect();
         let newest = backups.iter().map(|found| found.parts).max().unwrap();
@@ -258,7 +257,7 @@ mod tests {
         assert_eq!(kept(r#"{"maxBackups":1}"#, &ages), [0]);
     }
 
-    /// Invariant 31: a newer backup may not restore, so the backup that is proven to restore is kept.
+    /// Invariant 31: newer backups may not be restorable, so the newest verified backup is kept.
     #[test]
     fn invariant_31_no_rule_deletes_newest_verified_backup() {
         let backups: Vec<Found> = [0, HOUR, DAY, 90 * DAY]
@@ -291,7 +290,7 @@ mod tests {
         // The backups are from 12:00, 11:50, 11:10, 10:59 and 09:00.
         assert_eq!(kept(hourly, &[0, 600, 3000, 3660, 3 * HOUR]), [0, 600]);
         let daily = r#"{"retention":{"keepDaily":3}}"#;
-        // Days without a backup do not count. An outage therefore causes no deletion.
+        // Days without a backup do not count, so backups from before an outage are kept.
         assert_eq!(
             kept(
                 daily,
@@ -327,8 +326,8 @@ mod tests {
         assert_eq!(gone, [&backups[3], &backups[2]]);
     }
 
-    /// In text order, revision 1000 would be before 999. A restored cluster can have a lower revision than before the
-    /// restore.
+    /// The revision is compared as a number, because revision 1000 is before 999 in text order. The time is compared
+    /// first, because a restored cluster can have a lower revision.
     #[test]
     fn retention_orders_backups_by_time_and_revision() {
         let backups = [found(1000, 0), found(999, 60), found(99, 120), found(5, 30)];
@@ -398,8 +397,8 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(2000))]
 
-        /// Invariants 9 and 13: every deleted backup is in the listing and older than the verified backup. If another
-        /// rule keeps a backup, only `maxAge` can delete it. A second application of the rules deletes nothing more.
+        /// Invariants 9 and 13: every deleted backup is in the listing and older than `verified`. Without `maxAge`,
+        /// the rules keep at least `maxBackups` backups. If the rules are applied again, they delete nothing more.
         #[test]
         fn invariant_9_newest_backup_survives_all_rules(
             ages in prop::collection::vec((0_u64..2000, 0_i64..100 * DAY), 1..60),

@@ -1,4 +1,4 @@
-//! The types that observe returns. Plain data without clients.
+//! The types that `observe` returns. Plain data without clients.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub use store::progress::Moved;
 use crate::reason::Trouble;
 use crate::verification::PodState;
 
-/// A backup. The store has acknowledged its object and its manifest.
+/// A complete backup: the store has acknowledged its object and its manifest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Stored {
@@ -26,23 +26,23 @@ pub struct Stored {
     pub etcd_version: String,
     /// The cluster ID in hexadecimal, without leading zeros.
     pub cluster_id: String,
-    /// The revision that an etcd serves if it starts from this backup.
+    /// The revision of the snapshot, which an etcd serves after it has restored this backup.
     pub revision: i64,
     /// The size of the snapshot in bytes.
     pub size: i64,
     /// The SHA-256 of the snapshot in hexadecimal.
     pub sha256: String,
-    /// Number of keys at that revision; `None` if unknown.
+    /// Number of keys at `revision`; `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<i64>,
-    /// The key with which the backup is encrypted; `None` if the backup is not encrypted.
+    /// The key that encrypts the backup; `None` without encryption.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption_key: Option<EncryptionKey>,
     /// The time at which the snapshot was complete.
     pub created_at: Timestamp,
 }
 
-/// A complete backup: the store has acknowledged its object and its manifest.
+/// A complete backup in the listing of a store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Listed {
     /// The location, such as `s3://bucket/key`.
@@ -51,27 +51,27 @@ pub struct Listed {
     pub parts: Numbered,
 }
 
-/// What a removal has deleted and kept.
+/// The result of a removal.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct RemovalResult {
     /// The kept backups, newest first.
     pub backups: Vec<Listed>,
     /// Number of deleted backups.
     pub deleted: usize,
-    /// True if the task was to remove all backups of the EtcdBackup, and all of them are deleted.
+    /// True if the removal had to delete all backups of the EtcdBackup, and has deleted them.
     pub everything: bool,
 }
 
-/// The state of a worker of this process. A new process starts with `Idle`: it finds the work of earlier processes only
-/// in the status and in the store.
+/// The state of a worker of this process. A new process starts with `Idle`, because only the status and the store
+/// describe earlier work.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Work<T = Stored> {
     /// No worker exists.
     #[default]
     Idle,
-    /// The worker waits for other workers to end.
+    /// The worker waits until other workers have ended.
     Queued,
-    /// The worker has a slot, and starts as soon as the status counts the attempt.
+    /// The worker has a slot, and waits until the status counts the attempt.
     Ready,
     /// The worker is running. Contains its progress.
     Running(Moved),
@@ -86,21 +86,21 @@ impl<T> Work<T> {
     }
 }
 
-/// What this process has done for one EtcdBackup: the current work and its previous attempts.
+/// The state of the worker for one EtcdBackup, with its earlier attempts in this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WorkState<T> {
     /// The current state of the worker.
     pub work: Work<T>,
-    /// The earliest time of the next attempt; `None` if an attempt may start at once.
+    /// The earliest time of the next attempt. `None` if the attempt may start now.
     pub not_before: Option<Timestamp>,
     /// The failure of the previous attempt.
     pub last_failure: Option<Trouble>,
-    /// The reason why the running task makes no progress; `None` while it makes progress.
+    /// The reason why the running worker makes no progress; `None` if it makes progress.
     pub obstacle: Option<Trouble>,
     /// The total time that all attempts have spent in the queue.
     pub queue_time: Duration,
-    /// The count of attempts in the status, including the attempt of this process. `None` if the status does not count
-    /// that attempt.
+    /// The number of unfinished attempts in the status, including the attempt of this process. `None` if the status
+    /// does not count this attempt.
     pub recorded_count: Option<i32>,
 }
 
@@ -123,7 +123,7 @@ impl<T> WorkState<T> {
         !self.work.is_active() && self.not_before.is_none_or(|time| time <= now)
     }
 
-    /// The failure of the last attempt. While an attempt runs: the reason why it makes no progress.
+    /// The failure of the last attempt, or the reason why the running attempt makes no progress.
     pub fn problem(&self) -> Option<&Trouble> {
         match &self.work {
             Work::Ended(Err(trouble)) => Some(trouble),
@@ -133,35 +133,36 @@ impl<T> WorkState<T> {
     }
 }
 
-/// The content of the store at the path of the spec.
+/// The result of the search for the backup in progress in the store.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum Destination {
-    /// The store was not read, because the plan does not need its content.
+    /// The store was not read, because the plan does not need it.
     #[default]
     NotRead,
-    /// The content is unknown, because an input is missing or the store did not answer.
+    /// Unknown, because an input is missing or the store did not answer.
     Unknown(Trouble),
-    /// The store contains no complete backup of this EtcdBackup since its recorded start.
+    /// The store contains no complete backup of this EtcdBackup since the recorded start.
     Free,
-    /// The store contains a complete backup. The operator process that wrote it ended before it reported the backup.
+    /// The store contains the complete backup, but the operator process that wrote it ended before it reported the
+    /// backup.
     Complete(Stored),
 }
 
-/// Where the backups of the spec are stored.
+/// The storage of the backups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Site {
-    /// In a store that this process has opened.
+    /// A store that this process has opened.
     Store {
         /// The key of the backup in the store, as the spec names it.
         key: String,
     },
-    /// On a PersistentVolumeClaim, which only a pod with this volume can read.
+    /// A PersistentVolumeClaim, which only a pod that mounts it can read.
     Volume {
         /// The name of the PersistentVolumeClaim.
         claim: String,
-        /// The path below the root of the volume.
+        /// The path in the spec, relative to the root of the volume.
         path: String,
-        /// The image that the backup pod runs.
+        /// The image of the backup pod.
         image: OperatorImage,
     },
 }
@@ -175,9 +176,10 @@ pub enum Source {
     Cluster {
         /// The client URLs of its members and of its Service.
         endpoints: Vec<String>,
-        /// The pods of the members, or why they are unknown. Only set if endpoints in this namespace need a grant.
+        /// The pods of the members, or the reason why they are unknown. Not set if the operator may connect to every
+        /// endpoint.
         pods: Option<Result<MemberPods, Trouble>>,
-        /// The data about the EtcdCluster for the manifest.
+        /// The EtcdCluster, as the manifest records it.
         recorded: Box<ManifestCluster>,
         /// True if a restore holds the lock of the EtcdCluster.
         restoring: bool,
@@ -189,56 +191,56 @@ pub enum Source {
 pub struct Endpoint {
     /// The URL with a complete host name.
     pub url: String,
-    /// How the operator may reach the URL.
+    /// The permission to connect to the URL.
     pub reach: EndpointReach,
 }
 
-/// How an operator may reach an endpoint of a spec.
+/// The permission to connect to an endpoint in a spec (invariant 28).
 #[derive(Clone, Debug, PartialEq)]
 pub enum EndpointReach {
-    /// The operator connects to the URL. The namespace is not restricted, or it has a grant for the URL.
+    /// The operator connects to the URL, because the URL needs no grant or has a grant.
     Direct,
-    /// The URL names an EtcdCluster of the namespace, so the operator connects to these pods instead.
+    /// The URL names an EtcdCluster of the namespace, so the operator connects to the pods of this cluster.
     Pods(MemberPods),
-    /// The operator must not connect to the URL, for this reason.
+    /// The operator must not connect to the URL. Contains the reason.
     NotGranted(String),
 }
 
-/// The members of an EtcdCluster, at the addresses of their pods. Users of a namespace control its DNS names, for
-/// example with a Service of type ExternalName. They cannot change the address of a pod.
+/// The members of an EtcdCluster, at the addresses of their pods. Users control the DNS names of their namespace, for
+/// example with a Service of type ExternalName, but not the addresses of pods.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct MemberPods {
     /// The client URLs of the members.
     pub urls: Vec<String>,
-    /// The recorded ID of the cluster. Answers of other clusters are ignored, because the address of a deleted pod may
-    /// belong to another pod by now.
+    /// The cluster ID in the status of the EtcdCluster. Answers of other clusters are ignored, because another pod may
+    /// get the address of a deleted pod.
     pub cluster_id: ClusterId,
 }
 
-/// Restricts the members to which a transfer may connect.
+/// The members to which a transfer may connect (invariant 28).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointLimits {
-    /// The rule for client URLs in etcd's answers.
+    /// The rule for client URLs in the member list from etcd.
     pub advertised: EndpointRule,
-    /// The ID of the only cluster that may answer; `None` allows every cluster.
+    /// The ID of the only cluster that may answer. `None` allows every cluster.
     pub cluster_id: Option<ClusterId>,
 }
 
 /// The inputs of a transfer or removal.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Inputs {
-    /// The plan does not need the inputs, or the operator could not read them.
+    /// The plan needs no inputs, or `observe` could not read them.
     #[default]
     NotRead,
     /// The inputs of a transfer.
     Transfer {
         /// The storage of the backup.
         site: Site,
-        /// The key of an object without a manifest that an earlier attempt has left in the store.
+        /// The key of an object without a manifest that an earlier attempt has written.
         leftover: Option<String>,
         /// The etcd cluster whose snapshot is transferred.
         source: Source,
-        /// The rule for endpoints that objects of this namespace may name.
+        /// The rule for endpoints in objects of this namespace.
         rule: EndpointRule,
     },
     /// The inputs of a removal.
@@ -255,12 +257,12 @@ pub enum Inputs {
 pub struct VerificationInputs {
     /// The state of the pod.
     pub pod: PodState,
-    /// True if no other EtcdBackup of the namespace verifies its backup now, or if this EtcdBackup allows concurrent
-    /// verifications.
+    /// True if the verification may start now: no other EtcdBackup of the namespace is being verified, or this
+    /// EtcdBackup allows concurrent verifications.
     pub has_turn: bool,
-    /// The image of the operators; `None` if the plan does not need the image, or if the image is unknown.
+    /// The image of the operators. `None` if it is unknown or not needed.
     pub image: Option<OperatorImage>,
-    /// The repository of etcd images in the EtcdCluster that the spec names.
+    /// The repository of etcd images in the spec of the EtcdCluster.
     pub repository: Option<String>,
 }
 
@@ -271,13 +273,13 @@ pub struct Snapshot {
     pub transfer: WorkState<Stored>,
     /// The removal worker of this process.
     pub removal: WorkState<RemovalResult>,
-    /// The content of the store.
+    /// The result of the search for the backup in progress in the store.
     pub destination: Destination,
     /// The inputs of the next transfer or removal.
     pub inputs: Inputs,
     /// The problem that prevents the start of a removal.
     pub obstacle: Option<Trouble>,
-    /// The API server's time minus the operator's time; `None` if no removal depends on the time.
+    /// The API server's time minus the operator's time. `None` if it was not read.
     pub clock_difference: Option<SignedDuration>,
     /// The inputs of the verification.
     pub verification: VerificationInputs,

@@ -1,4 +1,4 @@
-//! Computes the status and the Events from the plan. Performs no I/O: the time is an argument.
+//! Computes the status and the Events from the plan. Performs no I/O.
 
 use api::backup::{Progress, StoredBackup, not_in_effect};
 use api::conditions::{self, ConditionStatus, ConditionType, Finding, find, is_true, set};
@@ -22,7 +22,7 @@ const LISTED: usize = 10;
 /// Computes the complete status after this reconcile.
 pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupStatus {
     let mut status = backup.status.clone().unwrap_or_default();
-    // Kubernetes stores times in whole seconds, so the status contains whole seconds.
+    // Kubernetes stores these times in whole seconds.
     let now = Time(Timestamp::from_second(now.as_second()).unwrap_or(now));
     match plan.action {
         Action::RecordIntent => {
@@ -57,8 +57,8 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
         Verdict::RetentionApplied(result) => status.backups = listed(&status, result),
         Verdict::Running(moved) => {
             status.reason = None;
-            // The deadline depends on the size of the database. Until the next attempt reports the size, the last known
-            // size is kept.
+            // The deadline depends on the size of the database. Keep the last known size until this attempt reports
+            // the size.
             let known = status
                 .progress
                 .as_ref()
@@ -95,14 +95,14 @@ pub fn status(backup: &EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackupSta
     status
 }
 
-/// True if the only backup of the EtcdBackup is complete. A change of the spec then has no effect on the backup.
+/// True if a backup that is not periodic is complete. A later change of its spec has no effect.
 fn is_complete(backup: &EtcdBackup) -> bool {
     let succeeded = backup.status.as_ref().is_some_and(|it| it.succeeded);
     succeeded && !backup.spec.is_periodic() && backup.metadata.deletion_timestamp.is_none()
 }
 
-/// Reports that the operator has processed the changed spec. Otherwise tools such as `kubectl wait` would wait for this
-/// generation forever.
+/// Reports that the operator has processed the changed spec. Otherwise `kubectl wait` would wait for this generation
+/// forever.
 fn observe_generation(backup: &EtcdBackup, status: &mut EtcdBackupStatus, now: &Time) {
     let generation = backup.metadata.generation;
     if status.observed_generation == generation {
@@ -115,8 +115,8 @@ fn observe_generation(backup: &EtcdBackup, status: &mut EtcdBackupStatus, now: &
     set(&mut status.conditions, &in_effect(backup), generation, now);
 }
 
-/// Computes the condition `Ready` from the other conditions. A periodic EtcdBackup is also ready before its first
-/// backup, and while a backup runs.
+/// Computes the condition `Ready` from the other conditions. A periodic EtcdBackup is ready before and during its
+/// first backup.
 fn readiness(
     backup: &EtcdBackup,
     conditions: &[Condition],
@@ -132,8 +132,7 @@ fn readiness(
     };
     let periodic = backup.spec.is_periodic();
     if let Some((reason, message)) = holds(ConditionType::Failed, "True") {
-        // A periodic EtcdBackup retries with its next backup, unless its spec is rejected. Only a user can correct a
-        // rejected spec.
+        // A periodic EtcdBackup retries with its next backup. A rejected spec needs a correction by a user.
         let retries = periodic && !matches!(verdict, Verdict::Refused(_));
         let readiness = if retries {
             Readiness::Reconciling
@@ -157,8 +156,8 @@ fn readiness(
     }
     let complete = holds(ConditionType::Complete, "True");
     if periodic {
-        // The condition reports whether a backup runs, is queued or is scheduled. Directly after a backup, its reason
-        // is `AsDesired`, and the condition `Complete` is used instead.
+        // `Progressing` reports whether a backup runs, is queued or is scheduled. Its reason is `AsDesired` directly
+        // after a backup, and `Complete` then describes the state better.
         let progress = find(conditions, &ConditionType::Progressing)
             .filter(|condition| condition.reason != Reason::AsDesired.as_str())
             .map(|condition| {
@@ -181,8 +180,8 @@ fn readiness(
     }
 }
 
-/// Removes the recorded start of an unfinished backup, and the number of its attempts. When the user has corrected the
-/// spec or resumed the backups, the operator records a new start.
+/// Deletes the recorded start of an unfinished backup. After the user has corrected the spec or resumed the backups,
+/// the operator records a new start.
 fn discard_start(status: &mut EtcdBackupStatus) {
     if status.completion_time.is_none() {
         status.start_time = None;
@@ -213,8 +212,7 @@ fn succeed(backup: &EtcdBackup, status: &mut EtcdBackupStatus, stored: &Stored, 
     if !backup.spec.is_periodic() {
         status.backups = vec![newest(status)];
     } else if rules(backup).is_none() {
-        // Without retention rules, the new backup is added to `status.backups` at once. With rules, the plan writes
-        // this list after it has applied the rules.
+        // Without retention rules, no removal writes `status.backups`, so add the new backup here.
         let newest = newest(status);
         status
             .backups
@@ -235,8 +233,8 @@ fn newest(status: &EtcdBackupStatus) -> StoredBackup {
     }
 }
 
-/// The newest backup from the status, and the older backups from the store. Entries that the status already has are
-/// copied, because they contain more than an object name shows.
+/// The newest backup, followed by the kept backups from the store. If the status already lists a backup, its entry is
+/// copied, because it contains more than the object name.
 fn listed(status: &EtcdBackupStatus, result: &RemovalResult) -> Vec<StoredBackup> {
     let newest = newest(status);
     let mut listed = vec![newest.clone()];
@@ -280,7 +278,7 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
         Finding::new(kind, holds, reason.into(), message)
     };
     // While the next backup of a periodic EtcdBackup runs, `Complete` and `Failed` keep the result of the previous
-    // backup. If both are False, no result exists, and they report the backup in progress.
+    // backup. If neither is True, no previous result exists.
     let has_outcome = backup.spec.is_periodic()
         && [ConditionType::Complete, ConditionType::Failed]
             .iter()
@@ -351,7 +349,8 @@ fn findings(backup: &EtcdBackup, status: &EtcdBackupStatus, verdict: &Verdict) -
     findings
 }
 
-/// The condition `Progressing` while a backup runs or waits, and after its end. `None` for a verdict without a backup.
+/// The condition `Progressing` for the backup in progress, or after its end. `None` if the verdict is not about a
+/// backup.
 fn progress_of(status: &EtcdBackupStatus, verdict: &Verdict) -> Option<Finding> {
     Some(match verdict {
         Verdict::Queued => progressing(true, Reason::Pending, QUEUED),

@@ -1,8 +1,8 @@
-//! Streams the snapshot of a member to the store, and verifies it during the transfer. The memory use does not depend
-//! on the size of the snapshot. Uses no Kubernetes API.
+//! Streams the snapshot of a member to the store, and verifies its checksum. The memory use does not depend on the
+//! size of the snapshot. Uses no Kubernetes API.
 //!
-//! A canceled or failed transfer leaves no backup in the store: its manifest is written last, and an object without a
-//! manifest does not count as a backup.
+//! A canceled or failed transfer stores no backup, because it writes the manifest last. An object without a manifest
+//! does not count as a backup.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -51,8 +51,7 @@ use pack::{Packed, Packer, described};
 pub struct Transfer {
     /// The client of the etcd cluster.
     pub etcd: Arc<dyn Etcd>,
-    /// Client URLs to which the transfer connects first. The transfer then connects to the listed members that `limits`
-    /// permits.
+    /// Client URLs to which the transfer connects first. It also connects to the listed members that `limits` permits.
     pub endpoints: Vec<String>,
     /// The store that receives the backup.
     pub store: Arc<dyn Store>,
@@ -60,26 +59,25 @@ pub struct Transfer {
     pub name: ObjectName,
     /// True if the object is compressed with Zstandard.
     pub compress: bool,
-    /// The key with which the object is encrypted; `None` for an object that is not encrypted.
+    /// The key that encrypts the object; `None` without encryption.
     pub encryption: Option<Key>,
     /// The UID of the EtcdBackup, for the manifest.
     pub uid: String,
-    /// The data about the EtcdCluster for the manifest, if known.
+    /// The EtcdCluster, as the manifest records it. `None` if the spec names only endpoints.
     pub cluster: Option<ManifestCluster>,
-    /// The members to which the transfer may connect.
+    /// The members to which the transfer may connect (invariant 28).
     pub limits: EndpointLimits,
-    /// The time at which this process started. An older unfinished upload was left by an earlier process.
+    /// The start time of this process. An unfinished upload that is older was begun by an earlier process.
     pub since: Timestamp,
 }
 
 /// Version of the manifest's format.
 const FORMAT: u32 = 1;
 
-/// A transfer must copy at least this number of bytes within [`PROGRESS_WINDOW`], except in its last window. An upload
-/// in parts of 6 MiB advances in steps of 6 MiB, so the number is larger than one part.
+/// Minimum number of bytes that a transfer must copy within [`PROGRESS_WINDOW`]. It is larger than one part of an
+/// upload (6 MiB), because the progress counts whole parts.
 const MIN_PROGRESS: u64 = 8 << 20;
 
-/// The time within which a transfer must copy [`MIN_PROGRESS`] bytes.
 const PROGRESS_WINDOW: Duration = Duration::from_mins(5);
 
 impl Transfer {
@@ -96,7 +94,7 @@ impl Transfer {
         self.run_within(PROGRESS_WINDOW, meter, cancelled).await
     }
 
-    /// Like [`Self::run`]. Fails if less than [`MIN_PROGRESS`] bytes are copied within `window`.
+    /// Like [`Self::run`], with `window` instead of [`PROGRESS_WINDOW`].
     async fn run_within(
         &self,
         window: Duration,
@@ -110,7 +108,7 @@ impl Transfer {
         let mut last = None;
         for candidate in candidates {
             match self.from(&candidate, window, meter, cancelled).await {
-                // The next member is tried, because it may still be able to send its snapshot.
+                // Try the next member, because it may be able to send its snapshot.
                 Err(trouble)
                     if trouble.reason == Reason::EtcdUnreachable && !cancelled.is_cancelled() =>
                 {
@@ -125,11 +123,10 @@ impl Transfer {
     /// The members that answer, best first. All URLs are queried concurrently, so a dead member causes no delay.
     async fn candidates(&self) -> Result<Vec<Candidate>, Trouble> {
         let mut urls = self.endpoints.clone();
-        // An error of the member list is ignored: without a quorum there is no list, but a single member can still send
-        // its snapshot.
+        // Ignore an error: without a quorum, etcd returns no member list, but a member can still send its snapshot.
         let listed = self.etcd.members(&self.endpoints).await.ok();
         let members = listed.iter().flat_map(|listed| &listed.members);
-        // Invariant 28: an answer may be hostile and name members of other clusters, so a rule restricts the URLs.
+        // Invariant 28: a hostile etcd may list members of other clusters, so `limits` restricts the URLs.
         let advertised = members.flat_map(|member| &member.client_urls);
         let advertised = advertised.filter(|url| self.limits.advertised.allows(url));
         urls.extend(advertised.cloned());
@@ -185,8 +182,8 @@ impl Transfer {
             bytes: 0,
             total: u64::try_from(member.status.db_size).ok(),
         });
-        // If the operator may not list objects, unfinished uploads stay. The lifecycle rules of the bucket can delete
-        // them.
+        // Continue after a failure. Without permission to list objects, unfinished uploads stay until a lifecycle rule
+        // of the bucket deletes them.
         if let Err(trouble) = cancelable(cancelled, self.discard_leftovers(&key)).await {
             tracing::debug!(
                 trouble = trouble.message,
@@ -209,8 +206,8 @@ impl Transfer {
                 return Err(trouble);
             }
         };
-        // All slow requests are sent before the commit, because another writer could replace the object between the
-        // commit and the manifest.
+        // Send all slow requests before the commit, because another writer could replace the object between the commit
+        // and the manifest.
         let reads = async {
             tokio::join!(
                 self.key_facts(member, &inspected),
@@ -223,7 +220,7 @@ impl Transfer {
         };
         let previous = previous?;
         fail::fail_point!("backup-before-commit");
-        // Invariant 12: the checksum has matched etcd's checksum. Now the store must acknowledge the whole object.
+        // Invariant 12: `copy` has verified the checksum from etcd. Now the store must acknowledge the whole object.
         let committed = cancelable(cancelled, upload.commit()).await?;
         if committed.size != packed.size {
             return Err(Trouble::new(
@@ -250,10 +247,10 @@ impl Transfer {
         Ok(stored(self.store.as_ref(), &key, &manifest))
     }
 
-    /// The key of the object. If two EtcdBackups with the same path start in the same second, the second EtcdBackup
-    /// lowers the revision in its key by one. Its snapshot contains this lower revision too.
+    /// The key of the object. If another EtcdBackup with the same path has started in the same second, the revision in
+    /// the key is lowered by one. The snapshot contains the lower revision too.
     async fn free_key(&self, revision: i64) -> Result<String, store::Error> {
-        /// At most this number of EtcdBackups with the same path can start in the same second.
+        /// Maximum number of EtcdBackups with the same path that can start in the same second.
         const MAX_SAME_SECOND: i64 = 16;
         let mut key = self.name.key(revision);
         if !matches!(self.name, ObjectName::Numbered { leftover: None, .. }) {
@@ -261,8 +258,7 @@ impl Transfer {
         }
         for offset in 1..MAX_SAME_SECOND {
             let taken = match self.store.head(&manifest_key(&key)).await {
-                // If the operator may not list objects, S3 answers "access denied" for a missing object. The object
-                // then counts as missing.
+                // Without permission to list objects, S3 answers "access denied" for a missing object.
                 Err(store::Error::AccessDenied(_)) => false,
                 found => found?.is_some(),
             };
@@ -274,15 +270,15 @@ impl Transfer {
         Ok(key)
     }
 
-    /// Discards the unfinished uploads of earlier processes to this key. For a periodic backup, also discards their
-    /// uploads to other keys of the path, because an earlier attempt may have used another key.
+    /// Discards unfinished uploads of earlier processes to this key. For a periodic backup, this includes uploads to
+    /// all keys of its path, because each attempt may use another key.
     async fn discard_leftovers(&self, key: &str) -> Result<(), store::Error> {
         let (prefix, path) = match &self.name {
             ObjectName::Exact(key) => (key.clone(), None),
             ObjectName::Numbered { path, .. } => (name::prefix(path), Some(path)),
         };
         for unfinished in self.store.unfinished(&prefix).await? {
-            // Invariant 13: keeps uploads of other paths whose names start with the same prefix.
+            // Invariant 13: keep uploads to other paths with the same prefix.
             let ours = unfinished.key == key
                 || path.is_some_and(|path| name::parse(path, &unfinished.key).is_some());
             if ours && unfinished.is_older_than(self.since.as_second()) {
@@ -367,7 +363,6 @@ impl Transfer {
     }
 }
 
-/// The backup that a manifest describes.
 fn stored(store: &dyn Store, key: &str, manifest: &BackupManifest) -> Stored {
     Stored {
         location: format!("{}/{key}", store.location()),
@@ -409,14 +404,14 @@ impl Worker for Transfer {
     }
 }
 
-/// Identifies the store for the limit of concurrent transfers to one store. The result includes the endpoint, because
-/// another tenant may use the same bucket name at another endpoint.
+/// Identifies the store for the limit of concurrent transfers. Contains the endpoint, because different stores may
+/// have a bucket of the same name.
 pub(crate) fn slot_key(store: &dyn Store) -> String {
     format!("{} {}", store.endpoint(), store.location())
 }
 
-/// Sends a request to the store. When the transfer is canceled, returns at once and drops the request. An upload that
-/// is dropped discards its data.
+/// Sends a request to the store, and drops it when the transfer is canceled. An upload that is dropped discards its
+/// data.
 async fn cancelable<T>(
     cancelled: &CancellationToken,
     request: impl Future<Output = Result<T, store::Error>>,
@@ -427,7 +422,7 @@ async fn cancelable<T>(
     }
 }
 
-/// Returns when less than [`MIN_PROGRESS`] bytes were copied within `window`. Without this check, a slow transfer would
+/// Returns as soon as fewer than [`MIN_PROGRESS`] bytes were copied within `window`. Otherwise a slow transfer would
 /// occupy a slot until its deadline.
 async fn stalled(meter: &Meter, window: Duration) {
     let mut before = meter.read().bytes;

@@ -1,8 +1,8 @@
-//! The proof that a backup restores (docs/adr/0032-proof-of-restore.md).
+//! Verifications: each proves that a backup can be restored (docs/adr/0032-proof-of-restore.md).
 //!
-//! A pod fetches the newest backup, restores it and starts etcd, as a restore does. The operator reads the result from
-//! the termination message of the pod. All state between two reconciles is in the status of the EtcdBackup and in the
-//! pod, so a new operator process continues a verification.
+//! A pod fetches the newest backup, restores it and starts etcd. The operator reads the result from the termination
+//! message of the pod. The state of a verification is only in the status and in the pod, so a new operator process can
+//! continue it.
 
 mod pod_state;
 mod program;

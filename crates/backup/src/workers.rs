@@ -1,7 +1,7 @@
-//! Runs transfers and removals concurrently with the reconciles, but only a limited number at the same time. Each task
-//! belongs to one EtcdBackup, identified by its UID.
+//! Runs transfers and removals in background tasks, and limits their number. Each task belongs to one EtcdBackup,
+//! identified by its UID.
 //!
-//! The state is in memory only. After a restart of the operator, interrupted tasks start again, unless the store
+//! The state is only in memory. After a restart of the operator, interrupted tasks start again, unless the store
 //! already contains the complete backup.
 
 use std::collections::HashMap;
@@ -25,7 +25,7 @@ use tokio_util::task::TaskTracker;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Work, WorkState};
 
-/// Interval at which a task checks whether its EtcdBackup still exists.
+/// Interval at which a task checks that its EtcdBackup still exists.
 const EXISTENCE_POLL: Duration = Duration::from_secs(1);
 
 /// The EtcdBackup to which a task belongs.
@@ -38,21 +38,21 @@ enum State<T> {
     Ended(Result<T, Trouble>),
 }
 
-/// A long task. A task that is canceled leaves no complete backup.
+/// A transfer or a removal. A canceled task leaves no complete backup.
 pub(crate) trait Worker: Send + Sync + 'static {
     /// The result of the task.
     type Output: Clone + Send + 'static;
 
-    /// The endpoint and the location of the store that the task uses. The limit per store depends on it.
+    /// The endpoint and the location of the store, for the limit per store.
     fn store(&self) -> String;
 
-    /// True if a pod does the work. The limit per store applies to such a task, and no other limit, because the task
-    /// uses no memory of this process.
+    /// True if a pod does the work. Only the limit per store applies to such a task, because it uses no memory of this
+    /// process.
     fn runs_in_pod(&self) -> bool {
         false
     }
 
-    /// True if an attempt runs only after the status has recorded it. The operator then counts attempts that crash this
+    /// True if the task may start only after the status counts the attempt. The count shows attempts that crash this
     /// process.
     fn records_attempts(&self) -> bool {
         false
@@ -70,12 +70,12 @@ pub(crate) trait Worker: Send + Sync + 'static {
 pub(crate) struct Progress {
     /// Counts the transferred bytes.
     pub(crate) meter: Meter,
-    /// The reason why the task makes no progress; `None` while it makes progress.
+    /// The reason why the task makes no progress; `None` if it makes progress.
     obstacle: Mutex<Option<Trouble>>,
 }
 
 impl Progress {
-    /// Reports why the task makes no progress, or with `None`, that it continues.
+    /// Sets the reason why the task makes no progress. `None` means that it makes progress.
     pub(crate) fn report(&self, obstacle: Option<Trouble>) {
         *self.obstacle.lock().unwrap_or_else(PoisonError::into_inner) = obstacle;
     }
@@ -95,9 +95,9 @@ pub(crate) struct Limits {
     pub(crate) per_store: usize,
     /// Limit of concurrent tasks per namespace.
     pub(crate) per_namespace: usize,
-    /// The longest pause between two attempts.
+    /// Maximum delay between two attempts.
     pub(crate) max_backoff_seconds: u64,
-    /// Time limit for recording an attempt in the status. The task occupies its slot during this time.
+    /// Time limit for the update of the status before the task starts. The task occupies its slot meanwhile.
     pub(crate) record_timeout: Duration,
     /// Time limit of one attempt.
     pub(crate) timeout: Duration,
@@ -111,13 +111,13 @@ struct Entry<T> {
     not_before: Option<Timestamp>,
     /// The failure of the previous attempt, if it failed.
     last_failure: Option<Trouble>,
-    /// Time that all earlier attempts have spent in the queue. Includes this attempt as soon as it has left the queue.
+    /// The total time of all attempts in the queue. The time of this attempt is added when it leaves the queue.
     queue_time: Duration,
     queued: Instant,
-    /// The count of attempts in the status, including the current attempt; `None` until the status contains this
+    /// The number of unfinished attempts in the status, including this attempt. `None` until the status counts this
     /// attempt.
     recorded_count: Option<i32>,
-    /// Notified when this attempt is recorded in the status.
+    /// Notified when the status counts this attempt.
     start: Arc<Notify>,
 }
 
@@ -130,14 +130,14 @@ impl<T> Entry<T> {
     }
 }
 
-/// The tasks of one kind: transfers or removals.
+/// All transfers, or all removals, of this process.
 pub(crate) struct Workers<T> {
     limits: Limits,
     slots: Arc<Slots>,
     entries: Mutex<HashMap<String, Entry<T>>>,
     tasks: TaskTracker,
     shutdown: CancellationToken,
-    /// Receives the EtcdBackups that need a reconcile, because the state of their tasks has changed.
+    /// Receives each EtcdBackup whose task has changed its state, so that the EtcdBackup is reconciled.
     changes: mpsc::UnboundedSender<Owner>,
 }
 
@@ -165,7 +165,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         access(&mut self.entries.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The state of an EtcdBackup's task. Sends no request.
+    /// The state of the task of an EtcdBackup.
     pub(crate) fn observe(&self, uid: &str) -> WorkState<T> {
         self.with(|entries| match entries.get(uid) {
             None => WorkState::default(),
@@ -188,12 +188,12 @@ impl<T: Clone + Send + 'static> Workers<T> {
         })
     }
 
-    /// Number of failed attempts of an EtcdBackup since its last success.
+    /// Number of failed attempts since the last success.
     pub(crate) fn failures(&self, uid: &str) -> u32 {
         self.with(|entries| entries.get(uid).map_or(0, |entry| entry.attempts))
     }
 
-    /// How long the task of an EtcdBackup has been in the queue; `None` if it is not queued.
+    /// The time that the task of an EtcdBackup has been in the queue. `None` if it is not queued.
     pub(crate) fn queued_for(&self, uid: &str) -> Option<Duration> {
         self.with(|entries| {
             let entry = entries.get(uid)?;
@@ -201,8 +201,8 @@ impl<T: Clone + Send + 'static> Workers<T> {
         })
     }
 
-    /// Queues a task for the EtcdBackup with this UID, unless the EtcdBackup already has an active task. The task is
-    /// canceled when `exists` returns false: the EtcdBackup was deleted.
+    /// Queues a task for the EtcdBackup with this UID, unless it already has an active task. The task is canceled when
+    /// `exists` returns false, because its EtcdBackup was deleted.
     pub(crate) fn enqueue(
         self: &Arc<Self>,
         (owner, uid): (Owner, &str),
@@ -267,14 +267,14 @@ impl<T: Clone + Send + 'static> Workers<T> {
             if let Some(outcome) = outcome {
                 workers.finish(&uid, outcome);
             } else {
-                // The EtcdBackup was deleted. The canceled task discards its upload, and its state is forgotten.
+                // The EtcdBackup was deleted. The canceled task discards its upload, and its state is deleted.
                 cancelled.cancel();
                 let _ = work.await;
                 workers.with(|entries| entries.remove(&uid));
             }
             let _ = workers.changes.send(owner.clone());
         };
-        // The log lines of the task have the ID of the reconcile that started the task.
+        // The log lines of the task contain the ID of the reconcile that started it.
         self.tasks.spawn(in_background(task));
     }
 
@@ -285,7 +285,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         progress: &Progress,
         cancelled: &CancellationToken,
     ) -> Result<T, Trouble> {
-        // The slot is occupied until this function returns.
+        // The slot is released when this function returns.
         let acquire = self.slots.acquire(place);
         tokio::pin!(acquire);
         let at_once = acquire.as_mut().now_or_never();
@@ -295,7 +295,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         } else {
             tokio::select! {
                 slot = &mut acquire => slot,
-                // A canceled task runs without a slot, in order to clean up its upload.
+                // A canceled task continues without a slot, because it must clean up its upload.
                 () = cancelled.cancelled() => None,
             }
         };
@@ -312,14 +312,14 @@ impl<T: Clone + Send + 'static> Workers<T> {
         if let Some(start) = start {
             self.wait_for_record(&start, cancelled).await?;
         }
-        // The worker catches a panic of the task. Otherwise the task would remain in the state Running.
+        // Catch a panic, because the task would otherwise stay in the state Running.
         let run = AssertUnwindSafe(job.run(progress, cancelled)).catch_unwind();
         tokio::pin!(run);
         let outcome = tokio::select! {
             outcome = &mut run => outcome,
             () = tokio::time::sleep(self.limits.timeout) => {
                 cancelled.cancel();
-                // The task may have ended at the same moment as the timeout. Its success then counts.
+                // A task that succeeds at the time limit counts as successful.
                 return match run.await {
                     Ok(Ok(done)) => Ok(done),
                     _ => Err(timed_out(self.limits.timeout, progress.obstacle())),
@@ -334,7 +334,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         })
     }
 
-    /// Waits until the status records the attempt and the reconcile calls [`Workers::start`].
+    /// Waits until a reconcile has written the attempt to the status and calls [`Workers::start`].
     async fn wait_for_record(
         &self,
         start: &Notify,
@@ -342,7 +342,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
     ) -> Result<(), Trouble> {
         tokio::select! {
             () = start.notified() => Ok(()),
-            // A canceled task runs without a recorded attempt, in order to clean up its upload.
+            // A canceled task continues without a recorded attempt, because it must clean up its upload.
             () = cancelled.cancelled() => Ok(()),
             () = tokio::time::sleep(self.limits.record_timeout) => Err(Trouble::new(
                 Reason::StepFailed,
@@ -352,7 +352,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         }
     }
 
-    /// Starts the ready task of an EtcdBackup after its attempt was recorded with this count.
+    /// Starts the ready task of an EtcdBackup. The status now contains `count` unfinished attempts.
     pub(crate) fn start(&self, uid: &str, count: i32) {
         self.with(|entries| {
             if let Some(entry) = entries.get_mut(uid)
@@ -382,7 +382,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         });
     }
 
-    /// Cancels the task of an EtcdBackup. The task ends soon after.
+    /// Cancels the task of an EtcdBackup. The function does not wait for its end.
     pub(crate) fn abandon(&self, uid: &str) {
         self.with(|entries| {
             if let Some(entry) = entries.get(uid) {
@@ -391,7 +391,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         });
     }
 
-    /// Forgets the task of an EtcdBackup if the task has ended.
+    /// Deletes the state of the task if the task has ended.
     pub(crate) fn forget(&self, uid: &str) {
         self.with(|entries| {
             if matches!(
@@ -406,7 +406,7 @@ impl<T: Clone + Send + 'static> Workers<T> {
         });
     }
 
-    /// Waits until all tasks have ended. The shutdown of the process cancels the tasks.
+    /// Waits until all tasks have ended. The shutdown of the process cancels them.
     pub(crate) async fn join(&self) {
         self.tasks.close();
         self.tasks.wait().await;
@@ -422,7 +422,7 @@ fn timed_out(limit: Duration, obstacle: Option<Trouble>) -> Trouble {
     )
 }
 
-/// Forgets failures that were not retried for an hour, because their EtcdBackups no longer exist.
+/// Deletes the state of failed tasks that were not retried for an hour, because their EtcdBackups no longer exist.
 fn prune<T>(entries: &mut HashMap<String, Entry<T>>) {
     let hour = Duration::from_hours(1);
     let now = Timestamp::now();

@@ -1,13 +1,13 @@
-//! `cargo xtask bench backup`: compares a backup of a large database with a manual backup in the same run.
+//! Benchmark `cargo xtask bench backup`: compares the operator's backup of a large database with a manual backup.
 //!
-//! The manual backup is `etcdctl snapshot save` to a file, followed by an upload of the file. The upload works as in
-//! the command of the store: one object, in parts of 8 MiB, with several concurrent parts.
+//! The manual backup runs `etcdctl snapshot save`, and then uploads the file as the command line tool of a store does:
+//! in concurrent parts of 8 MiB.
 //!
-//! The benchmark measures the wall time, the processor time of all participants (etcd, the store, the commands), and
-//! the bytes that they read from the disk. It also measures the memory and the processor time of this process during
-//! the transfer. `BENCH_MIB` sets the sizes in MiB, `BENCH_ROUNDS` the number of rounds, and `BENCH_JSON` the file for
-//! the results. The benchmark has a separate binary, so that nothing else in the process is measured. The manual upload
-//! runs in another process.
+//! The benchmark measures the elapsed time, the processor time and the disk reads of all processes, and the memory of
+//! this process. The binary contains no other benchmark, because another test would change the values.
+//!
+//! Variables: `BENCH_MIB` contains the sizes in MiB, `BENCH_ROUNDS` the number of rounds, and `BENCH_JSON` the file
+//! for the results.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::cast_precision_loss)]
 
 mod procfs;
@@ -46,7 +46,7 @@ fn numbers(variable: &str, default: &[u64]) -> Vec<u64> {
     }
 }
 
-/// Writes values that cannot be compressed, like the values of an encrypted store.
+/// Writes values that cannot be compressed.
 async fn fill(url: &str, mebibytes: u64) {
     let mut client = etcd_client::Client::connect([url], None).await.unwrap();
     let value = store::testing::content(1 << 20);
@@ -58,9 +58,8 @@ async fn fill(url: &str, mebibytes: u64) {
     }
 }
 
-/// Brings the machine into the same state before each measurement, because the content of the page cache changes the
-/// number of bytes that are read. All writes are on disk, and the store is empty. The page cache contains only the
-/// programs and the database, as for a member in use.
+/// Resets the state of the machine before a measurement. Afterwards, all writes are on disk, the store is empty, and
+/// the page cache contains only the programs and the database.
 async fn reset(store: &dyn Store, etcd: &EtcdProcess, programs: &Programs) {
     for object in store.list("").await.unwrap() {
         store.delete(&object.key).await.unwrap();
@@ -83,7 +82,7 @@ fn etcdctl(programs: &Programs) -> PathBuf {
     programs.etcdutl().with_file_name("etcdctl")
 }
 
-/// The measured values of the manual backup: the snapshot to a file, and the upload of the file.
+/// The measured values of a manual backup.
 struct Manual {
     file: Duration,
     both: Duration,
@@ -121,7 +120,7 @@ fn manual(programs: &Programs, url: &str, server: &S3Server) -> Manual {
     }
 }
 
-/// The environment variable with the file that [`manual`] uploads.
+/// The environment variable with the path of the file that [`manual`] uploads.
 const FILE: &str = "BENCH_FILE";
 /// The environment variable with the endpoint of the S3 server.
 const ENDPOINT: &str = "BENCH_ENDPOINT";
@@ -176,7 +175,7 @@ async fn ours(url: &str, store: Arc<dyn Store>) -> Measured {
         limits: EndpointLimits::default(),
         since: jiff::Timestamp::now(),
     };
-    // Resets the recorded peak of the memory use.
+    // Reset the peak memory use of this process.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let (began, taken, before) = (Instant::now(), processor(), memory("VmRSS"));
     let (taken_by_all, read) = (processor_of_all(), read_by_all());
@@ -215,9 +214,8 @@ async fn benchmark_compares_backup_with_manual_upload() {
             flags: vec![
                 "--unsafe-no-fsync".to_owned(),
                 "--quota-backend-bytes=8589934592".to_owned(),
-                // With these flags, etcd keeps few recent writes in memory. By default, it keeps at least 5,000. At 1
-                // MiB each, they would need more memory than the database, and leave too little memory for the page
-                // cache.
+                // By default, etcd keeps at least 5,000 recent writes in memory. With values of 1 MiB, these would
+                // leave too little memory for the page cache.
                 "--snapshot-count=100".to_owned(),
                 "--snapshot-catchup-entries=10".to_owned(),
             ],

@@ -1,5 +1,5 @@
-//! Schedules with mistakes, as users may write them. A schedule that never matches must be rejected quickly, because
-//! the operator evaluates the schedules of all tenants.
+//! Schedules with mistakes of users. The operator evaluates the schedules of all tenants, so an invalid schedule must
+//! be rejected quickly.
 #![allow(clippy::unwrap_used, clippy::panic)]
 
 #[path = "../../api/tests/damaged/mod.rs"]
@@ -11,7 +11,7 @@ use damaged::{assert_little_memory, bounded, cases, damaged, damaged_text};
 use jiff::Timestamp;
 use proptest::prelude::*;
 
-/// Schedules of all kinds, including February 30 and schedules with few runs.
+/// Valid schedules, including February 30, which never matches.
 const SCHEDULES: &[&str] = &[
     "0 3 * * *",
     "*/15 8-18 * * 1-5",

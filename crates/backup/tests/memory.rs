@@ -1,5 +1,5 @@
-//! The memory use of a transfer does not depend on the size of the database. The test has a separate binary, so that
-//! nothing else in the process is measured.
+//! The memory use of a transfer does not depend on the size of the database. This is a separate binary, so that no
+//! other test changes the memory use.
 #![allow(clippy::unwrap_used)]
 
 mod procfs;
@@ -18,7 +18,7 @@ use procfs::memory;
 
 const MIB: u64 = 1 << 20;
 
-/// Memory limit for every size of the database: four parts of 6 MiB, the buffers of the HTTP client, and unused heap.
+/// Memory limit for every size of database: four parts of 6 MiB, the buffers of the HTTP client, and unused heap.
 const BUDGET: u64 = 80 * MIB;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -53,7 +53,7 @@ async fn backup_memory_does_not_depend_on_database_size() {
         limits: EndpointLimits::default(),
         since: jiff::Timestamp::now(),
     };
-    // Resets the recorded peak of the memory use.
+    // Reset the peak memory use of this process.
     std::fs::write("/proc/self/clear_refs", "5").unwrap();
     let before = memory("VmRSS");
     let began = std::time::Instant::now();

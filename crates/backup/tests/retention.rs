@@ -1,4 +1,4 @@
-//! Tests of the retention rules with a real S3 server, and of the state after an interrupted removal.
+//! Tests of retention with a real S3 server, including interrupted removals.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::collections::BTreeSet;
@@ -28,7 +28,7 @@ fn now() -> Timestamp {
     "2026-06-15T12:00:00Z".parse().unwrap()
 }
 
-/// The key of a backup with this age in hours. Newer backups have revisions with more digits.
+/// The key of a backup with this age in hours. Revisions of newer backups have more digits.
 fn key_at(path: &str, hours_ago: i64) -> String {
     let parts = Numbered {
         time: now() - SignedDuration::from_hours(hours_ago),
@@ -87,12 +87,12 @@ fn removal(store: &Arc<dyn Store>, scope: RemovalScope) -> Removal {
     }
 }
 
-/// Applies a rule that keeps `count` backups. The newest backup is 0 hours old.
+/// Applies a rule that keeps `count` backups. The newest backup has the age 0.
 async fn keep(store: &Arc<dyn Store>, count: i64) -> Result<RemovalResult, Trouble> {
     keep_with_others(store, count, &[]).await
 }
 
-/// Like [`keep`], with other EtcdBackups at the same path.
+/// Applies the rule as [`keep`] does, while other EtcdBackups use the same path.
 async fn keep_with_others(
     store: &Arc<dyn Store>,
     count: i64,
@@ -130,8 +130,7 @@ async fn retention_removes_old_backups_with_manifests() {
         .map(|backup| backup.location)
         .collect();
     assert_eq!(newest[0], format!("s3://bucket/{}", key(0)));
-    // The kept backups have the revisions 1005, 1004 and 1003. A comparison as text would treat 999 as the newest
-    // revision.
+    // The kept backups have the revisions 1005, 1004 and 1003. A comparison as text would keep 999.
     assert_eq!(keys(store.as_ref()).await, with_manifests((0..3).map(key)));
     assert_eq!(keep(&store, 3).await.unwrap().deleted, 0);
 }
@@ -192,7 +191,7 @@ async fn invariant_9_retention_waits_while_newest_backup_is_incomplete() {
         put(store.as_ref(), &key(hours), UID).await;
     }
     let all = keys(store.as_ref()).await;
-    // Three kinds of damage: the newest backup is missing, its manifest is missing, or its content was replaced.
+    // The newest backup is missing, has no manifest, or has other content.
     for damage in 0..3 {
         match damage {
             0 => store.delete(&key(0)).await.unwrap(),
@@ -223,8 +222,7 @@ async fn retention_keeps_backups_newer_than_verified_backup() {
     assert_eq!(keys(store.as_ref()).await, with_manifests((-2..1).map(key)));
 }
 
-/// A removal may fail at any of its requests. The newest backups stay complete, and the next removal completes the
-/// work.
+/// A removal may fail at any request. The newest backups stay complete, and the next removal deletes the rest.
 #[tokio::test]
 async fn next_removal_completes_interrupted_removal() {
     let failure = || store::Error::Timeout("injected".to_owned());
@@ -237,7 +235,7 @@ async fn next_removal_completes_interrupted_removal() {
             for hours in 0..4 {
                 put(store.as_ref(), &key(hours), UID).await;
             }
-            // Creates the state after a crash between the two deletions: a manifest without a backup.
+            // A crash between the two deletions of a backup leaves its manifest.
             put(store.as_ref(), &key(9), UID).await;
             store.delete(&key(9)).await.unwrap();
             faulty.fail_after(call, succeeding, failure());
@@ -250,7 +248,7 @@ async fn next_removal_completes_interrupted_removal() {
                     "{call:?} {between:?}"
                 );
             }
-            // Every backup that remains has its manifest.
+            // Every remaining backup has a manifest.
             for hours in 2..4 {
                 let half =
                     between.contains(&key(hours)) && !between.contains(&manifest_key(&key(hours)));
@@ -274,7 +272,7 @@ async fn removal_deletes_only_backups_of_deleted_etcdbackup() {
     put(store.as_ref(), PATH, UID).await;
     put(store.as_ref(), &key(1), UID).await;
     put(store.as_ref(), &key(2), "uid-2").await;
-    // A backup of coreos/etcd-operator has no manifest, so its owner is unknown.
+    // Backups of coreos/etcd-operator have no manifest, and thus no owner.
     store
         .put(&key(3), Bytes::from_static(b"old"))
         .await
@@ -299,8 +297,8 @@ async fn removal_deletes_only_backups_of_deleted_etcdbackup() {
     );
 }
 
-/// Two EtcdBackups use the same path, one hourly and one daily. The rules of one EtcdBackup ignore the backups of the
-/// other.
+/// Two EtcdBackups, one hourly and one daily, use the same path. Retention of one EtcdBackup ignores the backups of
+/// the other.
 #[tokio::test]
 async fn invariant_13_retention_keeps_backups_of_other_etcdbackups() {
     let server = S3Server::start(&["bucket"]);
@@ -311,7 +309,7 @@ async fn invariant_13_retention_keeps_backups_of_other_etcdbackups() {
     for hours in [2, 24, 48] {
         put(store.as_ref(), &key(hours), "uid-2").await;
     }
-    // The rules of this EtcdBackup apply to the backups of a deleted EtcdBackup, and to those of coreos/etcd-operator.
+    // The rules apply to backups of a deleted EtcdBackup and of coreos/etcd-operator.
     put(store.as_ref(), &key(6), "uid-0").await;
     store
         .put(&key(7), Bytes::from_static(b"old"))
@@ -330,7 +328,7 @@ async fn invariant_13_retention_keeps_backups_of_other_etcdbackups() {
     assert_eq!(locations, expected);
     let left = with_manifests([0, 1, 2, 3, 24, 48].map(key));
     assert_eq!(keys(store.as_ref()).await, left);
-    // After the other EtcdBackup is deleted, the rules also apply to its backups.
+    // The other EtcdBackup was deleted, so the rules apply to its backups.
     assert_eq!(keep(&store, 3).await.unwrap().deleted, 3);
     assert_eq!(
         keys(store.as_ref()).await,
@@ -338,7 +336,7 @@ async fn invariant_13_retention_keeps_backups_of_other_etcdbackups() {
     );
 }
 
-/// An EtcdBackup with this policy. Its newest backup is 0 hours old, and the retention rules are not applied yet.
+/// An EtcdBackup with this policy, to whose newest backup the retention rules were not applied yet.
 fn pending(store: &dyn Store, policy: &serde_json::Value) -> EtcdBackup {
     let mut policy = policy.clone();
     policy["schedule"] = serde_json::json!("0 0 1 1 *");
@@ -357,7 +355,7 @@ fn pending(store: &dyn Store, policy: &serde_json::Value) -> EtcdBackup {
     .unwrap()
 }
 
-/// The plan of an operator whose clock is ahead by this time. The API server's clock is correct.
+/// The plan of an operator whose clock is ahead of the API server's clock.
 fn planned(backup: &EtcdBackup, ahead: SignedDuration) -> (Plan, Timestamp) {
     let snapshot = Snapshot {
         inputs: Inputs::Removal {
@@ -373,7 +371,7 @@ fn planned(backup: &EtcdBackup, ahead: SignedDuration) -> (Plan, Timestamp) {
     (plan(backup, &snapshot, operator), operator)
 }
 
-/// Executes the removal of a plan. Returns the number of deleted backups; `None` if the plan contains no removal.
+/// Executes the removal of a plan, and returns the number of deleted backups. `None` if the plan contains no removal.
 async fn removed(store: &Arc<dyn Store>, plan: &Plan) -> Option<usize> {
     let Some(Job::Removal { scope, .. }) = plan.job.clone() else {
         return None;
@@ -382,7 +380,7 @@ async fn removed(store: &Arc<dyn Store>, plan: &Plan) -> Option<usize> {
 }
 
 #[tokio::test]
-async fn invariant_9_clock_ahead_retention_deletes_nothing() {
+async fn invariant_9_retention_deletes_nothing_while_clocks_differ() {
     let dir = tempfile::tempdir().unwrap();
     let store: Arc<dyn Store> = Arc::new(LocalStore::new(dir.path()));
     for hours in [0, 24, 47, 72] {
@@ -390,7 +388,7 @@ async fn invariant_9_clock_ahead_retention_deletes_nothing() {
     }
     let all = keys(store.as_ref()).await;
     let by_age = pending(store.as_ref(), &serde_json::json!({ "maxAge": "47h30m" }));
-    // The times are part of the names, so a wrong clock also changes which backups are the newest.
+    // The names of backups contain their times, so with a wrong clock other backups seem to be the newest.
     let by_count = pending(store.as_ref(), &serde_json::json!({ "maxBackups": 1 }));
     let by_day = pending(
         store.as_ref(),
@@ -412,7 +410,7 @@ async fn invariant_9_clock_ahead_retention_deletes_nothing() {
                 assert!(trouble.message.contains(part), "{trouble:?}");
             }
             assert_eq!(notices(backup, &plan)[0].reason, "RemovalFailed");
-            // The message contains no current time, so it does not trigger further reconciles.
+            // The message contains no current time, so it does not change in every reconcile.
             let mut reported = backup.clone();
             reported.status = Some(status(backup, &plan, operator));
             let (again, later) = planned(
@@ -422,7 +420,7 @@ async fn invariant_9_clock_ahead_retention_deletes_nothing() {
             assert_eq!(Some(status(&reported, &again, later)), reported.status);
         }
     }
-    // If the clocks differ by less than an hour, the rules use the earlier time.
+    // If the clocks differ by less than an hour, the earlier time is used.
     let (plan, _) = planned(&by_age, SignedDuration::from_mins(59));
     assert_eq!(removed(&store, &plan).await, Some(1));
     let left = with_manifests([0, 24, 47].map(key));

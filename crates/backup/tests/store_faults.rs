@@ -1,5 +1,5 @@
-//! A faulty proxy between the operator and the store. After every fault, the backup is either complete or has failed
-//! with a reason. An incomplete backup is never reported as complete.
+//! Tests with a faulty proxy between the operator and the store. After each fault, the backup is complete, or it has
+//! failed with a reason. No incomplete backup is reported as complete.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::Arc;
@@ -28,13 +28,13 @@ const OWNER: Owner<'_> = Owner {
 
 #[derive(Clone, Copy, Debug)]
 enum Fault {
-    /// The proxy answers with this status code.
+    /// The proxy returns this status code.
     Answer(u16),
-    /// The connection ends after this number of bytes from the client.
+    /// The proxy closes the connection after this number of bytes from the client.
     Cut(usize),
-    /// The connection ends after this number of bytes from the store, so its answer is lost.
+    /// The proxy closes the connection after this number of bytes from the store.
     Mute(usize),
-    /// Each chunk is forwarded with this delay.
+    /// The proxy delays each chunk by this time.
     Slow(Duration),
 }
 
@@ -44,7 +44,7 @@ struct Proxy {
 }
 
 impl Proxy {
-    /// Injects the fault into the first `times` connections.
+    /// The proxy injects the fault into its first `times` connections.
     async fn start(server: &S3Server, fault: Fault, times: usize) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let proxy = Self {
@@ -82,8 +82,7 @@ async fn pass(mut client: TcpStream, mut server: TcpStream, fault: Option<Fault>
                         body.len()
                     );
                     let _ = client.write_all(answer.as_bytes()).await;
-                    // The proxy first reads the remaining bytes of the request. Otherwise the client would not read the
-                    // response.
+                    // Read the rest of the request first. Otherwise the client would not read the response.
                     let drain = async { while matches!(client.read(&mut up).await, Ok(1..)) {} };
                     let _ = tokio::time::timeout(Duration::from_millis(300), drain).await;
                     return;
@@ -147,7 +146,7 @@ async fn store_faults_cause_no_false_success_of_backup() {
         let store: Arc<dyn Store> = Arc::new(S3Store::new(config).await.unwrap());
         let begun = Timestamp::from_second(1_800_000_000 + i64::try_from(case).unwrap()).unwrap();
         let mut troubles = Vec::new();
-        // Like the operator, the test looks for a complete backup, starts an attempt if there is none, and retries.
+        // Like the operator, search for a complete backup, start an attempt if there is none, and retry.
         let stored = loop {
             assert!(troubles.len() < 60, "{fault:?}: {troubles:?}");
             let attempt = async {

@@ -1,5 +1,5 @@
-//! Another writer uses the same path at the same time, or a proxy answers instead of the store. A transfer succeeds
-//! only if the store contains its own object and its own manifest.
+//! Tests with another writer at the same path, or with a proxy that answers instead of the store. A transfer succeeds
+//! only if the store contains its object and its manifest.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,38 +24,38 @@ use tokio_util::sync::CancellationToken;
 
 const KEY: &str = "daily/etcd";
 
-/// What happens during the transfer or the removal.
+/// The event that interferes with a transfer or a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Interference {
     None,
-    /// Before the manifest is written, another object of the same size replaces the transfer's object.
+    /// Another object of the same size replaces the object before the manifest is written.
     DataBeforeManifest,
-    /// After the manifest was written, another object of the same size replaces the transfer's object.
+    /// Another object of the same size replaces the object after the manifest was written.
     DataAfterManifest,
-    /// Another manifest replaces the transfer's manifest.
+    /// Another manifest replaces the manifest.
     Manifest,
-    /// The write of the manifest is acknowledged, but has no effect.
+    /// The store acknowledges the manifest, but does not store it.
     Swallowed,
-    /// The transfer is canceled after its object was committed.
+    /// The transfer is canceled after the commit of its object.
     Canceled,
-    /// During the upload, a complete backup of the other writer is stored.
+    /// The other writer stores a complete backup during the upload.
     BackupBeforeCommit,
-    /// After the last read and just before the commit, a complete backup of the other writer is stored.
+    /// The other writer stores a complete backup directly before the commit, after all reads.
     BackupAtCommit,
-    /// Between the commit and the manifest, a complete backup of the other writer is stored.
+    /// The other writer stores a complete backup between the commit and the manifest.
     BackupBeforeManifest,
-    /// After the manifest was confirmed, a complete backup of the other writer is stored.
+    /// The other writer stores a complete backup after the store has returned the manifest.
     BackupAfterManifest,
-    /// After a removal has read the manifest, a complete backup of the other writer is stored.
+    /// The other writer stores a complete backup after the removal has read the manifest.
     BackupBeforeRemoval,
-    /// While the transfer reads its object again, a complete backup of the other writer is stored.
+    /// The other writer stores a complete backup while the transfer reads its object again.
     BackupWhileRead,
-    /// Just before the commit, a complete backup of the other writer is stored. A second backup is stored while the
-    /// transfer reads its object again.
+    /// The other writer stores two complete backups: one directly before the commit, and one while the transfer reads
+    /// its object again.
     BackupAtCommitAndWhileRead,
 }
 
-/// A directory as a store, with or without tags, and with or without the permission to list objects.
+/// A directory as a store. Tags and the permission to list objects are optional.
 #[derive(Clone)]
 struct Shared {
     inner: LocalStore,
@@ -88,7 +88,7 @@ impl Shared {
         self.has_tags.then(|| writes.to_string())
     }
 
-    /// True if the test has this interference, and it has not happened yet.
+    /// True if this interference must happen now. Each interference happens once.
     fn interferes(&self, kind: Interference) -> bool {
         let mut interference = self.interference.lock().unwrap();
         let interferes = *interference == kind;
@@ -105,8 +105,7 @@ impl Shared {
         self.writes.fetch_add(1, Ordering::SeqCst);
     }
 
-    /// Stores a complete backup of the other writer. If the transfer's object already exists, the backup has the same
-    /// size.
+    /// Stores a complete backup of the other writer. Its object has the size of an existing object.
     async fn other_backup(&self) {
         if self.inner.head(KEY).await.unwrap().is_none() {
             self.inner.put(KEY, "other".into()).await.unwrap();
@@ -239,7 +238,7 @@ impl Store for Shared {
     }
 }
 
-/// The chunks of a snapshot that a real member has sent.
+/// The chunks of a snapshot from a real member.
 async fn recorded() -> Vec<Bytes> {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
     let client = EtcdClient::new(Access::default());
@@ -278,7 +277,7 @@ async fn pair(store: &Shared, key: &str) -> (Bytes, BackupManifest) {
 #[tokio::test]
 async fn invariant_12_backup_fails_if_object_or_manifest_is_replaced() {
     let snapshot = recorded().await;
-    // A store without tags cannot report a replaced object, so the operator reads the whole object.
+    // A store without tags does not show that an object was replaced, so the transfer reads the whole object.
     for (has_tags, compress) in [(true, false), (false, false), (false, true)] {
         for interference in [
             Interference::DataBeforeManifest,
@@ -298,13 +297,13 @@ async fn invariant_12_backup_fails_if_object_or_manifest_is_replaced() {
             let trouble = run(&ours, &store).await.unwrap_err();
             assert_eq!(trouble.reason, Reason::BackupMissing, "{interference:?}");
             assert!(trouble.message.contains("its own path"), "{trouble:?}");
-            // The stored object belongs to another writer, so no manifest of this transfer may remain for the object.
+            // The object is from the other writer, so the manifest of this transfer must be deleted.
             if interference == Interference::DataBeforeManifest
                 || interference == Interference::DataAfterManifest
             {
                 assert_eq!(store.list(&manifest_key(KEY)).await.unwrap(), []);
             }
-            // The next attempt of the transfer succeeds.
+            // The next attempt succeeds.
             let stored = run(&ours, &store).await.unwrap();
             let (data, manifest) = pair(&store, KEY).await;
             assert!(compress || data == snapshot.concat(), "{interference:?}");
@@ -326,7 +325,7 @@ async fn canceled_transfer_still_writes_manifest_after_commit() {
     );
     run(&ours, &store).await.unwrap();
     assert!(store.cancelled.is_cancelled());
-    // `deletionPolicy: Delete` finds the backup by its manifest.
+    // `deletionPolicy: Delete` needs the manifest to find the backup.
     let (_, manifest) = pair(&store, KEY).await;
     assert_eq!(manifest.backup_uid.as_deref(), Some("ours"));
 }
@@ -356,7 +355,7 @@ async fn backups_of_same_second_have_distinct_names() {
     assert_ne!(keys[0], keys[1]);
 }
 
-/// In a store without tags, an object of the same size may be the object of another writer.
+/// Without tags, an object of the right size may be from another writer.
 #[tokio::test]
 async fn invariant_12_replaced_object_is_detected_without_store_tags() {
     let snapshot = recorded().await;
@@ -368,12 +367,12 @@ async fn invariant_12_replaced_object_is_detected_without_store_tags() {
     let ours = transfer(&snapshot, &store, "ours", ObjectName::Exact(KEY.to_owned()));
     let trouble = run(&ours, &store).await.unwrap_err();
     assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
-    // The backup of the other writer is unchanged.
+    // The transfer has not changed the backup of the other writer.
     let (data, manifest) = pair(&store, KEY).await;
     assert!(data.iter().all(|byte| *byte == 7));
     assert_eq!(manifest.backup_uid.as_deref(), Some("other"));
-    // The next attempt replaces the backup of the other writer, even if the other writer writes again before the
-    // commit.
+    // The next attempt replaces the backup of the other writer, even if the other writer stores another backup before
+    // the commit.
     for interference in [
         Interference::None,
         Interference::BackupBeforeCommit,
@@ -387,7 +386,7 @@ async fn invariant_12_replaced_object_is_detected_without_store_tags() {
     }
 }
 
-/// If a file in a directory is replaced during a read, the read continues with the old file.
+/// If a file is replaced during a read, the read returns the content of the old file.
 #[tokio::test]
 async fn invariant_12_backup_fails_if_object_is_replaced_during_read() {
     let snapshot = recorded().await;
@@ -410,7 +409,7 @@ async fn invariant_12_backup_fails_if_object_is_replaced_during_read() {
         assert_eq!(trouble.reason, Reason::BackupMissing, "{trouble:?}");
         assert_eq!(*store.interference.lock().unwrap(), Interference::None);
         theirs().await;
-        // A backup whose object another writer has replaced is not adopted either.
+        // A replaced object is not adopted either.
         run(&ours, &store).await.unwrap();
         *store.interference.lock().unwrap() = Interference::BackupWhileRead;
         let found = earlier_attempt(
@@ -432,8 +431,8 @@ async fn invariant_12_backup_fails_if_object_is_replaced_during_read() {
     }
 }
 
-/// The operator process may end between the manifest and the confirmation. If another object of the same size then
-/// replaces the object, the next process does not adopt it.
+/// The operator process may end before it has read the manifest again. The next process must not adopt an object that
+/// another writer has replaced.
 #[tokio::test]
 async fn overwritten_backup_object_is_not_adopted() {
     let snapshot = recorded().await;
@@ -479,7 +478,7 @@ async fn overwritten_backup_object_is_not_adopted() {
         let key = format!("{KEY}{key}");
         store.other_data(&key).await;
         if !has_tags && !verify_content {
-            // In a directory, only reading the content shows that the object was replaced.
+            // In a directory, only a read of the whole object shows that it was replaced.
             assert_eq!(find().await, EarlierAttempt::Complete(stored));
             continue;
         }
@@ -534,7 +533,7 @@ async fn invariant_13_replaced_backup_is_not_removed() {
     }
 }
 
-/// Without the permission `s3:ListBucket`, S3 answers 403 for a missing object.
+/// Without the permission `s3:ListBucket`, S3 returns 403 for a missing object.
 #[tokio::test]
 async fn periodic_backup_is_stored_without_list_permission() {
     let snapshot = recorded().await;

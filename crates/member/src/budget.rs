@@ -1,4 +1,4 @@
-//! The PodDisruptionBudget of a cluster. It prevents evictions that would leave fewer voters than a quorum.
+//! The PodDisruptionBudget of a cluster, which prevents evictions that would leave fewer voters than a quorum.
 
 use api::names;
 use k8s_openapi::api::policy::v1::{PodDisruptionBudget, PodDisruptionBudgetSpec};
@@ -7,14 +7,13 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::Members;
 
-/// The number of voters that form a quorum of `voters` voters.
+/// The number of voters that a cluster of `voters` voters needs for a quorum.
 pub fn quorum(voters: usize) -> usize {
     voters / 2 + 1
 }
 
-/// The PodDisruptionBudget that keeps `quorum` voters. It selects no learners, because the loss of a learner does not
-/// affect the quorum. It also selects voters with the role label `busy`: the client Service temporarily does not select
-/// them, but they still vote.
+/// The PodDisruptionBudget that keeps `quorum` voters. It selects no learners, because they do not vote. It selects
+/// voters with the role label `busy`, because they vote although the client Service does not select them.
 pub fn disruption_budget(members: &Members<'_>, quorum: usize) -> PodDisruptionBudget {
     let by_role = LabelSelectorRequirement {
         key: names::LABEL_ROLE.to_owned(),
@@ -29,7 +28,7 @@ pub fn disruption_budget(members: &Members<'_>, quorum: usize) -> PodDisruptionB
     PodDisruptionBudget {
         metadata: members.metadata(name, names::cluster_labels(members.cluster)),
         spec: Some(PodDisruptionBudgetSpec {
-            // Invariant 3: Kubernetes evicts a pod only if a quorum of pods stays available.
+            // Invariant 3: Kubernetes evicts a pod only if `quorum` of the selected pods stay healthy.
             min_available: Some(IntOrString::Int(i32::try_from(quorum).unwrap_or(i32::MAX))),
             selector: Some(LabelSelector {
                 match_labels: Some(names::cluster_labels(members.cluster)),
@@ -46,7 +45,7 @@ mod tests {
     use super::*;
     use crate::fixture::Fixture;
 
-    /// Invariant 3: the budget equals the quorum of each cluster size.
+    /// Invariant 3: the budget keeps a quorum of each cluster size.
     #[test]
     fn disruption_budget_keeps_quorum_of_voters() {
         for (voters, kept) in [(1, 1), (2, 2), (3, 2), (4, 3), (5, 3), (7, 4)] {

@@ -1,6 +1,6 @@
-//! Parses X.509 certificates into plain data: validity, names, issuer, public key.
+//! Parses X.509 certificates into plain data.
 //!
-//! Performs no I/O. Parsing does not verify a certificate. rustls verifies the chains.
+//! Performs no I/O, and verifies nothing: rustls verifies certificates.
 
 #![expect(
     clippy::redundant_closure_for_method_calls,
@@ -21,7 +21,7 @@ const COMMON_NAME: [u64; 4] = [2, 5, 4, 3];
 const SUBJECT_ALT_NAME: [u64; 4] = [2, 5, 29, 17];
 const BASIC_CONSTRAINTS: [u64; 4] = [2, 5, 29, 19];
 
-/// Why a text is not a certificate. The error contains no part of the text (invariant 14).
+/// The reason why a text is not a certificate. It contains no part of the text (invariant 14).
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum Unreadable {
     /// The text has no PEM block of type CERTIFICATE.
@@ -64,7 +64,7 @@ pub struct Certificate {
     pub der: CertificateDer<'static>,
 }
 
-/// All certificates in a PEM text, in their order: a leaf with its intermediate certificates, or a trust bundle.
+/// All certificates in a PEM text, in their order.
 ///
 /// # Errors
 /// Fails if the text contains no certificate, or a block that cannot be parsed.
@@ -81,7 +81,7 @@ pub fn certificates(pem: &[u8]) -> Result<Vec<Certificate>, Unreadable> {
 }
 
 impl Certificate {
-    /// Parses one certificate. `None` if it is not an X.509 certificate.
+    /// Parses one certificate. `None` if it is invalid.
     pub fn read(der: CertificateDer<'static>) -> Option<Self> {
         let fields = parse_der(&der, |reader| {
             reader.read_sequence(|reader| {
@@ -99,8 +99,8 @@ impl Certificate {
         })
     }
 
-    /// Whether the certificate covers this host. `host` is an IP address or a DNS name. A `*` in the certificate
-    /// matches exactly one label.
+    /// True if the certificate is valid for this IP address or DNS name. A `*` in the certificate matches exactly one
+    /// label.
     pub fn covers(&self, host: &str) -> bool {
         if let Ok(address) = host.parse::<IpAddr>() {
             return self.addresses.contains(&address);
@@ -113,8 +113,8 @@ impl Certificate {
         })
     }
 
-    /// The identity of a certificate authority: a hash of its subject and public key, in sixteen hexadecimal digits. A
-    /// reissued certificate with the same subject and key has the same identity, because it verifies the same
+    /// The identity of a certificate authority: a hash of its subject and public key, as sixteen hexadecimal digits. A
+    /// renewed certificate with the same subject and key has the same identity, because it verifies the same
     /// certificates.
     pub fn identity(&self) -> String {
         let mut hasher = Sha256::new();
@@ -219,8 +219,7 @@ fn address(bytes: &[u8]) -> ASN1Result<IpAddr> {
     }
 }
 
-/// The common name in a distinguished name, as UTF-8. Invalid bytes are replaced. Empty if the name contains no common
-/// name.
+/// The common name in a distinguished name, or an empty text. Invalid UTF-8 is replaced.
 fn common_name(name: &[u8]) -> String {
     let mut found = String::new();
     let read = parse_der(name, |reader| {

@@ -1,12 +1,12 @@
-//! Compares a running pod with the spec. Labels and annotations change in place. CPU and memory change in place through
-//! the subresource `resize`. Every other change requires a new pod.
+//! Compares a running pod with the spec. Labels, annotations, CPU and memory change in place, the last two through the
+//! subresource `resize`. Every other change requires a new pod.
 //!
-//! The annotations of a pod record the spec for which it was created: a hash of the fields that require a new pod
-//! ([`spec_hash`]), and a copy of the fields that change in place. This module compares the recorded spec with the
-//! current spec. It does not compare a built pod with the running pod, so it ignores:
+//! The annotations of a pod record its spec: a hash of the fields that require a new pod ([`spec_hash`]), and the
+//! values of the fields that change in place. This module compares the recorded values with the spec, and not a built
+//! pod with the running pod. It therefore ignores:
 //! - values that the API server, a webhook or the kubelet has set,
 //! - differences between pods of two operator releases,
-//! - the flags of a member's first start.
+//! - the flags of the first start of a member.
 //!
 //! The cluster operator compares the image. This module performs no I/O.
 
@@ -22,36 +22,34 @@ use serde_json::{Value, json};
 use super::hash::{is_resizable, without_empty};
 use super::{ANNOTATION_SPEC_HASH, spec_hash};
 
-/// Annotation with the applied values of the fields that change in place. For a pod, these fields are labels,
-/// annotations, CPU and memory. The annotation shows which keys the operator must remove from the object, because they
-/// were removed from the spec.
+/// Annotation with the applied values of the fields that change in place. It shows which keys must be removed from the
+/// object, because they were removed from the spec.
 pub(super) const ANNOTATION_APPLIED_SPEC: &str = "etcd.database.coreos.com/said";
-/// Annotation with the CPU and memory of a resize in place that the API server has rejected for this pod.
+/// Annotation with the CPU and memory of a resize that the API server has rejected for this pod.
 const ANNOTATION_RESIZE_REFUSED: &str = "etcd.database.coreos.com/resize-refused";
 
-/// The differences between a pod and the spec, grouped by the change that removes them. Empty if the pod matches the
-/// spec.
+/// The differences between a pod and the spec. Each field stands for another kind of change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Difference {
     /// Labels and annotations to change in place, without a restart.
     pub metadata: Option<MetadataPatch>,
-    /// CPU and memory to change in place. The API server and the node may reject the change. `None` if
-    /// [`Difference::pod`] is set.
+    /// CPU and memory to change in place. The API server or the node may reject this. `None` if [`Difference::pod`] is
+    /// set.
     pub resources: Option<ResourcesPatch>,
-    /// Why the pod must be replaced. `None` if the pod can remain.
+    /// The reason why the pod must be replaced. `None` if it can stay.
     pub pod: Option<String>,
     /// A resize that the node has not completed yet.
     pub resizing: Option<Resizing>,
 }
 
 impl Difference {
-    /// Whether the containers of the pod match the spec. Labels and annotations may still differ.
+    /// True if the containers of the pod match the spec. Labels and annotations may differ.
     pub fn is_settled(&self) -> bool {
         self.resources.is_none() && self.pod.is_none() && self.resizing.is_none()
     }
 }
 
-/// Labels and annotations to set. The value `None` removes the key.
+/// Labels and annotations to change.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct MetadataPatch {
     /// The new values of labels. `None` deletes a label.
@@ -63,20 +61,20 @@ pub struct MetadataPatch {
 /// A resize that the node has not completed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resizing {
-    /// True if the node must first free resources, which may never happen.
+    /// True if the node must free resources first, which may never happen.
     pub deferred: bool,
-    /// The reason that the kubelet gives.
+    /// The reason from the kubelet.
     pub message: String,
 }
 
 /// The CPU and memory to set.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ResourcesPatch {
-    /// The patch for the `resources` of the etcd container. `null` removes a value.
+    /// The patch for `resources` of the etcd container. `null` deletes a value.
     pub resources: Value,
-    /// Annotations to set if the API server accepts the resize.
+    /// The annotations after the API server has accepted the resize.
     pub taken: BTreeMap<String, Option<String>>,
-    /// Annotations to set if the API server rejects the resize permanently.
+    /// The annotations after the API server has rejected the resize.
     pub refused: BTreeMap<String, Option<String>>,
 }
 
@@ -116,7 +114,7 @@ impl AppliedSpec {
     }
 }
 
-/// The annotations that record the spec for which a pod is created.
+/// The annotations that record the spec of a new pod.
 pub(super) fn record(spec: &EtcdClusterSpec) -> [(String, String); 3] {
     [
         (names::ANNOTATION_TLS.to_owned(), tls(spec)),
@@ -128,20 +126,19 @@ pub(super) fn record(spec: &EtcdClusterSpec) -> [(String, String); 3] {
     ]
 }
 
-/// The image and the version for which a pod was created, from its annotations.
+/// The image and the etcd version of a pod, from its annotations.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Notes {
-    /// The image in the annotation. If the annotation is missing or its tag differs from the tag in the container, the
+    /// The image in the annotation. If the annotation is missing, or its tag is not the tag of the container, the
     /// image of the container.
     pub image: String,
-    /// The etcd version of the pod. `None` if the version is unknown.
+    /// The etcd version, or `None` if it is unknown.
     pub version: Option<String>,
 }
 
 impl Notes {
-    /// Reads the annotations of a pod. The annotation contains the requested image, even if a webhook has replaced the
-    /// registry in the container. If the tags differ, a user has changed the annotation. [`Notes::image`] is then the
-    /// image of the container.
+    /// Reads the annotations of a pod. A webhook may replace the registry in the container, so the annotation contains
+    /// the requested image. If the tags differ, a user has changed the annotation, and it is ignored.
     pub fn of(pod: &Pod) -> Self {
         let image = image(pod);
         let version = annotation(pod, names::ANNOTATION_VERSION).cloned();
@@ -166,7 +163,7 @@ impl Notes {
         }
     }
 
-    /// The annotations that are missing or wrong, each with its correct value.
+    /// The annotations that are missing or wrong, with their correct values.
     fn missing(&self, pod: &Pod) -> BTreeMap<String, Option<String>> {
         let version = self.version.clone();
         let notes = [
@@ -182,30 +179,29 @@ impl Notes {
     }
 }
 
-/// The image of the etcd container.
 fn image(pod: &Pod) -> String {
     let containers = pod.spec.iter().flat_map(|spec| &spec.containers);
     let etcd = { containers }.find(|one| one.name == names::CONTAINER_ETCD);
     etcd.and_then(|one| one.image.clone()).unwrap_or_default()
 }
 
-/// The tag of an image. `None` if the image has no tag.
+/// The tag of an image, if it has one.
 fn tag(image: &str) -> Option<&str> {
     let name = image.split('@').next()?.rsplit('/').next()?;
     name.split_once(':').map(|(_, tag)| tag)
 }
 
-/// The TLS settings with which a pod is started, formatted for its annotation.
+/// The TLS settings of a pod, as text for its annotation.
 fn tls(spec: &EtcdClusterSpec) -> String {
     serde_json::to_string(&spec.tls).unwrap_or_default()
 }
 
-/// The recorded [`spec_hash`] of the spec for which a pod was created. `None` if another operator created the pod.
+/// The [`spec_hash`] in the annotation of a pod. `None` if another operator has created the pod.
 pub fn recorded_hash(pod: &Pod) -> Option<String> {
     annotation(pod, ANNOTATION_SPEC_HASH).cloned()
 }
 
-/// Compares a pod from the API server with the current spec.
+/// Compares a pod with the current spec.
 pub fn difference(spec: &EtcdClusterSpec, pod: &Pod) -> Difference {
     let desired = AppliedSpec::of(spec);
     let recorded = recorded_hash(pod);
@@ -243,8 +239,8 @@ fn metadata(
     let known = before.unwrap_or(&none);
     let same = known.labels == desired.labels && known.annotations == desired.annotations;
     let mut notes = Notes::of(pod).missing(pod);
-    // The parameter `tls` is set only if the hashes of pod and spec are equal. If the annotation nevertheless differs,
-    // a user has changed it. The operator corrects the annotation and does not replace the pod.
+    // `tls` is set only if the hashes are equal. If the annotation differs nevertheless, a user has changed it, and it
+    // is corrected without a new pod.
     if let Some(tls) = tls
         && annotation(pod, names::ANNOTATION_TLS) != Some(&tls)
     {
@@ -263,7 +259,7 @@ fn metadata(
         removed.chain(set).collect::<BTreeMap<_, _>>()
     };
     let mut annotations = change(&desired.annotations, &known.annotations);
-    // This patch changes only metadata, so the recorded CPU and memory resources stay the same.
+    // This patch changes only metadata, so the recorded CPU and memory stay.
     let applied = AppliedSpec {
         resources: known.resources.clone(),
         ..desired.clone()
@@ -350,7 +346,7 @@ fn resize(pod: &Pod) -> Option<Resize> {
             message,
         })
     };
-    // Since Kubernetes 1.33, a pod has a generation. The kubelet reports the latest generation that it has observed.
+    // The kubelet reports the generation of the pod that it has observed, since Kubernetes 1.33.
     let seen = pod.status.as_ref()?.observed_generation;
     let unseen = seen.is_some_and(|seen| seen > 0 && pod.metadata.generation > Some(seen));
     if unseen {
@@ -361,7 +357,7 @@ fn resize(pod: &Pod) -> Option<Resize> {
     condition("PodResizeInProgress").map(|one| in_progress(message(one)))
 }
 
-/// The CPU and memory in the resources. Other resources cannot change in place, and are part of the hash.
+/// The CPU and memory in the resources. Other resources cannot change in place, so they are part of the hash.
 fn resizable(resources: &ResourceRequirements) -> Value {
     let pick = |side: &Option<BTreeMap<String, _>>| {
         let all = side.iter().flatten();
@@ -379,7 +375,7 @@ fn resizable(resources: &ResourceRequirements) -> Value {
     }
 }
 
-/// The patch from the applied to the desired resources. As in Kubernetes, a request that is not set equals its limit.
+/// The patch from the applied to the desired resources. As in Kubernetes, a request that is not set equals the limit.
 fn patch(applied: &Value, desired: &Value) -> Value {
     let part = |of: &Value, side: &str| of[side].as_object().cloned().unwrap_or_default();
     let requests = |of: &Value| {

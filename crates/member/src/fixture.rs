@@ -1,5 +1,5 @@
-//! Specs and members for tests of this crate. The cluster and its members have different names, so that tests detect
-//! swapped names.
+//! Specs and members for tests. The cluster and its members have different names, so that a test fails if names are
+//! swapped.
 
 use api::cluster::EtcdClusterSpec;
 use api::version::EtcdVersion;

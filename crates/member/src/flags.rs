@@ -1,6 +1,6 @@
-//! The command line of etcd for each version, and the reader of the command line of an existing pod.
+//! Builds the command line of etcd for each version, and reads options from the command line of a pod.
 //!
-//! The flag names come from etcd 3.5.35, 3.6.16 and 3.7.3.
+//! The flag names are from etcd 3.5.35, 3.6.16 and 3.7.3.
 
 use api::cluster::{EtcdOptions, TlsPolicy};
 use api::names::{CLIENT_PORT, DATA_DIR, METRICS_PORT};
@@ -9,13 +9,13 @@ use k8s_openapi::api::core::v1::Container;
 
 use super::{Member, Members, Start, initial_cluster_of_names};
 
-/// Maximum number of concurrent learners in etcd 3.6 and later. The limit equals the size of the largest cluster and
-/// never changes, because a change would restart every member.
+/// Maximum number of learners in etcd 3.6 and later. It equals the size of the largest cluster, and never changes,
+/// because a change would restart every member.
 pub const MAX_LEARNERS: u8 = 7;
-/// The environment variable for [`MAX_LEARNERS`]. etcd also reads its flags from environment variables.
+/// The environment variable for [`MAX_LEARNERS`]. etcd reads all flags from variables too.
 pub const VARIABLE_MAX_LEARNERS: &str = "ETCD_MAX_LEARNERS";
 
-/// The arguments of the etcd container, without the program itself.
+/// The arguments of the etcd container, without the program.
 pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
     let addresses = members.addresses();
     let name = member.name;
@@ -23,7 +23,7 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     let mut arguments = vec![
         format!("--name={name}"),
         format!("--data-dir={DATA_DIR}"),
-        // etcd listens at 0.0.0.0. For this address, Go also listens on IPv6 if the system supports IPv6 (ADR 27).
+        // With 0.0.0.0, Go listens on IPv4 and IPv6 (ADR 27).
         format!("--listen-peer-urls={}", peer_listeners(members)),
         format!("--listen-client-urls={}", client_listeners(members)),
         format!("--initial-advertise-peer-urls={peer_url}"),
@@ -39,13 +39,13 @@ pub fn etcd_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String>
     arguments
 }
 
-/// The value of `--snapshot-count` with which a container starts etcd; `None` if it is not set or not a number.
+/// The value of `--snapshot-count` of a container. `None` if it is not set or not a number.
 pub fn snapshot_count(container: &Container) -> Option<u64> {
     etcd_option(container, "snapshot-count")?.parse().ok()
 }
 
-/// The value of an etcd option, from the flag or from the variable. The value of a flag may be a separate word. In
-/// etcd, the last flag has priority, and a flag has priority over its variable.
+/// The value of an etcd option, from its flag or its variable. A flag has priority over its variable, and the last
+/// flag over earlier ones. The flag and its value may be separate arguments.
 pub fn etcd_option<'a>(container: &'a Container, name: &str) -> Option<&'a str> {
     let command = container.command.iter().chain(&container.args).flatten();
     let words: Vec<&str> = command.map(String::as_str).collect();
@@ -75,8 +75,8 @@ fn peer_listeners(members: &Members<'_>) -> String {
     urls.collect::<Vec<_>>().join(",")
 }
 
-/// The listen URLs for clients. Plain text and TLS can share one port, because etcd distinguishes them by the first
-/// bytes of a connection (`serve` in its `server/embed/serve.go`).
+/// The listen URLs for clients. Plaintext and TLS can share a port, because etcd distinguishes them by the first bytes
+/// of a connection (`serve` in `server/embed/serve.go`).
 fn client_listeners(members: &Members<'_>) -> String {
     let url = |tls| format!("{}://0.0.0.0:{CLIENT_PORT}", scheme(tls));
     match &members.spec.tls {
@@ -90,8 +90,8 @@ fn start_arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<String> {
     let (state, initial_cluster) = match &member.start {
         Start::Bootstrap { members: first } => ("new", initial_cluster_of_names(members, first)),
         Start::Join { initial_cluster } => ("existing", initial_cluster.clone()),
-        // Invariant 6: the initial cluster contains only the member itself. Without data, etcd fails to start with this
-        // flag instead of forming a new cluster.
+        // Invariant 6: the initial cluster contains only this member, so etcd without data fails to start instead of
+        // forming a new cluster.
         Start::OnDisk => (
             "existing",
             initial_cluster_of_names(members, &[member.name.to_owned()]),
@@ -112,14 +112,14 @@ fn version_arguments(version: &EtcdVersion) -> Vec<String> {
         ));
     }
     if version.minor() == (3, 4) {
-        // etcd 3.4 needs these flags. Since etcd 3.5, pre-vote and the zap logger are the defaults.
+        // Pre-vote and the zap logger are the defaults since etcd 3.5.
         arguments.push("--pre-vote=true".to_owned());
         arguments.push("--logger=zap".to_owned());
     }
     arguments
 }
 
-/// Whether etcd has the flag `--listen-metrics-urls`, which exists since 3.3.
+/// True if etcd has the flag `--listen-metrics-urls`, which exists since 3.3.
 pub(super) fn has_metrics_listener(version: &EtcdVersion) -> bool {
     version.minor() >= (3, 3)
 }
@@ -129,7 +129,7 @@ fn option_arguments(options: &EtcdOptions) -> impl Iterator<Item = String> {
     flags.map(|option| format!("--{}={}", option.flag, option.value))
 }
 
-/// The user's flags, without flags that the operator sets. Validation rejects such flags, but an older object may
+/// The flags in the spec, without flags that the operator sets. Validation rejects those now, but older objects may
 /// contain them.
 fn extra_arguments(members: &Members<'_>) -> Vec<String> {
     let extra = members
@@ -215,7 +215,7 @@ mod tests {
         }
     }
 
-    /// Invariant 6: if its data is lost, a member that lists only itself finds no cluster to join, and does not start.
+    /// Invariant 6: without its data, a member whose initial cluster contains only itself does not start.
     #[test]
     fn initial_cluster_of_restarted_member_lists_only_itself() {
         let arguments = Fixture::default().start(Start::OnDisk).arguments();
@@ -234,9 +234,9 @@ mod tests {
         assert!(has(&arguments, url), "{arguments:?}");
     }
 
-    /// Go binds the unspecified IPv4 address to both IP families, and on a system without IPv4 only to IPv6
-    /// (`favoriteAddrFamily` in its package `net`). Members advertise host names instead of pod IP addresses. The same
-    /// arguments therefore work with IPv4, IPv6 and dual stack.
+    /// For an unspecified IPv4 address, Go listens on both IP families, and without IPv4 only on IPv6
+    /// (`favoriteAddrFamily` in `net`). Members advertise host names, so the arguments work with IPv4, IPv6 and dual
+    /// stack.
     #[test]
     fn etcd_arguments_work_with_both_ip_families() {
         let arguments = Fixture::default().arguments();
@@ -261,7 +261,7 @@ mod tests {
 
     #[test]
     fn etcd_flags_depend_on_version() {
-        // The columns are: version, pre-vote flag, flag for the metrics listener.
+        // Version, flag for pre-vote, flag for the metrics listener.
         for (version, pre_vote, metrics) in [
             ("3.2.13", false, false),
             ("3.4.37", true, true),

@@ -1,9 +1,8 @@
-//! A hash of the spec. A running pod is replaced if its recorded hash differs from the hash of the spec.
+//! A hash of the spec. If the hash of the spec differs from the recorded hash of a pod, the pod is replaced.
 //!
-//! The input is the spec, not the built pod. A release of the operator that builds pods differently therefore restarts
-//! no members ([ADR 14](../../../docs/adr/0014-what-rolls-out.md)). Equal specs must have equal hashes in every
-//! release, which a test with two fixed hashes checks. A release that must hash other fields uses a new version number
-//! of the hash, and still recognizes older versions.
+//! The input is the spec, not the built pod, so a release that builds pods differently restarts no members ([ADR
+//! 14](../../../docs/adr/0014-what-rolls-out.md)). Equal specs must have equal hashes in every release. A release that
+//! hashes other fields must use a new version number of the hash.
 
 use std::collections::BTreeMap;
 
@@ -11,18 +10,17 @@ use api::cluster::{EtcdClusterSpec, TlsPolicy};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
-/// Prefix of every hash: the version number of the hash's format.
+/// The version number of the hash's format, which is the prefix of every hash.
 const FORM: &str = "1-";
 
-/// The hash of the fields of the spec that require a new pod: a version number and sixteen hexadecimal digits. Image
-/// and version are compared separately, and volumes change without a new pod. Labels, annotations, CPU and memory
-/// change in place (`difference`).
+/// The hash of the fields that require a new pod: a version number and sixteen hexadecimal digits. The image and the
+/// version are compared separately. Volumes, labels, annotations, CPU and memory change without a new pod.
 pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     let mut pod = spec.pod.clone().unwrap_or_default();
     pod.persistent_volume_claim_spec = None;
     pod.labels.clear();
     pod.annotations.clear();
-    // These fields have no effect on the pod, so they are not part of the hash.
+    // These fields do not affect the pod.
     pod.busybox_image = None;
     pod.dns_timeout_in_second = None;
     if let Some(resources) = &mut pod.resources {
@@ -40,8 +38,8 @@ pub fn spec_hash(spec: &EtcdClusterSpec) -> String {
     format!("{FORM}{}", digest(hashed))
 }
 
-/// The TLS settings in the hash. Settings of generated certificates, such as their lifetime, are not included, because
-/// a member reads a renewed certificate without a restart.
+/// The TLS settings in the hash. The lifetime of generated certificates is left out, because a member reads a renewed
+/// certificate without a restart.
 fn hashed_tls(tls: &TlsPolicy) -> Value {
     match tls.generated() {
         Some(generated) => serde_json::json!({
@@ -58,7 +56,7 @@ fn digest(value: Value) -> String {
     hex::encode(&digest[..8])
 }
 
-/// Removes empty fields and sorts fields by name, so that a missing field and an empty field are equal.
+/// Removes empty fields and sorts fields by name, so that a missing field equals an empty field.
 pub(super) fn without_empty(value: Value) -> Value {
     match value {
         Value::Object(fields) => {
@@ -82,7 +80,7 @@ fn is_empty(value: &Value) -> bool {
     }
 }
 
-/// Whether Kubernetes can change the resource in a running container.
+/// True if Kubernetes can change the resource in a running container.
 pub(super) fn is_resizable(resource: &str) -> bool {
     matches!(resource, "cpu" | "memory")
 }
@@ -100,8 +98,7 @@ mod tests {
             "resources":{"requests":{"cpu":"1","ephemeral-storage":"1Gi"},"limits":{"memory":"1Gi"}},
             "extraArgs":["--log-level=debug"],"terminationGracePeriodSeconds":20,"priorityClassName":"high"}}"#;
 
-    /// A release that changes one of these hashes restarts the members of all clusters. Use a new version number
-    /// instead, and still recognize this version.
+    /// A change of these hashes would restart the members of all clusters. Use a new version number instead.
     #[test]
     fn spec_hash_is_stable_across_releases() {
         assert_eq!(spec_hash(&spec("{}")), "1-44136fa355b3678a");

@@ -1,8 +1,8 @@
-//! Builds the Kubernetes objects of members from the EtcdCluster: Services, PersistentVolumeClaim, pod,
-//! PodDisruptionBudget and NetworkPolicy. Also checks the certificates with which a member is started.
+//! Builds the Kubernetes objects of a cluster: Services, PersistentVolumeClaims, pods, PodDisruptionBudget and
+//! NetworkPolicy. Also checks the certificates of members.
 //!
-//! This crate uses no client, no clock and no randomness. The cluster operator and the restore operator both build
-//! members with this crate. A seed, which is the first member of a restored cluster, is therefore an ordinary member.
+//! This crate uses no client, no clock and no randomness. The cluster operator and the restore operator both use it,
+//! so the first member of a restored cluster (the seed) is like any other member.
 
 use api::EtcdCluster;
 use api::cluster::{EtcdClusterSpec, PeerStage, TlsPolicy, peers_of};
@@ -47,8 +47,7 @@ pub use services::{
 };
 pub use volume::volume_claim;
 
-/// Annotation with the hash of the fields that require a new pod. If the value differs from [`spec_hash`], the pod was
-/// created for another spec.
+/// Annotation with the [`spec_hash`] of the spec for which the pod was created.
 pub const ANNOTATION_SPEC_HASH: &str = "etcd.database.coreos.com/spec-hash";
 
 /// Properties that all members of a cluster share.
@@ -58,13 +57,13 @@ pub struct Members<'a> {
     pub cluster: &'a str,
     /// The namespace in which the objects of members are created.
     pub namespace: &'a str,
-    /// The spec that is in effect. It may differ from the stored spec.
+    /// The spec in effect, which may differ from the stored spec.
     pub spec: &'a EtcdClusterSpec,
-    /// Owner reference for garbage collection. `None` only if the EtcdCluster was not read from an API server.
+    /// The owner reference to the EtcdCluster. `None` only if the EtcdCluster was not read from an API server.
     pub owner: Option<OwnerReference>,
-    /// The cluster token of the bootstrap that the status records.
+    /// The cluster token in the status.
     pub token: &'a str,
-    /// The cluster ID that the status records. `None` if the status has no cluster ID yet.
+    /// The cluster ID in the status, if any.
     pub cluster_id: Option<&'a str>,
 }
 
@@ -86,7 +85,7 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// The rules for the addresses of members.
+    /// The URL format of the members.
     pub fn addresses(&self) -> Addresses {
         let tls = self.spec.tls.as_ref();
         Addresses {
@@ -95,7 +94,7 @@ impl<'a> Members<'a> {
             member: self.spec.member_address(),
             cluster_domain: self.spec.cluster_domain().to_owned(),
             peer_tls: peers_of(tls).usual().0,
-            // During a TLS change, members accept both TLS and plain text. The `http` URL then works for every client.
+            // While members accept both http and https (`acceptPlaintext`), the URLs start with http.
             client_tls: tls.is_some_and(TlsPolicy::insists_on_tls),
         }
     }
@@ -115,8 +114,8 @@ impl<'a> Members<'a> {
         }
     }
 
-    /// The annotations that identify the cluster of a pod or PVC. If the EtcdCluster is created again without its
-    /// status, only these annotations show to which etcd cluster the object belongs.
+    /// The annotations that identify the etcd cluster of a pod or PVC. If the EtcdCluster is created again without its
+    /// status, only these annotations identify it.
     fn identity_annotations(&self) -> BTreeMap<String, String> {
         let mut annotations = BTreeMap::from([(
             names::ANNOTATION_CLUSTER_TOKEN.to_owned(),
@@ -129,14 +128,14 @@ impl<'a> Members<'a> {
     }
 }
 
-/// One member, and how its etcd starts.
+/// One member of a cluster.
 #[derive(Clone, Debug)]
 pub struct Member<'a> {
     /// Name of the member, its pod, its PVC and its Service.
     pub name: &'a str,
     /// The etcd version to run.
     pub version: &'a EtcdVersion,
-    /// The value of the role label. It changes when the member is promoted.
+    /// The role of the member. A promotion changes it.
     pub role: Role,
     /// How etcd starts.
     pub start: Start,
@@ -161,34 +160,33 @@ impl Role {
     }
 }
 
-/// How etcd starts: the flags `--initial-cluster` and `--initial-cluster-state`.
+/// The flags `--initial-cluster` and `--initial-cluster-state` of etcd.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Start {
-    /// One of the first members: state `new`, with the names of all first members. Only the members of the bootstrap in
-    /// the status start in this way (invariant 6). If the disk has data, etcd ignores the flags and uses the data.
+    /// State `new` with all first members. Only the members of the bootstrap in the status start like this (invariant
+    /// 6). If the volume contains data, etcd ignores the flags.
     Bootstrap {
         /// The names of all first members, including this one.
         members: Vec<String>,
     },
-    /// A member that was added and has never run: state `existing`, with the [`initial_cluster`] of the member list
-    /// that etcd returned when the member was added.
+    /// State `existing` for a member that has never run, with the [`initial_cluster`] from the member list that etcd
+    /// returned for its addition.
     Join {
-        /// `name=peer-url,...` of all members, including this one.
+        /// `name=peer-url,...` of all members, including this member.
         initial_cluster: String,
     },
-    /// A member that has run before and gets a new pod: state `existing`, and the list contains only this member. If
-    /// the data exists, etcd ignores the list. If the data is lost, etcd finds no other member and fails to start. With
-    /// a longer list, etcd could start with empty data under the old ID of the member (invariant 6).
+    /// State `existing` for a member that has run before, with only this member in the list. With data, etcd ignores
+    /// the list. Without data, etcd fails to start, because it finds no other member (invariant 6).
     OnDisk,
 }
 
-/// The value of `--initial-cluster` for the member `joining`. This member has no name in `members` yet.
+/// The value of `--initial-cluster` for the member `joining`, which has no name in `members` yet.
 pub fn initial_cluster(members: &[etcd::Member], joining: &str) -> String {
     let mut parts = Vec::new();
     for member in members {
         for url in &member.peer_urls {
             let known = Some(member.name.as_str()).filter(|name| !name.is_empty());
-            // A member that has not started yet has no name in etcd's member list. Its peer URL contains the name.
+            // A member that has not started has no name in the member list, but its peer URL contains the name.
             let name = known
                 .or_else(|| names::member_of_url(url))
                 .unwrap_or(joining);

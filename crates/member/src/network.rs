@@ -1,5 +1,5 @@
-//! The NetworkPolicy of a cluster, which selects the pods that may connect to the members. Some network plugins do not
-//! enforce NetworkPolicies.
+//! The NetworkPolicy of a cluster, which restricts the connections to its members. Some network plugins do not enforce
+//! it.
 
 use std::collections::BTreeMap;
 
@@ -14,26 +14,26 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 use super::Members;
 
-/// Label of each namespace with its name. Kubernetes sets this label.
+/// Label that Kubernetes sets on each namespace.
 const NAMESPACE: &str = "kubernetes.io/metadata.name";
 
-/// Labels of the pods that write backups to a PVC. These pods run in the namespace of the cluster.
+/// Labels of the pods that write backups to a PVC, in the namespace of the cluster.
 pub const BACKUP_POD_LABELS: [(&str, &str); 2] = [
     ("app.kubernetes.io/name", "etcd-backup"),
     ("app.kubernetes.io/managed-by", names::MANAGER_BACKUP),
 ];
 
-/// How the policy selects the pods of the three operators.
+/// The pods of the operators.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Operators {
     /// Namespace of the operators.
     pub namespace: String,
-    /// Labels of the operators' pods. Empty means every pod in that namespace.
+    /// Labels of the operators' pods. If empty, all pods of the namespace match.
     pub labels: BTreeMap<String, String>,
 }
 
-/// Builds the policy. It restricts only ingress, because the first member of a restored cluster must download its data.
-/// Kubernetes always allows the kubelet's probes, because they come from the node of the pod.
+/// Builds the policy. It restricts only ingress, because a seed must download its backup. Kubernetes always allows
+/// probes from the node of a pod.
 pub fn network_policy(
     members: &Members<'_>,
     access: &NetworkAccess,
@@ -58,7 +58,7 @@ pub fn network_policy(
         });
         clients.extend(access.clients.iter().cloned());
     }
-    // The operators call the metrics port to check the health of members that do not serve clients yet.
+    // The operators use the metrics port to check members that do not serve clients yet.
     let metrics = (!access.metrics.is_empty()).then(|| {
         let operators = std::iter::once(from_operators(operators));
         operators.chain(access.metrics.iter().cloned()).collect()
@@ -101,7 +101,7 @@ fn selector(labels: BTreeMap<String, String>) -> LabelSelector {
     }
 }
 
-/// A rule for one port. Without `from`, it allows every source.
+/// A rule for one port. Without `from`, every source is allowed.
 fn rule(port: u16, from: Option<Vec<NetworkPolicyPeer>>) -> NetworkPolicyIngressRule {
     NetworkPolicyIngressRule {
         from,
@@ -155,7 +155,7 @@ mod tests {
             "namespaceSelector": { "matchLabels": { "kubernetes.io/metadata.name": "operators" } },
             "podSelector": { "matchLabels": { "app.kubernetes.io/name": "etcd-operator" } },
         });
-        // Backup pods must be able to connect to the cluster when they write a backup to a PVC.
+        // Backup pods connect to the client port.
         let backup_pod = json!({ "podSelector": { "matchLabels": {
             "app.kubernetes.io/managed-by": "etcd-backup-operator", "app.kubernetes.io/name": "etcd-backup",
         } } });

@@ -1,4 +1,5 @@
-//! The pod of a member: one etcd container with one data volume. It conforms to the restricted pod security standard.
+//! The pod of a member, with one etcd container and one data volume. It conforms to the restricted pod security
+//! standard.
 
 pub(crate) mod tls;
 
@@ -23,16 +24,16 @@ use super::{
 pub const USER: i64 = 65532;
 const PROGRAM: &str = "/usr/local/bin/etcd";
 const HOSTNAME_LABEL: &str = "kubernetes.io/hostname";
-/// How long a pod tolerates a lost node by default (admission plugin `DefaultTolerationSeconds`).
+/// The time that a pod tolerates a lost node by default (admission plugin `DefaultTolerationSeconds`).
 const DEFAULT_TOLERATION: Duration = Duration::from_mins(5);
-/// Default time in seconds between the signals SIGTERM and SIGKILL. etcd needs less than a second to hand over
-/// leadership. A leader whose successor has ended too would wait 7 s, and with connected clients 14 s (ADR 37).
+/// Default time between SIGTERM and SIGKILL in seconds. etcd transfers its leadership in less than a second. A leader
+/// whose successor has ended would wait 7 s, and with connected clients 14 s (ADR 37).
 const GRACE_PERIOD_SECONDS: i64 = 2;
 const TAINT_NOT_READY: &str = "node.kubernetes.io/not-ready";
 const TAINT_UNREACHABLE: &str = "node.kubernetes.io/unreachable";
 const ZONE_LABEL: &str = "topology.kubernetes.io/zone";
 
-/// The pod of one member.
+/// Builds the pod of a member.
 pub fn pod(members: &Members<'_>, member: &Member<'_>) -> Pod {
     let none = PodPolicy::default();
     let policy = members.spec.pod.as_ref().unwrap_or(&none);
@@ -50,8 +51,8 @@ fn labels(
     member: &Member<'_>,
     policy: &PodPolicy,
 ) -> BTreeMap<String, String> {
-    // The operator's own labels replace labels of the user with the same key, because Services and the
-    // PodDisruptionBudget select pods by them.
+    // The operator's labels replace labels of the user with the same key, because Services and the PodDisruptionBudget
+    // select pods by them.
     let mut labels = policy.labels.clone();
     labels.extend(names::member_labels(members.cluster, member.name));
     labels.insert(names::LABEL_ROLE.to_owned(), member.role.label().to_owned());
@@ -90,8 +91,8 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
         subdomain: Some(names::headless_service(members.cluster)),
         restart_policy: Some("Always".to_owned()),
         automount_service_account_token: Some(false),
-        // Service links are disabled, because they would add environment variables for each Service in the namespace,
-        // and etcd reads every variable with the prefix ETCD_ as a flag.
+        // Service links would add variables for each Service in the namespace, and etcd reads every variable with the
+        // prefix ETCD_ as a flag.
         enable_service_links: Some(false),
         containers,
         init_containers: (!policy.init_containers.is_empty())
@@ -113,8 +114,8 @@ fn spec(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy) -> PodSp
     }
 }
 
-/// The grace period in the spec, or else [`GRACE_PERIOD_SECONDS`]. `None` means the default of Kubernetes: for a pod
-/// with sidecars or init containers of the user, because these containers may need longer to stop than etcd.
+/// The grace period in the spec, or else [`GRACE_PERIOD_SECONDS`]. `None` is the default of Kubernetes, for pods with
+/// sidecars or init containers of the user, which may need longer to stop.
 fn grace_period_seconds(policy: &PodPolicy) -> Option<i64> {
     let only_etcd = policy.sidecars.is_empty() && policy.init_containers.is_empty();
     let default = only_etcd.then_some(GRACE_PERIOD_SECONDS);
@@ -140,8 +141,8 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
             port("metrics", names::METRICS_PORT),
         ]),
         readiness_probe: Some(probe::readiness(members, member.version)),
-        // The operator reads no logs. With this policy, Kubernetes copies the last log lines into the termination
-        // message. From these lines, the operator distinguishes damaged data from an invalid setting.
+        // The operator reads no logs. With this policy, the termination message contains the last log lines, from
+        // which the operator distinguishes damaged data from an invalid setting.
         termination_message_policy: Some("FallbackToLogsOnError".to_owned()),
         resources: policy.resources.clone(),
         security_context: Some(
@@ -155,9 +156,9 @@ fn etcd_container(members: &Members<'_>, member: &Member<'_>, policy: &PodPolicy
     }
 }
 
-/// The environment of the etcd container. The limit of learners is a variable instead of a flag, because the image of a
-/// running pod can change to a release that does not have this setting. The pod's flags and variables cannot change,
-/// and etcd does not start with an unknown flag, but only logs an unknown variable.
+/// The environment of the etcd container. The limit of learners is a variable, because the image of a running pod may
+/// change to a release without this setting. etcd only logs an unknown variable, but does not start with an unknown
+/// flag.
 fn environment(member: &Member<'_>, policy: &PodPolicy, arguments: &[String]) -> Vec<EnvVar> {
     let variable = |(name, value): (&str, String)| EnvVar {
         name: name.to_owned(),
@@ -174,22 +175,21 @@ fn environment(member: &Member<'_>, policy: &PodPolicy, arguments: &[String]) ->
     owned.chain(users).collect()
 }
 
-/// Whether a variable of `spec.pod.etcdEnv` is set in the pod. Two kinds of variables are left out:
-/// - Variables of flags that the operator sets. For example, `ETCD_FORCE_NEW_CLUSTER` can destroy a cluster. Validation
-///   rejects such variables, but an older object may contain them.
-/// - Variables whose flag is on the command line, because etcd does not start with both (`verifyEnv` in its
-///   `pkg/flags`).
+/// True if a variable in `spec.pod.etcdEnv` is set in the pod. Two kinds of variables are left out:
+/// - Variables of flags that the operator sets. Validation rejects them now, but older objects may contain them. For
+///   example, `ETCD_FORCE_NEW_CLUSTER` can destroy a cluster.
+/// - Variables whose flag is on the command line, because etcd does not start with both (`verifyEnv` in `pkg/flags`).
 fn is_allowed_variable(variable: &str, arguments: &[String]) -> bool {
     let given = |flag: String| arguments.iter().any(|argument| is_flag(argument, &flag));
     refused_variable(variable).is_none() && !flag_of_env(variable).is_some_and(given)
 }
 
-/// The variable that makes etcd report `NOT_SERVING` in gRPC health checks (`grpc.health.v1`) during a defragmentation,
-/// so that clients switch to another member. Before 3.6 the setting is a flag
-/// (`--experimental-stop-grpc-service-on-defrag`, in 3.5 since 3.5.14). Since 3.6 it is a feature gate.
+/// The variable with which etcd reports `NOT_SERVING` in gRPC health checks during a defragmentation, so that clients
+/// use another member. Since 3.6, this is a feature gate, and before a flag
+/// (`--experimental-stop-grpc-service-on-defrag`, since 3.5.14).
 ///
-/// The variable is left out if the user sets the flag or the gate: etcd 3.6 does not start with both the flag and the
-/// gate, and no release starts with both a variable and its flag (`verifyEnv` in etcd's `pkg/flags`).
+/// The variable is left out if the user sets the flag or the gate, because etcd does not start with two of these
+/// settings (`verifyEnv` in `pkg/flags`).
 fn stop_grpc_on_defragmentation(
     member: &Member<'_>,
     policy: &PodPolicy,
@@ -223,7 +223,7 @@ fn port(name: &str, number: u16) -> ContainerPort {
     }
 }
 
-/// The mount of the data volume. It is the same in every container that needs the data.
+/// The mount of the data volume, which is the same in all containers.
 pub fn data_mount() -> VolumeMount {
     VolumeMount {
         name: names::VOLUME_DATA.to_owned(),
@@ -249,7 +249,7 @@ fn data_volume(member: &str, policy: &PodPolicy) -> Volume {
     }
 }
 
-/// Default security context of the pod: the restricted profile, and a group that may write to the volume.
+/// The default security context of the pod: the restricted profile, with a group that may write to the volume.
 pub fn pod_security() -> PodSecurityContext {
     PodSecurityContext {
         run_as_non_root: Some(true),
@@ -265,7 +265,7 @@ pub fn pod_security() -> PodSecurityContext {
     }
 }
 
-/// The security context that containers get if the spec sets none.
+/// The default security context of a container.
 pub fn container_security() -> SecurityContext {
     SecurityContext {
         allow_privilege_escalation: Some(false),
@@ -278,8 +278,8 @@ pub fn container_security() -> SecurityContext {
     }
 }
 
-/// The affinity of the spec. If the spec has no affinity, members prefer different nodes, or require different nodes
-/// with `antiAffinity` of v1beta2.
+/// The affinity in the spec. By default, members prefer different nodes, and with `antiAffinity` of v1beta2, they
+/// require different nodes.
 fn affinity(cluster: &str, policy: &PodPolicy) -> Affinity {
     if let Some(given) = &policy.affinity {
         return given.clone();
@@ -323,8 +323,8 @@ fn spread(cluster: &str, policy: &PodPolicy) -> Vec<TopologySpreadConstraint> {
     }]
 }
 
-/// The tolerations of the spec. If `spec.memberReplacement.after` is longer than five minutes, the pods also tolerate a
-/// lost node for that time. By default, Kubernetes would evict them after five minutes, and the data in an `emptyDir`
+/// The tolerations in the spec. If `spec.memberReplacement.after` is longer than five minutes, the pods tolerate a
+/// lost node for this time. Otherwise Kubernetes would evict them after five minutes, and the data in an `emptyDir`
 /// would be lost.
 fn tolerations(members: &Members<'_>, policy: &PodPolicy) -> Option<Vec<Toleration>> {
     let mut all = policy.tolerations.clone();
@@ -353,8 +353,7 @@ fn own_members(cluster: &str) -> LabelSelector {
     }
 }
 
-/// Whether a container waits because the kubelet cannot pull its image. `reason` is the reason of the container's state
-/// `waiting`.
+/// True if `reason`, from the state `waiting` of a container, means that the kubelet cannot pull its image.
 pub fn is_image_failure(reason: &str) -> bool {
     matches!(
         reason,

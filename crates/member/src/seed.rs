@@ -1,13 +1,12 @@
-//! The pod of a seed. A seed is the first member of a new cluster, and starts with a snapshot. The restore operator
-//! creates a seed from a backup. The cluster operator creates a seed from the remaining member after a quorum was lost.
+//! The pod of a seed: the first member of a new cluster, which starts from a snapshot. The restore operator creates a
+//! seed from a backup, and the cluster operator from the remaining member after the loss of a quorum.
 //!
-//! The pod of a seed has an additional init container. This container fetches the snapshot from an object store or from
-//! another member, and copies the program `etcd-restore-operator` to a shared volume. The etcd container starts the
-//! program. If the data directory does not exist, the program creates it with the tool in the etcd image. Then the
-//! program replaces itself with etcd. The crate `restore` contains the program.
+//! An additional init container fetches the snapshot, and copies the program `etcd-restore-operator` to a shared
+//! volume. The etcd container runs this program (crate `restore`). It creates the data directory with the tool in the
+//! etcd image, unless the directory exists, and then executes etcd (exec).
 //!
-//! The data directory is not created in a second init container, because the start would take up to a second longer:
-//! the kubelet detects the end of a container with a delay. This module performs no I/O.
+//! A second init container for the data directory would delay the start by up to a second, because the kubelet detects
+//! the end of a container late. This module performs no I/O.
 
 use std::path::PathBuf;
 
@@ -29,12 +28,12 @@ pub use store::{ENCRYPTION, SHA256, SOURCE};
 /// Name of the init container that fetches the snapshot.
 pub const FETCH: &str = "fetch";
 
-/// Where the shared volume is mounted. Validation rejects user mounts below this path.
+/// The mount path of the shared volume. Validation rejects mounts of users below it.
 const TOOLS: &str = "/var/etcd-tools";
 const CLIENT_TLS: &str = "/run/seed/client-tls";
 pub(crate) const PROGRAM: &str = "/var/etcd-tools/etcd-restore-operator";
 
-/// The image of the operators. Its program prepares the data of a seed.
+/// The image of the operators, whose program prepares the data of a seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct OperatorImage {
     /// The image with its tag or digest.
@@ -43,20 +42,20 @@ pub struct OperatorImage {
     pub pull_policy: Option<String>,
 }
 
-/// The parts of a seed's pod that depend on the source of its snapshot.
+/// The parts of a seed's pod that depend on the source of the snapshot.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Source {
-    /// Arguments of `seed fetch`. They contain locations and names of Secrets, but no credentials (invariant 14).
+    /// Arguments of `seed fetch`. They contain names of Secrets, but no credentials (invariant 14).
     pub arguments: Vec<String>,
     /// Volume mounts of the init container.
     pub mounts: Vec<VolumeMount>,
-    /// The volumes for these mounts.
+    /// The volumes for `mounts`.
     pub volumes: Vec<Volume>,
 }
 
 impl Source {
-    /// Fetches the snapshot from a running member with etcd's Maintenance API. The init container fails if the member
-    /// belongs to another cluster or the snapshot is older than `revision`.
+    /// Fetches the snapshot from a running member through the Maintenance API of etcd. The init container fails if the
+    /// member has another cluster ID, or if the snapshot is older than `revision`.
     pub fn member(client_url: &str, cluster_id: ClusterId, revision: i64) -> Self {
         Self {
             arguments: vec![
@@ -68,7 +67,7 @@ impl Source {
         }
     }
 
-    /// Adds the client certificate that the member requires. Only the init container mounts the certificate.
+    /// Adds the client certificate for the member. Only the init container mounts it.
     #[must_use]
     pub fn with_identity(mut self, secret: &str) -> Self {
         let name = "seed-client-tls";
@@ -84,8 +83,7 @@ impl Source {
             secret: Some(SecretVolumeSource {
                 secret_name: Some(secret.to_owned()),
                 default_mode: Some(0o440),
-                // The Secret is optional: a seed whose data was already fetched must be able to restart after the
-                // Secret was deleted.
+                // A seed whose snapshot is already fetched must be able to restart after the Secret was deleted.
                 optional: Some(true),
                 items: None,
             }),
@@ -95,43 +93,42 @@ impl Source {
     }
 }
 
-/// The properties of a seed member.
+/// The seed member.
 #[derive(Clone, Debug)]
 pub struct Seed<'a> {
     /// The name of the seed.
     pub member: &'a str,
-    /// Version of etcd and of the tool that creates the data directory.
+    /// The version of etcd, and of the tool that creates the data directory.
     pub version: &'a EtcdVersion,
     /// The source of the snapshot.
     pub source: Source,
-    /// The number by which the revision is increased; all older revisions are marked as compacted. `None` for no
-    /// increase. Requires etcd 3.6.
+    /// The number by which the restore raises the revision and marks all older revisions as compacted. `None` for no
+    /// change. Requires etcd 3.6.
     pub bump_revision: Option<u64>,
 }
 
-/// What the init container `fetch` of the seed reports about the snapshot.
+/// The description of the snapshot in the report of the container `fetch`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Contents {
-    /// The revision that etcd serves after a start from the snapshot.
+    /// The revision that etcd serves after the restore.
     pub revision: i64,
     /// Size of the snapshot in bytes.
     pub size: u64,
     /// SHA-256 of the snapshot, in hexadecimal.
     pub sha256: String,
-    /// The hash of the keys (HashKV) that etcd must report after a start from the snapshot. `None` if unknown.
+    /// The hash of the keys (HashKV) that etcd must report after the restore. `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub hash: Option<KeyHash>,
-    /// Number of keys that etcd must serve after a start from the snapshot. `None` if unknown.
+    /// Number of keys that etcd must serve after the restore. `None` if unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<i64>,
-    /// The backup from which the snapshot was fetched. `None` if it was fetched from a member.
+    /// The backup with the snapshot. `None` if the snapshot is from a member.
     #[serde(default, rename = "of", skip_serializing_if = "Option::is_none")]
     pub origin: Option<Origin>,
 }
 
-/// The provenance of a seed's data: the backup from which the data was restored. It is stored on the volume next to the
-/// data.
+/// The provenance of a seed's data, which is stored on the volume next to the data.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Origin {
@@ -139,20 +136,19 @@ pub struct Origin {
     /// termination message.
     #[serde(rename = "place")]
     pub location_hash: String,
-    /// The number by which the revision was increased, 0 for no increase.
+    /// The number by which the restore has raised the revision, or 0.
     pub bump_revision: u64,
-    /// True if the restore required an encrypted backup. The backup was then encrypted. `None` for data from an earlier
-    /// release.
+    /// True if the restore accepted only an encrypted backup. `None` for data from an earlier release.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encrypted: Option<bool>,
 }
 
-/// Settings for the creation of a seed's data directory. They are the first argument of `seed start`, as JSON. The
-/// other arguments are the command of etcd, so all flags of the etcd container are flags of etcd.
+/// The settings for the data directory of a seed, which are the first argument of `seed start`, as JSON. The other
+/// arguments are the command of etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase", deny_unknown_fields)]
 pub struct DataDirectorySettings {
-    /// Path of etcdutl in the etcd image. Before etcd 3.5, path of etcdctl.
+    /// Path of etcdutl in the etcd image, or of etcdctl before etcd 3.5.
     pub tool: PathBuf,
     /// Name of the seed member.
     pub name: String,
@@ -161,43 +157,43 @@ pub struct DataDirectorySettings {
     pub peer_url: String,
     /// Token of the new cluster.
     pub token: String,
-    /// The number by which the revision is increased; all older revisions are marked as compacted. `None` for no
-    /// increase. Requires etcd 3.6.
+    /// The number by which the restore raises the revision and marks all older revisions as compacted. `None` for no
+    /// change. Requires etcd 3.6.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bump_revision: Option<u64>,
 }
 
-/// The termination message of the program in a seed's pod. If the program has replaced itself with etcd, there is no
-/// such message.
+/// The termination message of the program in a seed's pod. After the program has executed etcd, the message is from
+/// etcd.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
 pub enum Report {
-    /// The snapshot was fetched, and has these contents.
+    /// The snapshot was fetched. Contains its description.
     Done(Contents),
-    /// The init container ended with an error.
+    /// The program has failed.
     Failed {
-        /// The reason for the condition that reports the failure.
+        /// The reason for the condition.
         reason: String,
-        /// The problem and its remedy, as a text for users.
+        /// The problem and its remedy, as a message for users.
         message: String,
     },
 }
 
 impl Report {
-    /// Parses a termination message. `None` if another program has written the message.
+    /// Parses a termination message. `None` if it is not from this program.
     pub fn read(message: &str) -> Option<Self> {
         serde_json::from_str(message).ok()
     }
 }
 
-/// The pod of a seed member. `members` contains the token of the new cluster that starts from this seed.
+/// The pod of a seed. `members` contains the token of the new cluster.
 pub fn seed_pod(members: &Members<'_>, seed: Seed<'_>, operator: &OperatorImage) -> Pod {
     let member = Member {
         name: seed.member,
         version: seed.version,
         role: Role::Voter,
-        // Invariant 6: the start state is never `New`. If the restored data is missing, etcd must not start as an empty
-        // cluster.
+        // Invariant 6: if the restored data is missing, etcd must not start as an empty cluster, so the state is never
+        // `new`.
         start: Start::OnDisk,
     };
     let mut pod = pod(members, &member);
@@ -258,8 +254,8 @@ pub(crate) fn fetching(
     }
 }
 
-/// Puts the program before etcd's command. The program runs in the etcd image, so the tool that creates the data
-/// directory has the same version as etcd.
+/// Runs the program before etcd, in the etcd image. The tool that creates the data directory therefore has the version
+/// of etcd.
 fn start_with_program(etcd: &mut Container, members: &Members<'_>, seed: &Seed<'_>) {
     let settings = DataDirectorySettings {
         tool: tool(seed.version),
@@ -280,7 +276,7 @@ fn start_with_program(etcd: &mut Container, members: &Members<'_>, seed: &Seed<'
     etcd.volume_mounts.get_or_insert_default().push(tools(true));
 }
 
-/// The path of the program in the etcd image that creates a data directory.
+/// The path of the tool in the etcd image that creates a data directory.
 pub(crate) fn tool(version: &EtcdVersion) -> PathBuf {
     let path = if version.has_etcdutl() {
         "/usr/local/bin/etcdutl"
@@ -300,8 +296,8 @@ pub(crate) fn tools(read_only: bool) -> VolumeMount {
     }
 }
 
-/// The name of the seed of a restore. The name depends only on the UID of the restore, so that concurrent operator
-/// processes choose the same name, as does a restarted process.
+/// The name of the seed of a restore. It depends only on the UID of the EtcdRestore, so every operator process uses
+/// the same name.
 pub fn seed_name(cluster: &str, restore: &str) -> String {
     let digest = Sha256::digest(restore);
     let mut random = [0; names::MEMBER_SUFFIX];
@@ -364,7 +360,7 @@ mod tests {
         assert_eq!(settings(&pod).token, "token");
     }
 
-    /// The cluster operator reads flags from pods, so a seed must have exactly the flags of an ordinary member.
+    /// The cluster operator reads flags from pods, so a seed has exactly the flags of any other member.
     #[test]
     fn seed_has_same_etcd_flags_as_ordinary_member() {
         let fixture = Fixture::durable();
@@ -432,8 +428,7 @@ mod tests {
         }
     }
 
-    /// The spec in a manifest may be older than the validation rule, and contain variables that set flags of the
-    /// operator.
+    /// The spec in a manifest may be older than the validation, and contain variables of flags that the operator sets.
     #[test]
     fn seed_omits_variables_for_flags_that_operator_sets() {
         let json = r#"{"pod":{"etcdEnv":[{"name":"ETCD_FORCE_NEW_CLUSTER","value":"true"},{"name":"GOGC","value":"50"}]}}"#;
@@ -448,7 +443,7 @@ mod tests {
         );
     }
 
-    /// Invariant 6: without the restored data, etcd does not start as an empty cluster.
+    /// Invariant 6: if the restored data is missing, etcd does not start as an empty cluster.
     #[test]
     fn invariant_6_seed_never_starts_as_new_cluster() {
         let pod = built("3.6.16", None);

@@ -1,4 +1,4 @@
-//! The Services: one for each member, the headless Service, and the client Service.
+//! The Services of a cluster: one per member, the headless Service, and the client Service.
 
 use std::collections::BTreeMap;
 
@@ -10,9 +10,8 @@ use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use super::Members;
 use super::difference::ANNOTATION_APPLIED_SPEC;
 
-/// The Service of a member, which gives the member its permanent address. The operator creates the Service before it
-/// adds the member and before it creates the pod. The Service also publishes the address of a pod that is not ready,
-/// because a joining member is not ready.
+/// The Service of a member, which gives the member a permanent address. It is created before the member is added to
+/// etcd. It publishes the address of a pod that is not ready, because a joining member is not ready.
 pub fn member_service(members: &Members<'_>, member: &str) -> Service {
     let labels = names::member_labels(members.cluster, member);
     Service {
@@ -29,8 +28,8 @@ pub fn member_service(members: &Members<'_>, member: &str) -> Service {
     }
 }
 
-/// Changes a Service so that it has no endpoints and connections are refused immediately. The Services of first members
-/// are created in this way, see [`is_closed`].
+/// Removes the endpoints of a Service, so that connections are refused at once. The Services of the first members are
+/// created like this (see [`is_closed`]).
 #[must_use]
 pub fn closed(mut service: Service) -> Service {
     let selector = service
@@ -43,9 +42,9 @@ pub fn closed(mut service: Service) -> Service {
     service
 }
 
-/// The Service without the second peer port, for the create request. The API server counts a create request as another
-/// field manager, so a later apply could not remove the port. The second port exists only while peer connections change
-/// to TLS. The operator applies it after the create request.
+/// Removes the second peer port from a Service before it is created. The API server counts the creation as another
+/// field manager, so a later apply could not remove the port. The port exists only while peer connections change to
+/// TLS.
 #[must_use]
 pub fn without_second_port(mut service: Service) -> Service {
     if let Some(ports) = service.spec.as_mut().and_then(|spec| spec.ports.as_mut()) {
@@ -54,11 +53,11 @@ pub fn without_second_port(mut service: Service) -> Service {
     service
 }
 
-/// Whether a member's Service has no endpoints yet.
+/// True if the Service of a member has no endpoints yet.
 ///
-/// When a first member starts, it asks the other first members whether they have formed the cluster, with a timeout of
-/// one second (etcd's `isMemberBootstrapped`). Members that start at the same time listen, but do not answer yet, so
-/// each request would wait for the timeout. Without endpoints, the request fails immediately.
+/// A first member that starts asks the other first members whether they have formed the cluster
+/// (`isMemberBootstrapped` in etcd), with a timeout of one second. Members that are starting accept the connection,
+/// but do not answer. Without endpoints, the request fails at once instead of after the timeout.
 #[must_use]
 pub fn is_closed(service: &Service) -> bool {
     let selector = service
@@ -68,7 +67,7 @@ pub fn is_closed(service: &Service) -> bool {
     selector.is_some_and(|selector| selector.contains_key(names::LABEL_FORMED))
 }
 
-/// The headless Service with the name of the cluster. It is for discovery, for clients of v1beta2 clusters, and for
+/// The headless Service, with the name of the cluster. It is for clients of v1beta2 clusters, for discovery, and for
 /// addresses of the form `<member>.<cluster>.<namespace>.svc`.
 pub fn headless_service(members: &Members<'_>) -> Service {
     Service {
@@ -89,10 +88,10 @@ pub fn headless_service(members: &Members<'_>) -> Service {
 }
 
 /// The client Service.
-/// - The Service has no endpoints until the status contains the cluster ID, because members of a bootstrap that is
-///   abandoned later must not acknowledge writes.
-/// - The selector contains the token of the cluster, so that clients do not reach pods of an abandoned bootstrap.
-/// - The Service selects only voters, because a learner rejects most requests.
+/// - It has no endpoints until the status contains the cluster ID, because members of an abandoned bootstrap must not
+///   acknowledge writes.
+/// - Its selector contains the token of the cluster, so that clients do not connect to pods of an abandoned bootstrap.
+/// - It selects only voters, because a learner rejects most requests.
 pub fn client_service(members: &Members<'_>) -> Service {
     let none = ClientServicePolicy::default();
     let policy = members.spec.services.as_ref();
@@ -104,8 +103,8 @@ pub fn client_service(members: &Members<'_>) -> Service {
         names::cluster_labels(members.cluster),
     );
     let annotations = policy.annotations.clone().into_iter();
-    // The annotation records `spec.services.client`. With this record, the operator later finds settings that a user
-    // has removed from the spec.
+    // The annotation records `spec.services.client`, so that the operator can detect settings that a user has removed
+    // from the spec.
     let applied = applied.map(|applied| (ANNOTATION_APPLIED_SPEC.to_owned(), applied));
     let annotations = annotations.chain(applied);
     let annotations: BTreeMap<String, String> = annotations.collect();
@@ -130,8 +129,8 @@ pub fn client_service(members: &Members<'_>) -> Service {
     }
 }
 
-/// Whether the existing client Service was built for the same `spec.services.client` as `built`. If not, the existing
-/// Service may contain settings that are no longer in the spec.
+/// True if the existing client Service was built for the same `spec.services.client`. Otherwise it may contain
+/// settings that were removed from the spec.
 #[must_use]
 pub fn has_same_policy(built: &Service, existing: &Service) -> bool {
     let applied = |service: &Service| {
@@ -145,8 +144,7 @@ pub fn has_same_policy(built: &Service, existing: &Service) -> bool {
     applied(built) == applied(existing)
 }
 
-/// The `ipFamilyPolicy` of a Service. The Service gets both IP families on a dual-stack Kubernetes cluster, and one
-/// family on a single-stack cluster.
+/// The `ipFamilyPolicy` of all Services. A Service gets both IP families on a dual-stack Kubernetes cluster.
 fn both_families() -> String {
     "PreferDualStack".to_owned()
 }
@@ -155,8 +153,7 @@ fn client_selector(members: &Members<'_>) -> BTreeMap<String, String> {
     let mut selector = names::cluster_labels(members.cluster);
     let token = names::token_label(members.token);
     selector.insert(names::LABEL_TOKEN.to_owned(), token.to_owned());
-    // The pod of a learner may be ready, but a learner rejects most requests (`isRPCSupportedForLearner` in etcd's
-    // `api/v3rpc`). The Service therefore selects voters only.
+    // A learner may be ready, but rejects most requests (`isRPCSupportedForLearner` in `api/v3rpc` of etcd).
     selector.insert(names::LABEL_ROLE.to_owned(), names::ROLE_VOTER.to_owned());
     if members.cluster_id.is_none() {
         selector.insert(names::LABEL_FORMED.to_owned(), "true".to_owned());
@@ -168,7 +165,7 @@ fn client_port() -> ServicePort {
     port("client", names::CLIENT_PORT)
 }
 
-/// The ports of a member. There is a second peer port while peer connections change to TLS.
+/// The ports of a member. The second peer port exists only while peer connections change to TLS.
 fn ports(members: &Members<'_>) -> Vec<ServicePort> {
     let listeners = members.peers().listeners().iter();
     let peers = listeners.map(|(_, number)| match *number {

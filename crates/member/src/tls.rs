@@ -1,7 +1,7 @@
-//! Checks the TLS Secrets of a cluster before a member is started with them. Also builds the [`Access`] with which the
-//! operators connect to members. Performs no I/O: `runtime::reach` reads the Secrets.
+//! Checks the TLS Secrets of a cluster before a member starts with them, and builds the [`Access`] of the operators to
+//! members. Performs no I/O: `runtime::reach` reads the Secrets.
 //!
-//! Key material leaves this module only inside an [`Access`] (invariant 14). Users cannot turn off the checks of
+//! Only an [`Access`] contains key material outside of this module (invariant 14). Users cannot turn off the checks of
 //! certificates (invariant 20).
 
 mod check;
@@ -30,11 +30,11 @@ pub struct Slot {
     pub found: Result<Material, Fault>,
 }
 
-/// The TLS Secrets of a cluster. All are `None` if the cluster does not use TLS. The Secrets of generated member
-/// certificates are not included, because each member has separate Secrets.
+/// The TLS Secrets of a cluster. All are `None` without TLS. Secrets of generated member certificates are not
+/// included, because each member has its own.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ClusterTls {
-    /// Certificate for traffic between members.
+    /// Certificate for connections between members.
     pub peer: Option<Slot>,
     /// Certificate that members present to clients.
     pub server: Option<Slot>,
@@ -43,15 +43,15 @@ pub struct ClusterTls {
 }
 
 impl ClusterTls {
-    /// Whether the cluster uses TLS between members or for clients.
+    /// True if the cluster uses TLS between members or for clients.
     pub fn is_used(&self) -> bool {
         self.peer.is_some() || self.server.is_some()
     }
 
-    /// The operators' access to the members.
+    /// The access of the operators to the members.
     ///
     /// # Errors
-    /// Fails with the fault of the operator Secret if that Secret cannot be used.
+    /// Fails if the operator Secret cannot be used.
     pub fn access(&self) -> Result<Access, Fault> {
         match &self.operator {
             None => Ok(Access::default()),
@@ -64,8 +64,8 @@ impl ClusterTls {
         check::faults(self, addresses, now)
     }
 
-    /// All faults of the Secrets for running members, which trust the authorities with which they were started. Faults
-    /// of Secrets that already have a fault in `own` are left out.
+    /// All faults for running members, which trust the authorities that they have started with. Leaves out Secrets
+    /// that already have a fault in `own`.
     pub fn faults_of_started(
         &self,
         started: &BTreeMap<String, Authorities>,
@@ -77,9 +77,9 @@ impl ClusterTls {
         faults
     }
 
-    /// Completes a spec with data from the Secrets: the names of their keys and, if the spec does not set it,
-    /// `memberAddress`. The address form of running members (`running`) takes precedence. Without running members, the
-    /// form is `Pod` if the certificates cover only addresses of that form, and otherwise `Service`.
+    /// Adds data from the Secrets to a spec: the names of the keys, and `memberAddress` if the spec does not set it.
+    /// Running members keep their address format (`running`). Otherwise the format is `Pod` if the certificates are
+    /// valid only for that format, and else `Service`.
     pub fn complete_spec(
         &self,
         spec: &mut EtcdClusterSpec,
@@ -116,8 +116,7 @@ impl ClusterTls {
                 MemberAddress::Service
             }
         });
-        // The default form `Service` is left out of the spec. A spec with the default and a spec without the field then
-        // build equal objects.
+        // The default `Service` is not written to the spec, so that specs with and without it build equal objects.
         if chosen == MemberAddress::Pod {
             spec.member_address = Some(chosen);
         }

@@ -1,8 +1,8 @@
 //! The pod of a verification, which proves that a backup can be restored. Performs no I/O.
 //!
-//! The pod fetches and restores the backup with the same programs as the seed of a restore. Then etcd serves the
-//! restored data on localhost, and a third container compares it with the manifest of the backup. The third container
-//! ends with a report. etcd continues until the operator deletes the pod.
+//! The pod fetches and restores the backup with the programs of a seed. Then etcd serves the data on localhost, and
+//! the container `verify` compares it with the manifest and reports the result. etcd runs until the operator deletes
+//! the pod.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ pub const VERIFY: &str = "verify";
 pub const PEER: &str = "127.0.0.1:2380";
 /// Address of etcd's listener for health and metrics in the pod.
 pub const METRICS: &str = "127.0.0.1:2381";
-/// Labels of the pod. No Service and no NetworkPolicy of a cluster selects them.
+/// Labels of the pod. No Service or NetworkPolicy of a cluster selects them.
 pub const LABELS: [(&str, &str); 2] = [
     ("app.kubernetes.io/name", "etcd-backup-verification"),
     ("app.kubernetes.io/managed-by", names::MANAGER_BACKUP),
@@ -38,7 +38,7 @@ pub const LABELS: [(&str, &str); 2] = [
 const NAME: &str = "verification";
 const CLIENT: &str = "127.0.0.1:2379";
 
-/// The properties of a verification pod.
+/// The settings of a verification pod.
 #[derive(Clone, Debug)]
 pub struct VerificationPod<'a> {
     /// Name of the pod.
@@ -51,9 +51,9 @@ pub struct VerificationPod<'a> {
     pub version: &'a EtcdVersion,
     /// Repository of the etcd image.
     pub repository: &'a str,
-    /// The source from which the pod fetches the backup.
+    /// The source of the backup.
     pub source: Source,
-    /// The settings in the spec of the EtcdBackup.
+    /// `spec.verification` of the EtcdBackup.
     pub settings: &'a Verification,
     /// The image of the operators.
     pub operator: &'a OperatorImage,
@@ -138,7 +138,7 @@ fn etcd(pod: &VerificationPod<'_>) -> Container {
         "/usr/local/bin/etcd".to_owned(),
         format!("--name={NAME}"),
         format!("--data-dir={}", names::DATA_DIR),
-        // Nothing outside of the pod can connect to etcd.
+        // Only the containers of this pod can connect to etcd.
         format!("--listen-client-urls={client}"),
         format!("--advertise-client-urls={client}"),
         format!("--listen-peer-urls={peer}"),
@@ -177,8 +177,8 @@ fn verify(pod: &VerificationPod<'_>) -> Container {
     }
 }
 
-/// Small resources for the container `verify`, which only compares a few numbers. They have the kinds of limits and
-/// requests that the settings have, because a ResourceQuota rejects a pod if one of its containers has no limit.
+/// The resources of the container `verify`, which needs few. It has a limit or request wherever the settings have one,
+/// because a ResourceQuota rejects a pod if one of its containers has no limit.
 fn small(settings: &ResourceRequirements) -> ResourceRequirements {
     let like = |given: Option<&BTreeMap<String, Quantity>>, cpu: &str, memory: &str| {
         let amounts = [("cpu", cpu), ("memory", memory)].into_iter();
@@ -282,7 +282,7 @@ mod tests {
         }
     }
 
-    /// A ResourceQuota for memory limits rejects a pod if one of its containers has no memory limit.
+    /// A ResourceQuota for memory limits rejects a pod with a container that has no memory limit.
     #[test]
     fn every_container_has_the_kinds_of_limits_in_the_settings() {
         let resources = |settings: Value| {

@@ -1,4 +1,4 @@
-//! Starts members as real processes with the flags of their pods. The members can connect to each other only over IPv6.
+//! Starts real etcd processes with the arguments of member pods. They can connect to each other only over IPv6.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::net::Ipv6Addr;
@@ -16,7 +16,7 @@ use tempfile::TempDir;
 
 const NAMES: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
 
-/// The ports and the data directory of one member. All processes share one address, so each member needs its own ports.
+/// The ports of one member. All members share one address, so their ports must differ.
 struct Place {
     name: &'static str,
     peer: u16,
@@ -25,7 +25,7 @@ struct Place {
     data: TempDir,
 }
 
-/// A running etcd. Dropping it kills the process.
+/// A running etcd, which is killed when this value is dropped.
 struct Running(Child);
 
 impl Drop for Running {
@@ -35,9 +35,8 @@ impl Drop for Running {
     }
 }
 
-/// The arguments of the member's pod with other hosts and ports. In a pod, URLs contain the name of the member's
-/// Service, and all members use the same ports. Here, URLs contain `[::1]`, and each member has its own ports. The
-/// listen addresses are not changed.
+/// The arguments of the member's pod with other hosts and ports: URLs contain `[::1]` instead of the name of a
+/// Service, and each member has other ports. The listen addresses are unchanged.
 fn arguments(of: &Place, places: &[Place], version: &EtcdVersion) -> Vec<String> {
     let cluster = EtcdCluster::new("db", EtcdClusterSpec::default());
     let members = Members::of(&cluster, "default", "token", None);
@@ -93,8 +92,8 @@ fn run(place: &Place, places: &[Place], version: &EtcdVersion, programs: &Progra
     Running(command.spawn().unwrap())
 }
 
-/// Three members with IPv6 addresses form a cluster. The listen address `0.0.0.0` covers both IP families, so the same
-/// flags work on single-stack and dual-stack clusters.
+/// Members with IPv6 addresses form a cluster. The listen address `0.0.0.0` includes both IP families, so the same
+/// arguments work with single stack and dual stack.
 #[tokio::test]
 async fn members_form_cluster_over_ipv6_only() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -127,7 +126,7 @@ async fn members_form_cluster_over_ipv6_only() {
         };
         assert_eq!(list.members.len(), 3);
         for place in &places {
-            // This member may learn about the leader a moment later than the other members.
+            // This member may detect the leader later than the other members.
             let status = loop {
                 match client
                     .status(&format!("http://[::1]:{}", place.client))
@@ -143,7 +142,7 @@ async fn members_form_cluster_over_ipv6_only() {
                 tokio::time::sleep(Duration::from_millis(200)).await;
             };
             assert!(status.version.starts_with(minor), "{}", status.version);
-            // Like the kubelet for the readiness probe, the test connects to the metrics port over IPv6.
+            // The test connects to the metrics port over IPv6, like the kubelet.
             std::net::TcpStream::connect((Ipv6Addr::LOCALHOST, place.metrics)).unwrap();
             std::net::TcpStream::connect(("127.0.0.1", place.client)).unwrap();
         }

@@ -1,6 +1,5 @@
-//! Tests the restore programs in the pod of a seed (the first member of a restored cluster). The tests use real
-//! servers: backups in an S3 server, data directories that etcd's own tools create, and an etcd that is started as in a
-//! member's pod. If a required program is missing, the tests fail with the command that installs it.
+//! Tests of the restore program in the pod of a seed (the first member of a restored cluster). The S3 server, etcd and
+//! the restore tools are real. If a program is missing, the tests fail with the command that installs it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::path::PathBuf;
@@ -48,7 +47,7 @@ struct World {
     secret: TempDir,
     programs: Programs,
     tool: PathBuf,
-    /// The minor version of the etcd that wrote the backup.
+    /// The minor release of the etcd that has sent the snapshot.
     minor: &'static str,
     revision: i64,
     snapshot: Bytes,
@@ -66,7 +65,7 @@ async fn take_snapshot(programs: &Programs) -> (Bytes, i64, KeyHash) {
             .await
             .unwrap();
     }
-    // Some keys have several generations, some are deleted, and one compaction runs in between.
+    // Some keys are changed or deleted, and the store is compacted in between.
     for index in (0..KEYS).step_by(7) {
         let key = format!("/key/{index:05}");
         client.delete(key.as_str(), None).await.unwrap();
@@ -113,7 +112,7 @@ impl World {
         world
     }
 
-    /// Sets the minor version of the cluster into which the backup is restored.
+    /// Sets the minor release of the restored cluster.
     fn set_target_minor(&mut self, minor: &str) {
         self.programs = Programs::find(minor);
         self.tool = tool(&self.programs, minor);
@@ -171,7 +170,7 @@ impl World {
         self.fetch_from("bucket/a/backup")
     }
 
-    /// The arguments of a fetch for a cluster with this version of etcd.
+    /// The arguments of a fetch for a cluster with this etcd version.
     fn fetch_into(&self, version: &str) -> Fetch {
         Fetch {
             etcd_version: Some(version.to_owned()),
@@ -208,7 +207,7 @@ async fn restores_all_keys(minor: &'static str) {
     restores_all_keys_into(minor, minor).await;
 }
 
-/// Restores a backup of the minor version `of` into a cluster with the version `minor`, with the tool of `minor`.
+/// Restores a backup of the minor release `of` into a cluster with the minor release `minor`.
 async fn restores_all_keys_into(of: &'static str, minor: &str) {
     let mut world = World::new(of).await;
     world.set_target_minor(minor);
@@ -231,9 +230,9 @@ async fn restores_all_keys_into(of: &'static str, minor: &str) {
     let status = member
         .serves()
         .await
-        .expect("etcd starts on the restored directory");
+        .expect("etcd must start on the restored data directory");
     assert_eq!(status.revision, world.revision);
-    // The restored etcd has the same keys as the member in the backup, and the report contains the hash of these keys.
+    // The restored etcd has the hash of the keys in the backup, and the report contains this hash.
     let port = EtcdClient::new(Access::default());
     let found = port.hash(&member.client_url, restored.revision).await;
     assert_eq!(found.unwrap(), Some(world.hash));
@@ -266,7 +265,7 @@ async fn etcd_3_7_backup_is_restored_by_tool_of_same_minor() {
     restores_all_keys("3.7").await;
 }
 
-/// Invariant 6: if its data is lost, a restarted member does not start as an empty member.
+/// Invariant 6: a member that has lost its data does not start as an empty member.
 #[tokio::test]
 async fn invariant_6_seed_without_data_does_not_start() {
     for minor in ["3.4", "3.5", "3.6", "3.7"] {
@@ -284,11 +283,11 @@ async fn restarted_seed_keeps_existing_data() {
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let first = prepare(&world.prepare(&peer_url)).unwrap();
     std::fs::write(world.data().join("mark"), "live").unwrap();
-    // The node has restarted, and the Secret and the backup were deleted in the meantime.
+    // After a restart of the node, the Secret and the backup do not exist any more.
     let mut again = world.fetch_from("missing/nothing");
     again.secret = None;
-    // The program reports the SHA-256 of the existing data, even if the arguments require another SHA-256. The operator
-    // compares the reported SHA-256 with the recorded one.
+    // The report contains the SHA-256 of the existing data, not the SHA-256 in the arguments. The operator compares it
+    // with the recorded SHA-256.
     again.sha256 = Some("ab".repeat(32));
     assert_eq!(fetch(&again).await.unwrap(), first);
     assert_eq!(prepare(&world.prepare(&peer_url)).unwrap(), first);
@@ -305,10 +304,10 @@ async fn interrupted_restore_reuses_fetched_snapshot() {
     let half = world.volume.path().join("restore/data/member/snap");
     std::fs::create_dir_all(&half).unwrap();
     std::fs::write(half.join("db"), "half").unwrap();
-    // The second start reuses the fetched snapshot, so it succeeds although the backup was deleted.
+    // The second start succeeds without the backup, because the snapshot is on the volume.
     world.store().await.delete("a/backup").await.unwrap();
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);
-    // The arguments may name another location of the same backup. The snapshot is still reused.
+    // The snapshot is reused for another location with the same SHA-256.
     let mut copy = world.fetch_from("missing/nothing");
     copy.sha256 = Some(fetched.sha256.clone());
     assert_eq!(fetch(&copy).await.unwrap(), fetched);
@@ -316,7 +315,7 @@ async fn interrupted_restore_reuses_fetched_snapshot() {
     assert!(world.data().join("member/snap/db").exists());
 }
 
-/// The node crashed before the whole snapshot was on its disk.
+/// The node has crashed before the whole snapshot was on disk.
 #[tokio::test]
 async fn truncated_snapshot_is_fetched_again() {
     let world = World::new("3.6").await;
@@ -341,8 +340,8 @@ async fn data_directory_of_another_program_is_kept() {
     assert_eq!(std::fs::read_dir(world.data()).unwrap().count(), 1);
 }
 
-/// Invariant 9: without a manifest, a backup is identified only by its location. A snapshot from another location is
-/// not reused, and the result of each fetch names the origin of the data.
+/// Invariant 9: without a manifest, only the location identifies a backup, so a snapshot from another location is not
+/// reused. The report contains the origin of the data.
 #[tokio::test]
 async fn snapshot_of_other_backup_is_not_reused() {
     let world = World::new("3.6").await;
@@ -367,7 +366,7 @@ async fn snapshot_of_other_backup_is_not_reused() {
         ..from(&here)
     };
     assert_eq!(origin(&prepare(&raised).unwrap()), raised_origin);
-    // The report about an existing data directory contains the origin of its data, and ignores the arguments.
+    // For an existing data directory, the report contains the origin of its data, not the arguments.
     assert_eq!(origin(&fetch(&other).await.unwrap()), raised_origin);
 }
 
@@ -391,7 +390,7 @@ async fn seed_restores_backup_without_manifest() {
     prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
 }
 
-/// Invariant 12: after decompression, the restored data equals what etcd sent.
+/// Invariant 12: after decompression, the restored data equals the snapshot from etcd.
 #[tokio::test]
 async fn seed_fetches_compressed_backup_and_rejects_truncated_backup() {
     let world = World::new("3.6").await;
@@ -461,7 +460,7 @@ async fn seed_reports_wrong_backup_location_or_secret_with_remedy() {
     std::fs::write(world.secret.path().join("credentials"), wrong).unwrap();
     let trouble = fetch(&world.fetch()).await.unwrap_err();
     assert_eq!(trouble.reason, Reason::AccessDenied, "{}", trouble.message);
-    // Invariant 14: the message does not contain the content of the Secret.
+    // Invariant 14: the message contains nothing from the Secret.
     assert!(!trouble.message.contains("THE-SECRET"));
     let wrong = format!(
         "[default]\naws_access_key_id = {ACCESS_KEY}\naws_secret_access_key = THE-SECRET\n"

@@ -1,6 +1,5 @@
-//! Creates a seed from the surviving member of a cluster that has lost its quorum, with real servers. etcd sends a
-//! snapshot even without a leader. etcd's own restore tool creates the first member of a new cluster from this
-//! snapshot.
+//! Creates a seed from the surviving member of a cluster without a quorum, with real servers. etcd sends a snapshot
+//! even without a leader, and the restore tool creates the first member of a new cluster from it.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, missing_docs)]
 
 use std::time::{Duration, Instant};
@@ -18,10 +17,10 @@ mod on_disk;
 use on_disk::{Member, tool};
 
 const KEYS: usize = 200;
-/// The number by which the revision is increased, for versions of etcd that support it.
+/// The number by which the revision is raised, if the etcd version supports this.
 const BUMP: u64 = 1_000_000;
 
-/// A cluster of three members. Two members are lost, and the survivor has no leader.
+/// A cluster of which two of three members are lost. The survivor has no leader.
 struct Loss {
     programs: Programs,
     members: Vec<EtcdProcess>,
@@ -127,14 +126,14 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
     let restored = prepare(&arguments).unwrap();
     let raised = old.revision + i64::try_from(bump.unwrap_or(0)).unwrap();
     assert_eq!(restored.revision, raised);
-    // A second call of `prepare` leaves the restored data directory unchanged.
+    // The second call changes nothing, because the data directory exists.
     assert_eq!(prepare(&arguments).unwrap(), restored);
 
     let mut member = Member::start(&loss.programs, &loss.volume.path().join("data"), &peer_url);
     let status = member
         .serves()
         .await
-        .expect("etcd starts on the restored directory");
+        .expect("etcd must start on the restored data directory");
     assert_eq!(status.revision, raised);
     assert_ne!(
         status.cluster_id, old.cluster_id,
@@ -144,7 +143,7 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
         let key = format!("/key/{index:05}");
         assert_eq!(member.value(&key).await, Some(format!("value {index}")));
     }
-    // The restore leaves the survivor unchanged.
+    // The survivor is unchanged.
     let after = leaderless(&loss.members[0].client_url).await;
     assert_eq!(
         (after.revision, after.cluster_id),
@@ -155,8 +154,8 @@ async fn check_new_cluster(minor: &str, bump: Option<u64>) {
     }
 }
 
-/// Asserts that etcd rejects a watch that continues at an old revision. The lost members may have used this revision
-/// for another write, so clients must start a new watch.
+/// Checks that etcd rejects a watch from an old revision. The lost members may have used this revision for another
+/// write, so clients must start a new watch.
 async fn check_old_watch_is_rejected(member: &Member, revision: i64) {
     let mut client = etcd_client::Client::connect([&member.client_url], None)
         .await

@@ -1,4 +1,4 @@
-//! Starts the watches, and requests a reconcile for each change that a watch reports.
+//! Starts the watches. A change of a watched object triggers a reconcile of its EtcdRestore.
 
 use std::sync::Arc;
 
@@ -21,9 +21,8 @@ use crate::metrics::RestoreMetrics;
 use crate::naming;
 use crate::reconcile::ReconcileContext;
 
-/// Runs the restore operator until its shutdown. `image` is the image of seed pods; without `image`, seed pods use the
-/// image of the operator's own pod. `ambient` contains the locations that other namespaces may read with the operator's
-/// own identity.
+/// Runs the restore operator until its shutdown. `image` is the image of seed pods; without it, the operator uses its
+/// own image. `ambient` contains the locations that each namespace may read with the operator's own cloud identity.
 pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>) {
     let controllers = Controllers::<EtcdRestore>::new(&operator);
     operator.metrics.collect(RestoreMetrics {
@@ -49,7 +48,7 @@ pub async fn run(operator: Operator, image: Option<String>, ambient: Vec<Grant>)
     reconciler.execute.undo.join().await;
 }
 
-/// Requests a reconcile of an EtcdRestore when its target EtcdCluster or the pod of its seed changes.
+/// Reconciles an EtcdRestore when its target EtcdCluster or the pod of its seed changes.
 fn watch_targets(controllers: Controllers<EtcdRestore>) -> Controllers<EtcdRestore> {
     let (of_cluster, of_pod) = (controllers.cache(), controllers.cache());
     let seeds = watcher::Config::default().labels(ANNOTATION_RESTORE);

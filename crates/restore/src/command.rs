@@ -1,4 +1,4 @@
-//! The command line of `etcd-restore-operator`. The command `seed` runs in the pod of a seed member before etcd.
+//! The command line of `etcd-restore-operator`. The pod of a seed runs the command `seed` before etcd.
 
 use std::process::ExitCode;
 

@@ -1,10 +1,10 @@
-//! Decides whether a backup is encrypted as the restore requires, and whether its key exists. Performs no I/O.
+//! Checks whether a backup is encrypted as required, and whether its key exists. Performs no I/O.
 //!
-//! If the restore names keys, the backup must be encrypted. Otherwise a writer to the bucket could replace an encrypted
-//! backup and its manifest with other data.
+//! If the restore names keys, the backup must be encrypted. Otherwise a writer to the bucket could replace an
+//! encrypted backup with other data.
 //!
-//! Invariant 34: if the EtcdRestore names an EtcdBackup (`spec.backup`), the status of the EtcdBackup decides whether
-//! the backup must be encrypted. The spec of the EtcdBackup may have changed since the backup was made.
+//! Invariant 34: with `spec.backup`, the status of the EtcdBackup decides whether the backup must be encrypted,
+//! because the spec of the EtcdBackup may have changed since the backup.
 
 use api::backup::{EncryptionKey, StoredBackup};
 use api::manifest::BackupManifest;
@@ -17,16 +17,16 @@ use store::encryption::Keys;
 use crate::plan::choice::{self, REPLACED};
 use crate::reason::{Reason, Trouble};
 
-/// The field that names the Secret with the encryption keys. EtcdRestores and EtcdBackups both have this field.
+/// The field with the name of the Secret, in EtcdRestores and EtcdBackups.
 pub(crate) const FIELD: &str = "spec.encryption.secret";
 
-/// Returns the Secret with the keys for a backup of an EtcdBackup. If the EtcdRestore names a Secret, returns this
-/// Secret. Otherwise returns the Secret of the EtcdBackup, or `None` if the backup is not encrypted. `stored` is the
-/// description of the backup in the status of the EtcdBackup.
+/// Returns the Secret with the keys for a backup of an EtcdBackup: the Secret in the EtcdRestore, or else the Secret
+/// in the EtcdBackup. `None` if the backup is not encrypted. `stored` describes the backup in the status of the
+/// EtcdBackup.
 ///
 /// # Errors
 ///
-/// Fails if the backup is encrypted, but neither the EtcdRestore nor the EtcdBackup names a Secret.
+/// Fails if the backup is encrypted, but neither spec names a Secret.
 pub(crate) fn by_name(
     restore: &EtcdRestore,
     backup: &EtcdBackup,
@@ -53,9 +53,9 @@ pub(crate) fn by_name(
             );
             Err(Trouble::new(Reason::InvalidSpec, message))
         }
-        // The backup was made without encryption. Its SHA-256 prevents its replacement.
+        // The backup is not encrypted, and its SHA-256 detects a replacement.
         (None, _) if is_described => Ok(None),
-        // The status does not show whether the backup is encrypted: the operator has found the backup in the store.
+        // The status does not contain enough data, because retention has found the backup in the store.
         (None, of_backup) => Ok(of_backup),
     }
 }
@@ -65,9 +65,9 @@ pub(crate) fn secret_of(chosen: &ChosenBackup) -> Option<SecretName<'_>> {
     choice::encryption_secret(chosen).map(|name| SecretName { field: FIELD, name })
 }
 
-/// If the status of the EtcdBackup records an encryption key, checks that the Secret contains this key. The check does
-/// not need the manifest, which may be missing, or on a PersistentVolumeClaim that the operator cannot read. `keys` are
-/// the keys in the Secret of the chosen backup.
+/// If the status of the EtcdBackup records an encryption key, checks that the Secret contains this key. This check
+/// needs no manifest, because the operator cannot read the manifest on a PersistentVolumeClaim. `keys` are the keys in
+/// the Secret.
 ///
 /// # Errors
 ///
@@ -90,13 +90,13 @@ fn require(chosen: &ChosenBackup, key: &EncryptionKey, keys: &Keys) -> Result<()
     })
 }
 
-/// Checks the encryption in the manifest before the restore changes anything. `keys` are the keys in the Secret of the
-/// chosen backup. Later, the seed also checks the object itself, because the manifest may be missing or changed.
+/// Checks the encryption in the manifest before the restore changes anything. `keys` are the keys in the Secret. The
+/// seed later checks the object too, because the manifest may be missing or wrong.
 ///
 /// # Errors
 ///
-/// Fails if the backup must be encrypted but is not, if it is encrypted with another key than the status of the
-/// EtcdBackup records, or if its key is missing.
+/// Fails if the backup is not encrypted although it must be, if its key is missing, or if its key differs from the key
+/// in the status of the EtcdBackup.
 pub(crate) fn check(
     chosen: &ChosenBackup,
     manifest: &BackupManifest,
@@ -138,7 +138,7 @@ fn not_encrypted(chosen: &ChosenBackup) -> Trouble {
     Trouble::new(Reason::SnapshotUnreadable, message)
 }
 
-/// The error if the status of the EtcdBackup records the key `recorded`, but the manifest names another key or none.
+/// The error if the manifest does not name the key `recorded`, which the status of the EtcdBackup records.
 fn other_encryption(chosen: &ChosenBackup, recorded: &EncryptionKey, found: &str) -> Trouble {
     let message = format!(
         "spec.backup.name: the backup {} {found}, but the status of the EtcdBackup {} records the key {:?} (ID {}): \
@@ -247,7 +247,7 @@ mod tests {
         let plain = json!({ "location": "s3://b/k", "sha256": "AB" });
         let found_in_store = json!({ "location": "s3://b/k" });
         for (secret, stored, expected) in [
-            // `spec.encryption` was set after this backup.
+            // `spec.encryption` of the EtcdBackup was set after this backup.
             (Some("keys"), &plain, None),
             (None, &plain, None),
             (Some("keys"), &stored(ID), Some("keys")),
@@ -257,7 +257,7 @@ mod tests {
             let chosen = chosen_by_name(secret, stored).unwrap();
             assert_eq!(choice::encryption_secret(&chosen), expected, "{stored}");
         }
-        // `spec.encryption` was removed after this backup.
+        // `spec.encryption` of the EtcdBackup was removed after this backup.
         let trouble = chosen_by_name(None, &stored(ID)).unwrap_err();
         assert_eq!(trouble.reason, Reason::InvalidSpec);
         for part in [ID, "EtcdBackup nightly", "set spec.encryption.secret of"] {
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_key_of_status_is_reported_without_manifest() {
+    fn missing_recorded_key_is_reported_without_manifest() {
         let chosen = chosen_by_name(Some("keys"), &stored("ffff")).unwrap();
         let trouble = check_recorded_key(&chosen, Some(&keys())).unwrap_err();
         assert_eq!(trouble.reason, Reason::SecretMissing);

@@ -1,7 +1,7 @@
-//! Sends the planned requests in order. This module decides nothing.
+//! Sends the planned requests in their order.
 //!
-//! Each request is sent once, and has a precondition (invariant 11): a resourceVersion, a UID, or an observation that
-//! is at most ten seconds old.
+//! Each request is sent at most once, and has a precondition (invariant 11): a resourceVersion, a UID, or an
+//! observation of the last ten seconds.
 
 use std::time::Instant;
 
@@ -26,24 +26,24 @@ mod undo;
 
 pub use undo::Undo;
 
-/// Grace period for old members in seconds. A short period shortens the time without a serving member. The restored
-/// cluster does not use the data of the old members.
+/// Grace period of the old members in seconds. It is short, because no member serves meanwhile, and the data of the
+/// old members is not needed.
 const STOP_SECONDS: u32 = 1;
 
-/// The client that sends requests, and the tasks that undo late writes.
+/// The client for writes, and the tasks that undo writes.
 #[derive(Clone)]
 pub struct ExecuteContext {
-    /// A client that sends each request once. A retry could send a request more than ten seconds after the observation.
+    /// A client that does not retry requests. A retry could be sent more than ten seconds after the observation.
     pub client: Client,
-    /// The tasks that undo writes that reached the API server too late.
+    /// The tasks that undo writes that arrived too late.
     pub undo: Undo,
 }
 
-/// Sends the requests of a plan. `since` is the start time of the observation on which the plan is based.
+/// Sends the requests of a plan. `since` is the start of the observation for this plan.
 ///
 /// # Errors
-/// Stops at the first failed request. A request fails if the API server rejects it, if its precondition is not met, or
-/// if the observation is older than ten seconds.
+/// Stops at the first request that fails. A request fails if the API server rejects it, if a precondition is not met,
+/// or if the observation is older than ten seconds.
 pub async fn execute(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -69,13 +69,13 @@ pub async fn execute(
     Ok(())
 }
 
-/// Writes the status of the EtcdRestore, with the observed resourceVersion as precondition. If the
-/// CustomResourceDefinition lacks fields that only the columns of `kubectl get` show, the status is written without
-/// these fields. If it lacks another field of the status, the written status reports only this problem.
+/// Writes the status with the observed resourceVersion as precondition. If the CustomResourceDefinition does not
+/// contain the fields for the columns of `kubectl get`, they are left out. If it does not contain another field, the
+/// status reports only this problem.
 ///
 /// # Errors
 ///
-/// Fails if the status cannot be written or the CustomResourceDefinition is outdated.
+/// Fails if the status cannot be written, or if the CustomResourceDefinition is outdated.
 pub async fn report(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -128,8 +128,7 @@ impl ExecuteContext {
                 after_cutover,
             } => {
                 in_time(since)?;
-                // If the pod already exists, another operator process has created it. The next reconcile checks the
-                // pod.
+                // If the pod exists, another operator process has created it, and the next reconcile checks the pod.
                 if let Created::New(created) = self.create(&namespace, pod.as_ref()).await? {
                     undo::delayed_seed(self, restore, cluster, (created, *after_cutover));
                 }
@@ -137,7 +136,7 @@ impl ExecuteContext {
             Request::Lock(cluster) => {
                 let lock = json!({ "annotations": { ANNOTATION_RESTORE: naming::uid(restore) } });
                 let locked = self.patch(&namespace, cluster.as_ref(), &lock).await;
-                // The lock may be set even if the request failed. Only a conflict proves that the lock is not set.
+                // A failed request may have set the lock. Only a conflict proves that it has not.
                 if !locked.as_ref().is_err_and(apply::Error::is_conflict) {
                     undo::delayed_lock(self, restore, cluster);
                 }
@@ -242,8 +241,7 @@ impl ExecuteContext {
             .map(drop)
     }
 
-    /// Deletes a pod if it is unchanged. Returns true if the API server accepted the deletion, or if no pod of this
-    /// name exists.
+    /// Deletes a pod if it is unchanged. Returns true if the deletion was accepted, or if no pod of this name exists.
     async fn delete_unchanged(
         &self,
         pod: &Pod,
@@ -255,7 +253,7 @@ impl ExecuteContext {
         match apply::delete_if_unchanged(&self.api::<Pod>(&namespace), pod).await? {
             Deleted::Accepted => Ok(true),
             Deleted::Changed => Ok(false),
-            // The observed pod no longer exists. Another operator process may have created a new pod on the same volume
+            // The observed pod does not exist. Another operator process may have created a new pod of this name
             // (invariant 11).
             Deleted::Gone => {
                 let next: Option<Pod> = self.read(&namespace, &pod.name_any()).await?;
@@ -274,8 +272,8 @@ impl ExecuteContext {
     }
 }
 
-/// Fails if the observation is older than ten seconds. The process may have been suspended since then, and may have
-/// lost its lease (invariant 11).
+/// Fails if the observation is older than ten seconds. After a longer pause, the process may have lost its lease
+/// (invariant 11).
 fn in_time(since: Instant) -> Result<(), Error> {
     if apply::is_fresh(since) {
         return Ok(());

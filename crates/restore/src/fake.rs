@@ -1,4 +1,4 @@
-//! A fake API server for tests. It records the requests, and a function of the test computes the responses.
+//! A fake API server for tests. It records all requests, and a function of the test returns the responses.
 
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex};
@@ -15,11 +15,11 @@ use runtime::slots::{SlotLimits, Slots};
 use serde_json::{Value, json};
 use tower::service_fn;
 
-/// The received requests in order, each with its method and kind, such as `PATCH etcdrestores/status`.
+/// The received requests in their order, such as `PATCH etcdrestores/status`.
 pub(crate) type Requests = Arc<Mutex<Vec<String>>>;
 
-/// Starts a server. `answer` gets a request and the number of earlier equal requests. It returns the status code and
-/// the object of the response. If the status code is an error, the object is ignored.
+/// Starts a server. `answer` gets a request and the number of earlier equal requests, and returns a status code and an
+/// object. For an error code, the object is ignored.
 pub(crate) fn server(
     answer: impl Fn(&str, usize) -> (u16, Value) + Send + Sync + 'static,
 ) -> (Client, Requests) {
@@ -58,12 +58,11 @@ fn serve(
     (Client::new(service, "prod"), requests)
 }
 
-/// The slots for reads from stores.
 pub(crate) fn reads() -> Arc<Slots> {
     Slots::new(SlotLimits::of_reads(&Scope::All))
 }
 
-/// An EtcdRestore with `overwrite: true`, without status.
+/// An EtcdRestore with `overwrite: true` and no status.
 pub(crate) fn restore_in_place() -> EtcdRestore {
     let spec =
         json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
@@ -73,7 +72,7 @@ pub(crate) fn restore_in_place() -> EtcdRestore {
     restore
 }
 
-/// The image of the seed pods, as set by a flag.
+/// The image of seed pods in tests.
 pub(crate) fn image(client: &Client) -> OwnImage {
     let operator = Operator::new(
         ("etcd-restore-operator", "restore"),

@@ -1,10 +1,9 @@
 //! The restore operator: creates or replaces a cluster from a backup.
 //!
-//! The operator creates the EtcdCluster with a restore lock, or locks an existing EtcdCluster. It never changes or
-//! deletes a cluster that it has not locked. Then the operator creates the seed, the first member of the new cluster.
-//! The seed's pod downloads the backup, creates the data directory and verifies it before etcd starts. The operator
-//! records the new cluster in the status of the EtcdCluster, and releases the lock last. No backup data passes through
-//! the operator.
+//! The operator sets a restore lock on the EtcdCluster, which it creates if necessary, and never changes a cluster
+//! without its lock. Then it creates the seed, the first member of the new cluster. The seed's pod downloads and
+//! verifies the backup before etcd starts. Finally, the operator records the new cluster in the status of the
+//! EtcdCluster, and removes the lock.
 
 pub mod app;
 pub mod command;

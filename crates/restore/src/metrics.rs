@@ -1,8 +1,8 @@
-//! The metrics of each EtcdRestore, with its namespace, cluster and name as labels. The metric of a failure also has
-//! the reason of the condition as a label. There are few reasons, so the number of time series stays small.
+//! The metrics of each EtcdRestore, with its namespace, cluster and name as labels. The metric `failed` also has the
+//! reason of the condition as a label.
 //!
-//! The values are computed from the cached objects at each scrape. Deleted objects therefore have no metrics, and a
-//! restart of the operator loses no values.
+//! Each scrape computes the values from the cached objects. Deleted objects therefore have no metrics, and a restart
+//! of the operator loses no values.
 
 use std::fmt;
 
@@ -46,8 +46,7 @@ impl Collector for RestoreMetrics {
 
 const PREFIX: &str = "etcd_operator_restore_";
 
-/// Name, help text and values of each metric. If an EtcdRestore has no value for a metric, the metric has no time
-/// series for this EtcdRestore.
+/// Name, help text and values of each metric. An EtcdRestore without a value has no time series.
 fn metrics<'a>(
     restores: impl Iterator<Item = &'a EtcdRestore>,
 ) -> [(&'static str, &'static str, Values); 7] {

@@ -1,4 +1,4 @@
-//! The names of a restore. They are derived from the UID of the EtcdRestore, so every operator process chooses the same
+//! The names of objects of a restore. They depend only on the EtcdRestore, so every operator process uses the same
 //! names.
 
 use api::EtcdRestore;
@@ -6,13 +6,13 @@ use api::names;
 use api::restore::SeedStatus;
 use member::seed_name;
 
-/// The UID of the EtcdRestore. The restore lock has this value.
+/// The UID of the EtcdRestore, which is also the value of its restore lock.
 pub fn uid(restore: &EtcdRestore) -> &str {
     restore.metadata.uid.as_deref().unwrap_or_default()
 }
 
-/// The name of the target EtcdCluster: the recorded name if the restore has started, and otherwise the name in the
-/// spec.
+/// The name of the target EtcdCluster. After the start of the restore, this is the recorded name, and before it the
+/// name in the spec.
 pub fn target(restore: &EtcdRestore) -> &str {
     let seed = restore
         .status
@@ -22,7 +22,7 @@ pub fn target(restore: &EtcdRestore) -> &str {
     recorded.unwrap_or(&restore.spec.etcd_cluster.name)
 }
 
-/// The name of the seed member and the token of the new cluster. Both depend on the UID of the EtcdRestore, so they are
+/// The name of the seed member and the token of the new cluster. They contain the UID of the EtcdRestore, so they are
 /// unique.
 pub fn seed(restore: &EtcdRestore) -> SeedStatus {
     SeedStatus {
@@ -43,7 +43,7 @@ mod tests {
         restore
     }
 
-    /// Invariant 11: two operator processes choose the same names.
+    /// Invariant 11: every operator process computes the same names.
     #[test]
     fn seed_name_and_token_are_unique_per_restore() {
         assert_eq!(seed(&restore("a")), seed(&restore("a")));
@@ -51,8 +51,7 @@ mod tests {
         assert_ne!(seed(&restore("a")).token, seed(&restore("b")).token);
     }
 
-    /// Invariant 10: after the start, the operator uses the recorded name of the cluster and ignores changes of the
-    /// spec.
+    /// Invariant 10: after the start, a change of the cluster name in the spec has no effect.
     #[test]
     fn started_restore_ignores_changed_cluster_name() {
         let mut restore = restore("a");

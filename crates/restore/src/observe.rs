@@ -1,5 +1,5 @@
-//! Reads Kubernetes objects, the metadata of the backup, and the member list and revision from etcd. Changes nothing.
-//! Every read has a time limit, and data that cannot be read is `Unknown`.
+//! Reads Kubernetes objects, the metadata of the backup, and etcd. Every read has a time limit, and data that cannot
+//! be read is `Unknown`.
 
 mod backup;
 pub(crate) mod members;
@@ -32,28 +32,28 @@ use crate::snapshot::{
 };
 use crate::{naming, plan};
 
-/// Time limit for one read of Kubernetes.
+/// Time limit for one request to the API server.
 const READ_TIMEOUT: Duration = Duration::from_secs(10);
-/// Time limit for all reads of the store in an observation.
+/// Time limit for all requests to the store in an observation.
 const STORE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// The clients and settings for reads.
+/// The clients and settings for an observation.
 pub struct ObserveContext<'a> {
     /// The client of the API server.
     pub client: &'a Client,
-    /// The client for calls to the seed and to old members.
+    /// The client for the etcd of the seed and of the restored cluster.
     pub etcd: &'a dyn Etcd,
     /// The storage locations that each namespace may use with the operator's own cloud identity.
     pub grants: &'a Grants,
-    /// Limits how many manifests are read from stores at the same time.
+    /// Limits the number of concurrent reads of manifests.
     pub reads: &'a Arc<Slots>,
-    /// The image of seed members.
+    /// The image of seed pods.
     pub image: &'a OwnImage,
-    /// Why the Secrets for connections to the members cannot be used. `None` if they can be used.
+    /// The problem of the Secrets for connections to the members, if any.
     pub fault: Option<&'a str>,
 }
 
-/// Reads the data that the plan needs in the current state of the restore, and no other data.
+/// Reads the data that the plan needs.
 pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Observation {
     let mut observation = Observation {
         snapshot: Snapshot::not_read(),
@@ -88,7 +88,7 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
             let lock = cluster.annotations().get(ANNOTATION_RESTORE);
             let locked = lock.map(String::as_str) == Some(naming::uid(restore));
             let named = members::named(context, restore, &namespace, (&cluster, locked)).await;
-            // If the seed's pod cannot be read, the TLS settings from the status of the EtcdCluster are used.
+            // If the seed's pod cannot be read, the TLS settings in the status of the EtcdCluster are used.
             let pod = named.pod.as_ref().ok().and_then(Option::as_ref);
             let effective = effective::as_started(&cluster, pod, locked);
             let certificates = tls::read(context.client, &namespace, &effective).await;
@@ -117,11 +117,11 @@ pub async fn observe(context: &ObserveContext<'_>, restore: &EtcdRestore) -> Obs
     observation
 }
 
-/// Reads further data. Which data depends on the restore lock of the EtcdCluster:
+/// Reads the data that depends on the restore lock of the EtcdCluster:
 ///
-/// - If this restore holds the lock, reads the seed and the old members.
-/// - If the lock was released after the cutover, queries the etcd of the restored cluster.
-/// - If the lock is not set yet, checks the backup.
+/// - With the lock of this restore: the seed and the old members.
+/// - Without a lock after the cutover: the etcd of the restored cluster.
+/// - Without a lock before the cutover: the backup.
 async fn read_target(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -149,7 +149,7 @@ async fn read_target(
     }
 }
 
-/// Reads the seed and the old members of an EtcdCluster that the restore has locked.
+/// Reads the seed and the old members of an EtcdCluster with the lock of this restore.
 async fn read_seed(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -178,8 +178,8 @@ async fn read_seed(
     members::check_storage(context.client, &mut snapshot.seed, &objects.seed).await;
     members::read_progress(&mut snapshot.seed, objects.seed.pod.as_ref()).await;
     let pod = objects.seed.pod.as_ref();
-    // Before the cutover, an aborted restore does not query etcd. A slow answer would make each observation older than
-    // ten seconds, and no action would be sent.
+    // An aborted restore does not query etcd before the cutover. A slow answer would make the observation older than
+    // ten seconds, and no request would be sent.
     let queries_seed = if cut_over {
         members::needs_answer(restore, snapshot)
     } else {
@@ -197,8 +197,7 @@ async fn read_seed(
     }
 }
 
-/// Whether the seed's data differs from the recorded backup. The operator deletes such a seed without querying
-/// its etcd.
+/// True if the seed's data differs from the recorded backup. Such a seed is deleted without a query of its etcd.
 fn contains_other_backup(snapshot: &Snapshot) -> bool {
     let Pod::Present(facts) = &snapshot.seed.pod else {
         return false;
@@ -206,7 +205,7 @@ fn contains_other_backup(snapshot: &Snapshot) -> bool {
     matches!(facts.other_backup, Some(OtherBackup::Contains(_)))
 }
 
-/// Checks the backup before the restore creates or locks anything.
+/// Checks the backup before the restore creates or locks the EtcdCluster.
 async fn check_backup(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -222,7 +221,7 @@ async fn check_backup(
     }
 }
 
-/// Reads an object. `None` only if the API server reports that the object does not exist.
+/// Reads an object. `None` only if the API server answers that the object does not exist.
 pub(crate) async fn read<K>(
     client: &Client,
     namespace: &str,

@@ -1,4 +1,4 @@
-//! Converts the outcome of the requests into a status and a time for the next reconcile. Performs no I/O.
+//! Converts errors of requests for the status. Performs no I/O.
 
 use api::EtcdRestore;
 use api::problem::Chain;
@@ -11,7 +11,7 @@ use crate::plan::missing_storage::pvc_rejected;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Snapshot;
 
-/// Texts in the errors with which Kubernetes rejects storage (admission plugins `resourcequota` and `limitranger`).
+/// Texts in errors of the admission plugins `resourcequota` and `limitranger` about storage.
 const NO_STORAGE: [&str; 2] = ["exceeded quota", "storage usage per PersistentVolumeClaim"];
 
 /// The failure of a request.
@@ -23,7 +23,7 @@ pub enum Error {
     /// A precondition of the request is not met.
     #[error("{0}")]
     Missing(String),
-    /// The observation is too old, because the process was suspended or the API server was slow.
+    /// The observation is older than ten seconds, because the process was suspended or the API server was slow.
     #[error(
         "the observation took longer than {} seconds, so the operator repeats it: the API server or etcd responds slowly, or the operator has too little CPU",
         apply::FRESH.as_secs()
@@ -49,8 +49,8 @@ impl Failure for Error {
 }
 
 impl Error {
-    /// Whether an object was changed or deleted after it was read, or the observation is too old. The next reconcile
-    /// then plans the step again.
+    /// True if an object has changed since it was read, or if the observation is too old. The next reconcile repeats
+    /// the step.
     pub(crate) fn is_outdated(&self) -> bool {
         match self {
             Self::Write(error) | Self::Status(error) => error.is_conflict() || error.is_missing(),
@@ -59,7 +59,7 @@ impl Error {
         }
     }
 
-    /// Converts the error to the problem that the status reports.
+    /// Converts the error into the problem that the status reports.
     pub(crate) fn trouble(&self) -> Trouble {
         if let Self::Write(error) = self
             && let Some(trouble) = no_storage(error)
@@ -76,8 +76,8 @@ impl Error {
     }
 }
 
-/// If a quota or limit range rejects the PVC, returns a plan that reports this problem with its remedy. The error is
-/// then removed, so the controller does not back off.
+/// If a quota or limit range rejects the PVC, returns a plan that reports this problem. Removes the error, so that the
+/// controller does not back off.
 pub(crate) fn replan_without_storage(
     restore: &EtcdRestore,
     snapshot: &Snapshot,
@@ -91,7 +91,7 @@ pub(crate) fn replan_without_storage(
     }
 }
 
-/// The problem if a quota or limit range rejects the seed's PersistentVolumeClaim. `None` for every other error.
+/// The problem if a quota or limit range rejects the seed's PersistentVolumeClaim. `None` for other errors.
 fn no_storage(error: &apply::Error) -> Option<Trouble> {
     let apply::Error::Api {
         verb: "create",
@@ -154,7 +154,7 @@ mod tests {
                 assert!(trouble.message.contains(part), "{}", trouble.message);
             }
         }
-        // Missing permissions, and a quota without a status, are not reported as missing storage.
+        // A missing permission and an uncomputed quota are no problems of storage.
         let rights = "persistentvolumeclaims is forbidden: User \"a\" cannot create resource \"persistentvolumeclaims\"";
         let unknown = "status unknown for quota: few, resources: persistentvolumeclaims";
         for other in [

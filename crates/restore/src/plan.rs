@@ -1,7 +1,7 @@
-//! Plans one action and the state to report, from the EtcdRestore and the snapshot.
+//! Plans the next action of an EtcdRestore, and the state for its status.
 //!
-//! A plan is a pure function: it uses no client, no clock and no randomness. The progress of a restore is recorded only
-//! in API objects, which appear in this order:
+//! A plan is a pure function: it uses no client, no clock and no randomness. API objects record the progress of a
+//! restore in this order:
 //!
 //! 1. the seed's name and the replaced cluster, in the status of the EtcdRestore,
 //! 2. the EtcdCluster with the restore lock,
@@ -48,11 +48,11 @@ pub use action::{Action, Plan, PlanState};
 pub(crate) use write::released;
 pub use write::{Check, Object, Request};
 
-/// Interval of reconciles while no member serves clients.
+/// Delay between reconciles while no member serves clients.
 const OUTAGE_POLL: Duration = Duration::from_millis(200);
-/// Shortest interval of reconciles while the seed's etcd starts, because its start causes no event.
+/// Minimum delay between reconciles while the seed's etcd starts, because its start triggers no watch event.
 const SEED_START_POLL: Duration = Duration::from_millis(100);
-/// Message while another pod has the seed's name. That pod remains if its node does not answer.
+/// Message while another pod has the seed's name. A pod on a lost node stays until its Node is deleted.
 const NAME_TAKEN: &str = "waiting for the deletion of another pod with the seed's name; if the node of that pod is lost permanently, delete the Node";
 
 /// Plans the next action.
@@ -84,8 +84,8 @@ pub fn plan(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
     }
 }
 
-/// Plans the next action. The time `now` decides whether the EtcdRestore expires, how long a problem has lasted, and
-/// how old a backup is.
+/// Plans the next action. The time `now` determines the expiry of the EtcdRestore, the duration of problems and the
+/// age of backups.
 pub fn plan_at(restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let plan = backed_up::hold(plan(restore, snapshot), restore, snapshot, now);
     let plan = expiry::expire(plan, restore, now);
@@ -99,8 +99,8 @@ fn remove_finalizer() -> Plan {
     )
 }
 
-/// Removes the finalizer of a rejected restore before the rejection is reported. Such a restore has nothing to clean
-/// up, so users must be able to delete it even when no operator runs.
+/// Removes the finalizer of a rejected restore before the status reports the rejection. The restore has changed
+/// nothing, so its deletion needs no operator.
 fn without_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     match plan.state {
         PlanState::Halted(_) if in_place::has_finalizer(restore) => remove_finalizer(),
@@ -108,8 +108,8 @@ fn without_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     }
 }
 
-/// The plan of a restore that has ended, or whose spec is rejected. The plan depends only on the EtcdRestore. `None` if
-/// the plan needs an observation.
+/// The plan of a restore that has ended or is rejected. `None` if the restore continues, because the plan then needs
+/// an observation.
 pub fn final_plan(restore: &EtcdRestore) -> Option<Plan> {
     let status = restore.status.as_ref();
     let has_finalizer = in_place::has_finalizer(restore);
@@ -129,8 +129,7 @@ pub fn final_plan(restore: &EtcdRestore) -> Option<Plan> {
     if status.is_some_and(|status| status.succeeded) {
         return Some(Plan::complete());
     }
-    // A rejection is final for this generation of the spec. The restore does not start later, even if the existing
-    // cluster is deleted.
+    // The rejection is final for this generation of the spec, even if the existing cluster is deleted.
     let generation = restore.metadata.generation;
     let refused = conditions::find(restore.conditions(), &ConditionType::Failed).filter(|failed| {
         failed.status == "True"
@@ -141,8 +140,7 @@ pub fn final_plan(restore: &EtcdRestore) -> Option<Plan> {
         let refused = Plan::halt(Reason::ClusterExists, refused.message.clone());
         return Some(without_finalizer(restore, refused));
     }
-    // A restore with a finalizer or a verified seed has started. It continues from its records, even if its spec has
-    // become invalid.
+    // A restore with a finalizer or a verified seed has started, and continues even if its spec has become invalid.
     if has_finalizer || is_verified(restore) {
         return None;
     }
@@ -160,24 +158,24 @@ pub fn final_plan(restore: &EtcdRestore) -> Option<Plan> {
     None
 }
 
-/// Whether the cluster was formed by the seed that this restore has verified.
+/// True if the cluster ID is the ID of the seed that this restore has verified.
 fn is_restored(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
     let restored = verified(restore).map(|(id, _)| id);
     restored.is_some_and(|id| cluster.is_cluster(id))
 }
 
-/// Whether the status records that the seed serves the verified backup.
+/// True if the status records that the seed serves the verified backup.
 pub fn is_verified(restore: &EtcdRestore) -> bool {
     verified(restore).is_some()
 }
 
-/// The recorded cluster ID and revision of the seed.
+/// The cluster ID and the revision of the seed in the status.
 fn verified(restore: &EtcdRestore) -> Option<(&str, i64)> {
     let status = restore.status.as_ref()?;
     Some((status.cluster_id.as_deref()?, status.restored_revision?))
 }
 
-/// Invariant 9: an existing cluster is not changed without `spec.overwrite`.
+/// Invariant 9: without `spec.overwrite`, an existing cluster is not changed.
 fn refuse(restore: &EtcdRestore) -> Plan {
     let name = naming::target(restore);
     Plan::halt(
@@ -189,7 +187,7 @@ fn refuse(restore: &EtcdRestore) -> Plan {
     )
 }
 
-/// Invariant 9: a cluster that another restore has locked is not changed. The other restore continues.
+/// Invariant 9: a cluster with the lock of another restore is not changed.
 fn refuse_locked(restore: &EtcdRestore) -> Plan {
     let name = naming::target(restore);
     let message = if is_verified(restore) {
@@ -215,7 +213,7 @@ fn without_cluster(restore: &EtcdRestore, snapshot: &Snapshot) -> Plan {
         );
         return Plan::halt(Reason::ClusterMissing, message);
     }
-    // Invariant 10: the names of the seed's objects are recorded before the objects are created.
+    // Invariant 10: record the names of the seed's objects before the creation of the objects.
     if !seed_is_recorded(restore) || in_place::replaces(restore).is_some() {
         return record_intent(restore);
     }
@@ -244,7 +242,7 @@ fn seed_is_recorded(restore: &EtcdRestore) -> bool {
 fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let in_place = in_place::replaces(restore).is_some();
     // After the cutover, the restore is completed even if the EtcdRestore is deleted. In a new cluster, clients may
-    // have written to the seed, so no object of the seed is created again.
+    // have written to the seed, so its objects are not created again.
     if in_place::has_cut_over(restore, cluster) {
         return if in_place {
             in_place::replace(restore, snapshot, cluster.durable)
@@ -256,7 +254,7 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
         };
     }
     if in_place::is_aborted(restore) {
-        // The EtcdRestore owns an EtcdCluster that it has created, so garbage collection deletes this EtcdCluster.
+        // Kubernetes deletes the EtcdCluster, because the deleted EtcdRestore owns it.
         return if in_place {
             in_place::withdraw(snapshot)
         } else {
@@ -266,7 +264,7 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
     if !seed_is_recorded(restore) {
         return record_intent(restore);
     }
-    // If a user has removed the record of the backup from the status, the backup is recorded again.
+    // Record the backup again if a user has deleted it from the status.
     if let Some(plan) = choice::to_record(restore, snapshot, true) {
         return plan;
     }
@@ -285,8 +283,8 @@ fn with_lock(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot)
     }
 }
 
-/// Sets the finalizer before the handover, so that a deletion of the EtcdRestore waits for the end of the handover. If
-/// the EtcdRestore is deleted before the handover, its new cluster is deleted too.
+/// Sets the finalizer before the handover, so that a deletion of the EtcdRestore waits for the end of the handover.
+/// Before the handover, a deletion of the EtcdRestore deletes the new cluster too.
 fn with_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     if matches!(plan.action, Action::RecordFormed { .. }) && !in_place::has_finalizer(restore) {
         return Plan::act(
@@ -297,7 +295,7 @@ fn with_finalizer(restore: &EtcdRestore, plan: Plan) -> Plan {
     plan
 }
 
-/// Creates the missing objects of the seed. Called only while no client can have written to the seed.
+/// Creates the missing objects of the seed. No client can have written to the seed at this stage.
 fn prepare_seed(cluster: &ClusterFacts, known: Option<(&str, i64)>, snapshot: &Snapshot) -> Plan {
     if !cluster.problems.is_empty() {
         let message = format!("the EtcdCluster's {}", problem::summary(&cluster.problems));
@@ -348,7 +346,7 @@ fn await_seed(pod: &PodFacts, known: Option<(&str, i64)>, serving: &Serving) -> 
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(trouble);
     }
-    // Invariant 9: an answer at the seed's address counts only after the pod has reported a verified backup.
+    // Invariant 9: the pod must first report a verified backup, because an old pod may have had its address.
     let Some(restored) = pod.restored else {
         return Plan::wait_for("waiting until the seed's pod has fetched and verified the backup");
     };
@@ -394,8 +392,8 @@ fn is_known(known: Option<(&str, i64)>, cluster: &str, revision: i64) -> bool {
     known.is_some_and(|(id, at)| id == cluster && at == revision)
 }
 
-/// The interval of reconciles until the seed's etcd serves. It grows with the size of the backup, because the seed
-/// first creates its data directory, which takes one or two seconds per GiB.
+/// The delay between reconciles until the seed's etcd serves. It grows with the backup, because etcd first creates its
+/// data directory, at one or two seconds per GiB.
 fn seed_poll(fetched: Option<Moved>) -> Duration {
     let gibibytes = fetched.map_or(0, |fetched| fetched.bytes >> 30);
     let factor = u32::try_from(gibibytes).unwrap_or(u32::MAX).max(1);
@@ -413,7 +411,7 @@ fn handed_over(restore: &EtcdRestore, cluster: &ClusterFacts, serving: &Serving)
         );
     }
     match serving {
-        // The state `Differs` cannot occur here, because the hash is compared only before the cutover.
+        // `Differs` cannot occur here, because the hash is compared only before the cutover.
         Serving::NotRead | Serving::Differs { .. } => {
             Plan::wait_for("waiting for the cluster to serve")
         }

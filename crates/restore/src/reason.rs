@@ -30,9 +30,9 @@ api::reasons! {
         DefinitionOutdated,
         /// No member of the etcd cluster answers.
         EtcdUnreachable,
-        /// The restore is abandoned. If this happens before the cutover, the existing cluster is unchanged.
+        /// The restore is abandoned. Before the cutover, the existing cluster is unchanged.
         GivenUp,
-        /// The cluster operator manages the EtcdCluster again.
+        /// The cluster operator manages the EtcdCluster.
         HandedOver,
         /// The image of the seed's pod cannot be pulled.
         ImageNotFound,
@@ -42,9 +42,9 @@ api::reasons! {
         InvalidSpec,
         /// A Secret lacks a key.
         KeyMissing,
-        /// The EtcdCluster may be replaced only after a recent backup, and there is none.
+        /// No recent backup exists, but the EtcdCluster requires one before its data is replaced.
         NoRecentBackup,
-        /// The spec uses a field that this release does not support and must not ignore.
+        /// The spec uses a field that this release does not support. Ignoring this field would be unsafe.
         NotSupported,
         /// The spec uses fields that this release ignores.
         NotYetInEffect,
@@ -52,9 +52,9 @@ api::reasons! {
         Paused,
         /// The seed's pod does not start.
         PodNotStarting,
-        /// The spec in the backup's manifest has parts that a store must not decide.
+        /// The spec in the manifest of the backup sets fields that are not accepted from a store.
         RecordedSpecRefused,
-        /// The members of the EtcdCluster are replaced by the seed.
+        /// The seed replaces the members of the EtcdCluster.
         Replacing,
         /// The restored cluster serves.
         RestoreComplete,
@@ -64,7 +64,7 @@ api::reasons! {
         RestoreWaits,
         /// A Secret or one of its keys is missing.
         SecretMissing,
-        /// The seed's pod has ended and does not run again.
+        /// The seed's pod has ended or is unusable, so the operator replaces it.
         SeedEnded,
         /// The seed member cannot be prepared.
         SeedFailed,
@@ -72,7 +72,7 @@ api::reasons! {
         SeedServes,
         /// The operator has created the seed's pod.
         SeedStarted,
-        /// The backup cannot be read as a snapshot.
+        /// The content of the backup is not a valid snapshot.
         SnapshotUnreadable,
         /// A step failed; the message names the cause.
         StepFailed,

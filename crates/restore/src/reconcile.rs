@@ -22,22 +22,21 @@ use crate::plan::plan_at;
 use crate::plan::write::write;
 use crate::status;
 
-/// Time until the next attempt after a conflict, or after an observation that took too long.
+/// Delay after a conflict, or after an observation that took too long.
 const CONFLICT_RETRY: Duration = Duration::from_millis(200);
 
-/// The clients and tasks of all reconciles.
 pub(crate) struct ReconcileContext {
     /// The Kubernetes client for reads.
     pub(crate) client: Client,
-    /// The client for writes, which sends each write once (invariant 11), and the tasks that undo late writes.
+    /// The client for writes, which sends each write at most once (invariant 11), and the tasks that undo late writes.
     pub(crate) execute: ExecuteContext,
     /// The etcd client for clusters without TLS and authentication.
     pub(crate) etcd: EtcdClient,
-    /// The image of seed members.
+    /// The image of seed pods.
     pub(crate) image: OwnImage,
     /// The storage locations that each namespace may use with the operator's own cloud identity.
     pub(crate) grants: Grants,
-    /// Limits how many manifests are read from stores at the same time.
+    /// Limits the number of concurrent reads of manifests.
     pub(crate) reads: Arc<Slots>,
 }
 
@@ -51,11 +50,11 @@ impl Reconcile for ReconcileContext {
 }
 
 impl ReconcileContext {
-    /// Reconciles an EtcdRestore. `since` is the start time of the observation.
+    /// Reconciles an EtcdRestore. `since` is the start of the observation.
     async fn reconcile_since(&self, object: &EtcdRestore, since: Instant) -> Result<Done, Error> {
         let namespace = object.namespace().unwrap_or_default();
         let api: Api<EtcdRestore> = Api::namespaced(self.client.clone(), &namespace);
-        // The EtcdRestore is read again, because the cache may not contain the operator's last status write yet.
+        // Read the EtcdRestore again, because the cached object may not contain the last status yet.
         let Some(restore) = api.get_opt(&object.name_any()).await.map_err(Error::Read)? else {
             return Ok(Done::default());
         };
@@ -92,8 +91,7 @@ impl ReconcileContext {
         let written = report(&self.execute, &restore, &desired, &now);
         let written = in_stage("status", written).await;
         match executed.and(written) {
-            // The status reports that the observation took too long. The controller does not back off, because this is
-            // no failure.
+            // A slow observation is reported, but is no failure, so the controller does not back off.
             Err(Error::TooOld) => Ok(requeue(Some(CONFLICT_RETRY))),
             Err(Error::Status(error)) if error.is_conflict() => Ok(requeue(Some(CONFLICT_RETRY))),
             Err(Error::Status(error)) if error.is_missing() => Ok(Done::default()),
@@ -149,7 +147,7 @@ mod tests {
         }
     }
 
-    /// Invariant 11: a client with retries could send a write more than ten seconds after the observation.
+    /// Invariant 11: a retry could send a write more than ten seconds after the observation.
     #[tokio::test]
     async fn restore_writes_use_client_without_retries() {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" } });
@@ -179,7 +177,7 @@ mod tests {
         }
     }
 
-    /// A deleted EtcdRestore with `overwrite: true`, its EtcdCluster, and the seed's Service.
+    /// A deleted EtcdRestore with `overwrite: true`, its EtcdCluster, and the Service of its seed.
     fn aborted() -> (EtcdRestore, Value, Value) {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "b" }, "overwrite": true });
         let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
@@ -206,7 +204,7 @@ mod tests {
         (restore, cluster, service)
     }
 
-    /// An observation that took too long is no failure. After a failure, the controller would back off.
+    /// A slow observation is no failure, so the controller must not back off.
     #[tokio::test]
     async fn outdated_observation_is_repeated_without_backoff() {
         for (age, too_old) in [(0, false), (11, true)] {

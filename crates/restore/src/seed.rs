@@ -1,10 +1,9 @@
-//! The program in a seed's pod. `fetch` downloads the snapshot from a store or from a member. `start` creates and
-//! verifies the data directory, and then executes etcd (exec). `fetch` writes its result as JSON to the termination
-//! message of its container. `start` writes such a message only if it fails.
+//! The program in a seed's pod. `fetch` downloads the snapshot, and writes a report to the termination message of its
+//! container. `start` creates and verifies the data directory, and then executes etcd (exec). `start` writes a report
+//! only if it fails.
 //!
-//! The data directory is created under a temporary name, and is renamed after everything was verified. If the data
-//! directory exists, the program downloads and creates nothing, so a restarted pod never overwrites live data. The
-//! program does not use the Kubernetes API.
+//! The data directory has a temporary name until it is verified. If a data directory exists, nothing is downloaded or
+//! created, so a restarted pod never overwrites live data.
 
 use std::fs::{self, File};
 use std::io::{self, Write as _};
@@ -42,7 +41,7 @@ const TERMINATED: i32 = 128 + 15;
 pub enum Command {
     /// Fetch the snapshot to the data volume and verify it
     Fetch(Box<Fetch>),
-    /// Create the data directory from the snapshot, verify it, and become etcd
+    /// Create the data directory from the snapshot, verify it, and run etcd
     Start(Start),
 }
 
@@ -63,7 +62,7 @@ impl Paths {
         self.volume.join("data")
     }
 
-    /// The directory for temporary files of the restore. It is deleted when the data directory is complete.
+    /// The directory for temporary files, which is deleted after the data directory is complete.
     fn work(&self) -> PathBuf {
         self.volume.join("restore")
     }
@@ -76,14 +75,14 @@ impl Paths {
         self.work().join("expected.json")
     }
 
-    /// The file that describes the snapshot in the data directory. The restore does not delete this file.
+    /// The file that describes the data in the data directory. It is kept.
     fn restored(&self) -> PathBuf {
         self.volume.join("restored.json")
     }
 }
 
-/// Runs a command and writes its report. Returns whether the command succeeded. Does not return if `start` executes
-/// etcd.
+/// Runs a command and writes its report. Returns true if the command succeeded. If `start` succeeds, the function does
+/// not return, because etcd replaces this process.
 pub async fn run(command: &Command) -> bool {
     let work = async {
         match command {
@@ -92,7 +91,7 @@ pub async fn run(command: &Command) -> bool {
                 let server = progress::serve(move || meter.read());
                 let fetched = tokio::select! {
                     fetched = fetch(arguments) => fetched,
-                    // The progress is served until `fetch` ends. If the server ends first, `fetch` continues.
+                    // `fetch` continues even if the progress server ends.
                     fetched = async { server.await; std::future::pending().await } => fetched,
                 };
                 (&arguments.paths, fetched)
@@ -102,9 +101,8 @@ pub async fn run(command: &Command) -> bool {
     };
     let (paths, result) = tokio::select! {
         done = work => done,
-        // The kernel delivers SIGTERM to the first process of a container only if the process has a handler. The other
-        // processes of the container, such as etcdutl, end together with the first process. The next start repeats
-        // unfinished work.
+        // The first process of a container receives SIGTERM only if it has a handler. When it exits, all processes of
+        // the container end, and the next start repeats unfinished work.
         () = terminated() => std::process::exit(TERMINATED),
     };
     let succeeded = result.is_ok();
@@ -123,7 +121,7 @@ pub async fn run(command: &Command) -> bool {
     succeeded
 }
 
-/// Waits for SIGTERM. Waits forever if the handler cannot be installed.
+/// Waits for SIGTERM, or forever if the handler cannot be installed.
 async fn terminated() {
     if let Ok(mut signals) = signal(SignalKind::terminate()) {
         signals.recv().await;
@@ -133,12 +131,12 @@ async fn terminated() {
 }
 
 fn shorten(mut message: String) -> String {
-    // The message gets half of the limit. The other half is for the JSON around the message, and for escapes.
+    // The other half of the limit is for JSON and escapes.
     message.truncate(message.floor_char_boundary(MESSAGE_LIMIT / 2));
     message
 }
 
-/// An error of the data volume, with the remedy if there is one.
+/// An error of the data volume. The message contains a remedy if one is known.
 fn volume_trouble(doing: &str, path: &Path, error: &io::Error) -> Trouble {
     let remedy = match error.kind() {
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
@@ -155,7 +153,7 @@ fn volume_trouble(doing: &str, path: &Path, error: &io::Error) -> Trouble {
     )
 }
 
-/// The keys of the Secret that is mounted in `directory`.
+/// The content of the Secret that is mounted in `directory`.
 fn mounted(directory: Option<&Path>) -> Result<Option<SecretData>, Trouble> {
     directory
         .map(|directory| {
@@ -174,7 +172,7 @@ fn read_json<T: for<'de> Deserialize<'de>>(path: &Path) -> Result<Option<T>, Tro
     Ok(serde_json::from_slice(&text).ok())
 }
 
-/// Writes a file under a temporary name and renames it, so that the file is either complete or missing.
+/// Writes a file under a temporary name, and renames it. The file is therefore complete or missing.
 fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), Trouble> {
     let text = serde_json::to_vec(value).unwrap_or_default();
     let unfinished = path.with_extension("unfinished");
@@ -188,7 +186,7 @@ fn write_json<T: Serialize>(path: &Path, value: &T) -> Result<(), Trouble> {
     write().map_err(|error| volume_trouble("write", path, &error))
 }
 
-/// Syncs the parent directory of `path`, so that a rename in it survives a crash.
+/// Syncs the parent directory, so that a rename in it survives a crash.
 fn sync_parent(path: &Path) -> io::Result<()> {
     match path.parent() {
         Some(parent) => File::open(parent)?.sync_all(),
@@ -207,15 +205,15 @@ fn sync_directories(path: &Path) -> io::Result<()> {
     File::open(path)?.sync_all()
 }
 
-/// Whether the data directory was created. Returns false for an empty directory, and removes it: a user's container may
-/// have created it, and etcd would start in it without data.
+/// True if the data directory was created. Removes an empty directory, because etcd would start in it without data.
+/// Another container in the pod may have created it.
 fn is_created(paths: &Paths) -> bool {
-    // `remove_dir` fails for a directory with content, so only an empty directory is removed.
+    // `remove_dir` fails if the directory is not empty.
     let _ = fs::remove_dir(paths.data());
     paths.data().exists()
 }
 
-/// The description of the snapshot in an existing data directory. `None` without a data directory.
+/// The description of the data in an existing data directory. `None` without a data directory.
 fn already_restored(paths: &Paths) -> Result<Option<Contents>, Trouble> {
     if !is_created(paths) {
         return Ok(None);

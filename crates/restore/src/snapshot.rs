@@ -1,5 +1,5 @@
-//! The types that observe returns: plain data without clients. Data that cannot be read is `Unknown` with the reason,
-//! never empty (invariant 1).
+//! The types that `observe` returns: plain data without clients. Data that cannot be read is `Unknown`, never empty
+//! (invariant 1).
 
 use std::time::Duration;
 
@@ -19,9 +19,9 @@ use crate::reason::Trouble;
 
 /// An observation: the facts for the plan, and the objects for the requests.
 pub struct Observation {
-    /// The plain data from which the plan is made.
+    /// The input of the plan.
     pub snapshot: Snapshot,
-    /// The Kubernetes objects from which the requests of the plan are built.
+    /// The objects from which the requests are built.
     pub objects: Objects,
 }
 
@@ -29,17 +29,17 @@ pub struct Observation {
 pub struct Objects {
     /// The EtcdCluster as it was read. `None` if it does not exist.
     pub cluster: Option<EtcdCluster>,
-    /// The spec of the EtcdCluster with the TLS settings and the address format in effect.
+    /// The spec of the EtcdCluster, with the TLS settings and the address format in effect.
     pub effective: Option<EtcdClusterSpec>,
-    /// The recorded backup, or without a record the backup that the spec names.
+    /// The recorded backup, or else the backup in the spec.
     pub backup: Result<ChosenBackup, Trouble>,
     /// The image of the container `fetch`.
     pub image: Result<OperatorImage, String>,
-    /// The seed's objects as they were read.
+    /// The objects of the seed.
     pub seed: SeedObjects,
 }
 
-/// The objects of the seed that this EtcdCluster owns.
+/// The objects of the seed, which the EtcdCluster owns.
 #[derive(Default)]
 pub struct SeedObjects {
     /// The seed's pod. `None` if it does not exist.
@@ -50,7 +50,8 @@ pub struct SeedObjects {
     pub service: Option<Service>,
 }
 
-/// Whether the object occupies the name of a seed's object: it is being deleted, or its owner is not `owner`.
+/// True if the object prevents the creation of a seed's object with this name: it is being deleted, or `owner` does
+/// not own it.
 pub(crate) fn takes_name<K: Resource>(object: &K, owner: &str) -> bool {
     let metadata = object.meta();
     metadata.deletion_timestamp.is_some() || !is_owned(metadata, owner)
@@ -61,21 +62,20 @@ pub(crate) fn takes_name<K: Resource>(object: &K, owner: &str) -> bool {
 pub struct Snapshot {
     /// The target EtcdCluster.
     pub cluster: Cluster,
-    /// The result of the check of the backup. The backup is checked until the cluster is created or locked.
+    /// The result of the check of the backup, which ends when the cluster is created or locked.
     pub source: Source,
-    /// The backup to record. `None` if the record is valid or no backup was found.
+    /// The backup that must be recorded. `None` if it is recorded, or if no backup was found.
     pub found: Option<ChosenBackup>,
-    /// The objects of the seed. Read while the restore holds the lock of the cluster.
+    /// The objects of the seed. They are read while the restore holds the lock.
     pub seed: Seed,
-    /// The answer of etcd. Before the handover, the seed is queried. After the handover, any member of the cluster is
-    /// queried.
+    /// The answer of etcd: from the seed before the handover, and from any member of the cluster afterwards.
     pub serving: Serving,
-    /// The pods of the old members. Read after the cutover.
+    /// The pods of the old members. They are read after the cutover.
     pub old_members: OldMembers,
 }
 
 impl Snapshot {
-    /// A snapshot without any data.
+    /// A snapshot before any read.
     pub fn not_read() -> Self {
         Self {
             cluster: Cluster::Absent,
@@ -88,7 +88,7 @@ impl Snapshot {
     }
 }
 
-/// The pods of the old members, which the restore replaces.
+/// The pods of the members that the seed replaces.
 #[derive(Clone, Debug, PartialEq)]
 pub enum OldMembers {
     /// The pods were not read, because the plan does not need them.
@@ -100,22 +100,23 @@ pub enum OldMembers {
 }
 
 impl OldMembers {
-    /// Whether no old member is an endpoint of a Service: each pod is terminating and not ready, or no longer exists.
+    /// True if no old member receives requests through a Service: each pod is terminating and not ready, or is
+    /// deleted.
     pub fn have_stopped(&self) -> bool {
         matches!(self, Self::Known(pods) if pods.iter().all(|pod| pod.terminating && !pod.ready))
     }
 }
 
-/// A pod of the cluster that the restore replaces.
+/// The pod of an old member.
 #[derive(Clone, Debug, PartialEq)]
 pub struct OldPod {
     /// The name of the pod.
     pub name: String,
     /// The UID of the pod, which is the precondition of its deletion.
     pub uid: String,
-    /// Whether the pod is being deleted.
+    /// True if the pod is being deleted.
     pub terminating: bool,
-    /// Whether the readiness probe succeeds.
+    /// True if the pod is ready.
     pub ready: bool,
 }
 
@@ -135,37 +136,37 @@ pub enum Cluster {
 /// The facts about the EtcdCluster.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ClusterFacts {
-    /// The UID by which a recreated EtcdCluster is recognized.
+    /// The UID of the EtcdCluster, which differs if a user has created it again.
     pub uid: String,
     /// The UID of the EtcdRestore that holds the restore lock.
     pub lock: Option<String>,
     /// The cluster ID in the EtcdCluster's status.
     pub cluster_id: Option<String>,
-    /// Whether the cluster operator reports a healthy quorum.
+    /// True if the condition `Available` is True.
     pub available: bool,
-    /// Whether `spec.paused` is true.
+    /// True if `spec.paused` is true.
     pub paused: bool,
-    /// Whether the members have volumes.
+    /// True if the members have volumes.
     pub durable: bool,
-    /// The problems of the spec. With a problem, no seed is started.
+    /// The problems of the spec, for which no seed is started.
     pub problems: Vec<Problem>,
     /// The maximum age of the backup that a restore in place needs. `None` if it needs no backup.
     pub max_backup_age: Option<Duration>,
-    /// A description of the backup that a restore in place needs, as part of a sentence. Empty if it needs no backup.
+    /// The required backup, as part of a sentence in a message. Empty if no backup is required.
     pub needed_backup: String,
-    /// The newest backup of the cluster that counts for `spec.backup.beforeChanges`.
+    /// The newest backup that satisfies `spec.backup.beforeChanges`.
     pub backup: Option<LastBackup>,
-    /// Time since which the condition `Available` has been False. `None` while it is not False.
+    /// The time at which the condition `Available` became False. `None` if it is not False.
     pub unavailable_since: Option<Timestamp>,
 }
 
 impl ClusterFacts {
-    /// Whether the recorded cluster ID is `id`.
+    /// True if `id` is the cluster ID in the status.
     pub fn is_cluster(&self, id: &str) -> bool {
         self.cluster_id.as_deref() == Some(id)
     }
 
-    /// Whether the cluster still has the recorded UID and cluster ID.
+    /// True if the UID and the cluster ID are the recorded ones.
     pub fn is_still(&self, was: &ReplacesStatus) -> bool {
         let same = match &was.cluster_id {
             Some(id) => self.is_cluster(id),
@@ -191,14 +192,14 @@ pub enum Source {
 pub struct Seed {
     /// The state of the seed's Service.
     pub service: Child,
-    /// The state of the seed's PersistentVolumeClaim. Not read if members have no volumes.
+    /// The state of the seed's PersistentVolumeClaim. It is not read if the members have no volumes.
     pub pvc: Child,
     /// The state of the seed's pod.
     pub pod: Pod,
 }
 
 impl Seed {
-    /// A seed without any data.
+    /// A seed before any read.
     pub fn not_read() -> Self {
         Self {
             service: Child::Absent,
@@ -230,28 +231,28 @@ pub enum Pod {
     Absent,
     /// A pod with this name is being deleted or has another owner.
     NameTaken,
-    /// The pod exists and belongs to this restore.
+    /// The pod exists, and the EtcdCluster owns it.
     Present(PodFacts),
 }
 
-/// The state of a pod: a kubelet still runs its containers, or the pod has ended.
+/// Whether a pod has ended, and may be replaced.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Life {
     /// The pod is starting or running.
     #[default]
     Active,
-    /// The pod has ended. It was created too recently to be replaced.
+    /// The pod has ended, but must not be replaced yet.
     EndedRecently,
-    /// The pod has ended: it was evicted, shut down with its node, or rejected by a kubelet. No container is restarted.
+    /// The pod has ended and may be replaced: it was evicted, shut down with its node, or rejected by a kubelet.
     Ended,
 }
 
-/// The backup of a seed's pod, if it differs from the recorded backup. The text names both backups.
+/// The backup of a seed's pod, if it differs from the recorded backup. The text describes both backups.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OtherBackup {
-    /// The pod fetches the other backup and has not reported its data.
+    /// The pod fetches another backup, and has not reported its data yet.
     Fetches(String),
-    /// The data in the pod is from the other backup.
+    /// The data of the pod is from another backup.
     Contains(String),
 }
 
@@ -262,58 +263,58 @@ pub enum OtherBackup {
 )]
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PodFacts {
-    /// The state of the pod: a kubelet still runs its containers, or the pod has ended.
+    /// Whether the pod has ended, and may be replaced.
     pub life: Life,
-    /// Whether the pod was created too recently to be replaced.
+    /// True if the pod was created so recently that it must not be replaced yet.
     pub recent: bool,
-    /// Whether the container `fetch` has succeeded, but its report is missing or unreadable. A kubelet may lose a
+    /// True if the container `fetch` has succeeded, but its report is missing, because the kubelet may lose a
     /// termination message.
     pub report_lost: bool,
     /// The backup of the pod, if it differs from the recorded backup.
     pub other_backup: Option<OtherBackup>,
-    /// Whether the arguments of the pod require the recorded SHA-256, the recorded encryption and the recorded
-    /// `bumpRevision`. Such a pod cannot restore another backup.
+    /// True if the arguments of the pod contain the recorded SHA-256, encryption and `bumpRevision`. Such a pod cannot
+    /// restore another backup.
     pub checks_sha256: bool,
-    /// Why the pod does not start. `None` without a problem. The kubelet retries the start.
+    /// The reason why the pod does not start, if any. The kubelet retries the start.
     pub trouble: Option<Trouble>,
-    /// The revision of the restored data. `None` until the pod has reported a downloaded and verified backup. etcd
-    /// starts only on the restored data, so each answer at the pod's address comes from this data.
+    /// The revision of the restored data. `None` until the pod has reported a verified backup. etcd starts only on
+    /// this data.
     pub restored: Option<i64>,
-    /// Whether etcd is ready on the verified data directory.
+    /// True if the pod has reported a verified backup, and etcd is ready.
     pub verified: bool,
-    /// The hash of etcd's keys at the revision `restored`, if the manifest contains a hash.
+    /// The hash of the keys at the revision `restored`, if the manifest contains a hash.
     pub hash: Option<KeyHash>,
     /// The SHA-256 of the fetched snapshot in hexadecimal.
     pub sha256: Option<String>,
-    /// The origin of the fetched snapshot, as the pod reports it.
+    /// The origin of the fetched snapshot, from the report of the pod.
     pub origin: Option<Origin>,
-    /// Whether the container `fetch` is running.
+    /// True if the container `fetch` is running.
     pub fetching: bool,
-    /// The progress of the container `fetch`, while it runs and after it has succeeded.
+    /// The progress of the container `fetch`. It is kept after the success of the container.
     pub progress: Option<Moved>,
-    /// Whether the pod has the labels of the cluster, by which Services select it.
+    /// True if the pod has the labels of the cluster, so that Services select it.
     pub joined: bool,
 }
 
 /// The answer of the seed's etcd.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Serving {
-    /// etcd was not queried, because the plan does not need an answer.
+    /// etcd was not queried.
     NotRead,
-    /// The seed's etcd did not answer, for this reason.
+    /// etcd did not answer, for this reason.
     Unknown(String),
     /// The hash of the seed's keys differs from the hash in the manifest.
     Differs {
         /// The hash in the manifest.
         expected: u32,
-        /// The hash that the seed's etcd reports.
+        /// The hash from the seed's etcd.
         found: u32,
     },
-    /// The seed's etcd answers.
+    /// etcd answers.
     Serves {
         /// The cluster ID in hexadecimal, without leading zeros.
         cluster_id: String,
-        /// The current revision of the seed's etcd.
+        /// The current revision of etcd.
         revision: i64,
     },
 }

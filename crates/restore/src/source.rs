@@ -1,5 +1,5 @@
-//! Opens the location of the backup, and reads its manifest and its size. Two programs use this module: the operator,
-//! which reads the Secrets from the API server, and the program in the seed's pod, which reads mounted files.
+//! Opens the store of the backup, and reads the manifest and the size of the backup. The operator and the program in
+//! the seed's pod both use this module.
 
 use std::path::Path;
 
@@ -17,15 +17,15 @@ use crate::reason::{Reason, Trouble};
 /// Maximum size of a manifest in bytes.
 const MANIFEST_LIMIT: u64 = 4 << 20;
 
-/// An opened location of a backup.
+/// The opened store, and the key of the backup.
 pub struct OpenedSource(pub Target);
 
-/// Opens the bucket, or the directory `claim` where the PersistentVolumeClaim is mounted. `secret` and `ca` contain the
-/// Secrets that the source names.
+/// Opens the store of the backup. `claim` is the directory of the mounted PersistentVolumeClaim. `secret` and `ca` are
+/// the contents of the Secrets.
 ///
 /// # Errors
 ///
-/// Fails if the block or a Secret is invalid, or if the store cannot be opened.
+/// Fails if the storage block or a Secret is invalid, or if the store cannot be opened.
 pub async fn open(
     source: &StorageBlock,
     secret: Option<&SecretData>,
@@ -46,7 +46,7 @@ pub async fn open(
         .map_err(|error| trouble(&error))
 }
 
-/// Converts an error of the store to a problem of the restore.
+/// Converts an error of the store.
 pub fn trouble(error: &store::Error) -> Trouble {
     let reason = match error {
         store::Error::NoSuchBucket { .. } => Reason::BucketMissing,
@@ -62,11 +62,11 @@ pub fn trouble(error: &store::Error) -> Trouble {
 }
 
 impl OpenedSource {
-    /// The manifest of the backup; `None` if it does not exist, as for backups of coreos/etcd-operator.
+    /// The manifest of the backup. `None` if it does not exist, as for backups of coreos/etcd-operator.
     ///
     /// # Errors
     ///
-    /// Fails if the store fails, or if the manifest cannot be parsed or names an unknown compression or encryption.
+    /// Fails if the store fails, if the manifest is invalid, or if it names an unknown compression or encryption.
     pub async fn manifest(&self) -> Result<Option<BackupManifest>, Trouble> {
         let key = manifest_key(&self.0.key);
         let mut object = match self.0.store.get(&key).await {
@@ -121,8 +121,8 @@ impl OpenedSource {
     }
 }
 
-/// Compares the size of the stored backup with its manifest before anything is changed. Detects a truncated backup, and
-/// a backup with the manifest of another backup.
+/// Compares the size of the stored backup with its manifest, to detect a truncated or replaced backup before the
+/// restore changes anything.
 ///
 /// # Errors
 ///
@@ -173,7 +173,7 @@ mod tests {
         assert!(accepted(&plain, 100) && !accepted(&plain, 99));
         let compressed = manifest("zstd", r#","storedSize":40"#);
         assert!(accepted(&compressed, 40) && !accepted(&compressed, 39));
-        // If the manifest does not contain the stored size, every size is accepted.
+        // Without a stored size in the manifest, every size is accepted.
         assert!(accepted(&manifest("zstd", ""), 7));
         let encryption =
             r#","encryption":{"format":"aes256gcm-chunks-v1","key":{"name":"k","id":"ab"}}"#;

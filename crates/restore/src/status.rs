@@ -1,4 +1,4 @@
-//! Computes the status and the Events of an EtcdRestore. Performs no I/O: the time is an argument.
+//! Computes the status and the Events of an EtcdRestore. Performs no I/O.
 
 use api::EtcdRestore;
 use api::backup::Progress;
@@ -12,8 +12,7 @@ use crate::plan::{Action, Plan, PlanState};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Pod, PodFacts};
 
-/// The status after a reconcile. If a step has failed, the status reports the failure instead of the state of the plan,
-/// and records nothing.
+/// The status after a reconcile. After a failure, the status reports it, and the action of the plan is not recorded.
 pub fn compute(
     restore: &EtcdRestore,
     plan: &Plan,
@@ -47,8 +46,8 @@ pub fn compute(
     status
 }
 
-/// The status if the CustomResourceDefinition lacks a field that must be recorded. The status reports this problem and
-/// otherwise stays unchanged. The restore does not continue without the record (invariant 10).
+/// The status if the CustomResourceDefinition does not contain a field of the status. It reports this problem, and the
+/// restore waits, because it cannot record its steps (invariant 10).
 pub fn outdated_definition(
     restore: &EtcdRestore,
     error: &dyn std::error::Error,
@@ -75,7 +74,7 @@ pub fn outdated_definition(
     status
 }
 
-/// Sets the progress of the seed. If the seed does not answer, the last progress stays.
+/// Sets the progress of the download. If the seed reports none, the last progress is kept.
 pub fn set_progress(status: &mut EtcdRestoreStatus, seed: &Pod) {
     let number = |bytes| i64::try_from(bytes).unwrap_or(i64::MAX);
     if let Pod::Present(PodFacts {
@@ -146,7 +145,7 @@ fn findings(state: &PlanState, status: &EtcdRestoreStatus) -> (Finding, Finding)
     }
 }
 
-/// Sets the condition `Ready` with the reason and the message of the condition `Complete`.
+/// Sets the condition `Ready`, with the reason and the message of the condition `Complete`.
 fn set_ready(
     status: &mut EtcdRestoreStatus,
     (state, complete): (&PlanState, &Finding),
@@ -198,7 +197,7 @@ fn phase(state: &PlanState, status: &EtcdRestoreStatus) -> RestorePhase {
     }
 }
 
-/// The Events to publish after this reconcile.
+/// The Events of this reconcile.
 pub fn notices(restore: &EtcdRestore, plan: &Plan) -> Vec<Notice> {
     let target = crate::naming::target(restore);
     let action = match &plan.action {

@@ -11,20 +11,20 @@ use runtime::apply::is_owned;
 
 use crate::reason::Reason;
 
-/// What to do with the EtcdBackup of a cluster.
+/// The planned change of the EtcdBackup with the name of a cluster.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Action {
-    /// No change, because the EtcdBackup is as desired or not needed.
+    /// No change: the EtcdBackup is as desired, or `spec.backup` is not set.
     Nothing,
     /// Create or change the EtcdBackup.
     Apply(Box<EtcdBackup>),
     /// Delete the EtcdBackup, because `spec.backup` was removed.
     Delete(Box<EtcdBackup>),
-    /// No change, because an EtcdBackup of another owner has the cluster's name.
+    /// No change: the cluster does not own the EtcdBackup with its name.
     Taken,
 }
 
-/// Plans the change for an EtcdCluster. `existing` is the EtcdBackup with the cluster's name.
+/// Plans the change for an EtcdCluster. `existing` is the EtcdBackup with the name of the EtcdCluster.
 pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Action {
     if cluster.meta().deletion_timestamp.is_some() {
         return Action::Nothing;
@@ -42,7 +42,7 @@ pub(super) fn plan(cluster: &EtcdCluster, existing: Option<&EtcdBackup>) -> Acti
             let requested = desired.annotations().get(ANNOTATION_BACKUP_REQUESTED);
             let same = existing.is_some_and(|backup| {
                 let annotations = backup.annotations();
-                // If the spec requests no backup, the annotation of an earlier request may stay on the EtcdBackup.
+                // If the cluster requests no backup, the EtcdBackup keeps the annotation of an earlier request.
                 let has_request = requested.is_none()
                     || annotations.get(ANNOTATION_BACKUP_REQUESTED) == requested;
                 backup.spec == desired.spec
@@ -103,7 +103,8 @@ fn desired(cluster: &EtcdCluster, settings: &ClusterBackup) -> EtcdBackup {
     backup
 }
 
-/// The time since which a change of the cluster waits for a backup.
+/// The value of the annotation that requests a backup: the time since which a change of the cluster waits for a
+/// backup. `None` if no change waits.
 fn requested(cluster: &EtcdCluster) -> Option<String> {
     let status = cluster.status.as_ref()?;
     let (record, id) = (status.before_change.as_ref()?, status.cluster_id.as_ref()?);
@@ -111,7 +112,8 @@ fn requested(cluster: &EtcdCluster) -> Option<String> {
     waits.then(|| record.start_time.0.to_string())
 }
 
-/// The newest backup of the cluster, from the status of all EtcdBackups and the current status of the cluster.
+/// Compares the backups in the status of all EtcdBackups with `status.lastBackup` of the cluster, and returns the
+/// newest.
 pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Option<LastBackup> {
     let reported = of_cluster(cluster, backups).filter_map(newest);
     let recorded = cluster
@@ -123,10 +125,10 @@ pub(super) fn last_backup(cluster: &EtcdCluster, backups: &[&EtcdBackup]) -> Opt
         .max_by_key(|last| last.time.as_ref().map(|time| time.0))
 }
 
-/// The newest backup that counts for `spec.backup.beforeChanges`. `None` if no change waits for backups.
+/// The newest backup that satisfies `spec.backup.beforeChanges`. `None` if `beforeChanges` is empty.
 ///
-/// Invariant 32: the backup has the cluster ID of this cluster, and an EtcdBackup reports it now. If the spec asks for
-/// verifications, the backup is proven to restore.
+/// Invariant 32: the backup has the cluster ID of this cluster. If the spec asks for verifications, a verification has
+/// restored the backup.
 pub(super) fn backup_for_changes(
     cluster: &EtcdCluster,
     backups: &[&EtcdBackup],
@@ -139,7 +141,7 @@ pub(super) fn backup_for_changes(
     } else {
         newest
     };
-    // If an EtcdBackup is being deleted, its stored backups may be deleted too.
+    // Ignore an EtcdBackup that is being deleted, because its stored backups may be deleted too.
     let live = |backup: &&EtcdBackup| backup.meta().deletion_timestamp.is_none();
     of_cluster(cluster, backups)
         .filter(live)
@@ -172,7 +174,7 @@ fn newest(backup: &EtcdBackup) -> Option<LastBackup> {
     })
 }
 
-/// The newest backup of an EtcdBackup that is proven to restore.
+/// The newest verified backup of an EtcdBackup.
 fn proven(backup: &EtcdBackup) -> Option<LastBackup> {
     let verified = backup.status.as_ref()?.last_verified.as_ref()?;
     Some(LastBackup {
@@ -184,7 +186,7 @@ fn proven(backup: &EtcdBackup) -> Option<LastBackup> {
     })
 }
 
-/// The Event for an EtcdBackup of another owner with the cluster's name.
+/// The Event that reports that another owner has created an EtcdBackup with the cluster's name.
 pub(super) fn taken(cluster: &EtcdCluster) -> Notice {
     let name = cluster.name_any();
     Notice::warning(
@@ -279,7 +281,7 @@ mod tests {
         unowned.metadata.owner_references = None;
         assert_eq!(plan(&without, Some(&unowned)), Action::Nothing);
         assert_eq!(plan(&cluster(|_| ()), Some(&unowned)), Action::Taken);
-        // The name is also taken if the owner of the EtcdBackup is a former EtcdCluster of the same name.
+        // The owner is an earlier EtcdCluster of the same name, with another UID.
         let mut former = backup;
         former.metadata.owner_references.as_mut().unwrap()[0].uid = "0".to_owned();
         assert_eq!(plan(&cluster(|_| ()), Some(&former)), Action::Taken);
@@ -310,7 +312,7 @@ mod tests {
         let mut cluster = cluster(|_| ());
         let last = last_backup(&cluster, &all.iter().collect::<Vec<_>>()).unwrap();
         assert_eq!((last.name.as_str(), last.revision), ("new", Some(7)));
-        // After the EtcdBackup was deleted, the record in the cluster's status stays.
+        // `status.lastBackup` of the cluster keeps a backup whose EtcdBackup was deleted.
         cluster.status = Some(EtcdClusterStatus {
             last_backup: Some(last.clone()),
             ..EtcdClusterStatus::default()
@@ -333,7 +335,7 @@ mod tests {
     }
 
     #[test]
-    fn waiting_change_requests_one_backup() {
+    fn change_that_waits_for_backup_requests_one_backup() {
         let asked = |cluster: &EtcdCluster| {
             let annotations = created(cluster).metadata.annotations.unwrap_or_default();
             annotations.get(ANNOTATION_BACKUP_REQUESTED).cloned()
@@ -395,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn invariant_32_unproven_backup_does_not_count_with_verification() {
+    fn invariant_32_unverified_backup_does_not_count_if_spec_has_verification() {
         let verified = waiting(|object| object["spec"]["backup"]["verification"] = json!({}));
         let status = |proven: Value| {
             json!({ "succeeded": true, "clusterID": ID, "lastSuccessDate": "2026-11-27T03:00:00Z",

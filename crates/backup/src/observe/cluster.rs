@@ -1,5 +1,5 @@
-//! Reads the etcd cluster to back up: its endpoints, and the client for them. The content of Secrets leaves this
-//! module only inside the client (invariant 14).
+//! Reads the endpoints of the etcd cluster to back up, and builds the client for them. Only the client contains the
+//! content of Secrets (invariant 14).
 
 use std::sync::Arc;
 
@@ -54,7 +54,7 @@ pub(super) async fn source(
     })
 }
 
-/// Returns how the operator may connect to a URL of the spec: directly, only at the addresses of pods, or not at all
+/// Returns whether the operator may connect to a URL of the spec directly, only to addresses of pods, or not at all
 /// (invariant 28).
 async fn reach(
     client: &Client,
@@ -80,7 +80,7 @@ async fn reach(
     Ok(EndpointReach::NotGranted(why))
 }
 
-/// The address formats that the members of an EtcdCluster may have. The certificates determine the format.
+/// The URL formats of the members of an EtcdCluster. They depend on its certificates.
 async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Vec<Addresses> {
     let name = cluster.name_any();
     let policy = cluster.spec.tls.as_ref();
@@ -98,9 +98,9 @@ async fn forms_of(client: &Client, cluster: &EtcdCluster, namespace: &str) -> Ve
     [addresses].into_iter().chain(with_tls).collect()
 }
 
-/// The members of an EtcdCluster, at the addresses of their pods. Users cannot change this data: only the cluster
-/// operator writes the names of members and the cluster ID, and only the kubelet writes the address of a pod. A pod in
-/// the host network is left out, because its address belongs to the node.
+/// The client URLs of an EtcdCluster's members, at the addresses of their pods. Users cannot change these addresses:
+/// the cluster operator writes the member names, and the kubelet writes the pod addresses. A pod in the host network
+/// is left out, because its address is the address of the node.
 async fn pods_of(
     client: &Client,
     cluster: &EtcdCluster,
@@ -147,7 +147,7 @@ fn url_at(pod: &Pod, form: &Addresses) -> Option<String> {
     (of_node != Some(true)).then(|| form.client_url_at(address, &pod.name_any()))
 }
 
-/// The etcd client, with the credentials in the Secrets that the EtcdCluster or the EtcdBackup names.
+/// The etcd client with the credentials from the Secrets of the EtcdCluster or the EtcdBackup.
 pub(super) async fn client(
     context: &ObserveContext,
     backup: &EtcdBackup,
@@ -233,8 +233,8 @@ fn urls_of(cluster: &EtcdCluster, addresses: &Addresses) -> Vec<String> {
     members.chain([addresses.service_url()]).collect()
 }
 
-/// The endpoints of a spec, with complete host names. Manifests for coreos/etcd-operator may name a Service without a
-/// namespace. Such a name means the namespace of the EtcdBackup, but the operator may run in another namespace.
+/// The endpoints of a spec with complete host names. A Service name without a namespace, as in manifests for
+/// coreos/etcd-operator, means a Service in the namespace of the EtcdBackup.
 fn completed(given: &[String], namespace: &str) -> Vec<String> {
     given.iter().map(|url| endpoint(url, namespace)).collect()
 }
@@ -299,8 +299,8 @@ mod tests {
 
     const OWN_ID: ClusterId = ClusterId(0xb);
 
-    /// A fake API server with an EtcdCluster `main` in each of two namespaces, and a pod that uses the network of its
-    /// node.
+    /// A fake API server with an EtcdCluster `main` in two namespaces. One of its pods in team-b uses the host
+    /// network.
     fn server() -> Client {
         let service = service_fn(|request: Request<Body>| async move {
             let path = request.uri().path();
@@ -388,8 +388,8 @@ mod tests {
         }
     }
 
-    /// Invariant 28: the restriction does not apply to the operator's own namespace, to an operator for one namespace,
-    /// and to granted endpoints.
+    /// Invariant 28: the operator connects directly to a granted endpoint. An operator without the restriction (the
+    /// default `EndpointRule`) connects to every endpoint.
     #[tokio::test]
     async fn invariant_28_operator_connects_directly_to_granted_endpoint() {
         let url = "http://main-client.team-a.svc:2379";
@@ -402,13 +402,14 @@ mod tests {
         }
         let withdrawn = rule(&["team-c=main-client.team-a.svc"], "team-b");
         let EndpointReach::NotGranted(why) = reached(url, &withdrawn).await else {
-            panic!("an endpoint is called without a grant for its namespace")
+            panic!("the operator may connect to an endpoint without a grant")
         };
         let remedy = "--etcd-endpoints=team-b=main-client.team-a.svc:2379";
         assert!(why.contains(remedy), "{why}");
     }
 
-    /// Invariant 28: the users of a namespace can change its Services, so the operator connects to the pods.
+    /// Invariant 28: the operator connects to the pods instead of the Service, because users of the namespace can
+    /// change the Service.
     #[tokio::test]
     async fn invariant_28_operator_connects_to_pods_in_other_namespace() {
         let spec = json!({ "etcdCluster": { "name": "main" } });

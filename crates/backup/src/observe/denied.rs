@@ -1,12 +1,12 @@
-//! Completes the message if a store denies access: adds the Secret and its field in the spec, which the store does not
-//! know. Performs no I/O.
+//! If a store denies access, completes the message with the field and the name of the Secret, because the store client
+//! does not know them.
 
 use api::EtcdBackup;
 
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Destination, Snapshot, Work, WorkState};
 
-/// Prefix of the message if a store denies access. A message from etcd has another prefix.
+/// Prefix of the message if a store denies access. Messages from etcd have another prefix.
 const STORE_DENIAL: &str = "access denied: ";
 
 /// Adds the field and the Secret to each message of a store that denies access.
@@ -104,7 +104,7 @@ mod tests {
             trouble.message.starts_with("spec.gcs names no Secret"),
             "{trouble:?}"
         );
-        // A directory has no Secret, and a denial by etcd already names its Secret.
+        // The storage type `Local` has no Secret, and a denial from etcd names its Secret already.
         let local = json!({ "storageType": "Local", "local": { "path": "k" } });
         assert_eq!(name_secret(&backup(&local), snapshot.clone()), snapshot);
         let etcd = Trouble::new(

@@ -1,8 +1,8 @@
 //! Finds the other periodic EtcdBackups with the same path. Performs no I/O.
 //!
-//! Each EtcdBackup applies its retention rules to the backups whose manifest names it, and ignores the backups of the
-//! other EtcdBackups. A backup has no owner if it has no manifest, or if its EtcdBackup was deleted or moved to another
-//! path. Every EtcdBackup with that path applies its rules to a backup without an owner.
+//! Retention counts and deletes the backups of this EtcdBackup, and ignores the backups of other EtcdBackups. A backup
+//! without an owner is counted by every EtcdBackup with its path. A backup has no owner if it has no manifest, or if
+//! its EtcdBackup was deleted or moved to another path.
 
 use api::EtcdBackup;
 use api::storage::StorageSource;
@@ -16,10 +16,10 @@ fn source_of(backup: &EtcdBackup) -> Option<StorageSource<'_>> {
 }
 
 /// True if `other` is another periodic EtcdBackup with the same path. Also true if this release cannot parse `other`,
-/// because `other` may have that path.
+/// because its path is then unknown.
 ///
-/// A bucket may be used by several namespaces, so this function is called for the EtcdBackups of all namespaces, and
-/// copies none of them. Endpoints are not compared, because one store may have several endpoints.
+/// Several namespaces may use the same bucket, so the caller checks the EtcdBackups of all namespaces. The function
+/// ignores the endpoint in the spec, because a store may have several endpoints.
 pub(super) fn shares_path(backup: &EtcdBackup, other: &Guarded<EtcdBackup>) -> bool {
     if other.meta().uid == backup.metadata.uid {
         return false;

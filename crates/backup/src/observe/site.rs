@@ -1,5 +1,5 @@
-//! Opens the store in the spec with its Secrets, or finds the PersistentVolumeClaim. The content of Secrets leaves
-//! this module only inside the opened store (invariant 14).
+//! Opens the store in the spec with its Secrets, or finds the PersistentVolumeClaim. Only the opened store contains
+//! the content of Secrets (invariant 14).
 
 use api::EtcdBackup;
 use api::storage::{PvcSource, SecretName, StorageSource};
@@ -47,8 +47,8 @@ pub(super) async fn open(
     opened.map_err(|error| in_store(&error))
 }
 
-/// The part of the operator's directory for backups that belongs to the namespace of an EtcdBackup (invariant 13). The
-/// operator's own namespace uses the whole directory.
+/// The subdirectory of the operator's backup directory for a namespace (invariant 13). The operator's own namespace
+/// uses the whole directory.
 fn local_of(local: &LocalStore, own: &str, namespace: &str, quota: Option<u64>) -> LocalStore {
     if namespace == own {
         local.clone()
@@ -57,7 +57,7 @@ fn local_of(local: &LocalStore, own: &str, namespace: &str, quota: Option<u64>) 
     }
 }
 
-/// The key with which the backup is encrypted. `None` if the spec requires no encryption.
+/// The key that encrypts the backup. `None` if the spec requires no encryption.
 pub(super) async fn encryption_key(
     client: &Client,
     backup: &EtcdBackup,
@@ -93,9 +93,8 @@ pub(super) async fn volume(
     })
 }
 
-/// Fails if the PersistentVolumeClaim is missing, because a pod that mounts it would stay pending. Other errors are
-/// ignored: if the operator may not read PersistentVolumeClaims, it creates the pod anyway, and the status of the pod
-/// shows a problem.
+/// Fails if the PersistentVolumeClaim is missing, because its pod would stay pending. Ignores other errors, such as
+/// missing permission to read PersistentVolumeClaims: the status of the pod shows a problem.
 async fn check_pvc(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<(), Trouble> {
     let name = &pvc.claim_name;
     let claims = Api::<PersistentVolumeClaim>::namespaced(client.clone(), namespace);
@@ -110,9 +109,9 @@ async fn check_pvc(client: &Client, namespace: &str, pvc: &PvcSource) -> Result<
     }
 }
 
-/// True if the API server reports that no object of this name exists. False for a 404 response without the name,
-/// because it may come from a proxy. With `deletionPolicy: Delete`, the backups on a missing PersistentVolumeClaim
-/// count as deleted. A wrong result would therefore leave stored backups behind.
+/// True if the API server reports that no object of this name exists. A 404 response without the name may come from a
+/// proxy, so it is no proof. With `deletionPolicy: Delete`, a false proof would delete the EtcdBackup without its
+/// stored backups.
 fn is_missing(status: &Status, name: &str) -> bool {
     let named = status.details.as_ref().map(|details| details.name.as_str());
     status.reason == "NotFound" && named == Some(name)
@@ -167,7 +166,7 @@ mod tests {
 
     use super::*;
 
-    /// Checks the PersistentVolumeClaim against a fake API server with this answer.
+    /// Runs `check_pvc` against a fake API server that returns `code` and `answer`.
     async fn checked(code: u16, answer: impl ToString) -> Result<(), Trouble> {
         let answer = answer.to_string();
         let service = service_fn(move |request: Request<Body>| {
@@ -187,7 +186,7 @@ mod tests {
         check_pvc(&Client::new(service, "prod"), "prod", &pvc).await
     }
 
-    /// The key of an EtcdBackup in the namespace `prod`. A fake API server has one Secret with these entries.
+    /// The encryption key of an EtcdBackup, read from a fake API server. Its Secret `keys` contains `entries`.
     async fn key_of(encryption: Value, entries: Value) -> Result<Option<Key>, Trouble> {
         let secret = json!({ "apiVersion": "v1", "kind": "Secret", "metadata": { "name": "keys" }, "data": entries });
         let service = service_fn(move |request: Request<Body>| {
@@ -211,7 +210,7 @@ mod tests {
 
     #[tokio::test]
     async fn encryption_key_is_read_from_namespace_of_etcdbackup() {
-        // The base64 text of the base64 text of a key, as the API server sends it.
+        // A key as the API server returns it: the base64 text of a Secret entry that is itself base64 text.
         let key = "QUFFQ0F3UUZCZ2NJQ1FvTERBME9EeEFSRWhNVUZSWVhHQmthR3h3ZEhoOD0=";
         let one = json!({ "2026": key });
         assert_eq!(key_of(Value::Null, one.clone()).await, Ok(None));

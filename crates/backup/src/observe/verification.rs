@@ -1,5 +1,5 @@
-//! Reads the inputs of a verification: the state of its pod, whether the EtcdBackup may verify now (its turn), and the
-//! images for the pod.
+//! Reads the inputs of a verification: the state of its pod, the images for the pod, and whether another EtcdBackup of
+//! the namespace is being verified.
 
 use api::{EtcdBackup, EtcdCluster};
 use jiff::Timestamp;
@@ -11,7 +11,6 @@ use crate::plan::verification::{VerificationNeed, need, running};
 use crate::snapshot::VerificationInputs;
 use crate::verification::{PodState, state_of};
 
-/// Reads the inputs that the plan of the verification needs.
 pub(crate) async fn inputs(
     context: &ObserveContext,
     backup: &EtcdBackup,
@@ -19,7 +18,8 @@ pub(crate) async fn inputs(
 ) -> VerificationInputs {
     match need(backup, now) {
         VerificationNeed::Nothing => {
-            // A turn that was not used, for example because the window has closed, must not stop other verifications.
+            // End a turn that was not used, for example because the window has closed. Otherwise it would block
+            // verifications of other EtcdBackups.
             let namespace = backup.namespace().unwrap_or_default();
             let uid = backup.uid().unwrap_or_default();
             context.turns.end(&namespace, &uid);
@@ -57,8 +57,8 @@ async fn pod(context: &ObserveContext, backup: &EtcdBackup, name: &str) -> PodSt
     }
 }
 
-/// The repository of etcd images in the EtcdCluster. `None` if the EtcdCluster cannot be read: the pod then uses the
-/// default repository.
+/// The repository of etcd images in the spec of the EtcdCluster. `None` if the EtcdCluster cannot be read; the pod
+/// then uses the default repository.
 async fn repository(context: &ObserveContext, backup: &EtcdBackup) -> Option<String> {
     let name = &backup.spec.etcd_cluster.as_ref()?.name;
     let namespace = backup.namespace().unwrap_or_default();
@@ -67,7 +67,7 @@ async fn repository(context: &ObserveContext, backup: &EtcdBackup) -> Option<Str
     found.map(|cluster| cluster.spec.repository)
 }
 
-/// True if the EtcdBackup may verify its backup now.
+/// True if the verification may start now. By default, only one EtcdBackup of a namespace is verified at a time.
 fn has_turn(context: &ObserveContext, backup: &EtcdBackup) -> bool {
     let namespace = backup.namespace().unwrap_or_default();
     let uid = backup.uid().unwrap_or_default();

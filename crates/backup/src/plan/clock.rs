@@ -1,7 +1,7 @@
 //! Compares the operator's clock with the clock of the API server before removals. Performs no I/O.
 //!
-//! If the operator's clock is ahead, every backup seems old, and new backups get names with times in the future. All
-//! retention rules compare such times, so no rule is applied while the clocks differ (invariant 9).
+//! If the operator's clock is ahead, all backups seem old, and new backups get names with times in the future.
+//! Retention rules compare such times, so no rule is applied while the clocks differ (invariant 9).
 
 use api::EtcdBackup;
 use api::conditions::{ConditionType, find};
@@ -10,10 +10,11 @@ use jiff::{SignedDuration, Timestamp};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Snapshot;
 
-/// Largest difference between the clocks of the operator and the API server with which backups are removed.
+/// Maximum difference between the clocks of the operator and the API server. If they differ by more, no backup is
+/// removed.
 const MAX_DIFFERENCE: SignedDuration = SignedDuration::from_hours(1);
 
-/// Why a removal cannot start, or `None` if it can start.
+/// The problem that prevents a removal, or `None` if the removal may start.
 pub(super) fn obstacle(
     backup: &EtcdBackup,
     snapshot: &Snapshot,
@@ -23,7 +24,7 @@ pub(super) fn obstacle(
     unread.or_else(|| disagreement(backup, snapshot, now))
 }
 
-/// Why no backup may be removed. `None` if the clocks agree, or if they were not compared.
+/// The problem if the two clocks differ too much. `None` if they agree or were not compared.
 pub(super) fn disagreement(
     backup: &EtcdBackup,
     snapshot: &Snapshot,
@@ -33,7 +34,7 @@ pub(super) fn disagreement(
     if difference.abs() <= MAX_DIFFERENCE {
         return None;
     }
-    // The message keeps the times of the first report. With current times, each reconcile would change the status.
+    // Keep the message with the times of the first report. With current times, each reconcile would change the status.
     let message = reported(backup).unwrap_or_else(|| {
         let second = |time: Timestamp| Timestamp::from_second(time.as_second()).unwrap_or(time);
         let theirs = now.checked_add(difference).unwrap_or(now);
@@ -46,7 +47,7 @@ pub(super) fn disagreement(
     Some(Trouble::new(Reason::ClocksDiffer, message))
 }
 
-/// The message of the condition, if the condition already reports that the clocks disagree.
+/// The message of the condition `RetentionApplied`, if it already reports that the clocks differ.
 fn reported(backup: &EtcdBackup) -> Option<String> {
     let conditions = &backup.status.as_ref()?.conditions;
     let applied = find(conditions, &ConditionType::RetentionApplied)?;
@@ -54,8 +55,8 @@ fn reported(backup: &EtcdBackup) -> Option<String> {
     reports.then(|| applied.message.clone())
 }
 
-/// The time with which the ages of backups are computed: the earlier of both clocks. `None` if the clocks were not
-/// compared, or if they disagree.
+/// The earlier time of both clocks, from which the ages of backups are computed. `None` if the clocks differ or were
+/// not compared.
 pub(super) fn agreed_time(snapshot: &Snapshot, now: Timestamp) -> Option<Timestamp> {
     let difference = snapshot.clock_difference?;
     (difference.abs() <= MAX_DIFFERENCE).then(|| runtime::clock::earlier(now, Some(difference)))

@@ -1,7 +1,7 @@
-//! Computes the deadline of a backup, and the problem to report after the deadline. Performs no I/O.
+//! Computes the deadline of a backup, and the problem to report after it. Performs no I/O.
 //!
-//! The time limit excludes the time in the queue behind other transfers, and the time without a running operator.
-//! Otherwise a long queue or a long restart would fail backups without any error.
+//! The time limit excludes the time in the queue and the time without a running operator. Otherwise a long queue would
+//! make a backup fail that has no error.
 
 use api::cluster::MAX_CLOCK_SKEW;
 use api::conditions::{ConditionType, find};
@@ -12,15 +12,15 @@ use super::recorded::intent;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Moved, Snapshot, Stored, Work, WorkState};
 
-/// Default time limit of a backup, for a small database. Each MiB of the database adds a second.
+/// Default time limit of a backup of a small database. Each MiB of the database adds one second.
 const BASE_LIMIT: SignedDuration = SignedDuration::from_mins(10);
 
-/// Maximum time limit, also for `timeoutInSecond: 0`. Without a maximum, the backups of one namespace could forever
-/// occupy transfer slots that all namespaces share.
+/// Maximum time limit, also for `timeoutInSecond: 0`. All namespaces share the transfer slots, so no transfer may use
+/// a slot forever.
 const MAX_LIMIT: SignedDuration = SignedDuration::from_hours(48);
 
-/// A transfer that was canceled at the deadline must end within this time. Requests that hang must not delay the report
-/// further.
+/// Time limit for the end of a transfer that was canceled at the deadline. Afterwards, the operator reports the
+/// failure even if requests hang.
 const CANCEL_LIMIT: SignedDuration = SignedDuration::from_mins(2);
 
 fn limit(backup: &EtcdBackup, moved: Option<Moved>) -> SignedDuration {
@@ -55,8 +55,8 @@ pub(super) fn deadline(
     let is_plausible = |time: &Timestamp| time.duration_since(now) <= MAX_CLOCK_SKEW;
     let since = snapshot.since.filter(is_plausible);
     let begun = Some(intent(backup)?).filter(is_plausible);
-    // The recorded start is in the future, because the clock was wrong. The time limit then starts with this process,
-    // or with the creation of the EtcdBackup if that is later.
+    // A wrong clock has recorded a start in the future. The time limit then starts with this process, or with the
+    // creation of the EtcdBackup if that was later.
     let begun = begun.unwrap_or_else(|| {
         let created = backup.metadata.creation_timestamp.as_ref();
         let created = created.map(|time| time.0).filter(is_plausible);
@@ -69,7 +69,7 @@ pub(super) fn deadline(
     worked_on.checked_add(limit).ok()
 }
 
-/// True if the deadline has passed. Never true for a queued transfer.
+/// True if the deadline has passed. A queued transfer is never overdue.
 pub(super) fn overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> bool {
     snapshot.transfer.work != Work::Queued
         && deadline(backup, snapshot, now).is_some_and(|deadline| now >= deadline)
@@ -81,8 +81,8 @@ pub(super) fn cancel_overdue(backup: &EtcdBackup, snapshot: &Snapshot, now: Time
     deadline.is_some_and(|deadline| now.duration_since(deadline) >= CANCEL_LIMIT)
 }
 
-/// The problem to report after the deadline. It includes the last known failure, because the canceled attempt has
-/// reported none.
+/// The problem to report after the deadline. It contains the last known failure, because a canceled attempt reports
+/// none.
 pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored>) -> Trouble {
     if let Some(reported) = reported_deadline(backup.status.as_ref()) {
         return Trouble::new(Reason::DeadlineExceeded, reported);
@@ -100,14 +100,13 @@ pub(super) fn deadline_exceeded(backup: &EtcdBackup, transfer: &WorkState<Stored
     )
 }
 
-/// The message that was reported when the transfer was canceled; `None` if no message was reported.
+/// The deadline message that the status already reports for this backup.
 fn reported_deadline(status: Option<&EtcdBackupStatus>) -> Option<String> {
     let status = status.filter(|status| status.completion_time.is_none())?;
     let complete = find(&status.conditions, &ConditionType::Complete)?;
     let reports =
         complete.status == "False" && complete.reason == Reason::DeadlineExceeded.as_str();
-    // The deadline that a periodic EtcdBackup reports may belong to its previous backup. Only the deadline of the
-    // backup in progress counts.
+    // A periodic EtcdBackup may still report the deadline of its previous backup, which must be ignored.
     let is_current = status.reason.as_deref() == Some(complete.message.as_str());
     (reports && is_current).then(|| complete.message.clone())
 }

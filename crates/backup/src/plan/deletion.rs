@@ -10,12 +10,11 @@ use super::{Action, Plan, Verdict, clock, job};
 use crate::reason::Reason;
 use crate::snapshot::{Snapshot, Work};
 
-/// How long a deletion waits for a missing Secret. If the whole namespace is being deleted, its Secrets are deleted
-/// too.
+/// Time limit of the wait for a missing Secret. If the namespace is being deleted, the Secret never exists again.
 const SECRET_WAIT: SignedDuration = SignedDuration::from_mins(5);
 
-/// The time at which `ttlSecondsAfterFinished` of a finished EtcdBackup has passed; `None` if the setting does not
-/// apply.
+/// The time at which a finished EtcdBackup expires. `None` without `ttlSecondsAfterFinished`, or if the backup is
+/// unfinished.
 pub(super) fn expiry(backup: &EtcdBackup) -> Option<Timestamp> {
     let seconds = backup.spec.ttl_seconds_after_finished?;
     let status = backup.status.as_ref().filter(|_| is_finished(backup))?;
@@ -29,8 +28,8 @@ pub(super) fn expiry(backup: &EtcdBackup) -> Option<Timestamp> {
         .ok()
 }
 
-/// Plans the deletion of an expired EtcdBackup. If the deletion also removes its stored backups, the clocks must agree
-/// (invariant 9).
+/// Plans the deletion of an expired EtcdBackup. If its stored backups are deleted too, both clocks must have passed
+/// the time of expiry (invariant 9).
 pub(super) fn plan_expiry(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let retry = Some(INPUT_RETRY);
     let by_both_clocks = || {
@@ -45,12 +44,12 @@ pub(super) fn plan_expiry(backup: &EtcdBackup, snapshot: &Snapshot, now: Timesta
     Plan::new(Action::Nothing, verdict, retry)
 }
 
-/// True if a removal of all stored backups is complete. A removal by the retention rules is not enough.
+/// True if a removal has deleted all stored backups. A removal by the retention rules deletes only some of them.
 pub(super) fn all_removed(snapshot: &Snapshot) -> bool {
     matches!(&snapshot.removal.work, Work::Ended(Ok(result)) if result.everything)
 }
 
-/// Plans the removal of all stored backups. The EtcdBackup is being deleted, and no transfer is active.
+/// Plans the removal of all stored backups of an EtcdBackup that is being deleted. No transfer is active.
 pub(super) fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     if !has_removable_finalizer(backup) {
         return Plan::new(Action::Nothing, Verdict::Unchanged, None);
@@ -66,12 +65,12 @@ pub(super) fn plan_deletion(backup: &EtcdBackup, snapshot: &Snapshot, now: Times
         .as_ref()
         .map_or(now, |time| time.0);
     match failed {
-        // A bucket that does not exist contains no backups, so the finalizer is removed.
+        // A bucket that does not exist contains no backups, so nothing needs to be removed.
         Some(trouble) if trouble.reason == Reason::BucketMissing => {
             return Plan::new(Action::SetFinalizer(false), Verdict::Unchanged, None);
         }
-        // If the whole namespace is being deleted, no user creates the missing Secret again. The deletion must not
-        // wait for the Secret forever.
+        // If the namespace is being deleted, no user can create the missing Secret again. The deletion must not wait
+        // forever.
         Some(trouble)
             if trouble.reason == Reason::SecretMissing
                 && now.duration_since(since) > SECRET_WAIT =>

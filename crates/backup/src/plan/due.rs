@@ -11,23 +11,24 @@ use super::schedule::{Next, Schedule};
 use crate::retention::Rules;
 use crate::snapshot::{RemovalResult, Snapshot, Work};
 
-/// A backup that is due waits at most this long for the removal by the retention rules after the previous backup.
+/// Maximum delay of a due backup while the operator applies the retention rules to earlier backups.
 const RETENTION_WAIT: SignedDuration = SignedDuration::from_mins(1);
 
-/// The next run of an EtcdBackup that has no backup in progress.
+/// The next run of an EtcdBackup without a backup in progress.
 pub(super) fn next_run(backup: &EtcdBackup, now: Timestamp) -> Next {
     let policy = backup.spec.backup_policy.as_ref();
     let Some(Ok(Some(schedule))) = policy.map(Schedule::of) else {
         return Next::Due;
     };
     let status = backup.status.as_ref();
-    // After a change of the spec, a backup that was interrupted or has failed is repeated at once.
+    // After a change of the spec, an interrupted or failed backup is repeated at once.
     let is_repeated = status.is_some_and(is_open)
         || failed_generation(backup).is_some_and(|failed| *failed != backup.metadata.generation);
     if is_repeated {
         return Next::Due;
     }
-    // Objects of coreos/etcd-operator may lack the start time, because that operator recorded only successful backups.
+    // EtcdBackups of coreos/etcd-operator may have no start time, because that operator recorded only successful
+    // backups.
     let last = status.and_then(|status| {
         let times = [
             status.start_time.as_ref(),
@@ -69,8 +70,8 @@ pub fn rules(backup: &EtcdBackup) -> Option<Rules> {
     Some(Rules::of(policy)).filter(Rules::delete)
 }
 
-/// True if the retention rules were not applied after the newest backup. `status.backups` then starts with an older
-/// backup.
+/// True if the retention rules were not applied after the newest backup: the first entry of `status.backups` is then
+/// not this backup.
 pub(super) fn is_retention_pending(backup: &EtcdBackup) -> bool {
     let Some(status) = backup.status.as_ref().filter(|status| status.succeeded) else {
         return false;
@@ -82,7 +83,8 @@ pub(super) fn is_retention_pending(backup: &EtcdBackup) -> bool {
     rules(backup).is_some() && status.location.is_some() && listed != status.location.as_deref()
 }
 
-/// The result of the removal after the newest backup; `None` if the removal ran concurrently with that backup.
+/// The result of the removal after the newest backup. `None` if the removal did not list this backup, because both ran
+/// concurrently.
 pub(super) fn retention_result<'a>(
     backup: &EtcdBackup,
     snapshot: &'a Snapshot,
@@ -92,16 +94,14 @@ pub(super) fn retention_result<'a>(
     };
     let newest = backup.status.as_ref()?.location.as_ref()?;
     let includes_newest = result.backups.iter().any(|one| &one.location == newest);
-    // The list must contain the newest backup. Exception: after a change of the path in the spec, the list of the new
-    // path is empty. The function then returns the result too.
+    // The list is empty if the path in the spec has changed.
     (result.backups.is_empty() || includes_newest).then_some(result)
 }
 
-/// The time until which a backup that is due waits for the retention rules; `None` if it does not wait.
+/// The time until which a due backup waits for the retention rules. `None` if it does not wait.
 ///
-/// If backups take longer than their interval, the next backup is always due. Without this wait, the rules would never
-/// be applied. A slow store delays a backup by at most [`RETENTION_WAIT`]. Afterwards, the removal continues
-/// concurrently with the backup.
+/// If each backup takes longer than the schedule's interval, the next backup is always due, and the rules would never
+/// be applied. After [`RETENTION_WAIT`], the backup starts and the removal continues concurrently.
 pub(super) fn retention_wait(
     backup: &EtcdBackup,
     snapshot: &Snapshot,
@@ -112,7 +112,7 @@ pub(super) fn retention_wait(
         .as_ref()
         .filter(|_| is_retention_pending(backup))?;
     let ended = status.completion_time.as_ref()?.0;
-    // If the clock was set back, `ended` is in the future. The absolute difference of the times still limits the wait.
+    // If the clock was set back, `ended` is in the future. The absolute difference limits the wait in this case too.
     let is_recent = now.duration_since(ended).abs() < RETENTION_WAIT;
     let may_begin = snapshot.removal.may_begin(now) && obstacle(backup, snapshot, now).is_none();
     let waits = match &snapshot.removal.work {

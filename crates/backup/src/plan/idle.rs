@@ -17,8 +17,6 @@ use super::{Action, Plan, Verdict, job};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Snapshot;
 
-/// Plans for an EtcdBackup without a backup in progress: the next backup, or the removal by the retention rules after
-/// the last backup.
 pub(super) fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let result = retention_result(backup, snapshot);
     if let Some(result) = result.filter(|_| is_retention_pending(backup)) {
@@ -34,8 +32,8 @@ pub(super) fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp
         .cloned();
     if is_due(backup, now) && waits.is_none() {
         return match failed {
-            // The failed removal is reported before the next backup starts. If a backup is due in every reconcile, the
-            // failure would otherwise never be reported.
+            // Report the failed removal before the next backup starts. If backups are always due, the status would
+            // otherwise never report it.
             Some(trouble) if !is_reported(backup, &trouble) => Plan::new(
                 Action::Nothing,
                 Verdict::RetentionFailed(trouble),
@@ -67,7 +65,7 @@ pub(super) fn plan_idle(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp
         return planned(Action::Nothing, idle, requeue);
     }
     let retry = requeue.map_or(INPUT_RETRY, |requeue| requeue.min(INPUT_RETRY));
-    // Invariant 9: the removal starts only after the status reports that a newer backup is complete.
+    // Invariant 9: the removal starts only when the status reports a newer complete backup.
     let begin = snapshot.removal.may_begin(now) && obstacle.is_none();
     let verdict = failed.map_or(idle, Verdict::RetentionFailed);
     if !begin {

@@ -27,7 +27,7 @@ use crate::transfer::ObjectName;
 /// A transfer or a removal.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Job {
-    /// A transfer in this process, from the etcd cluster to the store that observe has opened.
+    /// A transfer in this process, from etcd to the store that `observe` has opened.
     Transfer {
         /// Client URLs to which the transfer connects first.
         endpoints: Vec<String>,
@@ -35,14 +35,14 @@ pub enum Job {
         name: ObjectName,
         /// Whether the object is compressed.
         compress: bool,
-        /// Whether the object is encrypted, with the key that observe has read.
+        /// Whether the object is encrypted with the key that `observe` has read.
         encrypt: bool,
-        /// The data about the EtcdCluster for the manifest.
+        /// The EtcdCluster, as the manifest records it.
         cluster: Option<Box<ManifestCluster>>,
-        /// The members to which the transfer may connect.
+        /// The members to which the transfer may connect (invariant 28).
         limits: EndpointLimits,
     },
-    /// A removal in this process, from the store that observe has opened.
+    /// A removal in this process, from the store that `observe` has opened.
     Removal {
         /// The path in the spec of the EtcdBackup.
         path: String,
@@ -51,20 +51,20 @@ pub enum Job {
     },
     /// A transfer or removal in a pod that mounts the PersistentVolumeClaim.
     InPod {
-        /// The backup pod, which the operator creates if it does not exist.
+        /// The pod. The operator creates it if it does not exist.
         pod: Box<Pod>,
-        /// The order that the pod's arguments contain.
+        /// The task of the pod, which its arguments contain.
         order: Order,
     },
-    /// The deletion of a pod that an earlier operator process has left, and that may still be pending. Without the
-    /// deletion, the pod could make its backup after the status has reported the end of the attempt.
+    /// The deletion of a backup pod that an earlier operator process has created. Otherwise the pod could store its
+    /// backup after the status has reported the end of the attempt.
     LeftPod {
-        /// The backup pod, in the namespace of the EtcdBackup.
+        /// The name of the pod, in the namespace of the EtcdBackup.
         name: String,
     },
 }
 
-/// The transfer for the backup with this start time; `None` if the inputs were not read.
+/// The transfer for the backup with this start time. `None` if `observe` has not read its inputs.
 pub(super) fn transfer(
     backup: &EtcdBackup,
     inputs: &Inputs,
@@ -79,8 +79,8 @@ pub(super) fn transfer(
     else {
         return Ok(None);
     };
-    // The backup pod of a PersistentVolumeClaim runs in the namespace of the EtcdBackup, so it can connect to the same
-    // endpoints as other pods of that namespace. Its endpoints need no grant.
+    // A pod that mounts the PersistentVolumeClaim runs in the namespace of the EtcdBackup. It may use the same
+    // endpoints as other pods of the namespace, so they need no grant.
     let in_pod_there = matches!(site, Site::Volume { .. });
     let (endpoints, cluster_id, cluster) = match source {
         Source::Endpoints(endpoints) => {
@@ -134,9 +134,10 @@ pub(super) fn transfer(
     }))
 }
 
-/// The URLs to which the transfer connects for the endpoints in a spec, and the ID of the only cluster that may answer.
+/// The URLs to which the transfer connects, and the ID of the cluster that must answer, if the URLs are addresses of
+/// pods.
 ///
-/// Invariant 28: an endpoint outside of the namespace needs a grant. If one endpoint has no grant, all are rejected.
+/// Invariant 28: an endpoint outside of the namespace needs a grant. If one endpoint has none, the transfer fails.
 fn reachable(
     endpoints: &[Endpoint],
     in_pod_there: bool,
@@ -173,7 +174,7 @@ fn reachable(
     Ok((urls, own))
 }
 
-/// The job that deletes the pod of the recorded backup, if the plan ends this backup and the backup runs in a pod.
+/// The deletion of the pod of the recorded backup, if the backup runs in a pod and the plan ends the backup.
 pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
     let ends = plan.action == Action::RecordIntent
         || matches!(
@@ -188,12 +189,12 @@ pub(super) fn left_pod(backup: &EtcdBackup, plan: &Plan) -> Option<Job> {
     })
 }
 
-/// Fails if the EtcdCluster must not be backed up now.
+/// Fails if the EtcdCluster is being restored or hibernates.
 fn check(cluster: &ManifestCluster, restoring: bool) -> Result<(), Trouble> {
     let name = &cluster.name;
     if restoring {
-        // During a restore, the data of the cluster is incomplete. The retention rules would count a backup of this
-        // data as a good backup.
+        // During a restore, the data of the cluster is incomplete. The retention rules would count its backup as a
+        // good backup.
         return Err(Trouble::new(
             Reason::Restoring,
             format!(
@@ -212,7 +213,7 @@ fn check(cluster: &ManifestCluster, restoring: bool) -> Result<(), Trouble> {
     Ok(())
 }
 
-/// The Secrets that a pod needs for the access to etcd.
+/// The Secrets that the pod needs to connect to etcd.
 fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> Reach {
     match cluster {
         Some(cluster) => Reach {
@@ -232,12 +233,12 @@ fn reach(backup: &EtcdBackup, cluster: Option<&ManifestCluster>) -> Reach {
     }
 }
 
-/// The removal of the backups that the retention rules do not keep. `None` if the inputs were not read, or if the
-/// clocks were not compared or do not agree.
+/// The removal of the backups that the retention rules do not keep. `None` if `observe` has not read the inputs, or if
+/// the clocks differ.
 pub(super) fn surplus(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Option<Job> {
     let status = backup.status.as_ref();
     let newest = status.and_then(|status| status.location.clone());
-    // Invariant 9: a backup pod computes the ages of backups from this time, because the clock of its node may differ.
+    // Invariant 9: a backup pod computes the ages of backups from this time, because its node may have another time.
     let now = clock::agreed_time(snapshot, now)?;
     let scope = |others: &BTreeSet<String>| RemovalScope::Surplus {
         // Invariant 31: the newest verified backup is kept.

@@ -1,4 +1,4 @@
-//! Decides what observe must read for the plan. Performs no I/O.
+//! Decides which data `observe` must read for the plan. Performs no I/O.
 
 use api::EtcdBackup;
 use jiff::Timestamp;
@@ -10,12 +10,12 @@ use super::recorded::{has_finalizer, intent, is_finished, wants_finalizer};
 use super::refusal::refusal;
 use crate::snapshot::{Snapshot, Work};
 
-/// The data that the plan needs. Data that cannot change the plan is not read.
+/// The data that the plan needs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
     /// The plan needs no additional data.
     Nothing,
-    /// The content of the store at the path, and the inputs of a transfer.
+    /// The objects in the store at the path of the spec, and the inputs of a transfer.
     Destination,
     /// The inputs of a removal by the retention rules.
     RemoveSurplus,
@@ -42,7 +42,7 @@ pub fn need(backup: &EtcdBackup, snapshot: &Snapshot, now: Timestamp) -> Need {
     if intent(backup).is_some() {
         let state = &snapshot.transfer;
         let ended = !state.work.is_active() && !matches!(state.work, Work::Ended(Ok(_)));
-        // The store is read for an overdue backup, too: its content shows whether the backup is complete or has failed.
+        // For an overdue backup, the content of the store shows whether the backup is complete or has failed.
         let reads = state.may_begin(now) || overdue(backup, snapshot, now);
         return need_if(Need::Destination, ended && reads);
     }

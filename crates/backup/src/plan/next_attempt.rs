@@ -23,7 +23,7 @@ pub(super) fn plan_attempt(
         return wait(Verdict::Queued, PROGRESS_INTERVAL);
     }
     if *work == Work::Ready {
-        // Invariant 10: the attempt may crash this process, so it is recorded before its first byte is transferred.
+        // Invariant 10: record the attempt before its transfer starts, because the attempt may crash this process.
         let action = Action::RecordAttempts(count_with_current(backup, &snapshot.transfer));
         return Plan::new(action, Verdict::Starting, Some(PROGRESS_INTERVAL));
     }
@@ -32,7 +32,7 @@ pub(super) fn plan_attempt(
         let verdict = obstacle.map_or(Verdict::Running(moved), Verdict::Waiting);
         return wait(verdict, PROGRESS_INTERVAL);
     }
-    // An attempt whose failure was observed no longer counts as unfinished.
+    // Subtract an attempt from the unfinished attempts when its failure is known.
     let uncount = || match work {
         Work::Ended(Err(_)) => count_without_current(&snapshot.transfer),
         _ => None,
@@ -59,7 +59,7 @@ pub(super) fn plan_attempt(
             if let Some(trouble) = attempts_exhausted(backup, work) {
                 return Plan::new(Action::Nothing, Verdict::Failed(trouble), None);
             }
-            // Until the retry has a result, the status shows the last failure.
+            // While the operator retries, the status shows the last failure.
             let verdict = match work {
                 Work::Ended(Err(trouble)) => Verdict::Waiting(trouble.clone()),
                 _ => Verdict::Starting,

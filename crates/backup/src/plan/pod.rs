@@ -1,5 +1,5 @@
-//! Builds the pod that mounts the PersistentVolumeClaim of an EtcdBackup, and transfers or removes backups there.
-//! Performs no I/O.
+//! Builds the pod that mounts the PersistentVolumeClaim of an EtcdBackup and transfers or removes backups. Performs no
+//! I/O.
 
 use api::EtcdBackup;
 use jiff::Timestamp;
@@ -18,12 +18,12 @@ use crate::pvc::{AUTH, ENCRYPTION, Order, ROOT, TLS, Task};
 
 const VOLUME: &str = "backups";
 const PROGRAM: &str = "/usr/local/bin/etcd-backup-operator";
-/// Number of digits of the digest in the name of a pod.
+/// Number of hexadecimal digits of the digest in the name of a pod.
 const NAME_DIGITS: usize = 20;
-/// Memory request and memory limit. A transfer streams the snapshot and needs little memory.
+/// Memory request and memory limit. A transfer streams the snapshot, so it needs little memory.
 const MEMORY: (&str, &str) = ("64Mi", "256Mi");
 
-/// The name of the pod for this order. It is derived from the order, so a second operator process finds the pod of the
+/// The name of the pod for this order. It depends only on the order, so a second operator process finds the pod of the
 /// first process (invariant 11).
 fn name(order: &Order) -> String {
     name_of(&order.uid, &order.work_id())
@@ -40,10 +40,10 @@ fn name_of(uid: &str, work_id: &str) -> String {
     format!("etcd-backup-{}", &digest[..NAME_DIGITS])
 }
 
-/// File mode of mounted Secrets: the user and the group of the pod can read them.
+/// File mode of mounted Secrets. The user and the group of the pod can read the files.
 const SECRET_MODE: i32 = 0o440;
 
-/// The Secrets that the order needs. A removal needs no Secret (invariant 14).
+/// The Secrets that the pod mounts. A removal needs no Secret (invariant 14).
 fn secrets(order: &Order) -> Vec<(&'static str, &'static str, &str)> {
     let Task::Store(snapshot) = &order.task else {
         return Vec::new();
@@ -64,7 +64,6 @@ fn secrets(order: &Order) -> Vec<(&'static str, &'static str, &str)> {
         .collect()
 }
 
-/// Builds the pod that carries out the order.
 pub(super) fn build(backup: &EtcdBackup, order: &Order, image: &OperatorImage) -> Pod {
     let secrets = secrets(order).into_iter().map(|(name, _, secret)| Volume {
         name: name.to_owned(),

@@ -1,5 +1,4 @@
-//! What an EtcdBackup records about its backups: the outcome, the start of the backup in progress, and the finalizer.
-//! Performs no I/O.
+//! Reads the state of backups from the status and the finalizers of an EtcdBackup. Performs no I/O.
 
 use api::backup::DeletionPolicy;
 use api::conditions::{ConditionType, find};
@@ -11,8 +10,8 @@ use kube::ResourceExt;
 
 use crate::reason::Reason;
 
-/// True if the status reports that the backup for this generation of the spec has succeeded or failed. Never true for a
-/// periodic EtcdBackup.
+/// True if the backup has succeeded, or has failed for this generation of the spec. Never true for a periodic
+/// EtcdBackup.
 pub(super) fn is_finished(backup: &EtcdBackup) -> bool {
     let Some(status) = backup
         .status
@@ -21,25 +20,25 @@ pub(super) fn is_finished(backup: &EtcdBackup) -> bool {
     else {
         return false;
     };
-    // A stored backup stays complete after a change of the spec.
+    // A complete backup stays complete after a change of the spec.
     status.succeeded
         || failed_generation(backup).is_some_and(|failed| *failed == backup.metadata.generation)
 }
 
-/// The generation of the spec for which the backup has failed; `None` if the last backup has not failed. A rejected
-/// spec is not a failed backup.
+/// The generation of the spec for which the backup has failed. `None` if the last backup has not failed, or if the
+/// spec was rejected.
 pub(super) fn failed_generation(backup: &EtcdBackup) -> Option<&Option<i64>> {
     let failed = find(&backup.status.as_ref()?.conditions, &ConditionType::Failed)?;
     (failed.status == "True" && !is_refusal(failed)).then_some(&failed.observed_generation)
 }
 
-/// True if the condition reports a rejected spec. Each reconcile checks the spec again, because a later release may
-/// accept it.
+/// True if the condition reports a rejected spec. Each reconcile checks such a spec again, because a later release of
+/// the operator may accept it.
 fn is_refusal(failed: &Condition) -> bool {
     Reason::parse(&failed.reason).is_some_and(Reason::is_refusal)
 }
 
-/// The recorded start of the backup, if the backup is unfinished and belongs to this generation of the spec.
+/// The start time of the backup in progress. `None` if the spec has changed since then.
 pub fn intent(backup: &EtcdBackup) -> Option<Timestamp> {
     let status = backup.status.as_ref()?;
     let current = status.observed_generation == backup.metadata.generation;
@@ -50,7 +49,7 @@ pub(super) fn is_open(status: &EtcdBackupStatus) -> bool {
     status.start_time.is_some() && status.completion_time.is_none()
 }
 
-/// True if the stored backups are deleted together with the EtcdBackup.
+/// True if the deletion of the EtcdBackup deletes its stored backups (`deletionPolicy: Delete`).
 pub(super) fn wants_finalizer(backup: &EtcdBackup) -> bool {
     backup.spec.deletion_policy == Some(DeletionPolicy::Delete)
 }
@@ -62,16 +61,15 @@ pub(super) fn has_finalizer(backup: &EtcdBackup) -> bool {
         .any(|one| one == FINALIZER_STORED)
 }
 
-/// True if a plan may remove a finalizer of this EtcdBackup.
+/// True if a finalizer blocks the deletion of this EtcdBackup, and the operator may remove the finalizer.
 pub(super) fn has_removable_finalizer(backup: &EtcdBackup) -> bool {
     let removable = removable_finalizers(backup);
     let mut finalizers = backup.finalizers().iter();
     finalizers.any(|one| removable.contains(&one.as_str()))
 }
 
-/// The finalizers that [`super::Action::SetFinalizer`] with `false` removes. coreos/etcd-operator no longer runs, so
-/// nothing else removes its finalizer from an EtcdBackup that is being deleted. Before the deletion, this operator does
-/// not touch that finalizer, so that it never competes with an operator that sets it again.
+/// The finalizers that this operator may remove. While the EtcdBackup is being deleted, this includes the finalizer of
+/// coreos/etcd-operator. Before, that finalizer stays, because a running coreos/etcd-operator would set it again.
 pub fn removable_finalizers(backup: &EtcdBackup) -> &'static [&'static str] {
     match backup.metadata.deletion_timestamp {
         Some(_) => &[FINALIZER_STORED, FINALIZER_COREOS_PERIODIC],
@@ -79,7 +77,7 @@ pub fn removable_finalizers(backup: &EtcdBackup) -> &'static [&'static str] {
     }
 }
 
-/// True if the status reports a stored backup, or an attempt that may have stored one.
+/// True if the status reports a stored backup or an unfinished attempt, which may have stored a backup.
 pub(super) fn has_stored(backup: &EtcdBackup) -> bool {
     backup.status.as_ref().is_some_and(|status| {
         status.location.is_some()

@@ -1,4 +1,4 @@
-//! The problems for which the operator rejects a spec. Performs no I/O.
+//! Checks the spec of an EtcdBackup. Performs no I/O.
 
 use api::EtcdBackup;
 use api::problem::{Problem, summary};
@@ -9,7 +9,7 @@ use runtime::schedule::Schedule as Cron;
 use super::schedule::Schedule;
 use crate::reason::{Reason, Trouble};
 
-/// The problem of a spec that the operator rejects; `None` if the operator accepts the spec.
+/// The problem for which the operator rejects the spec, or `None` if it accepts the spec.
 pub fn refusal(backup: &EtcdBackup) -> Option<Trouble> {
     let mut problems = api::backup::validate(backup);
     if let Some(Err(problem)) = backup.spec.backup_policy.as_ref().map(Schedule::of) {
@@ -49,7 +49,7 @@ fn verification_times(backup: &EtcdBackup) -> Vec<Problem> {
         const BLOCK: &str = "spec.verification.window";
         match Cron::parse(&window.schedule, window.time_zone.as_deref()) {
             Err(problem) => problems.push(in_block(BLOCK, &problem)),
-            // Without this check, no verification would ever start.
+            // If the schedule matches no day, no verification would ever start.
             Ok(schedule) if schedule.next_after(Timestamp::UNIX_EPOCH).is_none() => {
                 problems.push(Problem::new(
                     format!("{BLOCK}.schedule"),
@@ -63,9 +63,9 @@ fn verification_times(backup: &EtcdBackup) -> Vec<Problem> {
     problems
 }
 
-/// The problem of a spec with which the operator would send a password without TLS to another namespace. A user who may
-/// create EtcdBackups must not gain access to a Secret's password. The operator therefore sends a password only over
-/// TLS with a CA from a Secret, or to Services and pods of the EtcdBackup's namespace.
+/// The problem of a spec that would send a password without TLS to another namespace. A user who may create
+/// EtcdBackups must not gain the password of a Secret. Passwords are therefore sent over TLS with a CA from a Secret,
+/// or to Services and pods of this namespace.
 fn exposed_password(backup: &EtcdBackup) -> Option<Problem> {
     backup.spec.auth_secret.as_ref()?;
     let namespace = backup.namespace().unwrap_or_default();
@@ -82,8 +82,8 @@ fn exposed_password(backup: &EtcdBackup) -> Option<Problem> {
     ))
 }
 
-/// True if the URL names a Service of the namespace, or a pod behind such a Service. The host may contain only letters,
-/// digits, dots and hyphens, so every client reads the same host from the URL.
+/// True if the URL names a Service of the namespace, or a pod of such a Service. Hosts with other characters than
+/// letters, digits, dots and hyphens are rejected, because clients may parse them differently.
 fn is_in_namespace(url: &str, namespace: &str) -> bool {
     let address = url.strip_prefix("http://").unwrap_or(url);
     let address = address.strip_suffix('/').unwrap_or(address);
@@ -94,7 +94,7 @@ fn is_in_namespace(url: &str, namespace: &str) -> bool {
     }
     let labels: Vec<&str> = host.split('.').collect();
     match labels.as_slice() {
-        // A name without dots is accepted, because the operator adds the namespace of the EtcdBackup to it.
+        // The operator appends the namespace of the EtcdBackup to a name without dots.
         [service] => !service.is_empty() && *service != "localhost",
         [_, of, "svc"] | [_, _, of, "svc"] => *of == namespace,
         [_, of, "svc", "cluster", "local"] | [_, _, of, "svc", "cluster", "local"] => {
@@ -104,7 +104,8 @@ fn is_in_namespace(url: &str, namespace: &str) -> bool {
     }
 }
 
-/// The problem of a schedule. `block` is the JSON path of the block with the fields `schedule` and `timeZone`.
+/// Converts the problem of a schedule. `block` is the JSON path of the object with the fields `schedule` and
+/// `timeZone`.
 fn in_block(block: &str, problem: &runtime::schedule::Problem) -> Problem {
     match problem {
         runtime::schedule::Problem::Schedule { text, why } => Problem::new(

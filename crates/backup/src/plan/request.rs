@@ -1,6 +1,7 @@
-//! A requested backup of a periodic EtcdBackup: an annotation contains the time of the request. Performs no I/O.
+//! A backup that is requested by an annotation of a periodic EtcdBackup. The annotation contains the time of the
+//! request. Performs no I/O.
 //!
-//! The backup operator sets the annotation for a cluster that waits for a backup before a change.
+//! The operator sets this annotation if a change of the cluster waits for a backup.
 
 use api::EtcdBackup;
 use api::cluster::MAX_CLOCK_SKEW;
@@ -8,19 +9,19 @@ use api::names::ANNOTATION_BACKUP_REQUESTED;
 use jiff::{SignedDuration, Timestamp};
 use kube::ResourceExt;
 
-/// Pause between the end of a failed backup and the next backup for the same request.
+/// Delay between a failed backup and the next backup for the same request.
 const RETRY: SignedDuration = SignedDuration::from_mins(1);
 
-/// The time of the request. An invalid text requests nothing.
+/// The time of the request, or `None` if the annotation is missing or invalid.
 fn requested(backup: &EtcdBackup) -> Option<Timestamp> {
     let text = backup.annotations().get(ANNOTATION_BACKUP_REQUESTED)?;
     text.parse().ok()
 }
 
-/// The time of the next backup for the request. `None` without a request, and if a backup was completed after the
+/// The time at which the requested backup must start. `None` without a request, or if a backup was completed after the
 /// request.
 pub(super) fn due(backup: &EtcdBackup, now: Timestamp) -> Option<Timestamp> {
-    // A time far in the future was written with a wrong clock, and is ignored.
+    // Ignore a time far in the future, because a wrong clock has written it.
     let requested = requested(backup).filter(|time| time.duration_since(now) <= MAX_CLOCK_SKEW)?;
     let status = backup.status.as_ref();
     let complete = status.and_then(|status| status.last_success_date.as_ref());
@@ -34,8 +35,8 @@ pub(super) fn due(backup: &EtcdBackup, now: Timestamp) -> Option<Timestamp> {
     failed.map_or(Some(requested), |failed| failed.checked_add(RETRY).ok())
 }
 
-/// Whether the newest backup was requested, and no requested backup is proven to restore yet. This backup is verified
-/// at once, whatever the schedule of verifications says.
+/// True if a backup was completed since the request, and no such backup has been verified. The verification then
+/// starts at once, without waiting for its schedule.
 pub(super) fn wants_verification(backup: &EtcdBackup) -> bool {
     let (Some(requested), Some(status)) = (requested(backup), backup.status.as_ref()) else {
         return false;

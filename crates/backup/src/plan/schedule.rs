@@ -1,17 +1,17 @@
-//! Computes the time of the next run of a periodic EtcdBackup. A run is a backup that the schedule starts. The inputs
-//! are the policy, the start of the last backup and the current time. Performs no I/O.
+//! Computes the time of the next run of a periodic EtcdBackup. A run is a backup that the schedule starts. Performs no
+//! I/O.
 
 use api::backup::BackupPolicy;
 use jiff::{SignedDuration, Timestamp};
 use runtime::schedule::{Problem, Schedule as Cron};
 
-/// The jitter of a run is at most the interval divided by this number.
+/// The jitter of a run is at most the schedule's interval divided by this number.
 const JITTER_DIVISOR: i32 = 20;
 /// Maximum jitter of a run.
 const MAX_JITTER: SignedDuration = SignedDuration::from_secs(30);
 
-/// Minimum starting deadline in seconds. Every reconcile is slightly later than the planned time, so a shorter
-/// deadline would skip every run.
+/// Minimum starting deadline in seconds. A reconcile starts slightly after the planned time, so a shorter deadline
+/// would skip every run.
 const MIN_STARTING_DEADLINE: i64 = 10;
 
 #[derive(Debug)]
@@ -20,7 +20,7 @@ enum Rule {
     At(Cron),
 }
 
-/// A parsed schedule: the cron fields or the interval, with the time zone.
+/// A parsed schedule: a cron expression with its time zone, or an interval.
 #[derive(Debug)]
 pub struct Schedule {
     rule: Rule,
@@ -57,7 +57,7 @@ impl Schedule {
         Ok(Some(Self { rule, deadline }))
     }
 
-    /// Returns when the next run is due, after the run that started at `last`. `created` is the creation time of the
+    /// Returns the time of the next run. `last` is the start of the last backup, `created` the creation of the
     /// EtcdBackup. If several runs were missed, only one run is due. The jitter depends on `seed`.
     pub fn next(
         &self,
@@ -67,15 +67,15 @@ impl Schedule {
         now: Timestamp,
     ) -> Next {
         match &self.rule {
-            // If no backup exists yet, the first backup starts at once.
+            // With an interval, the first backup starts at once.
             Rule::Every(_) if last.is_none() => Next::Due,
             Rule::Every(interval) => self.every(*interval, last.unwrap_or(created), seed, now),
             Rule::At(cron) => self.at(cron, last.unwrap_or(created), seed, now),
         }
     }
 
-    /// The time of the run after the backup that was complete at `last`, without jitter. `None` if the schedule has no
-    /// further run. If no backup exists yet, `last` is `None`.
+    /// The time of the first run after `last`, without jitter. `last` is the completion of the newest backup, or
+    /// `None` if no backup exists. `None` is returned if the schedule has no further run.
     pub fn run_after(&self, last: Option<Timestamp>, created: Timestamp) -> Option<Timestamp> {
         match (&self.rule, last) {
             (Rule::Every(_), None) => Some(created),
@@ -90,7 +90,8 @@ impl Schedule {
         if let Some(deadline) = self.deadline
             && now.duration_since(planned) > deadline
         {
-            // Chooses the latest missed run. If the starting deadline of that run has passed too, chooses the next run.
+            // Choose the latest missed run, or the next run if the starting deadline of the latest missed run has
+            // passed.
             let missed = now.duration_since(planned).as_secs() / interval.as_secs().max(1);
             let intervals =
                 |count: i64| SignedDuration::from_secs(interval.as_secs().saturating_mul(count));
@@ -103,10 +104,10 @@ impl Schedule {
     }
 
     fn at(&self, cron: &Cron, last: Timestamp, seed: &str, now: Timestamp) -> Next {
-        // Skips the runs whose starting deadline has passed. There may be many such runs if the operator was down for a
-        // long time.
+        // Skip all runs whose starting deadline has passed, without iterating over them.
         let from = match self.deadline {
-            // If the starting deadline reaches back before the first representable time, no run is skipped.
+            // `since` is `None` if the deadline is longer than the time since the first representable time: skip no
+            // run.
             Some(deadline) => {
                 let since = now.checked_sub(deadline).ok();
                 let since = since.and_then(|it| it.checked_sub(SignedDuration::from_secs(1)).ok());
@@ -125,8 +126,8 @@ impl Schedule {
         due(later(planned, self.jitter(interval, seed, planned)), now)
     }
 
-    /// A delay of at most a twentieth of the interval. It distributes the starts of EtcdBackups with the same
-    /// schedule.
+    /// A delay of at most a twentieth of the interval, so that EtcdBackups with the same schedule do not start
+    /// together.
     fn jitter(&self, interval: SignedDuration, seed: &str, run: Timestamp) -> SignedDuration {
         let max = (interval / JITTER_DIVISOR).min(MAX_JITTER);
         // The jitter must not exceed the starting deadline.
@@ -175,7 +176,7 @@ mod tests {
         Schedule::of(&policy(json)).unwrap().unwrap()
     }
 
-    /// The next run, rounded down to a full minute. The rounding removes the jitter.
+    /// The next run, rounded down to a full minute to remove the jitter.
     fn next(json: &str, last: Option<&str>, now: &str) -> Next {
         let found = schedule(json).next(last.map(at), at("2026-01-01T00:00:00Z"), "seed", at(now));
         match found {
@@ -238,7 +239,7 @@ mod tests {
             let first: Vec<i64> = (0..200).map(|seed| jitter(&seed.to_string())).collect();
             let second: Vec<i64> = (0..200).map(|seed| jitter(&seed.to_string())).collect();
             assert_eq!(first, second);
-            // Every number of seconds up to the maximum occurs as a jitter. No greater number occurs.
+            // The jitter can be every number of seconds from zero to the maximum.
             let distinct: std::collections::BTreeSet<i64> = first.into_iter().collect();
             assert!(
                 distinct.iter().eq((0..=max).collect::<Vec<_>>().iter()),
@@ -317,12 +318,12 @@ mod tests {
             next(berlin, last, "2026-01-10T12:00:00Z"),
             Next::At(at("2026-01-11T02:30:00Z"))
         );
-        // In summer, the time zone `Europe/Berlin` is two hours ahead of UTC.
+        // In summer, Berlin is two hours ahead of UTC.
         assert_eq!(
             next(berlin, Some("2026-07-10T12:00:00Z"), "2026-07-10T12:00:00Z"),
             Next::At(at("2026-07-11T01:30:00Z"))
         );
-        // If the start of daylight saving time skips the local time of a run, the run is not lost.
+        // 02:30 does not exist on this day, because daylight saving time starts. The run is not skipped.
         let gap = r#"{"schedule":"30 2 * * *","timeZone":"Europe/Berlin"}"#;
         let found = next(gap, Some("2026-03-28T12:00:00Z"), "2026-03-28T12:00:00Z");
         assert!(
@@ -331,8 +332,8 @@ mod tests {
         );
     }
 
-    /// At the end of daylight saving time, one hour occurs twice. A daily schedule runs once in it, and an hourly
-    /// schedule runs twice.
+    /// At the end of daylight saving time, one hour occurs twice. A daily run in this hour starts once, and an hourly
+    /// run starts twice.
     #[test]
     fn repeated_hour_of_clock_change_causes_no_second_daily_run() {
         let daily = r#"{"schedule":"30 2 * * *","timeZone":"Europe/Berlin"}"#;
@@ -355,8 +356,8 @@ mod tests {
             );
             last = expected.replace("00Z", "20Z");
         }
-        // At the start of daylight saving time, one hour is skipped. Hourly runs continue, and a daily run in that hour
-        // happens once.
+        // At the start of daylight saving time, one hour does not exist. The next hourly run starts one hour after the
+        // last.
         let spring = "2026-03-29T00:00:20Z";
         assert_eq!(
             next(hourly, Some(spring), spring),
@@ -402,7 +403,7 @@ mod tests {
             r#"{"schedule":"@daily","timeZone":"Mars/Olympus"}"#,
         ));
         assert!(matches!(problem.unwrap_err(), Problem::TimeZone { .. }));
-        // February 30 never occurs, so the schedule has no run.
+        // The schedule has no run, because February 30 does not exist.
         assert_eq!(
             next(r#"{"schedule":"0 0 30 2 *"}"#, None, "2026-01-01T00:00:00Z"),
             Next::Never
@@ -419,10 +420,10 @@ mod tests {
     }
 
     proptest! {
-        /// For every policy and every time, no run is due directly after a run, and the next run becomes due within the
-        /// interval plus the jitter.
+        /// For every interval, no run is due directly after a run. The next run is due at the latest after the interval
+        /// plus the jitter.
         #[test]
-        fn next_run_becomes_due_within_interval_and_jitter(
+        fn next_run_is_due_within_interval_and_jitter(
             interval in 1_i64..1_000_000,
             deadline in prop::option::of(0_i64..100_000),
             away in 0_i64..10_000_000,

@@ -1,4 +1,4 @@
-//! Tests of the planner. Each test has an EtcdBackup, a snapshot, and the expected plan.
+//! Tests of the planner. A test compares the plan for an EtcdBackup and a snapshot with the expected plan.
 
 use std::time::Duration;
 
@@ -44,13 +44,13 @@ fn fresh() -> EtcdBackup {
     with(|_| ())
 }
 
-/// The EtcdBackup with the status that the plan results in.
+/// The EtcdBackup with the status after this plan.
 fn after(mut backup: EtcdBackup, plan: &Plan, now: Timestamp) -> EtcdBackup {
     backup.status = Some(status(&backup, plan, now));
     backup
 }
 
-/// An EtcdBackup whose start was recorded at second 0.
+/// An EtcdBackup whose status records the start of its backup at second 0.
 fn begun(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     let backup = with(change);
     let plan = plan(&backup, &Snapshot::default(), at(0));
@@ -185,7 +185,7 @@ fn complete_backup_is_never_repeated() {
         at(9),
     );
     let mut backup = after(backup, &done, at(9));
-    // The operator does not repeat the backup after a restart, after a long time, or after a change of the spec.
+    // A complete backup is not repeated after a restart of the operator, a long time, or a change of the spec.
     for generation in [1, 2] {
         backup.metadata.generation = Some(generation);
         let snapshot = Snapshot::default();
@@ -195,7 +195,7 @@ fn complete_backup_is_never_repeated() {
             (plan.action, plan.verdict.clone()),
             (Action::Nothing, Verdict::Unchanged)
         );
-        // The status reports that the operator has processed the spec, and nothing else changes.
+        // Only the observed generation in the status changes.
         let mut reported = status(&backup, &plan, at(1_000_000));
         assert_eq!(reported.observed_generation, Some(generation));
         reported.observed_generation = Some(1);
@@ -290,7 +290,7 @@ fn backup_fails_at_deadline_with_last_failure() {
         ("True", "DeadlineExceeded")
     );
     assert!(condition.message.contains("timeoutInSecond") && condition.message.contains("403"));
-    // A running attempt has no result yet, so the status reports the failure of the previous attempt.
+    // A running attempt has no result yet, so the deadline message contains the failure of the previous attempt.
     let mut retrying = known(Work::Running(Moved::default()), Destination::NotRead);
     retrying.transfer.last_failure = Some(refused());
     let canceling = after(backup.clone(), &plan(&backup, &retrying, at(61)), at(61));
@@ -301,7 +301,7 @@ fn backup_fails_at_deadline_with_last_failure() {
         reported.is_some_and(|message| message.contains("403")),
         "{reported:?}"
     );
-    // The backup stays failed until the spec is changed.
+    // A failed backup is repeated only after a change of the spec.
     assert_eq!(
         plan(&failed, &Snapshot::default(), at(99)).verdict,
         Verdict::Unchanged
@@ -324,7 +324,7 @@ fn transfer_is_canceled_after_deadline() {
     assert!(!is_true(canceling.conditions(), &ConditionType::Failed));
     let ended = plan(&canceling, &canceled(), at(62));
     assert!(matches!(ended.verdict, Verdict::Failed(_)), "{ended:?}");
-    // If the canceled transfer does not end, the operator reports the failure two minutes after the deadline.
+    // If the canceled transfer does not end, the failure is reported two minutes after the deadline.
     let hung = plan(&canceling, &snapshot, at(179));
     assert!(matches!(hung.verdict, Verdict::Waiting(_)), "{hung:?}");
     let hung = plan(&canceling, &snapshot, at(180));
@@ -332,19 +332,19 @@ fn transfer_is_canceled_after_deadline() {
     assert!(matches!(hung.verdict, Verdict::Failed(_)), "{hung:?}");
 }
 
-/// A transfer that was canceled at the deadline, and the content of the store afterwards.
+/// A transfer that was canceled at the deadline without a complete backup in the store.
 fn canceled() -> Snapshot {
     let trouble = Trouble::new(Reason::StepFailed, "the backup was canceled");
     known(Work::Ended(Err(trouble)), Destination::Free)
 }
 
-/// The deadline passed while the operator read the whole backup in a directory again to verify it.
+/// The transfer has stored its whole backup, and is canceled while it reads the backup again.
 #[test]
 fn canceled_transfer_with_complete_backup_succeeds() {
     let backup = begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }));
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     let canceling = after(backup.clone(), &plan(&backup, &running, at(61)), at(61));
-    // The operator reads the store at once. It does not wait for the back-off of the next attempt.
+    // The store is read at once, without waiting for the back-off of the transfer.
     let mut ended = canceled();
     ended.transfer.not_before = Some(at(90));
     assert_eq!(need(&canceling, &running, at(62)), Need::Nothing);
@@ -352,7 +352,7 @@ fn canceled_transfer_with_complete_backup_succeeds() {
     ended.destination = Destination::Complete(stored());
     let found = plan(&canceling, &ended, at(62));
     assert_eq!(found.verdict, Verdict::Succeeded(stored()));
-    // If the store does not answer, the backup has failed.
+    // If the store does not answer after the deadline, the backup has failed.
     ended.destination = Destination::Unknown(refused());
     let unknown = plan(&canceling, &ended, at(62));
     assert!(matches!(unknown.verdict, Verdict::Failed(_)), "{unknown:?}");
@@ -375,7 +375,7 @@ fn time_limit_grows_with_database_up_to_48_hours() {
         plan(&default, &snapshot, minutes(90)).action,
         Action::AbandonTransfer
     );
-    // The status records the size of the database, so that a restart does not shorten the time limit.
+    // The status records the size of the database, so a restart of the operator does not shorten the time limit.
     let recorded = after(
         default.clone(),
         &plan(&default, &snapshot, minutes(1)),
@@ -386,7 +386,7 @@ fn time_limit_grows_with_database_up_to_48_hours() {
         plan(&recorded, &restarted, minutes(60)).action,
         Action::StartTransfer
     );
-    // If `timeoutInSecond` is 0 or more than 48 hours, the time limit is 48 hours.
+    // The maximum is 48 hours, also for `timeoutInSecond: 0`.
     for seconds in [0, i64::MAX] {
         let longest =
             begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": seconds }));
@@ -429,7 +429,7 @@ fn changed_spec_starts_new_backup_instead_of_adopting_old() {
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     let first = plan(&backup, &running, at(10));
     assert_eq!(first.action, Action::AbandonTransfer);
-    // The operator records the new start only after the canceled transfer has ended.
+    // The new start is recorded only after the canceled transfer has ended.
     let unchanged = after(backup, &first, at(10));
     assert_eq!(
         unchanged.status.as_ref().unwrap().observed_generation,
@@ -513,7 +513,7 @@ fn invalid_etcdbackup_is_rejected_with_field_and_remedy() {
                 failed.message
             );
         }
-        // After the spec is corrected, the same EtcdBackup starts a backup.
+        // After a correction of the spec, the EtcdBackup starts its backup.
         let mut corrected = fresh();
         corrected.metadata.generation = Some(2);
         corrected.status = after.status;
@@ -535,7 +535,7 @@ fn rejected_spec_is_checked_in_each_reconcile() {
         &plan(&backup, &Snapshot::default(), at(0)),
         at(0),
     );
-    // If a later release accepts the spec, the operator starts the backup.
+    // A later release of the operator may accept the spec.
     let mut accepted = fresh();
     accepted.status = refused.status;
     assert_eq!(

@@ -1,8 +1,8 @@
-//! Plans the proof that the newest backup restores. Performs no I/O.
+//! Plans verifications: each restores the newest backup in a separate pod. Performs no I/O.
 //!
 //! The operator records the start of a verification before it creates the pod (invariant 10). The name of the pod
-//! follows from the record, so a new operator process finds the pod. The pod is deleted before its result is recorded:
-//! if the operator ends between the two steps, the verification is repeated.
+//! depends on this record, so a new operator process finds the pod. The pod is deleted before its result is recorded;
+//! if the operator ends in between, the verification is repeated.
 
 use std::time::Duration;
 
@@ -30,59 +30,59 @@ mod window;
 
 use window::opening;
 
-/// Interval between two reads of the pod.
+/// Delay between two reads of the pod.
 const POLL: Duration = Duration::from_secs(3);
-/// A verification that waits for another verification of its namespace checks again after this time.
+/// A queued verification checks after this time whether another verification of the namespace has ended.
 const TURN_RETRY: Duration = Duration::from_secs(15);
-/// Pause after the first failure. Each further failure doubles the pause.
+/// Delay after the first failure. Each further failure doubles the delay.
 const RETRY: SignedDuration = SignedDuration::from_mins(1);
 const MAX_RETRY: SignedDuration = SignedDuration::from_hours(6);
-/// The kubelet stops the pod at its time limit. If the kubelet does not, for example because the node is lost, the
-/// operator ends the verification after this additional time.
+/// The kubelet stops the pod at its time limit. The operator waits for this additional time, in case the kubelet does
+/// not answer.
 const GRACE: SignedDuration = SignedDuration::from_mins(2);
-/// Number of digits of the digest in the name of a pod.
+/// Number of hexadecimal digits of the digest in the name of a pod.
 const NAME_DIGITS: usize = 20;
 
-/// What the operator does for the verification.
+/// The action of the operator for a verification.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum Step {
-    /// The operator does nothing in this reconcile.
+    /// No action in this reconcile.
     #[default]
     Nothing,
-    /// The operator creates the pod of the verification.
+    /// Create the pod of the verification.
     Create(Box<Pod>),
-    /// The operator deletes the pod with this name, if the EtcdBackup owns the pod.
+    /// Delete the pod with this name, if the EtcdBackup owns it.
     Delete(String),
 }
 
-/// What the status reports about the verification.
+/// The state of the verification for the status.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub enum VerificationVerdict {
     /// No verification is due or running. The status keeps the result of the last verification.
     #[default]
     Unchanged,
-    /// `spec.verification` is not set: the status reports nothing about verifications.
+    /// `spec.verification` is not set, so the status contains nothing about verifications.
     Off,
-    /// The verification of this backup starts.
+    /// The verification of the backup at this location starts.
     Starting(String),
-    /// The verification waits, for this reason.
+    /// The verification waits for this reason.
     Waiting(String),
-    /// The verification of this backup could start, but waits for another verification of the namespace.
+    /// The verification of the backup at this location waits until another verification of the namespace has ended.
     Queued(String),
     /// The verification has succeeded: the backup can be restored.
     Verified(Proof),
-    /// The verification has failed: the backup cannot be restored, or the attempt had no result.
+    /// The verification has failed. Either the backup cannot be restored, or the attempt had no result.
     Failed(Failure),
 }
 
 /// The next step of the verification.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct VerificationPlan {
-    /// What the operator does now.
+    /// The action of the operator.
     pub step: Step,
-    /// What the status reports.
+    /// The state for the status.
     pub verdict: VerificationVerdict,
-    /// Time until the next step; `None` waits for a change of the EtcdBackup.
+    /// Time until the next reconcile. `None` waits for a change of the EtcdBackup.
     pub requeue: Option<Duration>,
 }
 
@@ -101,20 +101,19 @@ impl VerificationPlan {
     }
 }
 
-/// The data that the plan needs.
+/// The data that the plan of a verification needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum VerificationNeed {
-    /// The plan needs no data about verifications.
+    /// No data.
     Nothing,
-    /// Whether the EtcdBackup may verify now.
+    /// Whether the EtcdBackup may be verified now.
     Turn,
-    /// The state of this pod, whether the EtcdBackup may verify now, and the images.
+    /// The state of the pod with this name, whether the EtcdBackup may be verified now, and the images.
     Pod(String),
 }
 
-/// The data that [`plan`] needs at this time. The read of [`VerificationNeed::Turn`] can give the turn to the
-/// EtcdBackup, and the other EtcdBackups of the namespace then wait. The plan therefore needs this data only if nothing
-/// else delays the verification.
+/// The data that [`plan`] needs at this time. Reading [`VerificationNeed::Turn`] may reserve the turn of the namespace
+/// for this EtcdBackup. It is therefore read only if the verification can start now.
 pub(crate) fn need(backup: &EtcdBackup, now: Timestamp) -> VerificationNeed {
     let Some(settings) = settings(backup) else {
         return VerificationNeed::Nothing;
@@ -128,7 +127,7 @@ pub(crate) fn need(backup: &EtcdBackup, now: Timestamp) -> VerificationNeed {
     }
 }
 
-/// When the next verification may start, if it need not wait for another verification of the namespace.
+/// The time at which the next verification may start. Other verifications of the namespace may delay it further.
 enum Begin {
     /// No verification is needed.
     Never,
@@ -147,7 +146,7 @@ fn begin(backup: &EtcdBackup, settings: &Verification, now: Timestamp) -> Begin 
     if due > now {
         return Begin::At(due);
     }
-    // A change of the cluster waits for the proof of a requested backup, so this proof does not wait for the window.
+    // A change of the cluster waits for this verification, so the verification does not wait for its window.
     if request::wants_verification(backup) {
         return Begin::Now;
     }
@@ -212,7 +211,7 @@ pub(crate) fn plan(
         ),
         PodState::Unknown(why) => VerificationPlan::wait(why, INPUT_RETRY),
         PodState::NotRead => VerificationPlan::wait(RUNNING, INPUT_RETRY),
-        // The pod was lost, and a newer backup exists, so the operator verifies the newer backup instead.
+        // The pod was deleted, and a newer backup exists: verify the newer backup instead.
         PodState::Missing if location(backup) != Some(record.location.as_str()) => {
             let location = location(backup).unwrap_or_default().to_owned();
             let verdict = VerificationVerdict::Starting(location);
@@ -262,12 +261,12 @@ fn plan_start(
 
 const CLOSED: &str =
     "spec.verification.window does not open again: correct its schedule, or remove the window";
-/// Why a verification is queued.
+/// The reason that the status reports for a queued verification.
 pub(crate) const QUEUED: &str = "another backup of this namespace is being verified: this verification starts afterwards. To \
                       verify both at the same time, set spec.verification.allowConcurrent";
 const RUNNING: &str = "the backup is being restored in a separate pod";
 
-/// Ends the verification of an EtcdBackup without `spec.verification`.
+/// Ends the verification after `spec.verification` was removed.
 fn plan_off(backup: &EtcdBackup) -> VerificationPlan {
     let Some(status) = &backup.status else {
         return VerificationPlan::default();
@@ -281,7 +280,7 @@ fn plan_off(backup: &EtcdBackup) -> VerificationPlan {
     VerificationPlan::new(step, VerificationVerdict::Off, None)
 }
 
-/// The verification settings of an EtcdBackup; `None` if its backups are not verified.
+/// The verification settings. `None` if the EtcdBackup is not verified, is being deleted or has a rejected spec.
 fn settings(backup: &EtcdBackup) -> Option<&Verification> {
     let settings = backup.spec.verification.as_deref()?;
     let live = backup.metadata.deletion_timestamp.is_none();
@@ -292,7 +291,7 @@ fn record(backup: &EtcdBackup) -> Option<&VerificationStatus> {
     backup.status.as_ref()?.verification.as_ref()
 }
 
-/// The running verification, with its start.
+/// The running verification and its start time.
 pub(crate) fn running(backup: &EtcdBackup) -> Option<(&VerificationStatus, Timestamp)> {
     let record = record(backup)?;
     Some((record, record.start_time.as_ref()?.0))
@@ -303,8 +302,8 @@ fn location(backup: &EtcdBackup) -> Option<&str> {
     backup.status.as_ref()?.location.as_deref()
 }
 
-/// The time from which the newest backup must be verified. `None` if there is no backup, or if the newest backup needs
-/// no further verification.
+/// The time at which the verification of the newest backup is due. `None` if no backup exists, or if no verification
+/// is needed.
 fn due(backup: &EtcdBackup, now: Timestamp) -> Option<Timestamp> {
     let settings = backup.spec.verification.as_ref()?;
     let status = backup.status.as_ref()?;
@@ -331,13 +330,13 @@ fn due(backup: &EtcdBackup, now: Timestamp) -> Option<Timestamp> {
     Some(retry.map_or(begins, |retry| retry.max(begins)))
 }
 
-/// The pause after this number of failures.
+/// The delay after this number of failures.
 fn retry_pause(failures: i32) -> SignedDuration {
     let doubled = u32::try_from(failures - 1).unwrap_or_default().min(10);
     (RETRY * 2_i32.pow(doubled)).min(MAX_RETRY)
 }
 
-/// The name of the pod. It follows from the record in the status, so a second operator process finds the pod of the
+/// The name of the pod. It depends only on the record in the status, so a second operator process finds the pod of the
 /// first process (invariant 11).
 fn pod_name(backup: &EtcdBackup, location: &str, started: Timestamp) -> String {
     let uid = backup.uid().unwrap_or_default();
@@ -371,7 +370,7 @@ fn built(
         .as_deref()
         .or(inputs.repository.as_deref());
     let mut source = Source::store(&block, &version, status.sha256.as_deref());
-    // The status shows whether the newest backup is encrypted. `spec.encryption` may have changed since that backup.
+    // The status records whether the newest backup is encrypted. `spec.encryption` may have changed since then.
     match (&status.encryption_key, &backup.spec.encryption) {
         (Some(_), Some(encryption)) => source = source.encrypted(&encryption.secret),
         (Some(key), None) => {
@@ -398,7 +397,7 @@ fn built(
     }))
 }
 
-/// The storage block of the spec, with the path of the backup at this location.
+/// The storage block of the spec, with the path of the backup at `location`.
 fn block_at(backup: &EtcdBackup, location: &str) -> Result<StorageBlock, Trouble> {
     let spec = &backup.spec;
     let source = spec
@@ -417,8 +416,8 @@ fn block_at(backup: &EtcdBackup, location: &str) -> Result<StorageBlock, Trouble
     Ok(block.at(path))
 }
 
-/// The name of the newest verified backup, for the retention rules. `None` without verifications, and if the verified
-/// backup has another path than the spec.
+/// The name of the newest verified backup, which retention keeps. `None` without verifications, or if this backup is
+/// not at the path of the spec.
 pub(super) fn verified(backup: &EtcdBackup) -> Option<Numbered> {
     settings(backup)?;
     let last = backup.status.as_ref()?.last_verified.as_ref()?;

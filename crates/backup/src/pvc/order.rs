@@ -1,4 +1,5 @@
-//! The order for a pod that mounts a PersistentVolumeClaim, and the report of the pod. Plain data.
+//! The data that the operator and the pod with a mounted PersistentVolumeClaim exchange. The order is an argument of
+//! the pod, and the report is its termination message.
 
 use std::collections::BTreeSet;
 
@@ -21,21 +22,22 @@ pub(crate) const AUTH: &str = "/run/backup/auth";
 /// Directory at which the pod mounts the Secret with the encryption keys.
 pub(crate) const ENCRYPTION: &str = "/run/backup/encryption";
 
-/// A report lists at most this number of kept backups, as `status.backups` does.
+/// Maximum number of backups in a report, the same as in `status.backups`.
 const LISTED: usize = 10;
-/// Maximum length of a message in bytes. As JSON, such a message fits into the 4096 bytes of a termination message.
+/// Maximum length of a message in bytes. The report with the message then fits into a termination message of 4096
+/// bytes.
 const MAX_MESSAGE: usize = 2048;
 
-/// A transfer or a removal for a pod. The order contains no credentials, because it is an argument of the pod
-/// (invariant 14).
+/// The transfer or removal that a pod carries out. The order contains no credentials, because it is an argument of the
+/// pod (invariant 14).
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Order {
     /// The name of the PersistentVolumeClaim.
     pub claim: String,
-    /// The path of the spec, below the root of the volume.
+    /// The path in the spec, relative to the root of the volume.
     pub path: String,
-    /// The UID of the EtcdBackup. The unfinished files of the EtcdBackup on the PVC are marked with this UID.
+    /// The UID of the EtcdBackup. The names of its unfinished files on the PVC contain a hash of this UID.
     pub uid: String,
     /// The task of the pod.
     pub task: Task,
@@ -55,14 +57,15 @@ pub enum Task {
         newest: String,
         /// The UIDs of the other periodic EtcdBackups with the same path.
         others: BTreeSet<String>,
-        /// The time with which the ages of backups are computed. The clock of the pod's node is not used (invariant 9).
+        /// The time from which the ages of backups are computed, because the clock of the pod's node may be wrong
+        /// (invariant 9).
         now: Timestamp,
     },
     /// Remove all stored backups of this EtcdBackup.
     Everything,
 }
 
-/// How to take the snapshot and where to write it.
+/// The source and the destination of a snapshot.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct SnapshotTask {
@@ -70,34 +73,35 @@ pub struct SnapshotTask {
     pub endpoints: Vec<String>,
     /// The start time of the backup.
     pub begun: Timestamp,
-    /// True if the name of the object contains a revision and a time, as for a periodic backup.
+    /// True for a periodic backup: the name of its object contains a revision and a time.
     pub numbered: bool,
     /// True if the object is compressed.
     pub compress: bool,
-    /// The key with which the object is encrypted: the Secret, which the pod mounts, and its entry.
+    /// The Secret and its entry with the encryption key. The pod mounts the Secret.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub encryption: Option<Encryption>,
-    /// The data about the EtcdCluster for the manifest.
+    /// The EtcdCluster, as the manifest records it.
     pub cluster: Option<ManifestCluster>,
-    /// The Secrets for the access to etcd, which the pod mounts.
+    /// The Secrets with the certificate and the password for etcd.
     pub reach: Reach,
 }
 
-/// The names of the Secrets for the access to etcd. The pod mounts these Secrets.
+/// The names of the Secrets with which the pod connects to etcd. The pod mounts them.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Reach {
     /// The Secret with the client certificate.
     pub tls: Option<String>,
-    /// True if `tls` is the operator Secret of an EtcdCluster. False if `tls` is the Secret in `spec.clientTLSSecret`.
-    /// The entries of these two Secrets have different names.
+    /// True if `tls` is the operator Secret of an EtcdCluster, false if it is the Secret in `spec.clientTLSSecret`.
+    /// The entries of the two Secrets have different names.
     pub operators: bool,
     /// The Secret with user and password.
     pub auth: Option<String>,
 }
 
 impl Order {
-    /// A text that identifies the order among all orders of this EtcdBackup. A repeated order has the same text.
+    /// A text that identifies the order among the orders of this EtcdBackup. A retry of the same task has the same
+    /// text.
     pub fn work_id(&self) -> String {
         match &self.task {
             Task::Store(snapshot) => Self::store_id(snapshot.begun),
@@ -111,7 +115,7 @@ impl Order {
         format!("store {begun}")
     }
 
-    /// The newest backup in an order that applies the retention rules; `None` for other orders.
+    /// The name of the newest backup, if the order applies the retention rules.
     fn newest(&self) -> Option<Numbered> {
         let Task::Surplus { newest, .. } = &self.task else {
             return None;
@@ -137,12 +141,12 @@ pub enum Report {
     Removed {
         /// Number of deleted backups.
         deleted: usize,
-        /// The newest of the kept backups. Their times and revisions are read from their names.
+        /// The newest kept backups. The pod reads their times and revisions from their names.
         kept: Vec<Numbered>,
     },
-    /// The pod could not do its task.
+    /// The task failed.
     Failed {
-        /// The reason that the condition of the EtcdBackup gets.
+        /// The reason for the condition of the EtcdBackup.
         reason: String,
         /// The message for users, with the cause and the remedy.
         message: String,
@@ -172,9 +176,8 @@ impl Report {
     /// The result of a transfer.
     ///
     /// # Errors
-    ///
-    /// Fails if the task failed, if the report is not the report of a transfer, or if the program in the pod has not
-    /// encrypted the backup. A program of an earlier release ignores the encryption in the order.
+    /// Fails if the task failed, or if this is not the report of a transfer. Also fails if the order requires
+    /// encryption, but an older program in the pod has ignored it.
     pub fn into_stored(self, order: &Order) -> Result<Stored, Trouble> {
         let encrypts = matches!(&order.task, Task::Store(task) if task.encryption.is_some());
         match self {
@@ -197,12 +200,12 @@ impl Report {
     ///
     /// # Errors
     ///
-    /// Fails if the task failed, or if the report is not the report of a removal.
+    /// Fails if the task failed, or if this is not the report of a removal.
     pub fn into_removal_result(self, order: &Order) -> Result<RemovalResult, Trouble> {
         match self {
             Self::Removed { deleted, mut kept } => {
-                // The newest backup in the order is always kept, so it is added to a truncated list that does not
-                // contain it.
+                // The pod truncates the list. Add the newest backup if the list lacks it, because a removal always
+                // keeps it.
                 if let Some(newest) = order.newest().filter(|newest| !kept.contains(newest))
                     && !kept.is_empty()
                 {

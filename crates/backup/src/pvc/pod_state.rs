@@ -10,20 +10,20 @@ use crate::reason::{Reason, Trouble};
 pub(crate) enum PodState {
     /// The pod is terminating.
     Terminating,
-    /// The pod belongs to another owner.
+    /// The EtcdBackup of the order does not own the pod.
     Foreign,
-    /// The pod is assigned to a node, but its container has not started. The text is the kubelet's message, which may
-    /// be empty.
+    /// The pod is assigned to a node, but its container has not started. The text is the kubelet's message and may be
+    /// empty.
     Starting(String),
     /// The container is running.
     Working,
-    /// The pod cannot start.
+    /// The pod cannot start, for this reason.
     Stuck(Trouble),
-    /// The pod has ended, with this report.
+    /// The pod has ended. Contains its report.
     Ended(Box<Report>),
 }
 
-/// The state of the pod that has the name for this order.
+/// Returns the state of the pod with the name of the order.
 pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
     if !is_owned(&pod.metadata, &order.uid) {
         return PodState::Foreign;
@@ -35,8 +35,8 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
         .and_then(|container| container.state.clone());
     let deleting = pod.metadata.deletion_timestamp.is_some();
     match state.as_ref().and_then(ended) {
-        // A terminating pod may have reported a failure. That failure was already handled, and the order needs a new
-        // pod. A reported success always counts.
+        // A failure report of a terminating pod was handled before its deletion, so the order needs a new pod. A
+        // report of success is always used.
         Some(report) if !deleting || !matches!(report, Report::Failed { .. }) => {
             return PodState::Ended(Box::new(report));
         }
@@ -86,7 +86,8 @@ pub(crate) fn pod_state(pod: &Pod, order: &Order) -> PodState {
                 condition.message.unwrap_or_default()
             ),
         )),
-        // The volume may be attached to another node, or the mount may fail. Only the pod's Events contain the reason.
+        // The volume may be attached to another node, or its mount may fail. Only Events of the pod contain the
+        // reason.
         (Some((_, message)), None) => PodState::Starting(message),
         (None, None) if status.phase.as_deref() == Some("Pending") => {
             PodState::Starting(String::new())

@@ -1,4 +1,4 @@
-//! The program of the pod that mounts a PersistentVolumeClaim. It connects only to etcd, and not to the API server.
+//! The program of the pod that mounts a PersistentVolumeClaim. It connects to etcd, but not to the API server.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ pub async fn run(arguments: &Volume) -> bool {
     let meter = Meter::default();
     let report = tokio::select! {
         report = work(arguments, &meter) => report.unwrap_or_else(Report::failed),
-        // Serves the progress until the pod has completed its order.
+        // The progress server never returns a report; it runs until the task has ended.
         report = async { progress::serve(|| meter.read()).await; std::future::pending().await } => report,
     };
     let text = serde_json::to_string(&report).unwrap_or_default();
@@ -90,7 +90,8 @@ async fn work(arguments: &Volume, meter: &Meter) -> Result<Report, Trouble> {
     Ok(Report::removed(&result))
 }
 
-/// Opens the mounted volume as a store. `owned_by` protects unfinished files of other EtcdBackups with the same path.
+/// Opens the mounted volume as a store. `owned_by` ensures that the store never deletes unfinished files of other
+/// EtcdBackups.
 fn opened(root: &Path, order: &Order) -> LocalStore {
     LocalStore::named(root, order.store()).owned_by(&order.uid)
 }
@@ -118,7 +119,7 @@ fn access(reach: &Reach) -> Result<Access, Trouble> {
             let value = value.and_then(Result::ok);
             let value = value
                 .ok_or_else(|| trouble(format!("Secret {secret} has no key {key}: add it")))?;
-            // Line breaks at the end of the password are removed, because an editor may have added them.
+            // Remove line breaks at the end, because an editor may have added them to the password.
             Ok::<_, Trouble>(value.trim_end_matches(['\r', '\n']).to_owned())
         };
         access.credentials = Some(Credentials {
@@ -130,7 +131,7 @@ fn access(reach: &Reach) -> Result<Access, Trouble> {
     Ok(access)
 }
 
-/// Reads the key for new backups from the mounted Secret.
+/// Reads the encryption key from the mounted Secret.
 fn key(encryption: &Encryption) -> Result<Key, Trouble> {
     let secret = &encryption.secret;
     let data = store::mounted(Path::new(ENCRYPTION)).map_err(|error| {
@@ -162,7 +163,7 @@ async fn stored(
         encrypted: encryption.is_some(),
         verify_content: true,
     };
-    // An earlier pod for this order may have completed the backup. That backup is then reported.
+    // An earlier pod for this order may have completed the backup. If so, report that backup.
     let name = match earlier_attempt(store.as_ref(), name, owner, begun).await? {
         EarlierAttempt::Complete(stored) => return Ok(Report::Stored(stored)),
         EarlierAttempt::Incomplete(name) => name,
@@ -177,8 +178,8 @@ async fn stored(
         uid: order.uid.clone(),
         cluster,
         limits: EndpointLimits::default(),
-        // An EtcdBackup has at most one pod at a time, so all unfinished files of this EtcdBackup come from earlier
-        // pods.
+        // An EtcdBackup has at most one pod at a time, so all its unfinished files are from earlier pods and can be
+        // deleted.
         since: Timestamp::now(),
     };
     let stored = transfer.run(meter, &CancellationToken::new()).await?;
@@ -218,7 +219,8 @@ mod tests {
         assert!(upload.commit().await.is_err());
     }
 
-    /// Invariant 9: the clock of the node may be years ahead, so the pod uses the time in the order.
+    /// Invariant 9: the clock of a node may be wrong, so the pod computes the ages of backups from the time in the
+    /// order.
     #[tokio::test]
     async fn invariant_9_retention_in_pod_ignores_node_clock() {
         let dir = tempfile::tempdir().unwrap();

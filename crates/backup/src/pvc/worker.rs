@@ -1,4 +1,4 @@
-//! Creates or finds the pod of an order, waits for its report, and deletes the pod.
+//! Creates the pod of an order, waits for its report, and deletes the pod. If the pod exists, waits for that pod.
 
 use std::time::{Duration, Instant};
 
@@ -21,15 +21,15 @@ use crate::workers::{Progress, Worker};
 /// Time limits for the start of a pod.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct StartTimes {
-    /// Interval between two reads of the pod.
+    /// Delay between two reads of the pod.
     poll: Duration,
-    /// The operator reports a pod that has not started within this time. It also replaces a pod that is stuck for this
-    /// time.
+    /// A pod that has not started after this time is reported. A pod that cannot start (`Stuck`) is replaced after
+    /// this time.
     report: Duration,
-    /// The operator replaces a pod that has not started within this time, because another node may be able to start it.
-    /// Kubernetes takes six minutes to detach a volume from a lost node.
+    /// A pod that has not started after this time is replaced, because another node may be able to start it.
+    /// Kubernetes needs six minutes to detach a volume from a lost node.
     replace: Duration,
-    /// Interval between two reads of the Events of the pod.
+    /// Delay between two reads of the pod's Events.
     events: Duration,
 }
 
@@ -44,19 +44,19 @@ impl Default for StartTimes {
     }
 }
 
-/// If requests to the API server fail for this long, the attempt fails.
+/// An attempt fails after requests to the API server have failed for this time.
 const API_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// A worker that lets a pod carry out an order.
+/// A worker that creates a pod for an order.
 pub(crate) struct PodWorker<T> {
     pub(crate) client: Client,
     /// The pod to create, in the namespace of the EtcdBackup.
     pub(crate) pod: Pod,
     /// The order that the pod carries out.
     pub(crate) order: Order,
-    /// Canceled when this process shuts down. The worker then keeps the pod, and the next process waits for it.
+    /// Canceled when this process shuts down. The worker then keeps the pod, so that the next process can wait for it.
     pub(crate) shutdown: CancellationToken,
-    /// Converts the report of the pod to the result of the worker.
+    /// Converts the report of the pod into the result of the worker.
     pub(crate) read: fn(Report, &Order) -> Result<T, Trouble>,
     pub(crate) times: StartTimes,
 }
@@ -94,7 +94,6 @@ impl<T: Clone + Send + 'static> Worker for PodWorker<T> {
 }
 
 impl<T> PodWorker<T> {
-    /// A client for objects in the namespace of the pod.
     fn api<K>(&self) -> Api<K>
     where
         K: kube::Resource<Scope = NamespaceResourceScope, DynamicType = ()>,
@@ -151,7 +150,7 @@ impl<T> PodWorker<T> {
         }
     }
 
-    /// Reports a pod that has not started in time. Fails if the operator must replace the pod.
+    /// Reports a pod that has not started in time. Fails if the pod must be replaced.
     async fn check_start(
         &self,
         pod: &Pod,
@@ -188,8 +187,8 @@ impl<T> PodWorker<T> {
         )
     }
 
-    /// The newest warning Event about the pod, or else `message`. If both are missing, the text names the command that
-    /// shows the Events.
+    /// The newest warning Event of the pod. Without such an Event, returns `message`, or the command that shows
+    /// Events.
     async fn reason_of_kubelet(&self, pod: &Pod, message: String) -> String {
         let events: Api<Event> = self.api();
         let uid = pod.uid().unwrap_or_default();
@@ -228,8 +227,8 @@ impl<T> PodWorker<T> {
         })
     }
 
-    /// Deletes the pod of this order. If the deletion fails, Kubernetes deletes the pod together with its owner, the
-    /// EtcdBackup.
+    /// Deletes the pod of the order. If this fails, Kubernetes deletes the pod later, together with the EtcdBackup
+    /// that owns it.
     async fn remove(&self) {
         let pods: Api<Pod> = self.api();
         let found = pods.get_opt(&self.pod.name_any()).await;
@@ -243,7 +242,8 @@ impl<T> PodWorker<T> {
     }
 }
 
-/// The wait for the start of a pod that has a node: its begin, and the last report with its reason.
+/// The wait for the start of a pod that has a node: the begin of the wait, and the time and the reason of the last
+/// report.
 struct Start {
     since: Instant,
     reported: Option<Instant>,
@@ -260,7 +260,7 @@ impl Start {
     }
 }
 
-/// Reads the progress from the pod, only for the status.
+/// Reads the progress from the pod, for the status.
 async fn update_progress(pod: &Pod, meter: &Meter) {
     let status = pod.status.as_ref();
     let address = status.and_then(|status| status.pod_ip.as_ref()?.parse().ok());
@@ -300,7 +300,7 @@ mod tests {
 
     const MULTI_ATTACH: &str = "Multi-Attach error for volume \"pvc-1\": already used by pod other";
 
-    /// A fake API server with one pod. The volume of the pod is attached to another node.
+    /// A fake API server with a pod whose volume is attached to another node.
     fn api_server(may_list_events: bool) -> Client {
         let service = service_fn(move |request: Request<Body>| async move {
             let path = request.uri().path().to_owned();

@@ -10,10 +10,9 @@ use crate::plan::{QUEUED, VerificationVerdict};
 use crate::reason::Reason;
 use crate::verification::Proof;
 
-/// In the message of the condition, separates the result of the last verification from the state of the next one.
+/// Separates the result of the last verification from the state of the next verification in the message of `Verified`.
 const NEXT: &str = ". Next verification: ";
 
-/// Writes the verdict to the status.
 pub(super) fn record(
     status: &mut EtcdBackupStatus,
     verdict: &VerificationVerdict,
@@ -32,7 +31,7 @@ pub(super) fn record(
         }
         VerificationVerdict::Starting(location) => {
             start(status, location, now);
-            // Until the verification has ended, the condition reports the previous verification.
+            // While the verification runs, the condition keeps the result of the previous verification.
             return;
         }
         VerificationVerdict::Waiting(why)
@@ -46,13 +45,13 @@ pub(super) fn record(
             record(status, &waiting, generation, now);
             return;
         }
-        // While a later verification waits, the condition keeps the result of the previous verification.
+        // The condition keeps the result of the previous verification, and adds the reason for the wait.
         VerificationVerdict::Waiting(why) => {
             report_next(status, Some(why), generation);
             return;
         }
         VerificationVerdict::Unchanged => {
-            // A verification was queued, and is no longer due, because its settings have changed.
+            // If a verification was queued, its settings have changed, so it is no longer due.
             let last = status.verification.take();
             status.verification =
                 last.filter(|last| last.start_time.is_some() || last.failures.is_some());
@@ -94,7 +93,7 @@ pub(super) fn record(
             });
             match (failure.damaged, is_failed(status)) {
                 (true, _) => finding(ConditionStatus::False, Reason::VerificationFailed, &message),
-                // A verification without a result does not overwrite the report that a backup cannot be restored.
+                // A verification without a result keeps the report that a backup cannot be restored.
                 (false, true) => return,
                 (false, false) => finding(
                     ConditionStatus::Unknown,
@@ -107,12 +106,12 @@ pub(super) fn record(
     set(&mut status.conditions, &finding, generation, now);
 }
 
-/// Records the start of the verification of the backup at this location.
+/// Records the start of the verification of the backup at `location`.
 fn start(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
     let last = status.verification.take().unwrap_or_default();
     status.verification = Some(VerificationStatus {
         location: location.to_owned(),
-        // A newer backup may be complete before the verification ends, so the data of this one is recorded now.
+        // Record the time and the cluster ID of this backup now, because a newer backup may change the status.
         backup_time: status.last_success_date.clone(),
         cluster_id: status.cluster_id.clone(),
         due_time: last.due_time.or_else(|| Some(now.clone())),
@@ -122,9 +121,8 @@ fn start(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
     });
 }
 
-/// Records that a verification of the backup at this location is due since `now`. If an earlier due time is recorded,
-/// it stays. The record of a failed verification also stays, because the operator repeats the verification after a
-/// pause.
+/// Records that the verification of the backup at `location` is due since `now`. An earlier due time is kept. The
+/// number of failures is kept too, because it determines the delay of the next attempt.
 fn queue(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
     let queued = || VerificationStatus {
         location: location.to_owned(),
@@ -134,7 +132,7 @@ fn queue(status: &mut EtcdBackupStatus, location: &str, now: &Time) {
     record.due_time.get_or_insert_with(|| now.clone());
 }
 
-/// Adds the state of the next verification to the condition, or removes it from the condition.
+/// Sets or removes the state of the next verification in the message of the condition `Verified`.
 fn report_next(status: &mut EtcdBackupStatus, next: Option<&str>, generation: Option<i64>) {
     let verified = ConditionType::Verified;
     let mut conditions = status.conditions.iter_mut();
@@ -152,7 +150,7 @@ fn report_next(status: &mut EtcdBackupStatus, next: Option<&str>, generation: Op
     }
 }
 
-/// The report of a successful verification.
+/// The message about a successful verification.
 fn proven(location: &str, proof: &Proof) -> String {
     let compared = match (proof.keys_compared, proof.hash_compared) {
         (true, true) => " with the number of keys and the hash in the manifest",
@@ -170,13 +168,13 @@ fn finding(status: ConditionStatus, reason: Reason, message: &str) -> Finding {
     Finding::new(ConditionType::Verified, status, reason.into(), message)
 }
 
-/// True if the last verification ended without success.
+/// True if the last verification has failed.
 fn has_failures(status: &EtcdBackupStatus) -> bool {
     let record = status.verification.as_ref();
     record.is_some_and(|record| record.failures.is_some())
 }
 
-/// True if the status reports a backup that cannot be restored.
+/// True if the condition `Verified` reports that a backup cannot be restored.
 fn is_failed(status: &EtcdBackupStatus) -> bool {
     let found = api::conditions::find(&status.conditions, &ConditionType::Verified);
     found.is_some_and(|condition| condition.status == "False")
@@ -243,7 +241,7 @@ mod tests {
         Time(Timestamp::UNIX_EPOCH + SignedDuration::from_secs(seconds))
     }
 
-    /// The status after these verdicts, one each minute.
+    /// The status after these verdicts, one per minute.
     fn after_verdicts(verdicts: &[VerificationVerdict]) -> EtcdBackupStatus {
         let mut status = EtcdBackupStatus::default();
         for (minute, verdict) in (0..).zip(verdicts) {
@@ -295,7 +293,7 @@ mod tests {
         let mut verdicts = vec![starting("s3://b/1"), failed(true)];
         let reported = Some(("False", "VerificationFailed"));
         assert_eq!(condition(&after_verdicts(&verdicts)), reported);
-        // An attempt without a result does not prove that the backup can be restored.
+        // The verification of `s3://b/2` has no result, so the backup is still reported as damaged.
         verdicts.extend([starting("s3://b/2"), failed(false)]);
         let status = after_verdicts(&verdicts);
         assert_eq!(condition(&status), reported);
@@ -324,7 +322,7 @@ mod tests {
     #[test]
     fn condition_keeps_last_result_while_next_verification_waits() {
         let waiting = |why: &str| VerificationVerdict::Waiting(why.to_owned());
-        // Before the first result, the condition reports only the wait.
+        // Before the first result, the condition contains only the reason for the wait.
         let first = after_verdicts(&[waiting("the window opens at 22:00")]);
         assert_eq!(condition(&first), Some(("Unknown", "Verifying")));
         assert_eq!(message(&first), "the window opens at 22:00");
@@ -345,7 +343,7 @@ mod tests {
                 message(&waits),
                 format!("{last}. Next verification: the window opens at 22:00")
             );
-            // When no verification is due, or when the next one has ended, the condition no longer reports a wait.
+            // After the wait, the condition no longer contains the reason for the wait.
             let unchanged = then(&[waiting("in the queue"), VerificationVerdict::Unchanged]);
             assert_eq!(message(&unchanged), last);
             let again = then(&[waiting("in the queue"), starting("s3://b/2"), verified()]);
@@ -353,7 +351,7 @@ mod tests {
         }
     }
 
-    /// The operator calculates the deadline in the alert EtcdBackupNotVerified from `dueTime`.
+    /// The alert EtcdBackupNotVerified depends on `dueTime`.
     #[test]
     fn due_time_is_kept_until_a_verification_succeeds() {
         let queued = || VerificationVerdict::Queued("s3://b/1".to_owned());
@@ -369,16 +367,16 @@ mod tests {
         );
         let mut verdicts = vec![queued(), starting("s3://b/1"), failed(false)];
         assert_eq!(due(&verdicts), Some(after(0)));
-        // During the pause after a failure, the record stays.
+        // Between two attempts, the status keeps the number of failures.
         verdicts.extend([VerificationVerdict::Unchanged, queued()]);
         let status = after_verdicts(&verdicts);
         assert_eq!(status.verification.unwrap().failures, Some(1));
         assert_eq!(due(&verdicts), Some(after(0)));
         verdicts.extend([starting("s3://b/2"), verified()]);
         assert_eq!(after_verdicts(&verdicts).verification, None);
-        // Changed settings end the wait.
+        // A verification that is no longer due has no due time.
         assert_eq!(due(&[queued(), VerificationVerdict::Unchanged]), None);
-        // A wait for the window is no delay.
+        // A verification that waits for its window is not due yet.
         let window = VerificationVerdict::Waiting("the window opens at 22:00".to_owned());
         assert_eq!(due(&[window, starting("s3://b/1")]), Some(after(60)));
     }

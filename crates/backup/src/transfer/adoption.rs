@@ -1,5 +1,5 @@
-//! Finds a backup that an earlier operator process has stored but not reported. The operator adopts a complete backup
-//! of the same EtcdBackup, and replaces an incomplete backup.
+//! Searches the store for the backup of an earlier operator process that ended before it reported the backup. A
+//! complete backup is adopted, and an incomplete backup is replaced.
 
 use api::backup::name;
 use api::manifest::{BackupManifest, manifest_key};
@@ -12,30 +12,29 @@ use super::{ObjectName, in_store, stored};
 use crate::reason::Trouble;
 use crate::snapshot::Stored;
 
-/// What an earlier attempt has left in the store.
+/// The result of an earlier attempt for the backup in progress.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum EarlierAttempt {
-    /// An earlier attempt has stored a complete backup.
+    /// The backup is complete.
     Complete(Stored),
-    /// The backup is missing or incomplete. The next attempt uses this name, and replaces an incomplete object of this
-    /// name.
+    /// The backup is missing or incomplete. The next attempt uses this name, and overwrites an incomplete object with
+    /// this name.
     Incomplete(ObjectName),
 }
 
-/// The EtcdBackup for which the store is searched.
+/// The EtcdBackup to which the stored backup must belong.
 #[derive(Clone, Copy, Debug)]
 pub struct Owner<'a> {
     /// The UID of the EtcdBackup.
     pub uid: &'a str,
-    /// Name of the EtcdCluster in the spec, if any; it is in the same namespace. The manifest must name the same
-    /// cluster. The start time in the manifest has whole seconds, so it cannot exclude a backup that was made just
-    /// before a change of the spec.
+    /// Name of the EtcdCluster in the spec, if any. The manifest must contain this name, because the backup may be
+    /// from before a change of the spec.
     pub cluster: Option<&'a str>,
-    /// Whether the backup must be encrypted. A backup is ignored if its manifest differs from this value: it was made
-    /// before a change of the spec, or by another writer.
+    /// True if the spec requires encryption. A backup is ignored if it is encrypted without this requirement, or not
+    /// encrypted with it.
     pub encrypted: bool,
-    /// True if the whole object is read and compared when the store has no tags. A reconcile sets false, because such a
-    /// read takes too long.
+    /// True if the whole object is read and compared with its manifest when the store has no tags. False in a
+    /// reconcile, because this takes too long.
     pub verify_content: bool,
 }
 
@@ -48,11 +47,11 @@ impl Owner<'_> {
     }
 }
 
-/// Finds the backup that was written for the owner since `begun`.
+/// Searches the store for the complete backup of an earlier attempt. `begun` is the start of the backup.
 ///
 /// # Errors
 ///
-/// Fails if the store fails. A missing permission to list is not a failure.
+/// Fails if the store fails. Without permission to list objects, the result is `Incomplete`.
 pub async fn earlier_attempt(
     store: &dyn Store,
     name: ObjectName,
@@ -70,23 +69,23 @@ pub async fn earlier_attempt(
         }
         ObjectName::Numbered { path, time, .. } => (path.clone(), *time),
     };
-    // If the operator may not list objects, it cannot find the earlier attempt. The next attempt uses another name.
+    // Without permission to list objects, the operator cannot find the earlier attempt, and the next attempt uses
+    // another name.
     let listed = match store.list(&name::prefix(&path)).await {
         Err(store::Error::AccessDenied(_)) => Vec::new(),
         listed => listed.map_err(|error| in_store(&error))?,
     };
     let mut leftover = None;
     for object in listed {
-        // Invariant 13: skips objects of other paths whose names start with the same prefix.
+        // Invariant 13: skip objects of other paths with the same prefix.
         if name::parse(&path, &object.key).is_none_or(|parts| parts.time != time) {
             continue;
         }
         let found = unchanged(store, &object.key, owner, |manifest| owner.owns(manifest));
         match found.await? {
             Some(stored) => return Ok(EarlierAttempt::Complete(stored)),
-            // An object without a manifest is incomplete. An object that does not match the manifest of its owner is
-            // also incomplete, because another writer has overwritten it. An object with the manifest of another
-            // EtcdBackup belongs to a backup that started in the same second.
+            // With the manifest of another EtcdBackup, the object is the backup of that EtcdBackup from the same
+            // second. Otherwise the object is incomplete or overwritten, and the next attempt replaces it.
             None => match manifest_of(store, &object.key).await? {
                 Some(manifest) if !owner.owns(&manifest) => {}
                 _ => leftover = Some(object.key),
@@ -100,9 +99,8 @@ pub async fn earlier_attempt(
     }))
 }
 
-/// Like [`complete_backup`], but also requires that the object was not overwritten after its manifest was written. The
-/// process that wrote both may have ended before it checked this (`confirm`). Only the adoption uses this check,
-/// because a valid copy of a backup has another tag.
+/// Like [`complete_backup`], but also requires that no other writer has overwritten the object since its manifest was
+/// written. Other callers do not check this, because a copy of a backup has another tag.
 async fn unchanged(
     store: &dyn Store,
     key: &str,
@@ -122,7 +120,7 @@ async fn unchanged(
     Ok(is_unchanged.then(|| stored(store, key, &manifest)))
 }
 
-/// The backup at a key, if its manifest exists and the object has the recorded size.
+/// The backup at a key. `None` without a manifest, or if the object does not have the size in its manifest.
 pub(crate) async fn complete_backup(
     store: &dyn Store,
     key: &str,
@@ -131,8 +129,8 @@ pub(crate) async fn complete_backup(
     Ok(found.map(|(manifest, _)| stored(store, key, &manifest)))
 }
 
-/// The manifest and its object. `None` if the manifest is missing, if `accepts` returns false for it, or if the object
-/// does not have the recorded size.
+/// The manifest and its object. `None` if the manifest is missing, if `accepts` rejects it, or if the object has
+/// another size.
 async fn pair(
     store: &dyn Store,
     key: &str,
@@ -147,7 +145,7 @@ async fn pair(
     Ok(object.map(|object| (manifest, object)))
 }
 
-/// The manifest of a backup; `None` if it is missing or cannot be parsed as a manifest.
+/// The manifest of a backup. `None` if it is missing or not valid.
 pub(crate) async fn manifest_of(
     store: &dyn Store,
     key: &str,

@@ -1,4 +1,4 @@
-//! Selects the member that sends the snapshot: the healthiest follower, or else the leader. Performs no I/O.
+//! Selects the member that sends the snapshot: a healthy follower, or else the leader. Performs no I/O.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use etcd::{ClusterId, MemberId, Members, Status};
 
 use crate::reason::{Reason, Trouble};
 
-/// A follower may lag by at most this number of Raft entries. The leader is preferred to a follower that lags by more.
+/// Maximum number of Raft entries that a follower may lag. If a follower lags by more, the leader is preferred.
 const MAX_LAG: u64 = 1000;
 
 /// A member that has answered.
@@ -18,11 +18,12 @@ pub(super) struct Candidate {
     pub(super) status: Status,
 }
 
-/// Compares the answers with the member list, and selects those that the transfer can use.
+/// Selects the answers that the transfer can use. The URL must be an endpoint in the spec, or a listed client URL of
+/// the member that answers. An advertised URL such as `http://localhost:2379` may lead to another etcd, so the member
+/// ID must match.
 ///
-/// An advertised URL such as `http://localhost:2379` may lead the operator to another etcd, so the expected member must
-/// answer there. The URLs of members come before the URL of a Service: through a Service, the snapshot may come from
-/// another member than the status.
+/// The URLs of members come first. Behind the URL of a Service, different members may answer the requests for the
+/// status and the snapshot. Without a member list, all answers are returned.
 pub(super) fn usable(
     answers: Vec<Candidate>,
     given: &[String],
@@ -44,8 +45,8 @@ pub(super) fn usable(
     own.into_iter().chain(others).collect()
 }
 
-/// Selects the answers of the expected cluster. The address of a deleted pod may now belong to a member of another
-/// cluster (invariant 28).
+/// Selects the answers of the expected cluster, because a member of another cluster may have the address of a deleted
+/// pod (invariant 28).
 pub(super) fn of_cluster(
     answers: Vec<Candidate>,
     expected: ClusterId,
@@ -66,7 +67,7 @@ pub(super) fn of_cluster(
     }
 }
 
-/// The members to try for a snapshot, best first. Learners are left out, because they may lag behind.
+/// The members that can send a snapshot, best first. Learners are left out, because they may lag.
 pub(super) fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble> {
     let clusters: BTreeMap<ClusterId, String> = answers
         .iter()
@@ -85,7 +86,7 @@ pub(super) fn ranked(answers: Vec<Candidate>) -> Result<Vec<Candidate>, Trouble>
             ),
         ));
     }
-    // A member that answers at several URLs counts once.
+    // Count a member once, even if it answers at several URLs.
     let members: BTreeMap<MemberId, Candidate> = answers
         .into_iter()
         .rev()
@@ -236,7 +237,7 @@ mod tests {
             order(usable(answers.clone(), &given, Some(&listed))),
             ["own-2", "own-1"]
         );
-        // Without a quorum, etcd returns no member list. The operator then uses only the given URLs.
+        // Without a quorum, etcd returns no member list, and the operator uses the endpoints in the spec.
         assert_eq!(order(usable(answers, &given, None)), ["a-service", "own-1"]);
     }
 

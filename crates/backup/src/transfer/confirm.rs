@@ -1,14 +1,11 @@
-//! The end of a transfer: writes the manifest, and confirms that the store returns the object and the manifest.
+//! The end of a transfer: writes the manifest, and checks that the store returns the object and the manifest.
 //!
-//! Another writer may use the same path, and replace the committed object before the manifest is written. The manifest
-//! would then describe the data of another backup, and no restore would accept it. A proxy may also acknowledge writes
-//! although the store contains nothing. A backup therefore succeeds only after the store has returned the object and
-//! the manifest as they were written.
+//! Another writer may replace the object before the manifest is written, and no restore would accept the backup. A
+//! proxy may acknowledge writes although the store contains nothing. A backup therefore succeeds only after the store
+//! has returned both.
 //!
-//! A store without tags, such as a directory, cannot show that an object was overwritten. The operator therefore reads
-//! the whole object and compares it. The manifest alone proves nothing, because the other writer may not have written
-//! its manifest yet. Reading a large object takes minutes, and the object may be replaced meanwhile, so the operator
-//! checks the manifest again after the read.
+//! A store without tags, such as a directory, does not show that an object was overwritten. The whole object is then
+//! read and compared with the manifest. This takes minutes, so the manifest is read again afterwards.
 
 use std::time::Duration;
 
@@ -20,11 +17,11 @@ use super::content::{matches_manifest, matches_unchanged_manifest};
 use super::{canceled, in_store, manifest_of};
 use crate::reason::{Reason, Trouble};
 
-/// Time for writing the manifest after a cancellation. Without a manifest, the object has no known owner, so
+/// Time limit for the manifest after a cancellation. An object without a manifest has no known owner, so
 /// `deletionPolicy: Delete` would not delete it.
 const CANCEL_GRACE: Duration = Duration::from_secs(10);
 
-/// Pauses between reads of the manifest. The store may be eventually consistent.
+/// Delays between reads of the manifest, because the store may be eventually consistent.
 const READ_RETRIES: [Duration; 3] = [
     Duration::from_millis(100),
     Duration::from_millis(400),
@@ -36,14 +33,14 @@ pub(super) struct Written<'a> {
     pub(super) store: &'a dyn Store,
     pub(super) key: &'a str,
     pub(super) committed: &'a Committed,
-    /// The manifest that the store contained just before the commit, if any.
+    /// The manifest in the store just before the commit, if any.
     pub(super) previous: Option<&'a BackupManifest>,
-    /// The manifest for the committed object. It is written next.
+    /// The manifest of the committed object, which is written next.
     pub(super) manifest: &'a BackupManifest,
 }
 
-/// Reads the stored manifest. Denied access counts as a missing manifest: without permission to list objects, S3
-/// answers "access denied" for a missing object.
+/// Reads the stored manifest. "Access denied" counts as a missing manifest, because this is the answer of S3 without
+/// permission to list objects.
 pub(super) async fn current_manifest(
     store: &dyn Store,
     key: &str,
@@ -54,7 +51,8 @@ pub(super) async fn current_manifest(
     }
 }
 
-/// Writes the manifest, and confirms that the store contains the object and the manifest.
+/// Writes the manifest, and checks that the store returns the object and the manifest. Continues for a short time
+/// after a cancellation.
 pub(super) async fn confirm(
     written: &Written<'_>,
     cancelled: &CancellationToken,
@@ -83,8 +81,8 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     let text = serde_json::to_vec_pretty(manifest)
         .map_err(|error| Trouble::new(Reason::StepFailed, error.to_string()))?;
     let manifest_key = manifest_key(key);
-    // Invariant 12: a store without tags cannot show that another writer has replaced the object. If the manifest has
-    // changed, the whole object is therefore compared.
+    // Invariant 12: a store without tags does not show that another writer has replaced the object. If the manifest
+    // has changed, compare the whole object.
     let without_tags = committed.tag.is_none();
     if without_tags {
         let found = current_manifest(store, key).await?;
@@ -98,7 +96,7 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     let put = store.put(&manifest_key, text.into()).await;
     put.map_err(|error| in_store(&error))?;
     fail::fail_point!("backup-after-manifest");
-    // Invariant 12: the backup is complete only if the store returns its manifest.
+    // Invariant 12: a backup is complete only if the store returns its manifest.
     if !has_manifest(store, key, manifest).await? {
         return Err(replaced(store, key));
     }
@@ -107,8 +105,7 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     {
         return Ok(());
     }
-    // The operator deletes its own manifest, which would describe the object of another writer. It keeps the manifest
-    // of another writer.
+    // Delete this manifest, because it describes an object that no longer exists. Keep a manifest of another writer.
     if manifest_of(store, key).await?.as_ref() == Some(manifest)
         && let Err(error) = store.delete(&manifest_key).await
     {
@@ -117,8 +114,8 @@ async fn write_and_check(written: &Written<'_>) -> Result<(), Trouble> {
     Err(replaced(store, key))
 }
 
-/// True if the store returns the manifest. An eventually consistent store may return the previous manifest for a
-/// moment.
+/// True if the store returns the manifest. The read is repeated, because an eventually consistent store may return the
+/// previous manifest.
 async fn has_manifest(
     store: &dyn Store,
     key: &str,

@@ -1,5 +1,5 @@
-//! Compares a stored backup with its manifest by reading the whole object. Used for stores without tags, which cannot
-//! show that an object was overwritten.
+//! Compares a stored backup with its manifest by reading the whole object. This is needed for stores without tags,
+//! because these do not show that an object was overwritten.
 
 use std::io;
 
@@ -12,8 +12,8 @@ use store::{ObjectStream, Store};
 use super::{in_store, manifest_of};
 use crate::reason::Trouble;
 
-/// True if the object has the size and the SHA-256 checksum of the manifest. False if the object is missing. An
-/// encrypted object is compared as it is stored, because this needs no key.
+/// True if the object has the size and the SHA-256 of its manifest. An encrypted object is not decrypted: its manifest
+/// contains the SHA-256 of the encrypted data.
 pub(super) async fn matches_manifest(
     store: &dyn Store,
     key: &str,
@@ -36,8 +36,8 @@ pub(super) async fn matches_manifest(
     }))
 }
 
-/// Like [`matches_manifest`], but the stored manifest must also be unchanged after the read. Another writer may replace
-/// the object during the read, and the read would not notice.
+/// Like [`matches_manifest`], but also requires that the stored manifest is unchanged after the read, because another
+/// writer may replace both during the read.
 pub(super) async fn matches_unchanged_manifest(
     store: &dyn Store,
     key: &str,
@@ -47,7 +47,7 @@ pub(super) async fn matches_unchanged_manifest(
         && manifest_of(store, key).await?.as_ref() == Some(manifest))
 }
 
-/// Size and SHA-256 of the object, decompressed if `compressed`; `None` if it cannot be decompressed completely.
+/// Size and SHA-256 of the object, after decompression if `compressed`. `None` if the decompression fails.
 async fn read(
     mut object: ObjectStream,
     compressed: bool,

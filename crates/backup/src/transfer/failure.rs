@@ -1,4 +1,4 @@
-//! Converts the errors of a transfer into reasons with a remedy. Performs no I/O.
+//! Converts the errors of a transfer into reasons and messages. Performs no I/O.
 
 use etcd::InspectError;
 

@@ -1,26 +1,24 @@
-//! The name of a backup in the store. Performs no I/O.
-
 use api::backup::name::{self, Numbered};
 use jiff::Timestamp;
 
 /// The name of a backup in the store.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ObjectName {
-    /// The key in the spec, for a single backup. A new backup replaces the old one.
+    /// The key in the spec. A new backup replaces the previous backup.
     Exact(String),
     /// `<path>_v<revision>_<time>`, for a periodic backup.
     Numbered {
         /// The path in the spec of the EtcdBackup.
         path: String,
-        /// The start of the backup in whole seconds. A later operator process finds the backup by this time.
+        /// The start time of the backup in whole seconds, by which a later operator process finds the backup.
         time: Timestamp,
-        /// The key of an incomplete object that an earlier attempt has left. The next attempt replaces it.
+        /// The key of an incomplete object from an earlier attempt. The next attempt overwrites it.
         leftover: Option<String>,
     },
 }
 
 impl ObjectName {
-    /// The numbered name with this start time. Without a start time, the path is the exact name.
+    /// The numbered name with this start time, or without a start time, the exact name.
     pub fn of(path: String, numbered: Option<Timestamp>) -> Self {
         match numbered {
             Some(time) => Self::Numbered {
@@ -32,7 +30,7 @@ impl ObjectName {
         }
     }
 
-    /// The key of the incomplete object of an earlier attempt, if there is one.
+    /// The key of the incomplete object of an earlier attempt, if any.
     pub fn leftover(self) -> Option<String> {
         match self {
             Self::Numbered { leftover, .. } => leftover,
@@ -40,7 +38,7 @@ impl ObjectName {
         }
     }
 
-    /// The name for an attempt that replaces the incomplete object `leftover`. An exact name does not change.
+    /// The name for an attempt that overwrites the incomplete object `leftover`. An exact name stays the same.
     #[must_use]
     pub fn replacing(self, leftover: Option<String>) -> Self {
         match self {

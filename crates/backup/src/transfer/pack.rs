@@ -1,4 +1,4 @@
-//! Prepares a snapshot for the store: compresses it, then encrypts it. Encrypted data cannot be compressed. Performs no
+//! Compresses and encrypts a snapshot. Compression is first, because encrypted data cannot be compressed. Performs no
 //! I/O.
 
 use api::backup::{Encryption, EncryptionKey};
@@ -12,7 +12,7 @@ use store::encryption::{Encryptor, FORMAT, Key, for_new_backups};
 use super::failure::{in_compression, in_encryption};
 use crate::reason::{Reason, Trouble};
 
-/// Prepares a snapshot for the store, in constant memory.
+/// Compresses and encrypts a snapshot in constant memory.
 pub(super) struct Packer {
     compressor: Option<Compressor>,
     encryption: Option<(Encryptor, Sha256)>,
@@ -23,7 +23,7 @@ pub(super) struct Packer {
 pub(super) struct Packed {
     /// Size of the object in bytes.
     pub(super) size: u64,
-    /// SHA-256 of the object in hexadecimal. Only set if the object is encrypted.
+    /// SHA-256 of the encrypted object in hexadecimal. `None` without encryption.
     pub(super) sha256: Option<String>,
 }
 
@@ -94,7 +94,7 @@ impl Packer {
     }
 }
 
-/// The key for new backups in the Secret that a spec names. `data` is the content of the Secret.
+/// The key that encrypts new backups. `data` is the content of the Secret.
 pub(crate) fn encryption_key(encryption: &Encryption, data: &SecretData) -> Result<Key, Trouble> {
     for_new_backups(data, encryption.key.as_deref()).map_err(|error| {
         let secret = &encryption.secret;
@@ -103,7 +103,7 @@ pub(crate) fn encryption_key(encryption: &Encryption, data: &SecretData) -> Resu
     })
 }
 
-/// The description of the encryption in the manifest.
+/// The encryption, as the manifest describes it.
 pub(super) fn described(key: &Key) -> ManifestEncryption {
     ManifestEncryption {
         format: FORMAT.to_owned(),

@@ -1,12 +1,10 @@
-//! Tests of a transfer.
-
 use etcd::fake::FakeEtcd;
 use store::LocalStore;
 use store::fake::FaultyStore;
 
 use super::*;
 
-/// Whether the check ends a transfer that copies `step` bytes ten times in each window.
+/// True if `stalled` ends a transfer that copies `step` bytes ten times per window.
 async fn is_ended(step: u64) -> bool {
     const STEP: Duration = Duration::from_millis(50);
     let meter = Meter::default();
@@ -25,7 +23,7 @@ async fn is_ended(step: u64) -> bool {
 #[tokio::test]
 async fn transfer_below_minimum_progress_is_ended() {
     let mebibyte = 1 << 20;
-    // A transfer of only one byte in each step is ended too.
+    // A transfer of one byte per step is too slow.
     for (step, expected) in [(0, true), (1, true), (4 * mebibyte, false)] {
         assert_eq!(is_ended(step).await, expected, "{step}");
     }
@@ -36,7 +34,7 @@ async fn transfer_below_minimum_progress_is_ended() {
     }
 }
 
-/// The store of a tenant accepts an upload, and then none of its bytes.
+/// The store accepts the start of an upload, but none of its bytes.
 #[tokio::test]
 async fn hostile_store_without_progress_ends_transfer() {
     let url = |name: &str| format!("http://{name}:2379");

@@ -1,4 +1,4 @@
-//! Reads the state of the pod of a verification. Performs no I/O.
+//! Determines the state of a verification from its pod. Performs no I/O.
 
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
 use member::FETCH;
@@ -8,20 +8,20 @@ use serde::{Deserialize, Serialize};
 
 use crate::reason::Reason;
 
-/// Exit code of a process that the kernel has killed, for example because it used too much memory.
+/// Exit code after SIGKILL, for example if the container used too much memory.
 const KILLED: i32 = 128 + 9;
 
-/// What a successful verification has found.
+/// The result of a successful verification.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "camelCase")]
 pub struct Proof {
-    /// The revision of the backup, which the restored etcd serves.
+    /// The revision of the backup.
     pub revision: i64,
     /// Number of keys that the restored etcd serves.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub keys: Option<i64>,
-    /// True if the number of keys equals the number in the manifest. False if the manifest has no number, and if leases
-    /// that expired in the restored etcd have deleted keys.
+    /// True if the number of keys equals the number in the manifest. False if the numbers were not compared: the
+    /// manifest has none, or an expired lease has deleted keys in the restored etcd.
     #[serde(default)]
     pub keys_compared: bool,
     /// True if the hash of the keys equals the hash in the manifest. False if the manifest has no hash.
@@ -32,19 +32,19 @@ pub struct Proof {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "result", rename_all = "camelCase")]
 pub(super) enum Report {
-    /// The restored data equals the data in the manifest.
+    /// The restored data matches the manifest.
     Verified(Proof),
-    /// The restored data differs from the data in the manifest.
+    /// The restored data does not match the manifest.
     Failed {
-        /// The difference between the restored data and the manifest, as a text for users.
+        /// The difference, as a message for users.
         message: String,
     },
 }
 
-/// Why a verification failed.
+/// The reason for a failed verification.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Failure {
-    /// True if the backup cannot be restored. False if the verification has no result.
+    /// True if the backup cannot be restored. False if the attempt had no result.
     pub damaged: bool,
     /// The cause and the remedy.
     pub message: String,
@@ -60,9 +60,9 @@ pub enum PodState {
     Unknown(String),
     /// The pod does not exist.
     Missing,
-    /// Another object owns the pod of this name.
+    /// The EtcdBackup does not own the pod of this name.
     Foreign,
-    /// The pod has not started. Contains the message of the kubelet or of the scheduler, if there is one.
+    /// The pod has not started. Contains the message of the kubelet or the scheduler, or an empty text.
     Starting(String),
     /// The pod fetches, restores or compares the backup.
     Running,
@@ -70,7 +70,7 @@ pub enum PodState {
     Ended(Result<Proof, Failure>),
 }
 
-/// The state of the pod of the EtcdBackup with this UID.
+/// The state of the pod. `uid` is the UID of the EtcdBackup.
 pub(crate) fn state_of(pod: &Pod, uid: &str) -> PodState {
     if !is_owned(&pod.metadata, uid) {
         return PodState::Foreign;
@@ -82,7 +82,7 @@ pub(crate) fn state_of(pod: &Pod, uid: &str) -> PodState {
         let mut all = prepare.iter().chain(&containers);
         all.find(|status| status.name == name)
     };
-    // A report counts even if the pod was stopped afterwards.
+    // The report is valid even if the pod was stopped afterwards.
     if let Some(result) = of(VERIFY).and_then(reported) {
         return PodState::Ended(result);
     }
@@ -128,7 +128,7 @@ fn is_running(status: &ContainerStatus) -> bool {
     state.is_some_and(|state| state.running.is_some())
 }
 
-/// The reason in a report of the restore operator's program if the content of the backup is not a valid snapshot.
+/// The reason that the program of the restore operator reports if the content of the backup is not a valid snapshot.
 const UNREADABLE: &str = "SnapshotUnreadable";
 
 /// The exit code and the termination message of a container that has ended.
@@ -155,14 +155,14 @@ fn reported(status: &ContainerStatus) -> Option<Result<Proof, Failure>> {
     })
 }
 
-/// The failure of the container that fetches the backup and checks its checksum.
+/// The failure of the container that fetches the backup.
 fn fetch_failure(status: &ContainerStatus) -> Option<Failure> {
     let (code, message) = ended(status).filter(|(code, _)| *code != 0)?;
     let Some(member::Report::Failed { reason, message }) = member::Report::read(message) else {
         return Some(killed_or(code, "fetch", message, false));
     };
-    // These are the reasons in reports of the restore operator's program. The backup operator uses the same names for
-    // `BackupMissing` and `BucketMissing`.
+    // The program of the restore operator reports these reasons. `BackupMissing` and `BucketMissing` have the same
+    // names in the backup operator.
     let damaged = [
         UNREADABLE,
         Reason::BackupMissing.as_str(),
@@ -174,12 +174,11 @@ fn fetch_failure(status: &ContainerStatus) -> Option<Failure> {
     })
 }
 
-/// The failure of etcd, or of the program that restores the data directory before etcd starts.
+/// The failure of the container `etcd`, which first restores the data directory and then runs etcd.
 fn etcd_failure(status: &ContainerStatus) -> Option<Failure> {
     let (code, message) = ended(status)?;
     let (message, damaged) = match member::Report::read(message) {
-        // The program has another reason if it could not try to restore the backup, for example because the image has
-        // no etcdutl.
+        // Any other reason means that the backup was not tested, for example because the image contains no etcdutl.
         Some(member::Report::Failed { reason, message }) => (message, reason == UNREADABLE),
         Some(member::Report::Done(_)) | None => (message.to_owned(), true),
     };

@@ -12,10 +12,10 @@ use member::verification::{METRICS, PEER};
 
 use super::pod_state::{Proof, Report};
 
-/// Interval between two attempts to read etcd, which may still be starting.
+/// Delay between two requests to etcd, which may not serve yet.
 const POLL: Duration = Duration::from_millis(500);
 
-/// Time limit of one request. etcd reads its whole database for the hash of the keys.
+/// Time limit of one request. It is long, because etcd reads its whole database to compute the hash of the keys.
 const REQUEST: Duration = Duration::from_mins(10);
 
 /// Arguments of the command `verify`, which runs in the pod of a verification.
@@ -35,8 +35,8 @@ pub struct Verify {
     report: PathBuf,
 }
 
-/// Compares the restored data with the manifest, and writes the report. Returns true if both are equal. Waits for etcd
-/// without a time limit, because the pod has a deadline.
+/// Compares the restored data with the manifest, and writes the report. Returns true if the data matches. There is no
+/// time limit here, because the pod has a deadline.
 pub async fn run(arguments: &Verify) -> bool {
     let report = compare(arguments).await;
     let text = serde_json::to_string(&report).unwrap_or_default();
@@ -64,15 +64,15 @@ async fn compare(arguments: &Verify) -> Report {
     }
 }
 
-/// Reads the description of the restored data. The container `etcd` writes it after it has restored the data. Returns
-/// `None` before that.
+/// Reads the file that the container `etcd` writes after it has restored the data. `None` if the file does not exist
+/// yet.
 fn expected(path: &Path) -> Option<Contents> {
     serde_json::from_slice(&fs::read(path).ok()?).ok()
 }
 
-/// Compares the data that etcd serves with the manifest. A revision higher than in the manifest is no difference:
-/// expired leases delete keys in the restored etcd, and thereby raise its revision. The numbers of keys are then not
-/// compared. The hash covers only the revisions of the backup.
+/// Compares the data that etcd serves with the manifest. A higher revision is allowed, because an expired lease
+/// deletes keys and raises the revision. The number of keys is then not compared, but the hash is, because it covers
+/// only the revisions of the backup.
 fn judge(expected: &Contents, found: &etcd::Served) -> Report {
     if found.revision < expected.revision {
         return Report::Failed {
@@ -110,9 +110,9 @@ fn judge(expected: &Contents, found: &etcd::Served) -> Report {
     })
 }
 
-/// Compares the number of keys in the manifest with the metric of the restored etcd. If a restore has raised the revision
-/// of the cluster, its data contains one entry with an empty key (`unsafeBumpBucketsRevision` in etcdutl). The metric
-/// counts this entry, but no client can read it, so it is not in the manifest.
+/// Compares the number of keys in the manifest with a metric of the restored etcd. If a restore has raised the
+/// revision of the cluster (`unsafeBumpBucketsRevision` in etcdutl), the data contains an empty key. The metric counts
+/// this key, but the manifest does not.
 fn is_equal(expected: i64, found: i64) -> bool {
     found == expected || found == expected.saturating_add(1)
 }
@@ -181,7 +181,7 @@ mod tests {
     fn different_number_of_keys_fails_verification() {
         let recorded = contents(Some(2), Some(9));
         assert_eq!(judge(&recorded, &found(7, 2, 9)), proof(2, true, true));
-        // The number is compared even if the manifest has no hash, as for a large database.
+        // The manifest of a large database has no hash, but the number of keys is compared.
         let large = contents(Some(2), None);
         assert_eq!(judge(&large, &found(7, 2, 9)), proof(2, true, false));
         // The data contains the empty key of a raised revision.
@@ -196,7 +196,7 @@ mod tests {
                 }
             }
         }
-        // An expired lease has deleted a key, and has raised the revision.
+        // An expired lease has deleted a key, which has raised the revision.
         assert_eq!(judge(&recorded, &found(8, 1, 9)), proof(1, false, true));
     }
 }

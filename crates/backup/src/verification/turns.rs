@@ -1,19 +1,19 @@
-//! At most one verification runs in a namespace, unless an EtcdBackup allows more. Performs no I/O.
+//! Ensures that only one EtcdBackup of a namespace is verified at a time, unless an EtcdBackup allows more. Performs
+//! no I/O.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
 
-/// The UID of the EtcdBackup that has the turn, by namespace. This EtcdBackup may verify, and the others of the
-/// namespace wait.
+/// The UID of the EtcdBackup that has the turn, by namespace. Only this EtcdBackup may be verified.
 #[derive(Debug, Default)]
 pub(crate) struct Turns(Mutex<HashMap<String, String>>);
 
 impl Turns {
     /// Gives the turn to the EtcdBackup with this UID, and returns true. Returns false if another EtcdBackup of the
-    /// namespace is verifying or has the turn. `running` contains the UIDs of the EtcdBackups of the namespace whose
-    /// status reports a running verification, oldest first. `exists` returns whether an EtcdBackup with a UID exists.
+    /// namespace has the turn or is being verified. `running` contains the UIDs of all EtcdBackups whose status
+    /// reports a running verification, oldest first.
     ///
-    /// The watch may deliver a status late, so this process also remembers to which EtcdBackup it gave the turn.
+    /// The cached status may be stale, so this process remembers the turn as well.
     pub(crate) fn take(
         &self,
         namespace: &str,
@@ -32,9 +32,8 @@ impl Turns {
         granted
     }
 
-    /// Called for an EtcdBackup with `spec.verification.allowConcurrent`, which may verify without the turn. If no
-    /// EtcdBackup of the namespace has the turn, this EtcdBackup gets it, so that the others wait until its
-    /// verification ends.
+    /// Called for an EtcdBackup with `spec.verification.allowConcurrent`, which needs no turn. It gets the turn if no
+    /// other EtcdBackup has it, so that other EtcdBackups wait until its verification has ended.
     pub(crate) fn join(&self, namespace: &str, uid: &str) {
         let mut turns = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         turns
@@ -69,7 +68,7 @@ mod tests {
         assert!(turns.take("prod", "b", &[], all));
     }
 
-    /// The EtcdBackup `b` allows concurrent verifications, so it does not wait. The others wait for it.
+    /// The EtcdBackup `b` allows concurrent verifications, so it does not wait, but `c` waits for `b`.
     #[test]
     fn concurrent_verification_does_not_end_turn_of_another() {
         let turns = Turns::default();

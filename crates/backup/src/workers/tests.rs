@@ -1,4 +1,4 @@
-//! Tests of the workers. Their stores accept no object until the test opens a gate.
+//! Tests of the workers with stores that wait until the test opens a gate.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -21,10 +21,10 @@ const LIMITS: Limits = Limits {
     timeout: Duration::from_hours(1),
 };
 
-/// The store panics for this key.
+/// The key for which the store panics.
 const PANICS: &str = "panics";
 
-/// A store that accepts no object until the test opens the gate.
+/// A store that stores no object until the test opens the gate.
 struct Gated {
     inner: LocalStore,
     gate: Arc<Semaphore>,
@@ -64,7 +64,7 @@ impl Store for Gated {
     }
 }
 
-/// A transfer that starts without a record in the status.
+/// A transfer that starts without an update of the status.
 struct Unrecorded(Transfer);
 
 impl Worker for Unrecorded {
@@ -83,7 +83,7 @@ impl Worker for Unrecorded {
     }
 }
 
-/// The EtcdBackup in the namespace `n` whose name and UID are `uid`.
+/// The EtcdBackup with this name in the namespace `n`.
 fn owner(uid: &str) -> Owner {
     ObjectRef::new(uid).within("n")
 }
@@ -113,7 +113,7 @@ impl Case {
         }
     }
 
-    /// Queues a transfer with its own store. Its snapshot is empty, so it fails after the gate is opened.
+    /// Queues a transfer to a separate store. Its snapshot is empty, so the transfer fails after the gate is opened.
     fn enqueue(&self, uid: &str, exists: impl Fn() -> bool + Send + Sync + 'static) {
         self.enqueue_at(uid, uid, exists);
     }
@@ -181,8 +181,8 @@ async fn workers_limit_concurrent_transfers() {
     .await;
     assert_eq!(case.count(false), 3);
     case.gate.add_permits(1);
-    // Each EtcdBackup is reconciled when its transfer ends. The three queued EtcdBackups are also reconciled when their
-    // transfers start.
+    // Each EtcdBackup is reconciled when its transfer ends. The three queued transfers also cause a reconcile when
+    // they start.
     let mut reconciled = Vec::new();
     for _ in 0..10 {
         reconciled.push(case.changes.recv().await.unwrap().name);
@@ -214,7 +214,7 @@ async fn slow_store_does_not_delay_transfers_to_other_stores() {
     .await;
     assert!(matches!(case.workers.observe("6").work, Work::Running(_)));
     case.gate.add_permits(1);
-    // The tasks get their slots in the order of the queue.
+    // Queued transfers get slots in their order.
     case.until("all transfers have ended", |case| {
         (0..7).all(|index| {
             matches!(
@@ -226,7 +226,7 @@ async fn slow_store_does_not_delay_transfers_to_other_stores() {
     .await;
 }
 
-/// The time limit of a backup excludes the time in the queue.
+/// The deadline of a backup excludes the time in the queue.
 #[tokio::test]
 async fn queue_time_accumulates_over_attempts() {
     let mut case = Case::new();
@@ -244,11 +244,11 @@ async fn queue_time_accumulates_over_attempts() {
     .await;
     assert!(case.workers.observe("0").queue_time < Duration::from_millis(300));
     case.gate.add_permits(1);
-    // The third transfer was queued, so its EtcdBackup is also reconciled when the transfer starts.
+    // The third transfer was queued, so it also causes a reconcile when it starts.
     for _ in 0..4 {
         case.changes.recv().await.unwrap();
     }
-    // After the task has ended, its queue time stays the same.
+    // After the end of the transfer, its queue time no longer grows.
     let ended = queue_time(&case);
     assert!(ended > Duration::from_millis(300), "{ended:?}");
     assert_eq!(queue_time(&case), ended);
@@ -259,7 +259,7 @@ async fn queue_time_accumulates_over_attempts() {
     assert_eq!(queue_time(&case), Duration::ZERO);
 }
 
-/// The task of a pod that does not start.
+/// A task whose pod does not start.
 struct PodTask(String);
 
 impl Worker for PodTask {
@@ -331,7 +331,7 @@ async fn worker_backs_off_after_each_failure() {
         case.enqueue("0", || true);
         case.changes.recv().await.unwrap();
         let not_before = case.workers.observe("0").not_before.unwrap();
-        // The test knows only two times between which the attempt failed, so it computes two limits for the pause.
+        // The test only knows two times between which the attempt failed, so it checks two limits of the delay.
         let (longest, shortest) = (
             not_before.duration_since(before),
             not_before.duration_since(Timestamp::now()),
@@ -341,7 +341,7 @@ async fn worker_backs_off_after_each_failure() {
             "expected {pause}, but the pause is between {shortest} and {longest}"
         );
     }
-    // After `forget`, the back-off starts with the shortest pause again.
+    // After `forget`, the back-off starts with the minimum again.
     case.workers.forget("0");
     assert_eq!(case.workers.observe("0"), WorkState::default());
 }
@@ -403,7 +403,7 @@ async fn transfers_end_when_abandoned_or_at_shutdown() {
         .unwrap();
 }
 
-/// Invariant 10: the attempt is recorded, so that the next process knows it.
+/// Invariant 10: the status counts the attempt before the transfer starts.
 #[tokio::test]
 async fn invariant_10_transfer_writes_nothing_before_attempt_is_recorded() {
     let mut case = Case::new();
@@ -413,14 +413,14 @@ async fn invariant_10_transfer_writes_nothing_before_attempt_is_recorded() {
         let transfer = case.transfer("slow", uid);
         case.workers.enqueue((owner(uid), uid), transfer, || true);
     }
-    // Each transfer that is ready requests a reconcile.
+    // A transfer that gets a slot causes a reconcile.
     for _ in 0..LIMITS.per_store {
         case.changes.recv().await.unwrap();
     }
     assert_eq!(work(&case, "0"), Work::Ready);
     assert_eq!(work(&case, "1"), Work::Ready);
     assert!(case.workers.observe("0").work.is_active());
-    // `start` does not start a queued transfer, and the ready transfers keep their slots.
+    // `start` has no effect on a queued transfer.
     case.workers.start("2", 1);
     tokio::time::sleep(Duration::from_millis(100)).await;
     assert_eq!(work(&case, "2"), Work::Queued);
@@ -436,21 +436,20 @@ async fn invariant_10_transfer_writes_nothing_before_attempt_is_recorded() {
     })
     .await;
     assert_eq!(work(&case, "1"), Work::Ready);
-    // The next attempt of the same process does not increase the count of attempts. It still waits until its start is
-    // recorded.
+    // The retry keeps the count of unfinished attempts, but also waits until the status is written.
     let transfer = case.transfer("other", "0");
     case.workers.enqueue((owner("0"), "0"), transfer, || true);
     case.until("the retry is ready", |case| work(case, "0") == Work::Ready)
         .await;
     assert_eq!(case.workers.observe("0").recorded_count, Some(3));
-    // A shutdown ends transfers that are ready.
+    // A shutdown ends transfers that wait for the status.
     case.shutdown.cancel();
     tokio::time::timeout(Duration::from_mins(1), case.workers.join())
         .await
         .unwrap();
 }
 
-/// A transfer whose attempt cannot be recorded releases its slot.
+/// If the status cannot be written, the transfer releases its slot.
 #[tokio::test]
 async fn unrecorded_transfer_times_out_and_releases_slot() {
     let record_timeout = Duration::from_millis(300);
@@ -458,7 +457,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         record_timeout,
         ..LIMITS
     });
-    // Queues one task more than the store has slots.
+    // Queue one more transfer than the store has slots.
     let all: Vec<String> = (0..=LIMITS.per_store)
         .map(|index| index.to_string())
         .collect();
@@ -466,7 +465,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         let transfer = case.transfer("slow", uid);
         case.workers.enqueue((owner(uid), uid), transfer, || true);
     }
-    // Only a transfer that has a slot and waits for its record can time out.
+    // Only a transfer that has a slot can time out.
     let timed_out = |case: &Case, uid: &String| {
         let state = case.workers.observe(uid);
         assert_eq!(state.recorded_count, None, "{uid}");
@@ -480,7 +479,7 @@ async fn unrecorded_transfer_times_out_and_releases_slot() {
         all.iter().all(|uid| timed_out(case, uid))
     })
     .await;
-    // The last transfer has waited for a slot while the other transfers waited for their records.
+    // The last transfer was in the queue until another transfer had timed out.
     let queue_time = |uid: &String| case.workers.observe(uid).queue_time;
     let (last, others) = all.split_last().unwrap();
     assert!(queue_time(last) >= record_timeout, "{:?}", queue_time(last));
@@ -544,7 +543,7 @@ async fn slow_store_of_one_namespace_does_not_delay_other_namespaces() {
     .await;
 }
 
-/// Two tenants use the same bucket name at different endpoints.
+/// Two namespaces use the same bucket name at different endpoints.
 #[test]
 fn stores_at_different_endpoints_have_separate_limits() {
     struct At(LocalStore, &'static str);

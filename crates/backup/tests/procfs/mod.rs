@@ -12,8 +12,7 @@ pub(crate) fn processor() -> Duration {
     times(&own, 2)
 }
 
-/// The processor time of this process and of all its child processes, running or ended. Other load on the machine does
-/// not change this value.
+/// The processor time of this process and its child processes, including those that have ended.
 #[allow(dead_code, reason = "not every test measures it")]
 pub(crate) fn processor_of_all() -> Duration {
     own_and_started("stat")
@@ -21,7 +20,8 @@ pub(crate) fn processor_of_all() -> Duration {
         .sum::<Duration>()
 }
 
-/// The bytes that this process and all its child processes have read from the disk, without reads from the page cache.
+/// The number of bytes that this process and its child processes have read from disk. Reads from the page cache do not
+/// count.
 #[allow(dead_code, reason = "not every test measures it")]
 pub(crate) fn read_by_all() -> u64 {
     let read = |io: String| {
@@ -33,7 +33,7 @@ pub(crate) fn read_by_all() -> u64 {
     own_and_started("io").map(read).sum()
 }
 
-/// The content of a file in `/proc` for this process and each running child process.
+/// The content of a `/proc` file of this process and of each running child process.
 fn own_and_started(file: &str) -> impl Iterator<Item = String> {
     let own = std::process::id().to_string();
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
@@ -45,9 +45,9 @@ fn own_and_started(file: &str) -> impl Iterator<Item = String> {
     found.filter_map(move |process| std::fs::read_to_string(process.path().join(file)).ok())
 }
 
-/// The sum of the first `count` times: two times of the process, then two times of its ended child processes.
+/// The sum of the first `count` times: user and system time of the process, then of its ended child processes.
 fn times(stat: &str, count: usize) -> Duration {
-    /// Linux counts in hundredths of a second.
+    /// The unit of the times in `/proc`.
     const TICK: Duration = Duration::from_millis(10);
     let times = fields(stat).skip(11).take(count);
     times
@@ -55,12 +55,12 @@ fn times(stat: &str, count: usize) -> Duration {
         .sum()
 }
 
-/// The fields after the name of the process, which may contain spaces.
+/// The fields after the process name. The name may contain spaces.
 fn fields(stat: &str) -> impl Iterator<Item = &str> {
     stat.rsplit_once(") ").unwrap().1.split(' ')
 }
 
-/// A value of `/proc/self/status` in bytes.
+/// A value in `/proc/self/status`, in bytes.
 pub(crate) fn memory(field: &str) -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap();
     let line = status.lines().find(|line| line.starts_with(field)).unwrap();

@@ -1,4 +1,4 @@
-//! A new operator process adopts the backup of an interrupted process, but no other object.
+//! A new operator process adopts the complete backup of an interrupted process, and no other object.
 
 use api::backup::name;
 use api::manifest::ManifestCluster;
@@ -18,11 +18,11 @@ async fn next_operator_process_adopts_complete_backup() {
         .await
         .unwrap();
     assert_eq!(find("uid-1", long_ago()).await, Some(stored.clone()));
-    // The backup is found neither for another EtcdBackup nor for a later start.
+    // The backup is not adopted for another EtcdBackup, or for a later start.
     assert_eq!(find("uid-2", long_ago()).await, None);
     let later = stored.created_at + jiff::SignedDuration::from_secs(1);
     assert_eq!(find("uid-1", later).await, None);
-    // If the object or the manifest of the backup was replaced, the operator does not find the backup.
+    // The backup is not adopted if its object or its manifest was replaced.
     store.put(KEY, Bytes::from_static(b"other")).await.unwrap();
     assert_eq!(find("uid-1", long_ago()).await, None);
     store
@@ -32,8 +32,7 @@ async fn next_operator_process_adopts_complete_backup() {
     assert_eq!(find("uid-1", long_ago()).await, None);
 }
 
-/// The user changed the cluster in the spec in the same second in which the backup of the previous cluster was
-/// completed.
+/// The spec changes to another cluster in the same second in which the backup of the previous cluster is complete.
 #[tokio::test]
 async fn backup_of_another_cluster_is_not_adopted() {
     let snapshot = recorded().await;
@@ -100,7 +99,7 @@ async fn periodic_backup_is_found_by_its_start_time() {
     let key = stored.location.strip_prefix("s3://bucket/").unwrap();
     let parts = name::parse(KEY, key).unwrap();
     assert_eq!(parts.time, begun);
-    // Without concurrent writes, the revision in the report and in the name is the revision of the snapshot.
+    // Without concurrent writes, the object name contains the revision of the snapshot.
     assert_eq!(i64::try_from(parts.revision).unwrap(), stored.revision);
     let find = async |uid: &'static str, time| {
         earlier_attempt(store.as_ref(), numbered(time), owner(uid), time)
@@ -116,13 +115,13 @@ async fn periodic_backup_is_found_by_its_start_time() {
         find("uid-1", later).await,
         EarlierAttempt::Incomplete(numbered(later))
     );
-    // A backup of another EtcdBackup from the same second is neither adopted nor replaced.
+    // A backup of another EtcdBackup from the same second is neither adopted nor overwritten.
     assert_eq!(
         find("uid-2", begun).await,
         EarlierAttempt::Incomplete(numbered(begun))
     );
 
-    // After a crash between the object and the manifest, the next attempt replaces the object under the same name.
+    // After a crash between the object and the manifest, the next attempt overwrites the object.
     store.delete(&manifest_key(key)).await.unwrap();
     fill(&etcd.client_url, 1).await;
     let EarlierAttempt::Incomplete(name) = find("uid-1", begun).await else {

@@ -1,4 +1,4 @@
-//! Encrypted backups: the stored object reveals no data, and is the snapshot that etcd sent.
+//! Encrypted backups: the stored object contains no plaintext, and decrypts to the snapshot from etcd.
 
 use store::encryption::{FORMAT, Key, Keys, is_encrypted};
 use store::unpack::Unpacker;
@@ -57,7 +57,7 @@ async fn encrypted_backup_contains_no_plaintext_and_is_restorable() {
     let object = download(plain.store.as_ref(), KEY).await.unwrap();
     assert!(
         occurs(MARK, &object),
-        "the search does not find the value in an object that is not encrypted"
+        "the value must occur in an object that is not encrypted"
     );
     for compress in [false, true] {
         let run = Transfer {
@@ -92,14 +92,14 @@ async fn encrypted_backup_contains_no_plaintext_and_is_restorable() {
     }
 }
 
-/// The spec may change between two attempts, and another writer may replace the backup.
+/// The spec may change between two attempts, or another writer may replace the backup.
 #[tokio::test]
 async fn unencrypted_backup_is_not_adopted_if_spec_requires_encryption() {
     let snapshot = recorded().await;
     let none = CancellationToken::new();
     for encryption in [None, Some(key())] {
-        // A directory has no tags, so the adoption reads the whole stored object. The manifest contains the checksum of
-        // the stored object, so the adoption needs no encryption key.
+        // In a directory, the adoption compares the checksum of the whole object. It needs no key, because the
+        // manifest contains the checksum of the encrypted object.
         let dir = tempfile::tempdir().unwrap();
         let store = Arc::new(LocalStore::new(dir.path()));
         let etcd = FakeEtcd::formed(7, &["a"], |name| format!("http://{name}:2379"));

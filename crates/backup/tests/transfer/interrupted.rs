@@ -1,4 +1,4 @@
-//! Transfers that are canceled, whose member is killed, or whose process is killed.
+//! Transfers that are interrupted: the transfer is canceled, or a process is killed.
 
 use super::*;
 
@@ -47,7 +47,7 @@ async fn backup_completes_after_kill_of_sending_member() {
         while meter.read().bytes < 10 << 20 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
-        // A follower sends the snapshot. Both followers are killed, so the sender is among them.
+        // Kill both followers, because one of them sends the snapshot.
         for member in &mut members {
             let status = client().status(&member.client_url).await;
             if status.is_ok_and(|status| Some(status.member_id) != leader) {
@@ -56,7 +56,7 @@ async fn backup_completes_after_kill_of_sending_member() {
         }
     };
     let (outcome, ()) = tokio::join!(transfer.run(&meter, &cancelled), kill);
-    // Either the transfer continues with the leader, or it fails with a reason.
+    // The transfer continues with the leader, or fails with a reason.
     let stored = match outcome {
         Ok(stored) => stored,
         Err(trouble) => {
@@ -76,8 +76,8 @@ async fn backup_completes_after_kill_of_sending_member() {
     );
 }
 
-/// A killed process cannot abort its upload, so the server keeps the parts. The server reports the time of the last
-/// part as the start of the upload.
+/// A killed process cannot abort its upload, so the server keeps the parts. The server uses the time of the last part
+/// as the start of the upload.
 #[tokio::test]
 async fn next_backup_discards_upload_of_killed_process() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
@@ -88,7 +88,7 @@ async fn next_backup_discards_upload_of_killed_process() {
         let content = store::testing::content(1 << 20);
         upload.write(content).await.unwrap();
     }
-    // Waits until the server has all complete parts of the upload.
+    // Wait until the server has received all parts of the upload.
     let (mut parts, mut same) = (0, 0);
     for _ in 0..600 {
         let now = server.unfinished("bucket").len();

@@ -1,5 +1,4 @@
-//! Transfers with a real etcd and a real S3 server. Stored backups can be restored, and failed transfers leave no
-//! backup.
+//! Transfers with a real etcd and a real S3 server.
 #![allow(clippy::unwrap_used, clippy::expect_used)]
 
 use std::path::Path;
@@ -43,7 +42,7 @@ fn transfer(etcd: Arc<dyn Etcd>, endpoints: Vec<String>, store: Arc<dyn Store>) 
     }
 }
 
-/// The owner of a backup: an EtcdBackup without an EtcdCluster.
+/// The owner of a backup without an EtcdCluster.
 fn owner(uid: &str) -> Owner<'_> {
     Owner {
         uid,
@@ -53,7 +52,7 @@ fn owner(uid: &str) -> Owner<'_> {
     }
 }
 
-/// The backup at the key, if it belongs to this EtcdBackup and was complete at or after `begun`.
+/// The complete backup of the EtcdBackup `uid`, if the backup was created at or after `begun`.
 async fn found(store: &dyn Store, uid: &str, begun: Timestamp) -> Result<Option<Stored>, Trouble> {
     let name = ObjectName::Exact(KEY.to_owned());
     Ok(
@@ -76,7 +75,7 @@ fn long_ago() -> Timestamp {
     Timestamp::from_second(1_000_000_000).unwrap()
 }
 
-/// Writes keys with values of 256 KiB each. An upload of 20 MiB has several parts.
+/// Writes values of 256 KiB each. The upload of 20 MiB has several parts.
 async fn fill(url: &str, mebibytes: usize) -> i64 {
     let mut client = etcd_client::Client::connect([url], None).await.unwrap();
     let value = vec![b'v'; 1 << 18];
@@ -90,7 +89,7 @@ async fn fill(url: &str, mebibytes: usize) -> i64 {
     answer.header().unwrap().revision()
 }
 
-/// The revision and the value of a key in an etcd that was started from the backup.
+/// Restores the backup, and reads a key from the restored etcd. Returns the revision and the value.
 async fn restored(programs: &Programs, file: &Path, key: &str) -> (i64, Vec<u8>) {
     let dir = tempfile::tempdir().unwrap();
     let data = dir.path().join("data");
@@ -173,7 +172,7 @@ async fn stored_backup_can_be_restored() {
             (stored.revision, stored.size)
         );
         assert_eq!(manifest.backup_uid.as_deref(), Some("uid-1"));
-        // 80 keys of 256 KiB, and the key `last`.
+        // The database contains 80 keys of 256 KiB each, and the key `last`.
         assert_eq!((manifest.keys, stored.keys), (Some(81), Some(81)));
         assert!(manifest.hash.is_some(), "{minor}");
 
@@ -194,14 +193,14 @@ async fn backup_succeeds_with_dead_endpoint_and_without_quorum() {
     let mut members = EtcdProcess::start_cluster(&programs, 3, &Start::default()).await;
     let port = client();
     let server = S3Server::start(&["bucket"]);
-    // One of the two given endpoints is dead. The member list contains the other members.
+    // One of the two endpoints is dead, but the member list contains all members.
     let alive = members
         .iter()
         .position(|member| member.name == "m1")
         .unwrap();
     let dead = format!("http://127.0.0.1:{}", free_port());
     let endpoints = vec![dead, members[alive].client_url.clone()];
-    // At least one run must end within three seconds. On a busy machine, some runs may take longer.
+    // One run must end within three seconds. Other runs may be slower on a busy machine.
     let mut times = Vec::new();
     while times
         .last()
@@ -216,7 +215,7 @@ async fn backup_succeeds_with_dead_endpoint_and_without_quorum() {
         times.push(began.elapsed());
     }
 
-    // Without a quorum, etcd returns no member list. A backup is still possible.
+    // Without a quorum, etcd returns no member list, but a backup is possible.
     for member in &mut members {
         if member.name != "m1" {
             member.kill();
@@ -261,7 +260,7 @@ async fn backup_reports_failures_of_etcd_and_store() {
     );
 }
 
-/// The limits of a transfer for namespace `team-b` with these grants.
+/// The limits of a transfer for the namespace `team-b` with these grants.
 fn limited(grants: Vec<EndpointGrant>) -> EndpointLimits {
     let by = GrantedBy::default();
     EndpointLimits {
@@ -270,8 +269,8 @@ fn limited(grants: Vec<EndpointGrant>) -> EndpointLimits {
     }
 }
 
-/// Invariant 28: the answer of etcd may name members of other clusters. The operator connects to them only with a
-/// grant.
+/// Invariant 28: the member list from etcd may contain members of other clusters. The operator connects to them only
+/// with a grant.
 #[tokio::test]
 async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     let victim = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -282,7 +281,7 @@ async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     };
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &start).await;
     let grant = format!("team-b={victim_url}").parse().unwrap();
-    // The case that expects no connection is first: a pending connection of an earlier case would be counted.
+    // The case without a connection is first, because a pending connection of an earlier case would be counted.
     for (limits, connects) in [
         (limited(Vec::new()), false),
         (limited(vec![grant]), true),
@@ -302,7 +301,7 @@ async fn invariant_28_etcd_redirects_operator_only_to_granted_endpoint() {
     }
 }
 
-/// Invariant 28: the address of a deleted pod may now belong to another cluster, whose snapshot must not be stored.
+/// Invariant 28: another cluster may get the address of a deleted pod. Its snapshot must not be stored.
 #[tokio::test]
 async fn invariant_28_backup_never_contains_another_cluster() {
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
@@ -327,7 +326,7 @@ async fn invariant_28_backup_never_contains_another_cluster() {
     }
 }
 
-/// The chunks of a snapshot that a real member has sent.
+/// The chunks of a snapshot from a real member.
 async fn recorded() -> Vec<Bytes> {
     use futures::TryStreamExt;
     let etcd = EtcdProcess::start(&Programs::find("3.6"), &Start::default()).await;
@@ -397,9 +396,9 @@ async fn invariant_12_backup_fails_if_store_fails() {
             Reason::AccessDenied,
             "{call:?}"
         );
-        // An object without its manifest is no backup.
+        // An object without a manifest is no backup.
         assert_eq!(found(&store, "uid-1", long_ago()).await.unwrap(), None);
-        // The next attempt of the transfer succeeds.
+        // The next attempt succeeds.
         run.run(&Meter::default(), &CancellationToken::new())
             .await
             .unwrap();
@@ -407,8 +406,8 @@ async fn invariant_12_backup_fails_if_store_fails() {
     }
 }
 
-/// A member applies no writes while it computes the hash or counts its keys, so the operator requests neither from a
-/// member with a large database.
+/// A member applies no writes while it computes the hash or counts its keys. With a large database, this would take
+/// too long.
 #[tokio::test]
 async fn manifest_of_large_database_has_no_hash_and_no_number_of_keys() {
     const GIB: i64 = 1 << 30;
@@ -514,7 +513,7 @@ async fn compressed_backup_has_content_of_snapshot() {
             .unwrap(),
         Some(stored.clone())
     );
-    // The decompressed content matches the checksum from etcd and the checksum in the manifest.
+    // The decompressed content has the checksum from etcd and the checksum in the manifest.
     let mut inspector = etcd::Inspector::new();
     let mut decompressor = store::compression::Decompressor::new().unwrap();
     let mut rest: &[u8] = &compressed;

@@ -1,5 +1,3 @@
-//! Tests of the comparison of a pod with the spec.
-
 use k8s_openapi::api::core::v1::{PodStatus, Toleration};
 
 use super::*;
@@ -85,7 +83,7 @@ fn different_start_flags_require_no_new_pod() {
     }
 }
 
-/// The API server sets defaults, and a webhook adds a container and changes fields.
+/// The API server sets defaults, and a webhook adds a container.
 #[test]
 fn api_server_defaults_and_webhook_changes_are_ignored() {
     let mut pod = pod_for(MEMORY);
@@ -140,8 +138,7 @@ fn spec_changes_other_than_metadata_and_resources_require_new_pod() {
     ] {
         assert!(differs(&pod, json).pod.is_some(), "{json}");
     }
-    // The planner of the cluster operator compares the image, so this function finds no difference for a new version or
-    // repository.
+    // The cluster operator compares the image, so a new version or repository is no difference here.
     for json in [
         r#"{"version":"3.5.35"}"#,
         r#"{"repository":"registry.local/etcd"}"#,

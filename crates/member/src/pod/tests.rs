@@ -1,4 +1,4 @@
-//! Tests of the built pods, field by field.
+//! Tests of the fields of built pods.
 
 use serde_json::{Value, json};
 
@@ -53,7 +53,7 @@ fn pod_has_one_etcd_container_with_restart_policy_always() {
     assert_eq!(etcd["terminationMessagePolicy"], "FallbackToLogsOnError");
 }
 
-/// Invariant 14: the pod of a member contains no credentials of the operator.
+/// Invariant 14: a member's pod contains no credentials of the operator.
 #[test]
 fn pod_has_no_service_account_token_or_service_variables() {
     let pod = built(&Fixture::default());
@@ -83,7 +83,7 @@ fn defragmentation_setting_is_added_unless_user_sets_it() {
     for (version, expected) in [("3.5.35", flag), ("3.6.16", gates), ("3.7.3", gates)] {
         assert_eq!(variables(version, "{}"), [learners, expected], "{version}");
     }
-    // etcd 3.6 does not start with both the feature gate and the flag. No release starts with both a variable and its
+    // etcd 3.6 does not start with both the gate and the flag, and no release starts with both a variable and its
     // flag.
     for spec in [
         r#"{"pod":{"extraArgs":["--feature-gates=StopGRPCServiceOnDefrag=true"]}}"#,
@@ -112,8 +112,7 @@ fn variables_of(fixture: &Fixture) -> Vec<(String, Value)> {
         .collect()
 }
 
-/// The API server and the operators reject these variables. The builder leaves them out, because an object may be older
-/// than this rule.
+/// Validation rejects these variables, but older objects may contain them.
 #[test]
 fn pod_omits_variables_for_flags_that_operator_sets() {
     for version in ["3.4.37", "3.5.35", "3.7.3"] {
@@ -371,8 +370,8 @@ fn pod_tolerates_lost_node_until_replacement() {
         let all = pod["spec"]["tolerations"].as_array().cloned();
         all.unwrap_or_default()
     };
-    // The default of `memberReplacement.after` is shorter than the default toleration of five minutes, so the pod needs
-    // no toleration of its own.
+    // The default of `memberReplacement.after` is shorter than the default toleration of five minutes, so no
+    // toleration is added.
     assert_eq!(tolerations(json!({})).len(), 0);
     assert_eq!(
         tolerations(json!({ "memberReplacement": { "after": "5m" } })).len(),
@@ -385,7 +384,7 @@ fn pod_tolerates_lost_node_until_replacement() {
             .iter()
             .all(|one| one["tolerationSeconds"] == 1800 && one["effect"] == "NoExecute")
     );
-    // If the user sets a toleration of the same taint, the operator keeps that toleration.
+    // The operator keeps a toleration of the user for the same taint.
     let own = json!({ "key": "node.kubernetes.io/unreachable", "operator": "Exists" });
     let both = json!({ "memberReplacement": { "after": "30m" }, "pod": { "tolerations": [own] } });
     assert_eq!(tolerations(both).len(), 2);

@@ -1,7 +1,7 @@
-//! TLS in a member's pod: the Secrets, mounted at the paths of v1beta2, and the TLS flags of etcd.
+//! TLS in a member's pod: the mounted Secrets, at the paths of v1beta2, and the TLS flags of etcd.
 //!
-//! Only the etcd container mounts the Secrets. No member's pod contains the operator's client certificate. The
-//! readiness probe does not need it, because the metrics listener uses plain HTTP and serves no data.
+//! Only the etcd container mounts the Secrets. The readiness probe needs no client certificate, because the metrics
+//! listener uses plain HTTP and serves no data.
 
 use api::cluster::{KeyNames, PodPolicy};
 use api::version::EtcdVersion;
@@ -10,14 +10,14 @@ use k8s_openapi::api::core::v1::{KeyToPath, SecretVolumeSource, Volume, VolumeMo
 use crate::tls::Purpose;
 use crate::{Member, Members};
 
-/// File mode of mounted Secrets: the group of the pod can read the files. etcd belongs to this group.
+/// File mode of mounted Secrets. The group of the pod, to which etcd belongs, can read the files.
 const MODE: i32 = 0o440;
-/// File mode if the spec sets a security context without a group: all users can read the files, because the user and
-/// the group of etcd are unknown.
+/// File mode if the security context in the spec has no group. All users can read the files, because the group of etcd
+/// is unknown.
 const MODE_WITHOUT_GROUP: i32 = 0o444;
 
-/// Cipher suites for TLS 1.2 with forward secrecy and authenticated encryption. Every etcd since 3.4 accepts these
-/// names. For TLS 1.3, the cipher suites cannot be configured in Go.
+/// Cipher suites for TLS 1.2 with forward secrecy and authenticated encryption. etcd accepts these names since 3.4. Go
+/// does not allow to configure the suites of TLS 1.3.
 const CIPHER_SUITES: [&str; 6] = [
     "TLS_ECDHE_ECDSA_WITH_AES_128_GCM_SHA256",
     "TLS_ECDHE_RSA_WITH_AES_128_GCM_SHA256",
@@ -27,7 +27,7 @@ const CIPHER_SUITES: [&str; 6] = [
     "TLS_ECDHE_RSA_WITH_CHACHA20_POLY1305",
 ];
 
-/// A Secret that is mounted into the etcd container.
+/// A Secret that the etcd container mounts.
 struct Mounted {
     purpose: Purpose,
     secret: String,
@@ -86,7 +86,7 @@ pub(super) fn volumes(members: &Members<'_>, member: &str, policy: &PodPolicy) -
             secret: Some(SecretVolumeSource {
                 secret_name: Some(mounted.secret),
                 default_mode: Some(if grouped { MODE } else { MODE_WITHOUT_GROUP }),
-                // A Secret may contain keys that members must not read, so only the listed keys are mounted.
+                // Mount only these keys, because the Secret may contain others that members must not read.
                 items: Some(vec![
                     item(from.certificate, to.certificate),
                     item(from.key, to.key),
@@ -140,19 +140,18 @@ pub(crate) fn arguments(members: &Members<'_>, member: &Member<'_>) -> Vec<Strin
     arguments
 }
 
-/// The flag that turns off the reverse DNS check of peers. While reverse DNS is slow or down, etcd would reject every
-/// peer.
+/// The flag that turns off the reverse DNS check of peers. With the check, etcd rejects all peers while reverse DNS is
+/// slow or down.
 ///
-/// Without the flag, etcd verifies the certificate of a peer, and then looks up the peer's IP address in reverse DNS. A
-/// wildcard name in the certificate must match a result (`checkCertSAN`, `isHostInDNS` in
-/// `client/pkg/transport/listener_tls.go`). With the flag, etcd still verifies the issuer and the usage of the
-/// certificate. When it connects to another member, it also verifies the name.
+/// The check looks up the IP address of a peer in reverse DNS, and compares the result with the wildcard names in the
+/// certificate (`checkCertSAN`, `isHostInDNS` in `client/pkg/transport/listener_tls.go`). With the flag, etcd verifies
+/// the issuer and the usage of the certificate, and also the name when it connects to another member.
 fn skip_reverse_dns(version: &EtcdVersion) -> Option<String> {
     let flag = "peer-skip-client-san-verification";
     if version.has_stable_flag_names() {
         Some(format!("--{flag}=true"))
     } else {
-        // etcd 3.4 was the first release with this flag, so earlier releases are started without it.
+        // The flag exists since etcd 3.4.
         (version.minor() >= (3, 4)).then(|| format!("--experimental-{flag}=true"))
     }
 }
@@ -189,7 +188,7 @@ mod tests {
         assert!(!arguments.iter().any(|one| one.contains("auto-tls")));
     }
 
-    /// Invariant 20: only the reverse DNS check is turned off, by the flag name of each release.
+    /// Invariant 20: only the reverse DNS check is turned off, with the flag name of each release.
     #[test]
     fn peer_certificate_check_skips_reverse_dns() {
         let of = |version| Fixture::with(TLS).version(version).arguments();
@@ -235,7 +234,7 @@ mod tests {
             .collect();
         let names: Vec<_> = secrets.iter().flat_map(|one| &one.secret_name).collect();
         assert_eq!(names, ["p", "s"]);
-        // The names of the mounted files stay the same, whatever the names of the keys in the Secret are.
+        // The names of the mounted files do not depend on the names of the keys in the Secret.
         let items = secrets[1].items.as_ref().unwrap();
         assert_eq!(
             (items[1].key.as_str(), items[1].path.as_str()),

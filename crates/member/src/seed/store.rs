@@ -1,4 +1,4 @@
-//! The source of a seed that fetches a backup from an object store or from a PersistentVolumeClaim. Performs no I/O.
+//! A backup in an object store or on a PersistentVolumeClaim as the source of a seed. Performs no I/O.
 
 use api::storage::{StorageBlock, StorageSource};
 use api::version::EtcdVersion;
@@ -10,9 +10,9 @@ use super::Source;
 
 /// The argument of `seed fetch` with the storage block of the backup.
 pub const SOURCE: &str = "--source=";
-/// The argument of `seed fetch` with the required SHA-256 of the snapshot.
+/// The argument of `seed fetch` with the SHA-256 that the snapshot must have.
 pub const SHA256: &str = "--sha256=";
-/// The argument of `seed fetch` with the name of the Secret with the keys for an encrypted backup.
+/// The argument of `seed fetch` with the name of the Secret that contains the keys of an encrypted backup.
 pub const ENCRYPTION: &str = "--encryption-secret=";
 
 const SECRET: &str = "/run/restore/secret";
@@ -20,15 +20,15 @@ const CA: &str = "/run/restore/ca";
 const KEYS: &str = "/run/restore/encryption";
 const CLAIM: &str = "/run/restore/claim";
 const CLAIM_VOLUME: &str = "restore-claim";
-/// File mode of mounted Secrets: readable for the user and the group of the pod.
+/// File mode of mounted Secrets. The user and the group of the pod can read the files.
 const SECRET_MODE: i32 = 0o440;
 
 impl Source {
-    /// Fetches the backup in a storage block. Only the container that fetches it mounts the Secrets (invariant 14). A
-    /// backup from a newer minor release than `version` is rejected, and so is a snapshot with another SHA-256.
+    /// Fetches the backup in a storage block. Only the container `fetch` mounts the Secrets (invariant 14). Rejects a
+    /// backup from a newer minor release than `version`, and a snapshot with another SHA-256.
     pub fn store(block: &StorageBlock, version: &EtcdVersion, sha256: Option<&str>) -> Self {
         let mut source = Self {
-            // The arguments contain names of Secrets, not their content (invariant 14).
+            // The arguments contain names of Secrets, but not their content (invariant 14).
             arguments: vec![
                 format!(
                     "{SOURCE}{}",
@@ -68,8 +68,8 @@ impl Source {
         source
     }
 
-    /// Decrypts the backup with one of the keys in this Secret. A backup that is not encrypted is rejected. Only the
-    /// container that fetches the backup mounts the Secret (invariant 14).
+    /// Decrypts the backup with a key in this Secret, and rejects a backup that is not encrypted. Only the container
+    /// `fetch` mounts the Secret (invariant 14).
     #[must_use]
     pub fn encrypted(mut self, secret: &str) -> Self {
         self.arguments.push(format!("{ENCRYPTION}{secret}"));
@@ -86,7 +86,7 @@ impl Source {
                 secret: Some(SecretVolumeSource {
                     secret_name: Some(secret.to_owned()),
                     default_mode: Some(SECRET_MODE),
-                    // A pod that is created again must start even if the Secret no longer exists.
+                    // A pod that is created again must start after the Secret was deleted.
                     optional: Some(true),
                     ..SecretVolumeSource::default()
                 }),

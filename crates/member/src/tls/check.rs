@@ -1,8 +1,7 @@
-//! Checks TLS Secrets before a member uses them: the private key, the chain to an authority that the other side of the
-//! connection trusts, the validity, the usage and the names. rustls and webpki verify the certificates. Performs no
-//! I/O.
+//! Checks TLS Secrets before a member uses them: the private key, the chain to a trusted authority, the validity, the
+//! usage and the names. rustls and webpki verify the certificates. Performs no I/O.
 //!
-//! Invariant 20: a member is started only with Secrets that have no fault.
+//! Invariant 20: a member starts only with Secrets without faults.
 
 use api::names::{Addresses, MEMBER_SUFFIX};
 use jiff::Timestamp;
@@ -23,7 +22,7 @@ struct SecretCheck<'a> {
     keys: Keys,
 }
 
-/// The role of the certificate's owner in the TLS handshake.
+/// The role of the certificate's owner in a TLS handshake.
 #[derive(Clone, Copy)]
 enum Use {
     Server,
@@ -50,7 +49,7 @@ impl<'a> SecretCheck<'a> {
         Fault::new(self.purpose, self.secret, code, what)
     }
 
-    /// The certificates under one key of the Secret.
+    /// The certificates in one entry of the Secret.
     fn certificates(
         &self,
         key: &str,
@@ -74,7 +73,7 @@ impl<'a> SecretCheck<'a> {
         self.certificates(self.keys.ca, &self.material.ca)
     }
 
-    /// Checks that the private key can be parsed and matches the certificate.
+    /// Checks that the private key is valid and matches the certificate.
     fn pair(&self, provider: &CryptoProvider) -> Result<(), Fault> {
         let (certificate, key) = (self.keys.certificate, self.keys.key);
         let chain = self.chain()?;
@@ -98,8 +97,8 @@ impl<'a> SecretCheck<'a> {
         }
     }
 
-    /// Checks that the certificate has a chain to one of these authorities, for this usage and at this time. Expired
-    /// authorities are left out, because etcd rejects them, but webpki does not check the validity of authorities.
+    /// Checks that one of these authorities has issued the certificate for this usage, and that it is valid now.
+    /// Expired authorities are left out, because etcd rejects them, but webpki does not.
     fn trusted(
         &self,
         (authorities, theirs): (&[CertificateDer<'static>], &str),
@@ -116,7 +115,7 @@ impl<'a> SecretCheck<'a> {
         if fault.as_ref().is_ok_and(Option::is_none) || valid.len() == authorities.len() {
             return fault?.map_or(Ok(()), Err);
         }
-        // If an expired authority issued the certificate, the message names that authority as the cause.
+        // If an expired authority has issued the certificate, the message names this cause.
         for one in authorities {
             let own = std::slice::from_ref(one);
             let Some(end) = expired(&one).map(|expired| expired.not_after) else {
@@ -136,7 +135,7 @@ impl<'a> SecretCheck<'a> {
         fault?.map_or(Ok(()), Err)
     }
 
-    /// The fault in the chain from the certificate to these authorities. `None` if the chain is valid.
+    /// The fault in the chain to these authorities. `None` if the chain is valid.
     fn chain_fault(
         &self,
         (authorities, theirs): (&[CertificateDer<'_>], &str),
@@ -231,7 +230,7 @@ impl<'a> SecretCheck<'a> {
         self.fault(code, &what)
     }
 
-    /// Checks that the certificate covers the host names of all members.
+    /// Checks that the certificate is valid for the host names of all members.
     fn names(&self, addresses: &Addresses) -> Result<(), Fault> {
         let chain = self.chain()?;
         let host = example_host(addresses);
@@ -248,8 +247,7 @@ impl<'a> SecretCheck<'a> {
     }
 }
 
-/// The first fault of each Secret of a cluster. Further faults of the same Secret may only be consequences of the
-/// first.
+/// The first fault of each Secret. Further faults of a Secret may be consequences of the first.
 pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) -> Vec<Fault> {
     let provider = aws_lc_rs::default_provider();
     let context = (&provider, now);
@@ -267,7 +265,7 @@ pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) ->
         (None, _) => Ok(()),
         (Some(Err(fault)), _) => Err(fault.clone()),
         (Some(Ok(server)), operator) => {
-            // The operators verify the server certificate of the members with the authorities in their own Secret.
+            // The operators verify members with the authorities in their Secret.
             let by = operator
                 .as_ref()
                 .and_then(|operator| operator.as_ref().ok());
@@ -287,7 +285,7 @@ pub(super) fn faults(tls: &ClusterTls, addresses: &Addresses, now: Timestamp) ->
 
 type Context<'a> = (&'a CryptoProvider, Timestamp);
 
-/// Checks the peer Secret. With this one certificate, a member is a server and a client of its peers.
+/// Checks the peer Secret. With one certificate, a member is both a server and a client of its peers.
 fn peer_faults(
     peer: &SecretCheck<'_>,
     addresses: &Addresses,
@@ -334,8 +332,8 @@ fn operator_faults(
     operator.trusted((&authorities, &place), Use::Client, context)
 }
 
-/// Whether the certificate is valid, but none of these authorities issued it. The check requires the usage "client
-/// auth", because members verify only certificates of clients and peers. Peer certificates have both usages.
+/// True if the certificate is valid, but none of these authorities has issued it. The usage is "client auth", because
+/// members verify only certificates of clients and peers.
 pub(super) fn is_issued_by_other(
     purpose: Purpose,
     slot: &Slot,
@@ -350,7 +348,7 @@ pub(super) fn is_issued_by_other(
     matches!(fault, Ok(Some(fault)) if fault.code == FaultKind::UnknownAuthority)
 }
 
-/// Whether every certificate of the members can be read and covers the host names of all members.
+/// True if every member certificate is readable, and is valid for the host names of all members.
 pub(super) fn covers_members(tls: &ClusterTls, addresses: &Addresses) -> bool {
     let host = example_host(addresses);
     [&tls.peer, &tls.server].into_iter().flatten().all(|slot| {
@@ -363,8 +361,8 @@ pub(super) fn covers_members(tls: &ClusterTls, addresses: &Addresses) -> bool {
     })
 }
 
-/// The host name of an example member. Names of members have a random suffix, so a certificate must cover every
-/// possible name.
+/// The host name of an example member. Member names have random suffixes, so a certificate must be valid for every
+/// suffix.
 fn example_host(addresses: &Addresses) -> String {
     addresses.host(&format!(
         "{}-{}",

@@ -1,5 +1,5 @@
-//! The content of a TLS Secret, and the faults of such a Secret. There are two forms of key names, such as `peer.crt`
-//! and `tls.crt`.
+//! The content of a TLS Secret, and its faults. A Secret may use one of two sets of key names, such as `peer.crt` or
+//! `tls.crt`.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,32 +18,32 @@ pub fn data_of(secret: Secret) -> SecretData {
         .collect()
 }
 
-/// What a TLS Secret is used for.
+/// The use of a TLS Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Purpose {
-    /// Traffic between members.
+    /// Connections between members.
     Peer,
-    /// Connections of clients to members: the certificate of the members.
+    /// Connections of clients to members. Contains the certificate of the members.
     Server,
-    /// Connections of the operators to members: the certificate of the operators.
+    /// Connections of the operators to members. Contains the certificate of the operators.
     Operator,
-    /// Connections of the backup operator to `spec.etcdEndpoints`: the certificate of the backup operator.
+    /// Connections of the backup operator to `spec.etcdEndpoints`. Contains the certificate of the backup operator.
     Client,
 }
 
-/// The names of the three keys of a TLS Secret.
+/// The names of the three keys in a TLS Secret.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Keys {
     /// The key with the certificate and its intermediate certificates.
     pub certificate: &'static str,
-    /// The key of the Secret that contains the private key.
+    /// The key with the private key of the certificate.
     pub key: &'static str,
-    /// The key with the trust bundle, with which other certificates are verified.
+    /// The key with the trust bundle, which verifies other certificates.
     pub ca: &'static str,
 }
 
 impl Purpose {
-    /// The field of the spec that names the Secret.
+    /// The field with the name of the Secret.
     pub fn field(self) -> &'static str {
         match self {
             Self::Peer => "spec.TLS.static.member.peerSecret",
@@ -53,7 +53,7 @@ impl Purpose {
         }
     }
 
-    /// The names of the keys in the given form.
+    /// The key names of this set.
     pub fn keys(self, names: KeyNames) -> Keys {
         let (certificate, key, ca) = match (names, self) {
             (KeyNames::Usual, _) => ("tls.crt", "tls.key", "ca.crt"),
@@ -71,16 +71,16 @@ impl Purpose {
     }
 }
 
-/// The content of a TLS Secret, as PEM that was not parsed.
+/// The content of a TLS Secret, as PEM text.
 #[derive(Clone, PartialEq, Eq)]
 pub struct Material {
-    /// The form of the key names.
+    /// The set of key names in the Secret.
     pub names: KeyNames,
-    /// The certificate, and the intermediate certificates that follow it.
+    /// The certificate, followed by its intermediate certificates.
     pub certificate: Vec<u8>,
     /// The private key of the certificate.
     pub key: Vec<u8>,
-    /// The trust bundle, with which other certificates are verified.
+    /// The trust bundle, which verifies other certificates.
     pub ca: Vec<u8>,
 }
 
@@ -115,14 +115,14 @@ api::reasons! {
     }
 }
 
-/// A problem of a TLS Secret. The message contains the Secret, the key and the remedy.
+/// A problem of a TLS Secret.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The use of the Secret.
     pub purpose: Purpose,
-    /// Reason for conditions and Events.
+    /// The reason for conditions and Events.
     pub code: FaultKind,
-    /// Message for users.
+    /// The message for users, with the Secret, the key and the remedy.
     pub message: String,
 }
 
@@ -141,18 +141,17 @@ impl Fault {
         Self::new(purpose, secret, FaultKind::SecretUnreadable, &what)
     }
 
-    /// True if a member that starts with the Secret would fail. A fault of the operator's own certificate affects only
-    /// the operator.
+    /// True if a member cannot start with the Secret. A fault of the operators' certificate does not affect members.
     pub fn concerns_members(&self) -> bool {
         matches!(self.purpose, Purpose::Peer | Purpose::Server)
     }
 }
 
-/// Reads the content of a Secret. If the Secret has both forms of key names, the names for its purpose take precedence
+/// Reads the content of a Secret. If the Secret contains both sets of key names, those of its purpose have priority
 /// over `tls.crt`, `tls.key` and `ca.crt`.
 ///
 /// # Errors
-/// Fails if the Secret is missing, or if it lacks a key of each form.
+/// Fails if the Secret is missing, or if both sets of key names are incomplete.
 pub fn material(
     purpose: Purpose,
     secret: &str,
@@ -196,7 +195,7 @@ fn incomplete(
     of_purpose: &[&'static str],
     usual: &[&'static str],
 ) -> Fault {
-    // A Secret may use one of two sets of key names. The error reports the set with fewer missing keys.
+    // Report the set of key names with fewer missing keys.
     let (missing, other) = if usual.len() < of_purpose.len() {
         (usual, KeyNames::OfPurpose)
     } else {

@@ -1,9 +1,9 @@
-//! Compares the authorities that running members trust with the authorities in the Secrets. etcd reads its trust bundle
-//! only when it starts, but its certificates at each handshake. Members can therefore reject each other although the
-//! Secrets have no fault.
+//! Compares the authorities that running members trust with the authorities in the Secrets. etcd reads its trust
+//! bundle only at its start, but its certificates at each handshake. Members can therefore reject each other although
+//! no Secret has a fault.
 //!
-//! Invariant 20: trust bundles change in steps. It is a fault if a running member and a newly started member have no
-//! common authority, or if one of them would reject the certificate of the other. Performs no I/O.
+//! Invariant 20: trust bundles change in steps. A fault is reported if a running member and a new member have no
+//! common authority, or if one would reject the certificate of the other. Performs no I/O.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -15,7 +15,7 @@ use super::material::{Fault, FaultKind, Purpose};
 use super::{ClusterTls, Slot, check};
 use crate::certificate::{Certificate, certificates};
 
-/// The identities of the authorities that the etcd of a member has trusted since its start.
+/// The identities of the authorities that a running member trusts.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Authorities {
     /// The authorities for certificates of other members.
@@ -25,8 +25,7 @@ pub struct Authorities {
 }
 
 impl Authorities {
-    /// The authorities that are in the Secrets now. `None` if the cluster uses no TLS, or a trust bundle cannot be
-    /// read.
+    /// The authorities in the Secrets. `None` without TLS, or if a trust bundle cannot be read.
     pub fn of(tls: &ClusterTls) -> Option<Self> {
         let names = |slot: &Option<Slot>| match slot {
             None => Some(BTreeSet::new()),
@@ -38,8 +37,7 @@ impl Authorities {
         })
     }
 
-    /// Parses the annotation of a pod. A part that cannot be parsed becomes empty. Empty means that the authorities are
-    /// unknown.
+    /// Parses the annotation of a pod. An invalid part becomes empty, which means that the authorities are unknown.
     pub fn read(text: &str) -> Self {
         let of = |key: &str| {
             let mut parts = text.split(';').filter_map(|part| part.split_once('='));
@@ -64,7 +62,7 @@ impl Authorities {
     }
 }
 
-/// Formats the value of the pod annotation that records the authorities.
+/// Formats the value of the pod annotation with the authorities.
 impl fmt::Display for Authorities {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let list = |names: &BTreeSet<String>| names.iter().cloned().collect::<Vec<_>>().join("+");
@@ -72,21 +70,20 @@ impl fmt::Display for Authorities {
     }
 }
 
-/// The authorities in the trust bundle of a Secret, each with its [`Certificate::identity`].
+/// The authorities in the trust bundle of a Secret, by their [`Certificate::identity`].
 fn trusted(slot: &Slot) -> Option<BTreeMap<String, Certificate>> {
     let all = certificates(&slot.found.as_ref().ok()?.ca).ok()?;
     Some(all.into_iter().map(|one| (one.identity(), one)).collect())
 }
 
-/// The faults for members that were started with these authorities. `started` maps names of members to their
-/// authorities.
+/// The faults for running members. `started` contains the authorities of each member, by its name.
 pub(super) fn faults(
     tls: &ClusterTls,
     started: &BTreeMap<String, Authorities>,
     now: Timestamp,
 ) -> Vec<Fault> {
-    // Members verify each other with the authorities in the peer Secret. They verify clients, including the operators,
-    // with the authorities in the server Secret.
+    // Members verify each other with the authorities in the peer Secret, and clients with those in the server Secret.
+    // The operators are clients.
     let trust = [
         (Purpose::Peer, &tls.peer, (Purpose::Peer, &tls.peer)),
         (

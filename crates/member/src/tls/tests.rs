@@ -1,4 +1,4 @@
-//! Tests of valid and invalid certificates, with the expected faults.
+//! Tests of valid and invalid certificates and their faults.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -14,7 +14,7 @@ use super::*;
 const SERVICE: &str = "*.prod.svc";
 const POD: &str = "*.db.prod.svc";
 
-/// An authority that signs the certificates of a test.
+/// An authority that signs certificates.
 struct Authority {
     issuer: Issuer<'static, KeyPair>,
     pem: String,
@@ -43,7 +43,7 @@ impl Authority {
         }
     }
 
-    /// A certificate and its key. `from` and `to` are the limits of its validity, in days from now.
+    /// A certificate and its key. `from` and `to` limit its validity, in days from now.
     fn sign(
         &self,
         names: &[&str],
@@ -92,7 +92,7 @@ fn slot(purpose: Purpose, data: &SecretData) -> Slot {
     }
 }
 
-/// TLS Secrets for all connections, with certificates of one authority that cover these names.
+/// All TLS Secrets of a cluster, with certificates of one authority for these names.
 fn all(authority: &Authority, names: &[&str]) -> ClusterTls {
     let of = |purpose, usages: &[ExtendedKeyUsagePurpose], names: &[&str]| {
         let signed = authority.sign(names, usages, GOOD);
@@ -205,7 +205,7 @@ fn invariant_20_faults_contain_secret_and_key() {
 fn certificate_that_other_side_does_not_trust_is_a_fault() {
     let (one, two) = (Authority::new("one"), Authority::new("two"));
     let mut tls = all(&one, &[SERVICE]);
-    // The operators trust only authority `two`, and present a certificate that the members do not trust.
+    // The operators trust only authority `two`, and the members do not trust the operators' certificate.
     tls.operator = all(&two, &[SERVICE]).operator;
     let found = faults(&tls);
     let codes: Vec<_> = found
@@ -220,7 +220,7 @@ fn certificate_that_other_side_does_not_trust_is_a_fault() {
         ]
     );
     assert!(!found[1].concerns_members());
-    // During a rotation, the trust bundle contains both authorities, and the check finds no fault.
+    // During a rotation, the trust bundle contains both authorities.
     let bundle = format!("{}{}", one.pem, two.pem);
     for slot in [&mut tls.server, &mut tls.operator].into_iter().flatten() {
         if let Ok(material) = &mut slot.found {
@@ -266,8 +266,8 @@ fn member_address_follows_names_in_certificates() {
     assert_eq!(chosen(&[POD], None, None), pod);
     assert_eq!(chosen(&[SERVICE], None, None), None);
     assert_eq!(chosen(&[POD, SERVICE], None, None), None);
-    // Two sources take precedence over the names in the certificates: the address form in the spec, and the address
-    // form of running members.
+    // The address format in the spec, and the format of running members, have priority over the names in the
+    // certificates.
     assert_eq!(chosen(&[POD], service.clone(), None), service);
     assert_eq!(chosen(&[POD, SERVICE], None, pod.clone()), pod);
     assert_eq!(chosen(&[POD], None, service), None);
@@ -283,7 +283,7 @@ fn invariant_14_debug_output_contains_no_key_material() {
     }
 }
 
-/// Invariant 20: etcd rejects the certificates of an expired authority, even those that are still valid.
+/// Invariant 20: etcd rejects the certificates of an expired authority.
 #[test]
 fn invariant_20_expired_authority_is_a_fault() {
     let (old, new) = (Authority::expired("old"), Authority::new("new"));
@@ -293,7 +293,7 @@ fn invariant_20_expired_authority_is_a_fault() {
     for word in ["Secret given", "peer-ca.crt", "2020-01-01"] {
         assert!(found[0].message.contains(word), "{}", found[0].message);
     }
-    // The trust bundle may contain an expired authority, if that authority did not issue the certificate.
+    // The trust bundle may contain an expired authority that has not issued the certificate.
     let both = format!("{}{}", old.pem, new.pem);
     assert_eq!(faults(&with_peer(by(&new), &both)), []);
     assert_eq!(
@@ -302,15 +302,15 @@ fn invariant_20_expired_authority_is_a_fault() {
     );
 }
 
-/// The faults of the Secrets in `now`, for a member that was started with the Secrets in `started`.
+/// The faults of the Secrets in `now`, for a member that has started with the Secrets in `started`.
 fn faults_after(started: &ClusterTls, now: &ClusterTls) -> Vec<Fault> {
     let noted = Authorities::of(started).unwrap().to_string();
     let started = BTreeMap::from([("db-a".to_owned(), Authorities::read(&noted))]);
     now.faults_of_started(&started, &faults(now), Timestamp::now())
 }
 
-/// Invariant 20: in each step, a running member and a newly started member have a common authority, and accept each
-/// other's certificates.
+/// Invariant 20: in each step, a running member and a new member have a common authority, and accept the certificate
+/// of the other.
 #[test]
 fn invariant_20_authorities_are_replaced_in_steps() {
     let (old, new) = (Authority::new("old"), Authority::new("new"));
@@ -318,7 +318,7 @@ fn invariant_20_authorities_are_replaced_in_steps() {
     let peer = |by: &Authority, ca: &str| with_peer(by.sign(&[SERVICE], &BOTH, GOOD), ca);
     let start = peer(&old, &old.pem);
     let bundle = peer(&old, &both);
-    // The authorities are replaced in the correct steps. No step has a fault, and each step can be reverted.
+    // In the correct order, no step has a fault, and each step can be reverted.
     for (from, to) in [
         (&start, &start),
         (&start, &bundle),
@@ -341,8 +341,7 @@ fn invariant_20_authorities_are_replaced_in_steps() {
         "{}",
         early[0].message
     );
-    // Without the annotation, the authorities with which a member was started are unknown. The operator reports no
-    // fault for such a member.
+    // Without the annotation, the authorities of a member are unknown, so no fault is reported.
     assert_eq!(
         peer(&new, &new.pem).faults_of_started(&BTreeMap::new(), &[], Timestamp::now()),
         []

@@ -1,5 +1,4 @@
-//! Starts a real etcd on a data directory, with the arguments of a member's pod. Also finds the restore tool for the
-//! version of this etcd.
+//! Starts a real etcd on a data directory, with the arguments of a member's pod.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -8,7 +7,7 @@ use std::time::{Duration, Instant};
 use etcd::testing::{Programs, free_port, on_path};
 use etcd::{Access, Etcd, EtcdClient, Status};
 
-/// The path of the restore tool for this minor version.
+/// The path of the restore tool of this minor release.
 pub(crate) fn tool(programs: &Programs, minor: &str) -> PathBuf {
     if minor != "3.4" {
         return programs.etcdutl();
@@ -21,7 +20,7 @@ pub(crate) fn tool(programs: &Programs, minor: &str) -> PathBuf {
     }
 }
 
-/// An etcd that is started on existing data, as in the pod of a member.
+/// A running etcd on an existing data directory.
 pub(crate) struct Member {
     child: Child,
     pub(crate) client_url: String,
@@ -35,14 +34,14 @@ impl Drop for Member {
 }
 
 impl Member {
-    /// Starts etcd as `member::Start::OnDisk` does: with `--initial-cluster-state=existing`, and with only this member
-    /// in `--initial-cluster`.
+    /// Starts etcd as `member::Start::OnDisk` does: with `--initial-cluster-state=existing`, and only this member in
+    /// `--initial-cluster`.
     pub(crate) fn start(programs: &Programs, data: &Path, peer_url: &str) -> Self {
         Self::start_as(Command::new(&programs.etcd), data, peer_url)
     }
 
-    /// Starts `command` with the arguments of [`Self::start`]. `command` must be etcd, or a program that replaces
-    /// itself by etcd.
+    /// Starts `command` with the arguments of [`Self::start`]. `command` is etcd, or a program that executes etcd
+    /// (exec).
     pub(crate) fn start_as(mut command: Command, data: &Path, peer_url: &str) -> Self {
         let client_url = format!("http://127.0.0.1:{}", free_port());
         let name = "main-aaaaaaaaaa";

@@ -1,9 +1,7 @@
-//! Hostile stores and hostile etcd members send long lists, large responses, or single bytes at long intervals. Many
-//! objects read from them at the same time. Each operator must keep its memory small, and must continue to serve other
-//! tenants (ADR 24).
+//! Hostile stores and hostile etcd members send long lists, large responses, or single bytes with long pauses. While
+//! many objects use them, the memory of each operator must stay small, and other tenants must be served (ADR 24).
 //!
-//! The operators run as in their pods, against a real kube-apiserver. Each test takes 20 to 60 seconds, most of them for
-//! the start of the API server and for the time that a hostile reply takes.
+//! The operators run as in their pods, with a real kube-apiserver. Each test takes 20 to 60 seconds.
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)]
 
 #[path = "../../../store/tests/hostile/server.rs"]
@@ -39,13 +37,13 @@ use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
 use server::ApiServer;
 
-/// How long a test waits for any condition.
+/// Time limit of each wait for a condition.
 const MAX_WAIT: Duration = Duration::from_secs(90);
 const HONEST: &str = "honest";
 /// The namespaces of the hostile tenants.
 const TENANTS: [&str; 3] = ["hostile-a", "hostile-b", "hostile-c"];
 
-/// Creates an object. Repeats the request until the API server knows the kind.
+/// Creates an object. Repeats the request until the API server has established the CRD.
 async fn create<K>(api: &Api<K>, object: Value)
 where
     K: Resource + Clone + std::fmt::Debug + Serialize + DeserializeOwned,
@@ -90,7 +88,7 @@ async fn prepared() -> (ApiServer, Client) {
     (server, client)
 }
 
-/// Backs up an etcd for the honest tenant to the operator's directory, while the hostile tenants use the operator.
+/// Backs up an etcd of the honest tenant while the hostile tenants use the operator.
 async fn backs_up_honest_tenant(operator: &OperatorProcess, client: &Client, source: &EtcdProcess) {
     let backup = json!({
         "apiVersion": "etcd.database.coreos.com/v1beta2", "kind": "EtcdBackup",

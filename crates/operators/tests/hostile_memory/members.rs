@@ -1,4 +1,4 @@
-//! Hostile members of etcd.
+//! Tests with hostile etcd members.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,7 +17,7 @@ use crate::member::{Answer, HostileMember, field, framed, list_of, status};
 use crate::process::OperatorProcess;
 use crate::{HONEST, TENANTS, backs_up_honest_tenant, create_in, prepared};
 
-/// Number of hostile objects of all tenants.
+/// Number of hostile objects of all tenants together.
 const OBJECTS: usize = 48;
 
 /// The number of the field `blob` in `SnapshotResponse`.
@@ -37,35 +37,35 @@ impl Count {
     }
 }
 
-/// A list of 100,000 members, which is longer than the operator reads.
+/// A list of 100,000 members, of which the operator reads only a part.
 fn long_list() -> Answer {
     Answer::Message(list_of(100_000, &[8, 1]))
 }
 
-/// The list that takes the most memory of all lists that the operator reads. The server keeps the call open.
+/// The list that needs the most memory of all lists that the operator accepts. The server keeps the call open.
 fn costly_list() -> Answer {
     Answer::Open(list_of(16_000, &[]))
 }
 
-/// One byte every 29 s, which is less than the time limit between two parts of a snapshot.
+/// One byte every 29 s, just within the time limit between two parts of a snapshot.
 fn slow() -> Answer {
     Answer::Slow(Duration::from_secs(29))
 }
 
-/// A message of 3 MiB that never ends.
+/// A message that announces 3 MiB and never ends.
 fn long_answer() -> Answer {
     let piece = [&[0, 0, 48, 0, 0][..], &[0].repeat(60_000)].concat();
     Answer::Endless(piece.into())
 }
 
-/// An argument of the operator that permits a tenant to use the member. `flag` is `--etcd-endpoints` or `--join`.
+/// An argument that permits a tenant to use the member. `flag` is `--etcd-endpoints` or `--join`.
 fn grant(flag: &str, tenant: &str, member: &HostileMember) -> String {
     let host = member.url.trim_start_matches("http://");
     format!("{flag}={tenant}={host}")
 }
 
-/// Many EtcdBackups of three tenants back up hostile members: one sends an endless snapshot, one a slow snapshot, and
-/// one only long answers.
+/// Many EtcdBackups of three tenants back up hostile members, which send an endless snapshot, a slow snapshot, or
+/// endless messages.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_etcd_does_not_fill_memory_of_backup_operator() {
     let began = Instant::now();
@@ -131,8 +131,8 @@ async fn hostile_etcd_does_not_fill_memory_of_backup_operator() {
     println!("{:?}", began.elapsed());
 }
 
-/// Many EtcdClusters of three tenants join hostile members: one sends a costly list of members, one a long list, and
-/// one sends its list slowly.
+/// Many EtcdClusters of three tenants join hostile members, which send a costly member list, a long list, or a slow
+/// list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_etcd_does_not_fill_memory_of_cluster_operator() {
     let began = Instant::now();

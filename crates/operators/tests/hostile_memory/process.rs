@@ -1,4 +1,4 @@
-//! An operator as a process, and its memory.
+//! An operator process, and its memory use.
 
 use std::fs::File;
 use std::process::{Child, Command, Stdio};
@@ -12,10 +12,10 @@ use tempfile::TempDir;
 use crate::MAX_WAIT;
 use crate::server::{self, ApiServer};
 
-/// The highest permitted memory of an operator.
+/// Maximum memory of an operator in bytes.
 const LIMIT: u64 = 256 << 20;
 
-/// Counts calls: those in progress now, the highest number in progress at the same time, and those that have ended.
+/// Counts calls: those in progress, their maximum, and those that have ended.
 #[derive(Default)]
 pub(crate) struct Calls {
     running: AtomicUsize,
@@ -24,7 +24,7 @@ pub(crate) struct Calls {
 }
 
 impl Calls {
-    /// Blocks for this time, and counts a call as in progress meanwhile.
+    /// A call that takes this time. It counts as in progress until its end.
     pub(crate) fn last(&self, time: Duration) {
         let running = self.running.fetch_add(1, Ordering::SeqCst) + 1;
         self.most.fetch_max(running, Ordering::SeqCst);
@@ -79,7 +79,7 @@ impl OperatorProcess {
         Self { child, dir }
     }
 
-    /// The largest memory of the process so far, in bytes.
+    /// The peak memory of the process in bytes.
     fn peak(&self) -> u64 {
         let status = format!("/proc/{}/status", self.child.id());
         let status = std::fs::read_to_string(status).unwrap_or_default();
@@ -97,7 +97,7 @@ impl OperatorProcess {
         log[log.len().saturating_sub(4000)..].to_owned()
     }
 
-    /// Waits until the condition is true. Checks the memory meanwhile.
+    /// Waits until the condition is true, and checks the memory meanwhile.
     pub(crate) async fn until(&self, what: &str, mut check: impl AsyncFnMut() -> bool) {
         let end = Instant::now() + MAX_WAIT;
         while !check().await {

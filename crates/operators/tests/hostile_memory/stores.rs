@@ -1,4 +1,4 @@
-//! Hostile stores.
+//! Tests with hostile stores.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -16,10 +16,10 @@ use crate::process::{Calls, OperatorProcess};
 use crate::server::ApiServer;
 use crate::{HONEST, TENANTS, backs_up_honest_tenant, create_in, prepared};
 
-/// Number of objects for which the operator reads from stores at the same time.
+/// Maximum number of concurrent reads of listings and manifests in an operator.
 const READS: usize = 4;
 
-/// The stores that the hostile server imitates.
+/// The type of store that the hostile server imitates.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Kind {
     S3,
@@ -38,7 +38,7 @@ impl Kind {
         }
     }
 
-    /// The storage of an EtcdBackup.
+    /// The storage block of an EtcdBackup.
     fn storage(self, store: &HostileServer, path: &str) -> Value {
         let endpoint = &store.endpoint;
         match self {
@@ -54,7 +54,7 @@ impl Kind {
         }
     }
 
-    /// A page of a listing with 1,000 long names, and with the marker of the next page.
+    /// A page of a listing with 1,000 long names and the marker of the next page.
     fn page(self, next: usize) -> String {
         const ENTRIES: usize = 1_000;
         let name = "k".repeat(140);
@@ -106,7 +106,7 @@ fn s3(store: &HostileServer, path: &str) -> Value {
     json!({ "path": path, "awsSecret": "aws", "endpoint": store.endpoint, "forcePathStyle": true })
 }
 
-/// Returns one page of a listing with 80,000 long names. The last page comes late and names page 1 as the next page, so
+/// Returns one page of a listing with 80,000 long names. The last page is slow and names page 1 as the next page, so
 /// the listing fails.
 fn endless_listing(request: &str, calls: &Calls) -> Reply {
     const PAGES: usize = 80;
@@ -166,7 +166,7 @@ async fn hostile_store_listings_do_not_fill_memory_of_backup_operator() {
     println!("{:?}", began.elapsed());
 }
 
-/// One tenant lists an S3 store that sends one byte every 29 s, which is less than the time limit of a read. The other
+/// One tenant lists an S3 store that sends one byte every 29 s, just within the time limit of a read. The other
 /// tenants list stores of Google and Azure.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hostile_store_of_each_kind_does_not_fill_memory_of_backup_operator() {
@@ -209,7 +209,7 @@ async fn hostile_store_of_each_kind_does_not_fill_memory_of_backup_operator() {
     println!("{:?}", began.elapsed());
 }
 
-/// A manifest of the largest size, whose last bytes come late. The backup of the honest tenant has no manifest.
+/// A manifest of the maximum size, whose last bytes are slow. The backup of the honest tenant has no manifest.
 fn large_manifest(request: &str, calls: &Calls) -> Reply {
     const SIZE: usize = 4 << 20;
     if request.contains("/bucket/honest/db.manifest.json") {

@@ -1,5 +1,5 @@
-//! Restores backups of coreos/etcd-operator. etcd 3.2 and 3.3 wrote the snapshots in `e2e/fixtures/coreos`. Next to
-//! each snapshot, JSON files contain the responses of the etcd that wrote it.
+//! Restores backups of coreos/etcd-operator. The snapshots in `e2e/fixtures/coreos` are from etcd 3.2 and 3.3. JSON
+//! files next to them contain responses of the etcd that has sent the snapshot.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -10,12 +10,12 @@ use serde::Deserialize;
 
 use super::*;
 
-/// A revision after the compaction. The snapshot contains the state of every key at this revision.
+/// A revision after the compaction. The snapshot contains the state of all keys at this revision.
 const BETWEEN: i64 = 40;
 /// The revision of the compaction.
 const COMPACTED: i64 = 20;
 
-/// A key with its value and metadata, as etcd reports them.
+/// A key with its value and metadata, as etcd returns them.
 #[derive(Debug, Default, Deserialize, PartialEq)]
 #[serde(default)]
 struct Stored {
@@ -27,14 +27,14 @@ struct Stored {
     lease: i64,
 }
 
-/// etcd's hash of the keys. etcd 3.2 does not report this hash, so the hashes of both snapshots come from etcd 3.3.27.
+/// The hash of the keys. etcd 3.2 does not support it, so all recorded hashes are from etcd 3.3.27.
 #[derive(Debug, Deserialize, PartialEq)]
 struct Hash {
     hash: u32,
     compact_revision: i64,
 }
 
-/// The response of one endpoint. Each recorded request was sent to only one endpoint.
+/// The response of one endpoint.
 #[derive(Deserialize)]
 struct Hashed {
     #[serde(rename = "HashKV")]
@@ -66,7 +66,7 @@ struct Lease {
     keys: Option<Vec<ByteString>>,
 }
 
-/// The recorded responses of the old etcd, as its `etcdctl -w json` printed them.
+/// The recorded responses of the old etcd, in the format of `etcdctl -w json`.
 #[derive(Deserialize)]
 struct RecordedAnswers {
     all: Answer,
@@ -93,7 +93,7 @@ async fn keys_at(client: &Client, revision: i64) -> Vec<Stored> {
     keys.collect()
 }
 
-/// Each lease with its granted time to live (in seconds) and its keys.
+/// Each lease with its granted time to live in seconds, and its keys.
 async fn leases(client: &Client) -> BTreeMap<i64, (i64, Vec<ByteString>)> {
     let list = client.lease_client().leases().await.unwrap();
     let mut leases = BTreeMap::new();
@@ -119,16 +119,16 @@ async fn hash_at(client: &Client, revision: i64) -> Hash {
     }
 }
 
-/// Asserts that the restored etcd gives the same responses as the old etcd.
+/// Checks that the restored etcd gives the recorded responses.
 async fn check_recorded_answers(member: &Member, recorded: RecordedAnswers, hashes: Hashes) {
     let client = Client::connect([&member.client_url], None).await.unwrap();
     assert_eq!(keys_at(&client, 0).await, recorded.all.kvs);
-    // The hash at the current revision covers every change since the compaction.
+    // The hash at the current revision includes all changes since the compaction.
     let ([all], [between]) = (hashes.all, hashes.revision40);
     let now = recorded.all.header.revision;
     assert_eq!(hash_at(&client, now).await, all.hash);
     assert_eq!(hash_at(&client, BETWEEN).await, between.hash);
-    // The history is restored as well, including former values and keys that were deleted later.
+    // The history is restored too, with earlier values and deleted keys.
     let between = keys_at(&client, BETWEEN).await;
     assert_eq!(between, recorded.revision40.kvs);
     let options = GetOptions::new().with_revision(COMPACTED - 1);
@@ -141,9 +141,9 @@ async fn check_recorded_answers(member: &Member, recorded: RecordedAnswers, hash
         (lease.id, (lease.granted, keys))
     });
     assert_eq!(leases(&client).await, granted.collect());
-    // The next write gets the next revision. Revoking an old lease deletes its keys.
+    // The next write gets the next revision: revoking an old lease deletes its keys.
     let key = recorded.all.kvs.iter().find(|stored| stored.lease != 0);
-    let key = key.expect("a key with a lease");
+    let key = key.expect("a recorded key must have a lease");
     let revoked = client.lease_client().revoke(key.lease).await.unwrap();
     assert_eq!(revoked.header().unwrap().revision(), now + 1);
     let left = keys_at(&client, 0).await;
@@ -158,7 +158,7 @@ async fn restores_backups_of_3_2_and_3_3(minor: &'static str) {
             serde_json::from_slice(&fixture(&format!("etcd-{old}.json"))).unwrap();
         let hashes = fixture(&format!("etcd-{old}.hash.json"));
         let hashes: Hashes = serde_json::from_slice(&hashes).unwrap();
-        // The name has the format of coreos/etcd-operator. The backup has no manifest.
+        // The object name has the format of coreos/etcd-operator, and there is no manifest.
         let key = format!(
             "a/etcd.backup_v{}_2019-03-01-12:00:00",
             recorded.all.header.revision
@@ -201,7 +201,7 @@ async fn etcd_3_7_restores_backups_of_3_2_and_3_3() {
     restores_backups_of_3_2_and_3_3("3.7").await;
 }
 
-/// One byte of a value is changed. The checksum that the old etcd appended to the snapshot must show the damage.
+/// One byte of a value is changed. The checksum at the end of the snapshot must detect this.
 #[tokio::test]
 async fn damaged_backup_of_etcd_3_2_or_3_3_is_rejected() {
     let world = World::new("3.7").await;

@@ -1,8 +1,8 @@
-//! Tests that the seed rejects damaged backups, and backups other than the chosen backup.
+//! Tests that the seed rejects damaged backups, and backups that are not the chosen backup.
 
 use super::*;
 
-/// Invariant 9: no data directory is created from a backup that differs from what etcd sent.
+/// Invariant 9: a backup that differs from the snapshot of etcd creates no data directory.
 #[tokio::test]
 async fn seed_rejects_damaged_backup() {
     let world = World::new("3.6").await;
@@ -17,7 +17,7 @@ async fn seed_rejects_damaged_backup() {
     world
         .refuses(&world.fetch(), Reason::SnapshotUnreadable, "another backup")
         .await;
-    // A database that was copied from a disk has no checksum at the end.
+    // A database file that was copied from a disk has no checksum at its end.
     let bare = world.snapshot.slice(..world.snapshot.len() - 32);
     world.put("a/backup", &bare).await;
     world
@@ -74,7 +74,7 @@ async fn seed_rejects_backup_that_contradicts_its_manifest() {
         .await;
 }
 
-/// Invariant 9: a complete backup is rejected if it is not the chosen backup, with or without a manifest.
+/// Invariant 9: a complete backup that is not the chosen backup is rejected, with or without a manifest.
 #[tokio::test]
 async fn seed_rejects_backup_that_overwrote_chosen_backup() {
     let world = World::new("3.6").await;
@@ -90,7 +90,7 @@ async fn seed_rejects_backup_that_overwrote_chosen_backup() {
     let manifest = manifest_key("a/backup");
     world.store().await.delete(&manifest).await.unwrap();
     world.refuses(&another, unreadable, why).await;
-    // A snapshot that an earlier start fetched is checked as well.
+    // A snapshot that is already on the volume is checked too.
     let fetched = fetch(&right).await.unwrap();
     assert_eq!(fetch(&another).await.unwrap_err().reason, unreadable);
     assert_eq!(fetch(&world.fetch()).await.unwrap(), fetched);

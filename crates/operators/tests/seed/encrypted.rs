@@ -1,4 +1,4 @@
-//! Tests that the seed restores encrypted backups, and rejects backups that are not encrypted as the restore requires.
+//! Tests that the seed restores encrypted backups, and rejects a backup without encryption if keys are given.
 
 use store::encryption::{Encryptor, FORMAT, Key};
 
@@ -44,7 +44,7 @@ fn mounted(keys: &[(&str, &str)]) -> TempDir {
 }
 
 impl World {
-    /// Stores the snapshot encrypted with this key, with its manifest.
+    /// Stores the snapshot, encrypted with this key, and its manifest.
     async fn encrypt(&self, compress: bool, key: &Key) {
         let content = if compress {
             compressed(&self.snapshot)
@@ -70,7 +70,7 @@ impl World {
     }
 }
 
-/// Backups with an old and a new key can be restored while the Secret contains both keys.
+/// The Secret contains an old and a new key, so backups with either key can be restored.
 #[tokio::test]
 async fn seed_selects_decryption_key_by_key_id() {
     let (old, new) = (FIRST.to_owned(), second());
@@ -85,7 +85,7 @@ async fn seed_selects_decryption_key_by_key_id() {
         let peer_url = format!("http://127.0.0.1:{}", free_port());
         let restored = prepare(&world.prepare(&peer_url)).unwrap();
         assert_eq!(restored, fetched);
-        // Without a manifest, the header of the stored object contains the ID of the encryption key.
+        // Without a manifest, the header of the object contains the ID of the key.
         let manifest = manifest_key("a/backup");
         world.store().await.delete(&manifest).await.unwrap();
         std::fs::remove_dir_all(world.data()).unwrap();
@@ -110,8 +110,8 @@ async fn seed_reports_id_of_missing_decryption_key() {
         .await;
 }
 
-/// The seed rejects the backup with every kind of manifest, because an attacker with write access to the bucket can
-/// replace the backup, and can delete or replace its manifest.
+/// An attacker with write access to the bucket can replace the backup and its manifest. The seed rejects the backup
+/// with every kind of manifest.
 #[tokio::test]
 async fn seed_rejects_unencrypted_backup_if_keys_are_given() {
     let world = World::new("3.6").await;
@@ -161,7 +161,7 @@ async fn seed_rejects_damaged_encrypted_backup() {
         .await;
 }
 
-/// Invariant 34: an earlier pod without keys may have left data of a backup without encryption on the volume.
+/// Invariant 34: an earlier pod without keys may have left a backup without encryption on the volume.
 #[tokio::test]
 async fn snapshot_without_encryption_is_not_reused_if_keys_are_given() {
     let world = World::new("3.6").await;
@@ -183,7 +183,8 @@ async fn snapshot_without_encryption_is_not_reused_if_keys_are_given() {
     let fetched = Box::pin(fetch(&with_sha256)).await.unwrap();
     assert_eq!(encrypted(&fetched), Some(true));
     assert_eq!(fetched.sha256, plain.sha256);
-    // A data directory is kept, and the report contains its origin. The operator compares the origin with the record.
+    // An existing data directory is kept, and the report contains its origin. The operator compares the origin with
+    // the recorded backup.
     let prepared = prepare(&world.prepare("http://127.0.0.1:1")).unwrap();
     assert_eq!(encrypted(&prepared), Some(true));
     let reported = Box::pin(fetch(&world.fetch())).await.unwrap();

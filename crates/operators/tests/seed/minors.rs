@@ -1,4 +1,4 @@
-//! Restores backups of one minor version into clusters with another minor version.
+//! Restores backups of one minor release of etcd into clusters with another.
 
 use super::*;
 
@@ -17,17 +17,17 @@ async fn etcd_3_7_restores_backup_of_3_6() {
     restores_all_keys_into("3.6", "3.7").await;
 }
 
-/// An upgrade changes only one minor version at a time, but a restore can skip minor versions.
+/// Unlike an upgrade, a restore can skip minor releases.
 #[tokio::test]
 async fn etcd_3_7_restores_backup_of_3_4() {
     restores_all_keys_into("3.4", "3.7").await;
 }
 
-/// The operator cannot read a backup on a PersistentVolumeClaim, so the seed makes this check as well.
+/// The operator cannot read the manifest on a PersistentVolumeClaim, so the seed checks the version too.
 #[tokio::test]
 async fn backup_of_newer_minor_is_rejected_before_fetch() {
     let world = World::new("3.6").await;
-    // The backup is deleted: if the program tried to download it, the error would be that the backup is missing.
+    // The backup is deleted, so a download would fail with another error.
     world.store().await.delete("a/backup").await.unwrap();
     for older in ["3.4.23", "3.5.35"] {
         for named in [older, "3.6.16"] {
@@ -36,7 +36,7 @@ async fn backup_of_newer_minor_is_rejected_before_fetch() {
         }
     }
     world.put("a/backup", &world.snapshot).await;
-    // Patch releases of one minor version can read each other's databases.
+    // Patch releases of one minor release can read the same data.
     let fetched = fetch(&world.fetch_into("3.6.0")).await.unwrap();
     assert_eq!(fetched.revision, world.revision);
 }

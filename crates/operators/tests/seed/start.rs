@@ -1,4 +1,4 @@
-//! Tests the start of the etcd container in a seed's pod: the program creates the data directory and becomes etcd.
+//! Tests of the etcd container in a seed's pod: the program creates the data directory, and then executes etcd (exec).
 
 use std::os::unix::process::CommandExt as _;
 
@@ -17,16 +17,19 @@ fn program(world: &World, settings: &DataDirectorySettings) -> std::process::Com
     command
 }
 
-/// The program creates the data directory and starts etcd. A later start needs only the data directory, and neither the
-/// Secret, nor the backup, nor `restored.json`.
+/// The program creates the data directory and executes etcd. A later start needs only the data directory, without the
+/// Secret, the backup and `restored.json`.
 #[tokio::test]
-async fn seed_program_creates_data_directory_and_becomes_etcd() {
+async fn seed_program_creates_data_directory_and_executes_etcd() {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
     let peer_url = format!("http://127.0.0.1:{}", free_port());
     let settings = world.prepare(&peer_url).settings;
     let mut member = Member::start_as(program(&world, &settings), &world.data(), &peer_url);
-    let status = member.serves().await.expect("the program becomes etcd");
+    let status = member
+        .serves()
+        .await
+        .expect("etcd must start on the created data directory");
     assert_eq!(status.revision, world.revision);
     assert!(
         !world.paths().report.exists(),
@@ -45,7 +48,7 @@ async fn seed_program_creates_data_directory_and_becomes_etcd() {
         .expect("etcd must start on the existing data directory");
     assert_eq!(status.revision, world.revision);
     drop(member);
-    // The volume has the files of a process that crashed between the rename and the removal of the fetched files.
+    // A crash between the rename and the cleanup has left temporary files on the volume.
     std::fs::write(world.volume.path().join("restored.json"), "{}").unwrap();
     let work = world.volume.path().join("restore");
     std::fs::create_dir_all(&work).unwrap();
@@ -77,7 +80,7 @@ async fn failed_restore_is_reported_and_etcd_does_not_start() {
     assert!(!world.data().exists());
 }
 
-/// A user's container may create the data directory before the etcd container starts.
+/// Another container may create an empty data directory before the etcd container starts.
 #[tokio::test]
 async fn empty_data_directory_counts_as_missing() {
     let world = World::new("3.6").await;
@@ -90,6 +93,6 @@ async fn empty_data_directory_counts_as_missing() {
     let status = member
         .serves()
         .await
-        .expect("the data directory is created");
+        .expect("etcd must start on the created data directory");
     assert_eq!(status.revision, world.revision);
 }

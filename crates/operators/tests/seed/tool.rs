@@ -1,4 +1,4 @@
-//! Failures of etcd's restore tool that the backup does not cause.
+//! Failures of the restore tool that are not caused by the backup.
 
 use std::os::unix::fs::PermissionsExt as _;
 
@@ -6,7 +6,7 @@ use super::*;
 
 use restore::reason::Trouble;
 
-/// The problem that is reported if the tool is replaced by a script with these commands.
+/// The reported problem if a script with these commands replaces the tool.
 async fn trouble_after_tool(does: &str) -> Trouble {
     let world = World::new("3.6").await;
     fetch(&world.fetch()).await.unwrap();
@@ -25,8 +25,7 @@ async fn killed_tool_is_not_reported_as_damaged_backup() {
     assert!(trouble.message.contains("signal 9"), "{}", trouble.message);
 }
 
-/// The tools of all minor versions print this message if the volume is full, both while they copy the database and
-/// while they write the new log.
+/// All restore tools print this error on a full volume.
 #[tokio::test]
 async fn full_volume_is_not_reported_as_damaged_backup() {
     let full = "echo Error: write db: no space left on device >&2; exit 1";

@@ -1,5 +1,5 @@
-//! Checks the precondition of a request just before the request is sent. Another operator process may have become the
-//! leader and changed the objects after they were observed (invariant 11).
+//! Checks a precondition directly before a request, because another operator process may have changed the objects
+//! since the observation (invariant 11).
 
 use std::time::Instant;
 
@@ -12,8 +12,8 @@ use super::{Error, ExecuteContext, in_time};
 use crate::naming;
 use crate::plan::{Check, choice};
 
-/// Fails if the precondition is not met. Returns the start of the ten seconds in which the next requests must be sent:
-/// `since`, or the start of this check for [`Check::RestoreUnchanged`].
+/// Fails if the precondition is not met. Returns the start of the ten seconds for the next requests: `since`, or after
+/// [`Check::RestoreUnchanged`] the start of this check.
 pub(super) async fn confirm(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -25,8 +25,8 @@ pub(super) async fn confirm(
         Check::RestoreUnchanged => {
             let began = Instant::now();
             if is_unchanged(context, restore).await? {
-                // The observation may be old, because the store answered slowly. The next request depends only on the
-                // EtcdRestore, which was just read, so its ten seconds start here.
+                // The next request depends only on the EtcdRestore, which was just read. The observation may be older,
+                // because the store is slow.
                 return Ok(began);
             }
             missing("the EtcdRestore was changed or deleted after it was read")
@@ -47,18 +47,17 @@ pub(super) async fn confirm(
     }
 }
 
-/// Whether the EtcdRestore is unchanged since the observation. If it has changed, another operator process may have
-/// completed the restore, and a user may have deleted the restored EtcdCluster. If this process then created the
-/// EtcdCluster again, its restore lock would never be removed, and it would get no members.
+/// True if the EtcdRestore is unchanged since the observation. Otherwise another operator process may have completed
+/// the restore, and a user may have deleted the EtcdCluster. This process would then create the EtcdCluster again,
+/// with a lock that no reconcile removes.
 async fn is_unchanged(context: &ExecuteContext, restore: &EtcdRestore) -> Result<bool, Error> {
     let now = read_again(context, restore).await?;
     let version = |restore: &EtcdRestore| (restore.uid(), restore.resource_version());
     Ok(now.as_ref().map(version) == Some(version(restore)))
 }
 
-/// Fails if the EtcdRestore was deleted, or if it records another backup than in the observation. This check precedes
-/// the deletion of a seed whose data differs from the recorded backup. After a change of the record, the data may be
-/// from the recorded backup, and the seed must be kept (invariant 9).
+/// Fails if the EtcdRestore was deleted, or if its recorded backup has changed since the observation. The seed is
+/// deleted only if its data differs from the recorded backup (invariant 9).
 async fn has_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Result<(), Error> {
     let now = read_again(context, restore).await?;
     let why = match now.filter(|now| naming::uid(now) == naming::uid(restore)) {
@@ -69,9 +68,8 @@ async fn has_same_backup(context: &ExecuteContext, restore: &EtcdRestore) -> Res
     Err(Error::Missing(why.to_owned()))
 }
 
-/// The EtcdCluster. `None` if it was deleted, if this restore no longer holds the lock, or if the cluster ID has
-/// changed. A changed cluster ID shows that another operator process has made the cutover. After the cutover, the
-/// objects of the seed must not be deleted (invariant 9).
+/// The EtcdCluster. `None` if it was deleted, if this restore no longer holds its lock, or if its cluster ID has
+/// changed. After the cutover by another operator process, the objects of the seed must not be deleted (invariant 9).
 pub(super) async fn in_place(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -88,8 +86,8 @@ pub(super) async fn in_place(
     }))
 }
 
-/// Whether the seed's pod is unchanged since the observation. The cutover needs an existing seed (invariant 9). Another
-/// operator process may have deleted the pod, and a seed without a volume then has lost its data.
+/// True if the seed's pod is unchanged since the observation. The cutover needs this pod (invariant 9), because a seed
+/// without a volume loses its data with the pod.
 async fn is_same_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,

@@ -1,5 +1,4 @@
-//! Executes actions against a fake API server. The tests cover concurrent changes by another operator process, and
-//! errors.
+//! Executes actions against a fake API server, with errors and with concurrent changes by another operator process.
 
 use std::time::Duration;
 
@@ -55,14 +54,14 @@ fn observation() -> Observation {
     }
 }
 
-/// An observation in which the restore holds the lock of the cluster.
+/// An observation of a cluster with the lock of this restore.
 fn locked() -> Observation {
     let mut observation = observation();
     observation.objects.cluster = Some(cluster(Some("restore-uid")));
     observation
 }
 
-/// Executes the action. Returns the writes that were sent, and the result.
+/// Executes the action. Returns the sent requests and the result.
 async fn executed(
     observation: &Observation,
     action: &Action,
@@ -102,7 +101,7 @@ async fn executed_for(
     (requests, outcome)
 }
 
-/// Invariant 11: another operator process may have deleted the pod and created a new pod on the same volume.
+/// Invariant 11: another operator process may have created a new pod on the same volume.
 #[tokio::test]
 async fn seed_volume_used_by_another_pod_is_kept() {
     for (pod, next, deleted) in [(200, 404, 3), (404, 404, 3), (404, 200, 1), (409, 200, 1)] {
@@ -151,13 +150,12 @@ async fn seed_pod_is_kept_if_restore_was_deleted_or_changed() {
     }
 }
 
-/// Invariant 11: the finalizer was removed before the API server set the lock. Without the finalizer, no later
-/// reconcile would remove the lock.
+/// Invariant 11: the finalizer was removed before the lock arrived at the API server, so no later reconcile would
+/// remove the lock.
 #[tokio::test]
 async fn restore_lock_is_removed_if_finalizer_is_missing() {
     const PATCH: &str = "PATCH etcdclusters";
-    // `first` is the status code of the request that sets the lock: 200 if the request succeeds, 504 if the response is
-    // lost.
+    // `first` is the status code of the request that sets the lock. 504 means that the response is lost.
     for first in [200, 504] {
         let (requests, outcome) =
             executed(&observation(), &Action::Lock, move |what, before| {
@@ -174,7 +172,7 @@ async fn restore_lock_is_removed_if_finalizer_is_missing() {
         assert_eq!(requests, [PATCH; 4]);
         assert_eq!(outcome.is_ok(), first == 200, "{outcome:?}");
     }
-    // The API server rejects every attempt to remove the lock.
+    // The API server rejects all attempts to remove the lock.
     let (requests, outcome) = executed(&observation(), &Action::Lock, |what, before| {
         match (what, before) {
             ("GET etcdrestores", _) => (404, Value::Null),
@@ -185,8 +183,7 @@ async fn restore_lock_is_removed_if_finalizer_is_missing() {
     .await;
     assert_eq!(requests, [PATCH; 6]);
     outcome.unwrap_err();
-    // The operator does not remove the lock if the EtcdRestore has its finalizer, or if the request to set the lock
-    // failed with a conflict.
+    // The lock stays if the EtcdRestore has its finalizer, or if the request to set the lock failed with a conflict.
     let with_lock = |what: &str, code| match what {
         "GET etcdrestores" => {
             let mut restore = fake::restore_in_place();
@@ -206,8 +203,8 @@ async fn restore_lock_is_removed_if_finalizer_is_missing() {
     }
 }
 
-/// When a restore is aborted, all objects of the seed are deleted by UID, even if the record or the pod has changed.
-/// Only a cutover by another operator process prevents the deletion (invariant 9).
+/// An aborted restore deletes all objects of its seed, even if they have changed. Only a cutover by another operator
+/// process prevents this (invariant 9).
 #[tokio::test]
 async fn aborted_restore_deletes_seed_even_if_seed_has_changed() {
     let mut aborted = fake::restore_in_place();
@@ -252,7 +249,7 @@ async fn aborted_restore_deletes_seed_even_if_seed_has_changed() {
     }
 }
 
-/// The EtcdCluster after the cutover of the restore.
+/// The EtcdCluster after the cutover.
 fn cut_over() -> EtcdCluster {
     let mut cut_over = cluster(Some("restore-uid"));
     cut_over.status.get_or_insert_default().cluster_id = Some("ab".into());
@@ -311,8 +308,8 @@ async fn outdated_observation_causes_no_write() {
     }
 }
 
-/// Invariant 11: another operator process may have created the EtcdCluster and finished the restore. A user may then
-/// have deleted the EtcdCluster.
+/// Invariant 11: another operator process may have completed the restore, and a user may have deleted the EtcdCluster
+/// since.
 #[tokio::test]
 async fn cluster_is_created_only_for_unchanged_restore() {
     let version = |uid: &str, version: &str| {
@@ -323,7 +320,7 @@ async fn cluster_is_created_only_for_unchanged_restore() {
     };
     let read = version("restore-uid", "7");
     let action = Action::CreateCluster(Box::default());
-    // The age of the observation does not matter here: reading the store may take longer than ten seconds.
+    // An old observation is allowed here, because reads from the store may take longer than ten seconds.
     for age in [0, 30].map(Duration::from_secs) {
         let cases = vec![
             (Some(version("restore-uid", "7")), None),
@@ -351,7 +348,7 @@ async fn cluster_is_created_only_for_unchanged_restore() {
             assert!(message.contains(expected.unwrap_or_default()));
         }
     }
-    // The operator process is suspended for `age` seconds after the check. After more than ten seconds, it creates no
+    // The process is suspended for `age` seconds after the check. After more than ten seconds, it creates no
     // EtcdCluster.
     for (age, posted) in [(0, 1), (11, 0)] {
         let (client, requests) = fake::server(|_, _| (201, json!(cluster(Some("restore-uid")))));
@@ -371,7 +368,7 @@ async fn cluster_is_created_only_for_unchanged_restore() {
     }
 }
 
-/// Invariants 9 and 11: the seed's pod was lost, or another operator process deleted it.
+/// Invariants 9 and 11: the seed's pod was lost or deleted since the observation.
 #[tokio::test]
 async fn no_cutover_is_made_if_seed_pod_has_changed() {
     let mut another = observed_pod();
@@ -408,7 +405,7 @@ fn backup() -> ChosenBackup {
     )
 }
 
-/// Invariant 11: a seed's pod that is created late would start a member with the data of the backup, although clients
+/// Invariant 11: a pod that is created too late would start a member with the data of the backup, although clients
 /// have written to this member.
 #[tokio::test]
 async fn seed_pod_created_after_handover_is_deleted() {
@@ -426,7 +423,7 @@ async fn seed_pod_created_after_handover_is_deleted() {
         (None, false),
     ];
     for (now, stays) in all {
-        // The operator retries its read of the EtcdCluster if the first reads fail.
+        // The check repeats its read of the EtcdCluster if the first reads fail.
         for fails in [0, 2] {
             let now = now.clone();
             let (requests, outcome) = Box::pin(executed(
@@ -452,7 +449,7 @@ async fn seed_pod_created_after_handover_is_deleted() {
             outcome.unwrap();
         }
     }
-    // The pod of another operator process is not deleted.
+    // A pod of another operator process is not deleted.
     let (requests, outcome) = executed(&observation, &Action::CreatePod, |what, _| match what {
         CREATED => (409, Value::Null),
         _ => (200, json!(cluster(None))),
@@ -471,8 +468,8 @@ fn observed_pod() -> Pod {
     observation().objects.seed.pod.unwrap()
 }
 
-/// If no old member is left, clients may have written to an earlier pod of the seed. Without a volume, a new pod lacks
-/// this data, so the operator deletes the new pod.
+/// No old member is left, so clients may have written to an earlier pod of the seed. A new pod without a volume does
+/// not contain these writes.
 #[tokio::test]
 async fn late_seed_pod_without_volume_is_deleted() {
     let old = |left: bool| {

@@ -1,6 +1,5 @@
-//! Undoes writes that reached the API server late, if no later reconcile would undo them (invariant 11). A request can
-//! be in flight after its operator process has lost the lease. The undo tasks run concurrently with reconciles, and the
-//! process waits for them before it exits.
+//! Undoes writes that arrived at the API server too late (invariant 11), because no reconcile would undo them. A
+//! request may be in flight when its process loses the lease. The process waits for these tasks before it exits.
 
 use std::time::Duration;
 
@@ -18,12 +17,12 @@ use crate::observe::members;
 use crate::plan::{in_place, released};
 use crate::{naming, snapshot::OldMembers};
 
-/// Number of attempts per task.
+/// Maximum number of attempts per task.
 const ATTEMPTS: u32 = 5;
-/// Pause between two attempts.
+/// Delay between two attempts.
 const RETRY_PAUSE: Duration = Duration::from_millis(200);
 
-/// The undo tasks of an operator process.
+/// The tasks that undo writes that arrived too late.
 #[derive(Clone, Default)]
 pub struct Undo {
     tasks: TaskTracker,
@@ -38,7 +37,7 @@ impl Undo {
         self.tasks.wait().await;
     }
 
-    /// Retries the task until it succeeds or all attempts have failed.
+    /// Repeats the task until it succeeds, at most [`ATTEMPTS`] times.
     fn spawn<T>(&self, object: &'static str, attempt: impl Fn() -> T + Send + 'static)
     where
         T: Future<Output = Result<(), Error>> + Send + 'static,
@@ -49,7 +48,7 @@ impl Undo {
             let mut attempts = 1;
             while let Err(error) = attempt().await {
                 if attempts == ATTEMPTS {
-                    tracing::warn!(error = %Chain(&error), object, "cannot undo a write that was executed late");
+                    tracing::warn!(error = %Chain(&error), object, "cannot undo a write that arrived too late at the API server");
                     #[cfg(test)]
                     undo.failures.lock().unwrap().push(error);
                     return;
@@ -62,8 +61,8 @@ impl Undo {
     }
 }
 
-/// Deletes the pod `created` if the cluster no longer needs a seed. This process has just created the pod. After the
-/// handover, the pod would start an existing member a second time, with the old data of the backup.
+/// Deletes the pod `created` if the cluster no longer needs a seed. After the handover, this pod would start a member
+/// that exists already, with the old data of the backup.
 pub(super) fn delayed_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -79,7 +78,7 @@ pub(super) fn delayed_seed(
             }
             tracing::warn!(
                 pod = created.name_any(),
-                "deleting the seed's pod: it was created late, and the cluster no longer needs a seed"
+                "deleting the seed's pod, because it was created too late: the cluster no longer needs a seed"
             );
             let api: Api<Pod> = context.api(&restore.namespace().unwrap_or_default());
             apply::delete(&api, &created, Some(STOP_SECONDS)).await?;
@@ -88,8 +87,8 @@ pub(super) fn delayed_seed(
     });
 }
 
-/// Whether the cluster still needs the new pod. The pod is needed if the restore holds the lock, and if the seed has a
-/// volume or no client can have written to the seed.
+/// True if the cluster still needs the new pod. The restore must hold the lock. In addition, the data must be on a
+/// volume, or no client can have written to the seed yet.
 async fn needs_seed(
     context: &ExecuteContext,
     restore: &EtcdRestore,
@@ -102,8 +101,8 @@ async fn needs_seed(
     if cluster.spec.is_durable() || !after_cutover {
         return Ok(true);
     }
-    // The old members stop only after a seed has served. Clients may have written to that seed, and a new pod without
-    // its volume would not have these writes.
+    // The old members stop only when the seed serves. Clients may then write to the seed, and a new pod without its
+    // volume would lose these writes.
     let namespace = restore.namespace().unwrap_or_default();
     match members::old_members(&context.client, restore, &namespace, &cluster).await {
         OldMembers::Unknown(why) => Err(Error::Missing(why)),
@@ -111,8 +110,7 @@ async fn needs_seed(
     }
 }
 
-/// Removes the restore lock if the EtcdRestore was deleted or has no finalizer. In these cases, no later reconcile
-/// removes the lock.
+/// Removes the restore lock if the EtcdRestore was deleted or has no finalizer, because no later reconcile removes it.
 pub(super) fn delayed_lock(context: &ExecuteContext, restore: &EtcdRestore, cluster: &EtcdCluster) {
     let work = (context.clone(), restore.clone(), cluster.name_any());
     context.undo.spawn("the restore lock", move || {

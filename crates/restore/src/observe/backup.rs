@@ -1,4 +1,4 @@
-//! Finds the backup, and checks it before the restore creates anything.
+//! Finds and checks the backup before the restore creates anything.
 
 use api::backup::{StoredBackup, name};
 use api::cluster::EtcdClusterSpec;
@@ -20,8 +20,8 @@ use crate::reason::{Reason, Trouble};
 use crate::snapshot::Source;
 use crate::source::{self, SecretData};
 
-/// Returns the recorded backup if the record is valid, and otherwise the backup that the spec names. While the restore
-/// holds the lock (`locked`), every record is valid, because a seed may already use the recorded backup.
+/// Returns the recorded backup if it is valid, or else the backup in the spec. While the restore holds the lock
+/// (`locked`), the record is always valid, because a seed may use this backup.
 pub(super) async fn choose(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -34,7 +34,7 @@ pub(super) async fn choose(
     named(context, restore, namespace).await
 }
 
-/// The backup in the storage block of the EtcdRestore, or the backup of the EtcdBackup in `spec.backup`.
+/// The backup in the storage block of the EtcdRestore, or the newest backup of the EtcdBackup in `spec.backup`.
 async fn named(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -43,8 +43,8 @@ async fn named(
     let spec = &restore.spec;
     let Some(reference) = &spec.backup else {
         let kind = spec.backup_storage_type.as_ref();
-        // Only older EtcdRestores set `backupStorageType`. Without this field, the only storage block of the spec is
-        // used.
+        // Without `spec.backup`, validation requires `backupStorageType`. If it is missing nevertheless, S3 is
+        // assumed.
         let kind = kind.unwrap_or(&StorageType::S3);
         let selected = spec.blocks().select(kind, "spec", "backupStorageType");
         return selected
@@ -66,8 +66,8 @@ async fn named(
     Ok(choice::chosen_by_name(restore, source, &stored, encryption))
 }
 
-/// Returns the storage block of the newest complete backup of an EtcdBackup, and its description from the status. With
-/// `before`, ignores backups that were not complete at that time.
+/// Returns the storage block of the newest complete backup of an EtcdBackup, and its entry in the status. With
+/// `before`, ignores backups that were completed later.
 pub(super) fn newest_of(
     backup: &EtcdBackup,
     before: Option<&Time>,
@@ -98,7 +98,7 @@ pub(super) fn newest_of(
     let stored = stored.ok_or_else(none)?;
     let source = block.source();
     let current = source.path();
-    // The spec may have changed since the backup was stored, and may name another PVC or another path.
+    // Since this backup, the spec may have changed to another PVC or path.
     let path = { block.path_in(&stored.location) }
         .filter(|path| *path == current || name::parse(current, path).is_some());
     let Some(path) = path else {
@@ -112,7 +112,7 @@ pub(super) fn newest_of(
     Ok((block.at(path), stored))
 }
 
-/// The newest complete backup, from the fields `location`, `sha256` and `encryptionKey` of the status.
+/// The newest complete backup, as fields of the status describe it.
 fn newest(backup: &EtcdBackup) -> Option<StoredBackup> {
     let status = backup.status.as_ref()?;
     Some(StoredBackup {
@@ -123,7 +123,7 @@ fn newest(backup: &EtcdBackup) -> Option<StoredBackup> {
     })
 }
 
-/// The newest backup in `status.backups` that was complete at the time `before`.
+/// The newest backup in `status.backups` that was complete at `before`.
 fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a StoredBackup, Trouble> {
     let listed = backup.status.iter().flat_map(|status| &status.backups);
     let timed = listed.filter_map(|one| Some((one.completion_time.as_ref()?.0, one)));
@@ -141,8 +141,8 @@ fn newest_by<'a>(backup: &'a EtcdBackup, before: &Time) -> Result<&'a StoredBack
     })
 }
 
-/// Checks the backup before the restore creates anything, and adds the metadata of the backup to `backup`. Returns the
-/// spec of the cluster: the spec of the `existing` cluster, or else the spec of the cluster to create.
+/// Checks the backup, and adds its metadata to `backup`. Returns the spec of the `existing` cluster, or the spec of
+/// the cluster to create.
 pub(super) async fn check(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -173,12 +173,12 @@ pub(super) async fn check(
             in_pod: false,
         });
         let _slot = reads.await;
-        // The manifest is read first, because the response to a failed GET has a message, and the response to a failed
-        // HEAD has none.
+        // The response to a failed GET contains a message, unlike the response to a failed HEAD, so read the manifest
+        // first.
         let manifest = opened.manifest().await?;
         let stored = opened.check().await?;
         source::fits(manifest.as_ref(), stored)?;
-        // A replaced backup is reported first. It may also need another key, which is then not the cause.
+        // Report a replaced backup first, because a wrong key may only be its consequence.
         choice::is_unchanged(backup, manifest.as_ref(), stored)?;
         if let Some(manifest) = &manifest {
             encryption::check(backup, manifest, keys.as_ref())?;
@@ -202,8 +202,7 @@ pub(super) async fn check(
     }
 }
 
-/// Checks that the PersistentVolumeClaim exists. Only the seed's pod can read the backup on this volume. The pod checks
-/// the backup before it changes anything.
+/// Checks that the PersistentVolumeClaim exists. Only the seed's pod can read and check the backup on it.
 async fn check_pvc(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,

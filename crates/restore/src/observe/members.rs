@@ -1,4 +1,4 @@
-//! Reads the seed and its objects, the old members, and the member list and revision from etcd.
+//! Reads the seed and its objects, the old members, and the etcd of the seed or the restored cluster.
 
 use api::EtcdCluster;
 use api::EtcdRestore;
@@ -21,15 +21,16 @@ use crate::snapshot::{
     Child, Life, OldMembers, OldPod, Pod, PodFacts, Seed, SeedObjects, Serving, Snapshot,
 };
 
-/// The objects that have the names of the seed's objects, with any owner. `Err` is the message of a failed read.
+/// The objects with the names of the seed's objects. Another owner may have created them. `Err` contains the message
+/// of a failed read.
 pub(super) struct NamedObjects {
     pub(super) service: Result<Option<Service>, String>,
     pub(super) pvc: Result<Option<PersistentVolumeClaim>, String>,
     pub(super) pod: Result<Option<KubePod>, String>,
 }
 
-/// Reads the pod with the seed's name. If the restore holds the lock (`locked`), also reads the Service and the PVC
-/// with that name.
+/// Reads the pod with the seed's name. While the restore holds the lock (`locked`), also reads the Service and the
+/// PVC.
 pub(super) async fn named(
     context: &ObserveContext<'_>,
     restore: &EtcdRestore,
@@ -57,8 +58,7 @@ pub(super) async fn named(
     NamedObjects { service, pvc, pod }
 }
 
-/// Builds the facts about the seed from the objects with its names. An object that the EtcdCluster does not own counts
-/// as `NameTaken`.
+/// Builds the facts about the seed. An object that the EtcdCluster does not own counts as `NameTaken`.
 pub(super) fn seed(
     named: NamedObjects,
     cluster: &EtcdCluster,
@@ -71,7 +71,7 @@ pub(super) fn seed(
         child(named.pod, owner, &mut children.pod),
         child(named.pvc, owner, &mut children.pvc),
     );
-    // The operator creates the Service of a seed first, so the creation time of the Service is the start of the seed.
+    // The Service is the first object of a seed, so its creation time is the start of the seed.
     let began = children.service.as_ref();
     let began = began.and_then(ResourceExt::creation_timestamp);
     let began = began.map(|time| time.0);
@@ -81,8 +81,8 @@ pub(super) fn seed(
         (Child::NameTaken, _) => Pod::NameTaken,
         (Child::Present, Some(pod)) => Pod::Present(PodFacts {
             life: pod::life(pod, began, now),
-            // After the old members have stopped, no member serves clients. The operator then replaces a pod after the
-            // shortest pause.
+            // After the old members have stopped, no member serves clients, so the pod is replaced after the minimum
+            // delay.
             recent: pod::is_recent(pod, began.filter(|_| !old_members.have_stopped()), now),
             ..pod::facts(pod)
         }),
@@ -92,8 +92,8 @@ pub(super) fn seed(
 }
 
 /// Adds a problem to `seed` if Kubernetes provides no storage for its PersistentVolumeClaim in time. The time limit
-/// starts at a timestamp of the API server. The limit has passed only when the clock of the operator and the clock of
-/// the API server both show this. If the API server does not answer, no problem is added (invariant 1).
+/// must have passed by the clock of the operator and by the clock of the API server. Without an answer of the API
+/// server, no problem is added (invariant 1).
 pub(super) async fn check_storage(client: &Client, seed: &mut Seed, children: &SeedObjects) {
     let (Pod::Present(facts), Some(pod), Some(pvc)) = (&mut seed.pod, &children.pod, &children.pvc)
     else {
@@ -163,9 +163,8 @@ pub(super) async fn seed_serving(
     }
 }
 
-/// Whether the plan after the cutover needs an answer from the seed. The plan needs the answer before it stops the old
-/// members, and before the seed joins the Services. Between these two steps, the plan only waits until the old members
-/// have stopped.
+/// True if the plan after the cutover needs an answer from the seed. It needs the answer to stop the old members, and
+/// to add the seed to the Services. While the old members terminate, the plan only waits.
 pub(super) fn needs_answer(restore: &EtcdRestore, snapshot: &Snapshot) -> bool {
     let OldMembers::Known(old_members) = &snapshot.old_members else {
         return true;
@@ -188,8 +187,7 @@ pub(super) fn seed_url(
     Some(addresses.client_url_at(address?, &pod?.name_any()))
 }
 
-/// Compares etcd's hash of the seed's keys with the hash in the manifest of the backup, before clients can use the
-/// seed.
+/// Compares etcd's hash of the seed's keys with the hash in the manifest. Clients cannot use the seed yet.
 pub(super) async fn compare_hash(
     context: &ObserveContext<'_>,
     seed: &Seed,
@@ -217,7 +215,7 @@ pub(super) async fn compare_hash(
                 found: found.hash,
             }
         }
-        // Hashes of different compaction revisions cannot be compared, so no difference is reported.
+        // After different compactions, hashes cannot be compared.
         Ok(_) => serving,
     }
 }
@@ -230,8 +228,8 @@ pub(super) async fn cluster_serving(
     let addresses = addresses(cluster, namespace);
     let status = cluster.status.as_ref();
     let members = status.iter().flat_map(|status| &status.member_details);
-    // If the certificates do not cover the name of the client Service, the operator calls the members at their own
-    // names, which the certificates always cover.
+    // The certificates may not contain the name of the client Service, but they always contain the names of the
+    // members.
     let members = members.map(|member| addresses.client_url(&member.name));
     let mut answer = Serving::NotRead;
     for url in std::iter::once(addresses.service_url()).chain(members) {
@@ -243,7 +241,7 @@ pub(super) async fn cluster_serving(
     answer
 }
 
-/// The pods of the old members: the pods of this EtcdCluster that do not have the token of the new cluster.
+/// The pods of the old members: they belong to this EtcdCluster, and have no token or an old token.
 pub(crate) async fn old_members(
     client: &Client,
     restore: &EtcdRestore,

@@ -1,4 +1,4 @@
-//! Reads the status of the seed's pod. Performs no I/O.
+//! Reads the state of the seed from its pod. Performs no I/O.
 
 use api::names::{CONTAINER_ETCD, LABEL_CLUSTER};
 use k8s_openapi::api::core::v1::{ContainerStatus, Pod};
@@ -15,8 +15,8 @@ mod storage;
 pub(super) use life::{is_recent, life};
 pub(super) use storage::no_storage;
 
-/// Returns the facts that follow from the pod alone. The facts that also depend on the time are added by [`life`]. The
-/// facts that also depend on the recorded backup are added by [provenance](super::provenance).
+/// Returns the facts that depend only on the pod. [`life`] adds facts that depend on the time, and
+/// [provenance](super::provenance) adds facts that depend on the recorded backup.
 pub(super) fn facts(pod: &Pod) -> PodFacts {
     let status = pod.status.clone().unwrap_or_default();
     let ended = life::ended(pod);
@@ -67,7 +67,7 @@ pub(super) fn facts(pod: &Pod) -> PodFacts {
     }
 }
 
-/// The progress of a finished download, from the report of the container `fetch`.
+/// The progress of a completed download, from the report of the container `fetch`.
 fn complete_progress(prepare: &[ContainerStatus]) -> Option<Moved> {
     let fetch = prepare.iter().find(|status| status.name == FETCH)?;
     let bytes = reported(fetch)?.size;
@@ -77,7 +77,7 @@ fn complete_progress(prepare: &[ContainerStatus]) -> Option<Moved> {
     })
 }
 
-/// The report of a container that has succeeded. `None` if the container has not succeeded or its report is missing.
+/// The report of a container that has succeeded. `None` for any other container, or without a report.
 fn reported(status: &ContainerStatus) -> Option<Contents> {
     let ended = status.state.as_ref()?.terminated.as_ref()?;
     match Report::read(ended.message.as_deref()?)? {
@@ -86,15 +86,14 @@ fn reported(status: &ContainerStatus) -> Option<Contents> {
     }
 }
 
-/// Whether the container has succeeded. The kubelet does not start such a container again, so no further report
-/// follows.
+/// True if the container has succeeded. It does not run again, so a missing report stays missing.
 fn ended_well(status: &ContainerStatus) -> bool {
     let ended = status.state.as_ref();
     let ended = ended.and_then(|state| state.terminated.as_ref());
     ended.is_some_and(|ended| ended.exit_code == 0)
 }
 
-/// Whether the container of etcd runs. Before this container runs, no process listens at the pod's address.
+/// True if the container `etcd` runs. Before, no process listens at the address of the pod.
 pub(super) fn etcd_runs(pod: &Pod) -> bool {
     let status = pod.status.as_ref();
     let containers = status.and_then(|status| status.container_statuses.as_ref());
@@ -104,8 +103,7 @@ pub(super) fn etcd_runs(pod: &Pod) -> bool {
     })
 }
 
-/// The problem of a container that cannot start or has failed. `None` while the container runs or after it has
-/// succeeded.
+/// The problem of a container that has failed or cannot start.
 fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
     let state = status.state.clone().unwrap_or_default();
     if let Some(waiting) = &state.waiting {
@@ -134,7 +132,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
         status.last_state.clone().and_then(|last| last.terminated),
     ) {
         (Some(ended), _) => ended,
-        // The container failed, and the kubelet waits before the next attempt. The problem is its last exit.
+        // After a failure, the kubelet waits before it restarts the container.
         (None, Some(last)) if state.running.is_none() => last,
         _ => return None,
     };
@@ -146,7 +144,7 @@ fn container_trouble(status: &ContainerStatus) -> Option<Trouble> {
             Reason::parse(&reason).unwrap_or(Reason::StepFailed),
             message,
         ),
-        // A container without a report was killed or could not start, and the kubelet restarts it.
+        // Without a report, the container was killed or did not start. The kubelet restarts it.
         _ => Trouble::new(
             Reason::PodNotStarting,
             format!(

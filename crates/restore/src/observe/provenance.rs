@@ -1,8 +1,8 @@
-//! Compares a seed's pod with the recorded backup. Performs no I/O.
+//! Compares the data of a seed with the recorded backup. Performs no I/O.
 //!
-//! The backup of a pod may differ from the recorded backup. For example, a suspended operator process read an old
-//! record, and created the pod after the record had changed. The arguments of a pod name the backup that the pod
-//! downloads. The report of a pod describes the data on its volume, which an earlier pod may have downloaded.
+//! A pod may have another backup than the recorded one. For example, an operator process was suspended, and created
+//! the pod after the record had changed. The arguments of a pod name the backup that it downloads. The report of a pod
+//! describes the data on its volume, which an earlier pod may have downloaded.
 
 use api::EtcdRestore;
 use api::restore::ChosenBackup;
@@ -13,23 +13,23 @@ use member::{FETCH, Origin};
 use crate::plan::choice::{self, ENCRYPTION, SHA256, SOURCE};
 use crate::snapshot::{OtherBackup, PodFacts};
 
-/// The argument with the number by which the revision is increased.
+/// The argument with the number by which the restore raises the revision.
 const BUMP: &str = "--bump-revision=";
 
 pub(crate) struct FetchArguments<'a> {
     pub(crate) source: StorageBlock,
-    /// The JSON text of the storage block in the arguments of the seed's pod.
+    /// The storage block as JSON, exactly as in the arguments of the pod.
     pub(crate) text: &'a str,
-    /// The required SHA-256 of the snapshot.
+    /// The SHA-256 that the snapshot must have.
     pub(crate) sha256: Option<&'a str>,
-    /// The Secret with the keys for an encrypted backup.
+    /// The Secret with the keys of an encrypted backup.
     pub(crate) encryption_secret: Option<&'a str>,
-    /// The number by which the revision is increased, 0 without the argument.
+    /// The number by which the restore raises the revision. 0 without this argument.
     pub(crate) bump_revision: i64,
 }
 
 impl<'a> FetchArguments<'a> {
-    /// Reads the arguments of a pod. `None` if they cannot be parsed.
+    /// Reads the arguments of a pod. `None` if they are invalid.
     pub(crate) fn of(pod: &'a Pod) -> Option<Self> {
         let text = argument(pod, FETCH, SOURCE)?;
         let bump = argument(pod, FETCH, BUMP);
@@ -58,15 +58,15 @@ impl<'a> FetchArguments<'a> {
         self.encryption_secret != choice::encryption_secret(chosen)
     }
 
-    /// Whether the pod that fetched the data accepted only an encrypted backup. `origin` records this. Data from an
-    /// earlier release has no such record: the arguments of the current pod then decide.
+    /// True if the pod that fetched the data accepted only an encrypted backup. Data from an earlier release of the
+    /// operator does not record this in `origin`, so the arguments of the current pod decide.
     fn requires_encryption(&self, origin: Option<&Origin>) -> bool {
         let recorded = origin.and_then(|origin| origin.encrypted);
         recorded.unwrap_or(self.encryption_secret.is_some())
     }
 }
 
-/// The value of an argument of an init container. `prefix` is the name of the argument with `=`.
+/// The value of an argument of an init container. `prefix` is the name of the argument, including `=`.
 fn argument<'a>(pod: &'a Pod, container: &str, prefix: &str) -> Option<&'a str> {
     let mut containers = pod.spec.as_ref()?.init_containers.iter().flatten();
     let arguments = containers
@@ -76,15 +76,15 @@ fn argument<'a>(pod: &'a Pod, container: &str, prefix: &str) -> Option<&'a str> 
     arguments.iter().find_map(|one| one.strip_prefix(prefix))
 }
 
-/// Compares the pod with the recorded backup, and writes the result to `facts`. Changes nothing without a record, or if
-/// the arguments cannot be parsed.
+/// Compares the pod with the recorded backup, and writes the result to `facts`. Does nothing without a recorded
+/// backup, or if the arguments of the pod are invalid.
 pub(super) fn compare(restore: &EtcdRestore, pod: &Pod, facts: &mut PodFacts) {
     if let (Some(chosen), Some(arguments)) = (choice::recorded(restore), FetchArguments::of(pod)) {
         compare_arguments(chosen, &arguments, facts);
     }
 }
 
-/// Like [`compare`], but with parsed arguments.
+/// Like [`compare`], with parsed arguments.
 pub(crate) fn compare_arguments(
     chosen: &ChosenBackup,
     arguments: &FetchArguments<'_>,
@@ -109,9 +109,9 @@ pub(crate) fn compare_arguments(
         return;
     };
     let origin = facts.origin.as_ref();
-    // The report names the source of the data on the volume, which an earlier pod may have fetched.
+    // The report names the source of the data, which may differ from the arguments of this pod.
     let has_other_data = match (&chosen.sha256, origin) {
-        // One backup may be stored in several locations, so the SHA-256 decides if it is known.
+        // A backup may have copies in several locations, so compare the SHA-256 if it is known.
         (Some(_), _) => differs(Some(&sha256)),
         (None, Some(origin)) => origin.location_hash != choice::fingerprint(&chosen.source),
         (None, None) => fetches_other,
@@ -120,16 +120,15 @@ pub(crate) fn compare_arguments(
         Some(origin) => u64::try_from(chosen.bump_revision.max(0)) != Ok(origin.bump_revision),
         None => arguments.has_other_bump(chosen),
     };
-    // Invariant 34: another pod of the seed may have accepted a backup without encryption, and left its data on the
-    // volume.
+    // Invariant 34: an earlier pod of the seed may have accepted a backup without encryption.
     let has_other_encryption =
         arguments.requires_encryption(origin) != choice::encryption_secret(chosen).is_some();
     facts.other_backup = (has_other_data || has_other_bump || has_other_encryption)
         .then(|| OtherBackup::Contains(describe(chosen, arguments, Some(&sha256), origin)));
 }
 
-/// Describes the pod's backup and the recorded backup for a message. The location in the report may differ from the
-/// location in the arguments.
+/// Describes the data of the pod and the recorded backup in a message. The location in the report has priority over
+/// the location in the arguments.
 fn describe(
     chosen: &ChosenBackup,
     arguments: &FetchArguments<'_>,
@@ -186,7 +185,7 @@ mod tests {
         serde_json::from_value(json!({ "s3": { "path": path, "awsSecret": "aws" } })).unwrap()
     }
 
-    /// A restore with a recorded backup.
+    /// An EtcdRestore with a recorded backup.
     fn restore(sha256: Option<&str>, bump_revision: i64) -> EtcdRestore {
         let spec = json!({ "etcdCluster": { "name": "main" }, "backup": { "name": "nightly" } });
         let mut restore = EtcdRestore::new("again", serde_json::from_value(spec).unwrap());
@@ -232,13 +231,12 @@ mod tests {
             matches!(facts.other_backup, Some(OtherBackup::Fetches(_)))
         };
         assert!(!fetches(&pod("b/k", &["--sha256=ABCD"])));
-        // A pod without the argument `--sha256` was created before the SHA-256 was known. Only its location is
-        // compared.
+        // The pod was created before the SHA-256 was known, so only its location is compared.
         assert!(!fetches(&pod("b/k", &[])));
         assert!(fetches(&pod("b/newer", &[])));
         assert!(fetches(&pod("b/k", &["--sha256=ffff"])));
         assert!(fetches(&pod("b/k", &["--bump-revision=7"])));
-        // A pod without the argument would accept a backup that is not encrypted.
+        // Without the argument, the pod would accept a backup that is not encrypted.
         let mut encrypted = known.clone();
         let backup = &mut encrypted.status.as_mut().unwrap().backup;
         let secret = "keys".to_owned();
@@ -253,7 +251,7 @@ mod tests {
             };
             assert!(text.contains("keys in Secret keys"), "{text}");
         }
-        // If the pod has no valid arguments, or the status has no record, the operator compares nothing.
+        // Without valid arguments or a recorded backup, nothing is compared.
         assert!(!fetches(&Pod::default()));
         assert!(!fetches(&pod("b/k", &["--bump-revision=x"])));
         let mut unrecorded = known.clone();
@@ -279,7 +277,7 @@ mod tests {
             &pod("b/k", &["--bump-revision=7"]),
             SHA
         ));
-        // Without a manifest only the location can be compared.
+        // Without a manifest, only the location can be compared.
         let unknown = restore(None, 0);
         assert!(!contains_other(&unknown, &pod("b/k", &[]), "ffff"));
         assert!(contains_other(&unknown, &pod("b/newer", &[]), "ffff"));
@@ -334,15 +332,13 @@ mod tests {
         ] {
             assert!(text.contains(part), "{text}");
         }
-        // If the SHA-256 is known, a copy at a different location is accepted. A different `bumpRevision` is still
-        // rejected.
+        // If the SHA-256 is known, a copy in another location is accepted, but another `bumpRevision` is not.
         let known = restore(Some("ffff"), 7);
         assert_eq!(other_backup(&known, &other, &elsewhere, 7), None);
         assert!(other_backup(&known, &right, &here, 0).is_some());
     }
 
-    /// A pod without keys has fetched the data. For example, a suspended operator process created this pod from an old
-    /// record.
+    /// A suspended operator process may have created a pod without keys, which has fetched the data.
     #[test]
     fn invariant_34_data_fetched_without_required_encryption_is_detected() {
         let keys = |sha256: Option<&str>| {
@@ -382,14 +378,14 @@ mod tests {
                 }
                 assert_eq!(other(&required, pod, Some(true)), None);
             }
-            // Data from an earlier release has no record of the encryption.
+            // Data from an earlier release does not record its encryption.
             assert_eq!(other(&required, &with_keys, None), None);
             assert!(other(&required, &without, None).is_some());
         }
         let plain = restore(Some(SHA), 0);
         assert_eq!(other(&plain, &without, Some(false)), None);
         assert!(other(&plain, &without, Some(true)).is_some());
-        // If the pod has no report, its arguments do not prove that its data was encrypted.
+        // Without a report, the arguments alone do not prove that the data was encrypted.
         let known = keys(Some(SHA));
         let checks_sha256 = |more: &[&str]| compared(&known, &pod("b/k", more), None).checks_sha256;
         assert!(checks_sha256(&[
@@ -407,7 +403,7 @@ mod tests {
         assert!(!compared(&known, &pod("b/k", &[]), None).checks_sha256);
         let unknown = restore(None, 0);
         assert!(!compared(&unknown, &pod("b/k", &["--sha256=abcd"]), None).checks_sha256);
-        // The pod requires the recorded SHA-256, but another increase of the revision than the recorded one.
+        // The pod has the recorded SHA-256, but another `bumpRevision`.
         let raised = pod("b/k", &["--sha256=ABCD", "--bump-revision=7"]);
         assert!(!compared(&known, &raised, None).checks_sha256);
     }

@@ -1,6 +1,5 @@
-//! The etcd client for the members of a restored cluster, with the Secrets that the spec of the cluster names. A
-//! snapshot contains etcd's users, and whether authentication is enabled. A restored cluster therefore requires the
-//! passwords from the time of the backup.
+//! The etcd client for a restored cluster, with the Secrets in the spec of the EtcdCluster. A snapshot contains the
+//! users of etcd, so the restored cluster requires the passwords from the time of the backup.
 
 use api::EtcdCluster;
 use etcd::{Access, Error, EtcdClient};
@@ -8,14 +7,14 @@ use etcd::{Access, Error, EtcdClient};
 use super::ObserveContext;
 use crate::snapshot::Serving;
 
-/// The etcd client of one cluster, and the problem with its Secrets.
+/// The etcd client of one cluster, or the problem of its Secrets.
 #[derive(Default)]
 pub(super) struct Reached {
     own: Option<EtcdClient>,
     fault: Option<String>,
 }
 
-/// The client for a cluster. A cluster without Secrets in its spec uses the shared client.
+/// The client for a cluster. If the spec names no Secrets, the shared client is used.
 pub(super) async fn client(context: &ObserveContext<'_>, cluster: &EtcdCluster) -> Reached {
     match runtime::reach::of_cluster(context.client, cluster).await {
         Ok(access) if access == Access::default() => Reached::default(),
@@ -30,8 +29,7 @@ pub(super) async fn client(context: &ObserveContext<'_>, cluster: &EtcdCluster) 
     }
 }
 
-/// Requests the member list, which is linearizable and needs a quorum, and then the revision of the member. The seed
-/// serves when both requests succeed.
+/// Requests the member list, which needs a quorum, and then the revision of the member.
 pub(super) async fn serving(context: &ObserveContext<'_>, url: &str) -> Serving {
     if let Err(error) = context.etcd.members(&[url.to_owned()]).await {
         return Serving::Unknown(context.describe(&error));
@@ -46,7 +44,7 @@ pub(super) async fn serving(context: &ObserveContext<'_>, url: &str) -> Serving 
 }
 
 impl Reached {
-    /// The observation context with this client instead of the shared client.
+    /// The context with this client instead of the shared client.
     pub(super) fn context<'a>(&'a self, context: &ObserveContext<'a>) -> ObserveContext<'a> {
         ObserveContext {
             client: context.client,
@@ -60,8 +58,8 @@ impl Reached {
 }
 
 impl ObserveContext<'_> {
-    /// Describes why etcd gave no usable answer. The text contains the remedy if etcd rejected the password, or if a
-    /// Secret has a problem.
+    /// Describes why etcd gave no answer. If a Secret has a problem or etcd rejects the password, the text contains
+    /// the remedy.
     pub(super) fn describe(&self, error: &Error) -> String {
         match (self.fault, error) {
             (Some(fault), _) => fault.to_owned(),

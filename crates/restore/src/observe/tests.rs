@@ -1,4 +1,4 @@
-//! Tests of facts that follow from objects, without a server.
+//! Tests of observations with a fake API server or without a server.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "tests pass `json!` literals directly as arguments"
@@ -23,7 +23,7 @@ mod clocks;
 mod keys;
 mod requests;
 
-/// Observes a restore once, with this API server and this etcd.
+/// Observes a restore with this API server and this etcd.
 async fn observe_once(client: &Client, etcd: &dyn Etcd, restore: &EtcdRestore) -> Observation {
     let context = ObserveContext {
         client,
@@ -99,7 +99,7 @@ fn etcd_version_older_than_backup_is_rejected() {
     );
 }
 
-/// The backup of a cluster with TLS is never restored into a cluster without TLS by default.
+/// A backup of a cluster with TLS must not create a cluster without TLS by default.
 #[test]
 fn new_cluster_keeps_tls_of_manifest() {
     let tls = json!({ "TLS": { "static": { "operatorSecret": "o", "member": { "serverSecret": "s", "peerSecret": "p" } } } });
@@ -117,7 +117,7 @@ fn invalid_spec_of_manifest_is_rejected() {
     assert!(trouble.message.contains("spec.size"), "{}", trouble.message);
 }
 
-/// The manifest may come from an earlier release of the operator, which accepted this variable.
+/// An earlier release of the operator accepted this variable, so a manifest may contain it.
 #[test]
 fn spec_of_manifest_with_forbidden_etcd_flag_is_rejected() {
     let env = json!([{ "name": "ETCD_FORCE_NEW_CLUSTER", "value": "true" }]);
@@ -155,7 +155,7 @@ fn newest_backup_of_etcdbackup_is_found() {
     };
     assert_eq!(place.path, "b/k_v7_2026-01-01-00:00:00");
     assert_eq!(place.aws_secret.as_deref(), Some("aws"));
-    // A backup at the path of an earlier spec is not found.
+    // A backup that is not at the path in the current spec is not found.
     for elsewhere in ["s3://b/other", "s3://b/k_v7", "s3://c/k"] {
         let moved = backup(json!({ "succeeded": true, "location": elsewhere }));
         assert_eq!(
@@ -307,7 +307,7 @@ fn backup_newer_than_existing_cluster_is_rejected() {
     assert!(check_version(&restore, &spec("3.7.0"), Some(&recorded)).is_ok());
 }
 
-/// Invariant 9: old members are the pods of this EtcdCluster with another token than the token of the seed.
+/// Invariant 9: old members are the pods of this EtcdCluster with another token than the seed.
 #[test]
 fn old_members_are_found_by_owner_and_token() {
     let pod = |name: &str, owner: &str, token: Value, ready: &str| -> KubePod {
@@ -333,8 +333,8 @@ fn old_members_are_found_by_owner_and_token() {
     assert_eq!(found, [("old", true), ("older", false)]);
 }
 
-/// The pause between two pods of a seed grows with the duration of the restore, which protects a node without free
-/// resources. While no member serves clients, the shortest pause applies.
+/// The delay between two pods of a seed grows with the duration of the restore, to protect nodes without free
+/// resources. While no member serves, the delay is the minimum.
 #[test]
 fn seed_pod_is_replaced_sooner_while_no_member_serves() {
     let ago = |seconds: i64| {

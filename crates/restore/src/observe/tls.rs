@@ -1,5 +1,3 @@
-//! Reads the certificates of the target cluster, and reports their problems.
-
 use api::EtcdCluster;
 use api::problem::Problem;
 use jiff::Timestamp;
@@ -7,14 +5,14 @@ use kube::{Client, ResourceExt};
 use member::Members;
 use member::tls::{ClusterTls, FaultKind};
 
-/// Reads the Secrets with certificates that the spec of the cluster names.
+/// Reads the Secrets with the certificates of the cluster.
 pub(super) async fn read(client: &Client, namespace: &str, cluster: &EtcdCluster) -> ClusterTls {
     let name = cluster.name_any();
     let policy = cluster.spec.tls.as_ref();
     runtime::reach::cluster_tls(client, (namespace, &name), policy).await
 }
 
-/// The problems of the certificates. The operator starts no seed with invalid certificates (invariant 20).
+/// The problems of the certificates. No seed starts with invalid certificates (invariant 20).
 pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> {
     let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();
@@ -23,8 +21,7 @@ pub(super) fn problems(cluster: &EtcdCluster, tls: &ClusterTls) -> Vec<Problem> 
         .tls
         .as_ref()
         .is_some_and(|tls| tls.generated.is_some());
-    // The cluster operator generates certificates only after the cluster exists, so the Secrets of generated
-    // certificates may be missing.
+    // The cluster operator generates these Secrets after the EtcdCluster exists, so they may be missing now.
     let mut faults = tls.faults(&addresses, Timestamp::now());
     faults.retain(|fault| !(generated && fault.code == FaultKind::SecretMissing));
     let problem = |fault: member::tls::Fault| {

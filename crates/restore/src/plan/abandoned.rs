@@ -1,13 +1,13 @@
-//! Whether a restore was aborted.
+//! Determines whether a restore was aborted.
 
 use api::EtcdRestore;
 
-/// Whether the EtcdRestore was deleted.
+/// True if the EtcdRestore was deleted.
 pub fn is_deleted(restore: &EtcdRestore) -> bool {
     restore.metadata.deletion_timestamp.is_some()
 }
 
-/// Whether the EtcdRestore was deleted or abandoned. Before the cutover, the old cluster then continues.
+/// True if the EtcdRestore was deleted or abandoned. Before the cutover, the old cluster then continues.
 pub fn is_aborted(restore: &EtcdRestore) -> bool {
     let status = restore.status.as_ref();
     is_deleted(restore) || status.is_some_and(|status| status.abandoned.is_some())

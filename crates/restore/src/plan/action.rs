@@ -8,42 +8,42 @@ use api::restore::{ChosenBackup, ReplacesStatus, SeedStatus};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::OldPod;
 
-/// Interval of reconciles while the restore waits for a change that triggers no watch event.
+/// Delay between reconciles while the restore waits for a change that triggers no watch event.
 pub(crate) const POLL: Duration = Duration::from_secs(2);
 
-/// Interval of reconciles while the restore waits until a user has corrected a problem.
+/// Delay between reconciles while a user must correct a problem.
 pub(crate) const PROBLEM_POLL: Duration = Duration::from_secs(15);
 
-/// The action and the state of one reconcile.
+/// The plan of one reconcile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Plan {
-    /// What the operator executes now.
+    /// The action of this reconcile.
     pub action: Action,
-    /// The state that the status reports.
+    /// The state for the status.
     pub state: PlanState,
     /// Time until the next reconcile.
     pub requeue: Option<Duration>,
 }
 
-/// One action. Every action is idempotent. If a crash prevents an action, the next reconcile plans it again.
+/// One action. Every action is idempotent, so a crash only causes the next reconcile to plan it again.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Action {
     /// Write only the status.
     Nothing,
-    /// Record the seed's name, the new token and the replaced cluster in the status of the restore (invariant 10).
+    /// Record the seed's name, the new token and the replaced cluster in the status of the EtcdRestore (invariant 10).
     RecordIntent {
-        /// The seed, with the new token.
+        /// The seed and the new token.
         seed: SeedStatus,
-        /// The existing cluster that is replaced.
+        /// The existing cluster, whose data is replaced.
         replaces: Option<ReplacesStatus>,
     },
-    /// Record the chosen backup in the status of the restore (invariant 10).
+    /// Record the chosen backup in the status of the EtcdRestore (invariant 10).
     RecordBackup(Box<ChosenBackup>),
-    /// Set the finalizer of the EtcdRestore (true), or remove it (false).
+    /// Add the finalizer if true, remove it if false.
     SetFinalizer(bool),
     /// Create the EtcdCluster with the restore lock.
     CreateCluster(Box<EtcdClusterSpec>),
-    /// Set the restore lock of the existing EtcdCluster.
+    /// Set the restore lock on the existing EtcdCluster.
     Lock,
     /// Create the seed's Service.
     CreateService,
@@ -51,9 +51,9 @@ pub enum Action {
     CreatePvc,
     /// Create the seed's pod.
     CreatePod,
-    /// Delete the seed's pod for this reason. The next plan creates a new pod.
+    /// Delete the seed's pod for this reason, so that the next reconcile creates another pod.
     ReplacePod(String),
-    /// Record in the status of the restore that the seed serves the verified backup.
+    /// Record in the status of the EtcdRestore that the seed serves the verified backup.
     RecordRestored {
         /// The cluster ID in hexadecimal, without leading zeros.
         cluster_id: String,
@@ -62,33 +62,33 @@ pub enum Action {
         /// The SHA-256 of the snapshot that the seed has downloaded.
         sha256: Option<String>,
     },
-    /// Record in the status of the restore that it is abandoned for this reason.
+    /// Record in the status of the EtcdRestore that it is abandoned for this reason.
     Abandon(Trouble),
     /// Delete all objects of the seed.
     DiscardSeed,
-    /// The cutover: record the new cluster ID, and the seed as first member, in the status of the cluster.
+    /// The cutover: record the new cluster ID, and the seed as the first member, in the status of the EtcdCluster.
     RecordFormed {
         /// The cluster ID in hexadecimal, without leading zeros.
         cluster_id: String,
     },
-    /// Delete the pods of the old members. Their volumes are kept.
+    /// Delete the pods of the old members, but keep their volumes.
     StopOldMembers(Vec<OldPod>),
-    /// Set the labels by which Services select the seed's pod.
+    /// Set the labels with which Services select the seed's pod.
     Join,
-    /// Delete the EtcdRestore, because its `ttlSecondsAfterFinished` has passed.
+    /// Delete the EtcdRestore after `ttlSecondsAfterFinished`.
     Expire,
-    /// Remove the restore lock. The cluster operator then manages the cluster.
+    /// Remove the restore lock, so that the cluster operator manages the cluster.
     ReleaseLock,
 }
 
 impl Action {
-    /// Whether the action changes the EtcdRestore itself. Its resourceVersion then changes, so the next reconcile
-    /// writes the status.
+    /// True if the action changes the EtcdRestore itself. The next reconcile writes the status, because the
+    /// resourceVersion has changed.
     pub fn changes_object(&self) -> bool {
         matches!(self, Self::SetFinalizer(_) | Self::Expire)
     }
 
-    /// The name of the failpoint before the action, used as in `FAILPOINTS=restore-before-claim=panic`.
+    /// The name of the failpoint before the action, as in `FAILPOINTS=restore-before-claim=panic`.
     pub fn failpoint(&self) -> &'static str {
         match self {
             Self::Nothing => "restore-before-nothing",
@@ -119,11 +119,11 @@ impl Action {
 pub enum PlanState {
     /// The restore continues without manual action.
     Working(Trouble),
-    /// The restore continues after a user has corrected this problem.
+    /// The restore waits until a user has corrected this problem.
     Stuck(Trouble),
     /// The restore has ended without success.
     Halted(Trouble),
-    /// The cluster serves at the revision of the backup or later.
+    /// The cluster serves the revision of the backup or a later revision.
     Complete,
 }
 
@@ -157,8 +157,8 @@ impl Plan {
         }
     }
 
-    /// The plan for a problem. The restore waits until a temporary problem ends. The restore reports any other problem
-    /// as a failure until a user has corrected it.
+    /// The plan for a problem. A temporary problem is only reported. Any other problem is a failure until a user has
+    /// corrected it.
     pub(crate) fn trouble(trouble: &Trouble) -> Self {
         match trouble.reason {
             Reason::PodNotStarting

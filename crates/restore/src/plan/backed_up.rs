@@ -1,9 +1,8 @@
-//! Invariant 32: if `spec.backup.beforeChanges` of the EtcdCluster names `Restore`, the cluster is locked only after a
-//! recent backup of its current data, or after a user has waived this backup.
+//! Invariant 32: if `spec.backup.beforeChanges` contains `Restore`, the EtcdCluster is locked only after a recent
+//! backup of its data, or after a user has waived this backup.
 //!
-//! The backup to restore is recorded before this check, so that a new backup never becomes the restored one. If no
-//! recent backup exists, the operator does not request one, because the retention rules could then delete the backup to
-//! restore.
+//! The backup to restore is recorded before this check, so a newer backup is never restored. The operator does not
+//! request a backup, because retention could then delete the backup to restore.
 
 use api::cluster::{ClusterChange, earliest_backup, how_to_waive_backup};
 use api::names::ANNOTATION_SKIP_BACKUP;
@@ -16,20 +15,20 @@ use crate::naming;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Cluster, Snapshot};
 
-/// Delays the lock of an existing cluster until its backup is recent.
+/// Delays the lock of an existing cluster until a recent backup of it exists.
 #[must_use]
 pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: Timestamp) -> Plan {
     let Cluster::Present(cluster) = &snapshot.cluster else {
         return plan;
     };
-    // A cluster that has never formed has no data.
+    // A cluster that has never formed has no data to back up.
     let (Some(age), Some(id)) = (cluster.max_backup_age, &cluster.cluster_id) else {
         return plan;
     };
     if plan.action != Action::Lock || is_waived(restore) {
         return plan;
     }
-    // Without a quorum, etcd acknowledges no writes, so the age of a backup counts to the loss of the quorum.
+    // Without a quorum, etcd accepts no writes. The backup then only needs to be recent at the time of the loss.
     let since = earliest_backup(cluster.unavailable_since.unwrap_or(now), age);
     let backup = cluster.backup.as_ref();
     if backup.is_some_and(|backup| backup.covers(id, since, now)) {
@@ -38,7 +37,7 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
     let name = naming::target(restore);
     let namespace = restore.namespace().unwrap_or_default();
     let make = command::backup(&namespace, name);
-    // Without a quorum, a single member can still send a snapshot.
+    // Without a quorum, a member can still send a snapshot.
     let remedy = if cluster.unavailable_since.is_some() {
         format!("The cluster is not available. If one of its members still runs, run {make}")
     } else {
@@ -59,8 +58,8 @@ pub(super) fn hold(plan: Plan, restore: &EtcdRestore, snapshot: &Snapshot, now: 
     plan
 }
 
-/// Whether an annotation of the EtcdRestore waives the backup. The annotation contains no time, because an EtcdRestore
-/// replaces the data of a cluster only once.
+/// True if an annotation of the EtcdRestore waives the backup. It contains no time, because an EtcdRestore replaces
+/// data only once.
 fn is_waived(restore: &EtcdRestore) -> bool {
     let waiver = restore.annotations().get(ANNOTATION_SKIP_BACKUP);
     waiver.is_some_and(|waiver| waiver == ClusterChange::Restore.as_str())
@@ -92,8 +91,8 @@ mod tests {
         restore
     }
 
-    /// A cluster that may be locked only if its newest backup is at most 100 s old. This backup was complete at second
-    /// 800.
+    /// A cluster whose newest backup was complete at second 800. Its backup may be at most 100 s old when the cluster
+    /// is locked.
     fn cluster() -> ClusterFacts {
         ClusterFacts {
             cluster_id: Some("ab".into()),
@@ -108,7 +107,7 @@ mod tests {
         }
     }
 
-    /// The result of [`hold`] at second `now`, for a plan that locks the cluster.
+    /// The result of [`hold`] at second `now` for a plan that locks the cluster.
     fn held(restore: &EtcdRestore, cluster: ClusterFacts, now: i64) -> Plan {
         let snapshot = Snapshot {
             cluster: Cluster::Present(Box::new(cluster)),

@@ -1,7 +1,7 @@
-//! The backup that a restore uses. The restore chooses it once from the spec, and records it in the status of the
-//! EtcdRestore before the first use. Backups that are made later have no effect. Performs no I/O.
+//! Chooses the backup to restore, and records it in the status of the EtcdRestore before it is used. Later backups
+//! have no effect. Performs no I/O.
 //!
-//! Until the restore holds the lock of the EtcdCluster, a changed spec leads to a new choice.
+//! A changed spec leads to another choice until the restore holds the lock of the EtcdCluster.
 
 use api::EtcdRestore;
 use api::backup::StoredBackup;
@@ -15,23 +15,23 @@ use crate::plan::action::{Action, Plan};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{PodFacts, Snapshot};
 
-/// The remedy if the stored backup is not the backup that the status of the EtcdBackup records.
+/// The remedy if the stored backup differs from the backup in the status of the EtcdBackup.
 pub(crate) const REPLACED: &str = "Put the recorded backup back, or select another backup with spec.backup.before. If \
                                    you trust the replaced backup, name it by its storage block instead of spec.backup";
 
-/// The backup in `status.backup`. `None` before the operator has selected one.
+/// The backup in `status.backup`. `None` before it was recorded.
 pub fn recorded(restore: &EtcdRestore) -> Option<&ChosenBackup> {
     restore.status.as_ref()?.backup.as_ref()
 }
 
-/// The recorded backup; `None` if the record is not valid. A record is valid if it was chosen from the current spec, or
-/// if the restore holds the lock of the cluster.
+/// The recorded backup, if it was chosen from the current spec. While the restore holds the lock, the recorded backup
+/// is always valid.
 pub fn valid_record(restore: &EtcdRestore, locked: bool) -> Option<&ChosenBackup> {
     let generation = restore.metadata.generation;
     recorded(restore).filter(|chosen| locked || chosen.generation == generation)
 }
 
-/// The plan to record the chosen backup before its first use (invariant 10). `None` if a valid record exists.
+/// The plan that records the chosen backup before its first use (invariant 10). `None` if it is recorded.
 pub fn to_record(restore: &EtcdRestore, snapshot: &Snapshot, locked: bool) -> Option<Plan> {
     if valid_record(restore, locked).is_some() {
         return None;
@@ -46,7 +46,7 @@ pub fn to_record(restore: &EtcdRestore, snapshot: &Snapshot, locked: bool) -> Op
     ))
 }
 
-/// The record of the backup in a storage block, without the metadata of the stored backup.
+/// The backup in a storage block, without metadata.
 pub fn chosen_from(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup {
     let reference = restore.spec.backup.as_ref();
     ChosenBackup {
@@ -63,8 +63,8 @@ pub fn chosen_from(restore: &EtcdRestore, source: StorageBlock) -> ChosenBackup 
     }
 }
 
-/// The record of a backup of an EtcdBackup. `stored` describes this backup in the status of the EtcdBackup. The record
-/// contains the SHA-256 and the key from there, so that the restore accepts no other backup (invariant 34).
+/// A backup of an EtcdBackup. `stored` is its entry in the status of the EtcdBackup. Its SHA-256 and its key are
+/// recorded, so that the restore accepts no other backup (invariant 34).
 pub fn chosen_by_name(
     restore: &EtcdRestore,
     source: StorageBlock,
@@ -81,20 +81,20 @@ pub fn chosen_by_name(
     }
 }
 
-/// The recorded number by which the restore raises the revision, or `None` if the number is 0. All revisions below the
-/// raised revision are marked as compacted.
+/// The recorded number by which the restore raises the revision, or `None` for 0. The restore marks all lower
+/// revisions as compacted.
 pub fn bump_revision(restore: &EtcdRestore) -> Option<u64> {
     let by = u64::try_from(recorded(restore)?.bump_revision).ok()?;
     (by > 0).then_some(by)
 }
 
-/// The Secret with the keys for the backup. `None` if the restore expects a backup that is not encrypted.
+/// The Secret with the keys for the backup. `None` if the backup must not be encrypted.
 pub fn encryption_secret(chosen: &ChosenBackup) -> Option<&str> {
     let encryption = chosen.encryption.as_ref();
     encryption.map(|encryption| encryption.secret.as_str())
 }
 
-/// Adds the size of the stored backup, and the revision and the SHA-256 from its manifest.
+/// Adds the size of the stored object, and the revision and SHA-256 in its manifest.
 pub fn add_metadata(chosen: &mut ChosenBackup, manifest: Option<&BackupManifest>, stored: u64) {
     chosen.stored_size = i64::try_from(stored).ok();
     if let Some(manifest) = manifest {
@@ -104,13 +104,12 @@ pub fn add_metadata(chosen: &mut ChosenBackup, manifest: Option<&BackupManifest>
     }
 }
 
-/// Compares the stored backup with the record. Without a manifest, only the size can be compared. The seed compares the
-/// SHA-256 later.
+/// Compares the stored backup with the recorded backup. Without a manifest, only the size is compared, and the seed
+/// compares the SHA-256 later.
 ///
 /// # Errors
 ///
-/// Fails if the backup was overwritten, or if it is not the backup that the status of the EtcdBackup records
-/// (invariant 34).
+/// Fails if the backup was overwritten, or if it is not the backup in the status of the EtcdBackup (invariant 34).
 pub fn is_unchanged(
     chosen: &ChosenBackup,
     manifest: Option<&BackupManifest>,
@@ -129,7 +128,7 @@ pub fn is_unchanged(
     }
     let location = &chosen.location;
     let message = match (&chosen.etcd_backup, chosen.stored_size) {
-        // Without a size, the operator has not seen the backup before, so the SHA-256 is from the EtcdBackup.
+        // No size is recorded, so the backup was not read before, and the SHA-256 is from the EtcdBackup.
         (Some(name), None) => format!(
             "spec.backup.name: the status of the EtcdBackup {name} records the SHA-256 {} for the backup {location}, \
              but the manifest of this backup has {}: another writer may have replaced the backup. {REPLACED}",
@@ -144,8 +143,8 @@ pub fn is_unchanged(
     Err(Trouble::new(Reason::SnapshotUnreadable, message))
 }
 
-/// Adds the name of the recorded backup and the remedy to the problem of a missing backup. A change of the spec is no
-/// remedy, because the restore continues to use the recorded backup.
+/// Adds the recorded backup and the remedy to the problem of a missing backup. A change of the spec would not help,
+/// because the restore keeps the recorded backup.
 pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Trouble {
     if let Some(chosen) = recorded(restore)
         && matches!(
@@ -155,8 +154,8 @@ pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Troub
     {
         let owner = chosen.etcd_backup.as_ref();
         let owner = owner.map_or_else(String::new, |name| format!(" of the EtcdBackup {name}"));
-        // Without a recorded size, the operator has not seen the backup. This is the case for a backup on a
-        // PersistentVolumeClaim, so the message must not say "was deleted".
+        // Without a size, the operator has never read this backup, for example because it is on a
+        // PersistentVolumeClaim. It may never have existed.
         let problem = match chosen.stored_size {
             Some(_) => "was deleted",
             None => "does not exist",
@@ -170,25 +169,24 @@ pub fn name_missing_backup(restore: &EtcdRestore, mut trouble: Trouble) -> Troub
     trouble
 }
 
-/// Like [`name_missing_backup`], for the problem of a seed's pod.
+/// Like [`name_missing_backup`], for the problem of the seed's pod.
 pub fn name_missing_backup_in(restore: &EtcdRestore, pod: &mut PodFacts) {
     let trouble = pod.trouble.take();
     pod.trouble = trouble.map(|trouble| name_missing_backup(restore, trouble));
 }
 
-/// The SHA-256 of a storage block, in 64 hexadecimal characters. Equal blocks have the same fingerprint, for example
-/// the block in the record and the block in the arguments of a seed's pod.
+/// The SHA-256 of a storage block in hexadecimal. Equal blocks have equal fingerprints.
 pub fn fingerprint(block: &StorageBlock) -> String {
     let text = serde_json::to_vec(block).unwrap_or_default();
     format!("{:x}", Sha256::digest(text))
 }
 
-/// The location of a backup, in the same format as `EtcdBackup.status.location`.
+/// The location of a backup, in the format of `status.location` of an EtcdBackup.
 pub fn location(block: &StorageBlock) -> String {
     let source = block.source();
     let path = source.path();
     match source {
-        // OSS buckets are accessed through the S3 API.
+        // OSS has the same API as S3.
         StorageSource::S3(_) | StorageSource::Oss(_) => format!("s3://{path}"),
         StorageSource::Abs(_) => format!("abs://{path}"),
         StorageSource::Gcs(_) => format!("gs://{path}"),
@@ -235,7 +233,7 @@ mod tests {
             (Some(100), Some(7))
         );
         assert!(is_unchanged(&chosen, Some(&manifest("ab")), 100).is_ok());
-        // A missing manifest is accepted, because the seed reads and checks the whole backup.
+        // A missing manifest is accepted, because the seed reads the whole backup.
         assert!(is_unchanged(&chosen, None, 100).is_ok());
         for (manifest, stored) in [
             (Some(manifest("cd")), 100),
@@ -248,7 +246,7 @@ mod tests {
         }
     }
 
-    /// A writer to the bucket can replace the backup and its manifest by an older backup.
+    /// A writer to the bucket can replace the backup and its manifest with an older backup.
     #[test]
     fn invariant_34_backup_with_other_sha256_than_in_status_is_refused() {
         let stored = |sha256: Value| -> StoredBackup {
@@ -273,7 +271,7 @@ mod tests {
                 assert!(trouble.message.contains(part), "{}", trouble.message);
             }
         }
-        // Backups that the operator has found in the store have no SHA-256 in the status.
+        // If the operator has only listed a backup in the store, the status does not contain its SHA-256.
         for unknown in [Value::Null, json!("")] {
             let chosen = chosen_by_name(&restore(), block("b/k"), &stored(unknown), None);
             assert_eq!(chosen.sha256, None);
@@ -321,14 +319,14 @@ mod tests {
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = None;
         assert_eq!(bump_revision(&restore), Some(1000));
-        // The recorded increase of the revision is 0 here. A later change of `bumpRevision` in the spec has no effect.
+        // A change of `bumpRevision` after the choice has no effect.
         let chosen = chosen_from(&restore, block("b/k"));
         restore.status.get_or_insert_default().backup = Some(chosen);
         restore.spec.bump_revision = Some(7);
         assert_eq!(bump_revision(&restore), None);
     }
 
-    /// Volumes contain the fingerprint. Later releases compare it, so the fingerprint of a block must never change.
+    /// Volumes contain fingerprints, and later releases compare them, so the fingerprint of a block must never change.
     #[test]
     fn fingerprint_covers_all_fields_of_source() {
         let of = |more: Value| -> String {

@@ -1,7 +1,6 @@
-//! The TLS settings and the address format with which the members were started. A user may change `spec.TLS` at any
-//! time, and the cluster operator then changes the members in steps. Until these steps are complete, operators connect
-//! to the members with the old settings. An annotation of the seed's pod records the settings of the seed. Performs no
-//! I/O.
+//! Determines the TLS settings and the address format with which the members were started. After a change of
+//! `spec.TLS`, the cluster operator changes the members in steps, and connections need the old settings until then. An
+//! annotation of the seed's pod records the settings of the seed. Performs no I/O.
 
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;
@@ -13,7 +12,7 @@ use member::tls::ClusterTls;
 use crate::snapshot::takes_name;
 
 /// The TLS settings in the annotation of the seed's pod. The outer `None` means that there is no annotation, or that
-/// the pod does not belong to the cluster.
+/// the pod has another owner.
 #[expect(
     clippy::option_option,
     reason = "the inner None means no TLS, the outer None means unknown"
@@ -25,9 +24,9 @@ fn tls_of_seed(seed: &Pod, owner: &str) -> Option<Option<TlsPolicy>> {
     serde_json::from_str(seed.annotations().get(ANNOTATION_TLS)?).ok()
 }
 
-/// Returns the TLS settings in effect. Two records may exist: the annotation of the seed's pod, and `status.tls` of the
-/// EtcdCluster, which is valid only for the current token. While the restore holds the lock (`locked`), the annotation
-/// has precedence. Otherwise the status has precedence. Without a record, `spec.TLS` applies.
+/// Returns the TLS settings in effect. They are recorded in the annotation of the seed's pod, and in `status.tls` of
+/// the EtcdCluster for its current token. While the restore holds the lock (`locked`), the annotation has priority,
+/// and otherwise the status. Without both, `spec.TLS` applies.
 pub fn policy(cluster: &EtcdCluster, seed: Option<&Pod>, locked: bool) -> Option<TlsPolicy> {
     let owner = cluster.metadata.uid.as_deref().unwrap_or_default();
     let of_seed = seed.and_then(|seed| tls_of_seed(seed, owner));
@@ -52,7 +51,7 @@ pub(crate) fn as_started(cluster: &EtcdCluster, seed: Option<&Pod>, locked: bool
     effective
 }
 
-/// The EtcdCluster with the address format that its certificates cover.
+/// The EtcdCluster with the address format that its certificates allow.
 pub(crate) fn as_addressed(
     mut effective: EtcdCluster,
     namespace: &str,
@@ -72,7 +71,7 @@ mod tests {
         serde_json::from_str(text).unwrap()
     }
 
-    /// A cluster whose status may record other TLS settings than the spec.
+    /// A cluster whose status may record other TLS settings than its spec.
     fn cluster(recorded: Option<&str>, spec: &str) -> EtcdCluster {
         let record = recorded.map(|text| api::cluster::TlsStatus::new("t", tls(text).as_ref()));
         let spec: serde_json::Value = serde_json::from_str(spec).unwrap();
@@ -102,13 +101,11 @@ mod tests {
 
     #[test]
     fn tls_settings_in_effect_override_spec() {
-        // The spec requests a TLS change that the cluster operator has not started, so the TLS settings in the status
-        // apply.
+        // The cluster operator has not started the change of the TLS settings, so the settings in the status apply.
         let switched = cluster(Some(TLS_ONLY), ACCEPTS_PLAINTEXT);
         assert_eq!(policy(&switched, None, true), tls(TLS_ONLY));
         assert_eq!(policy(&switched, None, false), tls(TLS_ONLY));
-        // While the restore holds the lock, the TLS settings of the seed take precedence. The settings in the status
-        // belong to the old cluster.
+        // With the lock, the settings of the seed apply, because the status describes the old cluster.
         let plain = seed("u", "null");
         assert_eq!(policy(&switched, Some(&plain), true), None);
         assert_eq!(policy(&switched, Some(&plain), false), tls(TLS_ONLY));
@@ -119,7 +116,7 @@ mod tests {
             .and_then(|it| it.bootstrap.as_mut());
         bootstrap.unwrap().token = "restore-1".into();
         assert_eq!(policy(&cut_over, Some(&plain), false), None);
-        // The TLS settings of a pod with another owner are ignored.
+        // A pod with another owner is ignored.
         let foreign = seed("another", "null");
         assert_eq!(policy(&switched, Some(&foreign), true), tls(TLS_ONLY));
         assert_eq!(

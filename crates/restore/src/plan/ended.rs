@@ -1,17 +1,16 @@
-//! A seed's pod that has ended: it was evicted, shut down with its node, or rejected by a kubelet. Kubernetes keeps the
-//! Pod object but restarts none of its containers.
+//! Replaces a seed's pod that has ended: it was evicted, shut down with its node, or rejected by a kubelet. Kubernetes
+//! does not restart such a pod.
 //!
-//! The operator replaces the pod as long as no client can have written to the seed. For a new cluster, this is until
-//! the cluster ID is recorded. For a restore in place, this is until the old members stop. A new pod continues with the
-//! data on the volume, or restores the backup again if the seed has no volume. Later, the seed is a member, and the
-//! cluster operator replaces its pod.
+//! The pod is replaced only while no client can have written to the seed. In a new cluster, this ends when the cluster
+//! ID is recorded, and in a restore in place when the old members stop. Afterwards, the cluster operator replaces the
+//! pod.
 
 use super::{Action, Plan};
 use crate::snapshot::{Life, PodFacts};
 
-/// Deletes the ended pod, so that the next plan creates a new pod. Called only if no client can have written to the
-/// seed, or if the data of the seed is on its volume (invariant 9). The pod is deleted even if its backup has a
-/// problem, because the new pod reports the same problem.
+/// Deletes the ended pod, so that the next reconcile creates another pod. No client can have written to the seed, or
+/// its data is on a volume (invariant 9). A problem of the backup does not matter here, because the new pod reports it
+/// again.
 pub(super) fn replace(pod: &PodFacts) -> Plan {
     let why = pod.trouble.as_ref();
     let why = why.map_or("the seed's pod has ended and is not restarted", |why| {

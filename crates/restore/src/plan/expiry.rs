@@ -1,5 +1,5 @@
-//! Deletes a finished EtcdRestore after `ttlSecondsAfterFinished`. The restored cluster is kept, because the
-//! EtcdRestore no longer owns it.
+//! Deletes a finished EtcdRestore after `ttlSecondsAfterFinished`. The restored cluster stays, because the EtcdRestore
+//! no longer owns it.
 
 use std::time::Duration;
 
@@ -8,7 +8,7 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 
 use super::{Action, Plan, PlanState};
 
-/// Adds the expiry to the plan of an ended restore.
+/// Adds the expiry to the plan of a restore that has ended.
 #[must_use]
 pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
     let ended = matches!(plan.state, PlanState::Complete | PlanState::Halted(_));
@@ -18,8 +18,7 @@ pub fn expire(plan: Plan, restore: &EtcdRestore, now: Timestamp) -> Plan {
     let status = restore.status.as_ref();
     let (Some(seconds), Some(ended)) = (
         restore.spec.ttl_seconds_after_finished,
-        // The completion time is missing until the end of the restore is recorded. Until then, the restore does not
-        // expire.
+        // The status does not report the end of the restore yet.
         status.and_then(|status| status.completion_time.as_ref()),
     ) else {
         return plan;

@@ -1,12 +1,12 @@
-//! Restore in place: the backup replaces the data of an existing cluster, whose EtcdCluster is kept.
+//! Restore in place: the backup replaces the data of an existing EtcdCluster.
 //!
-//! The seed is created while the old members continue to serve. Its pod has no label of the cluster, so no Service
-//! selects it. Only the operator connects to it, at the address of the pod.
+//! The seed is created while the old members serve. Its pod has no label of the cluster, so no Service selects it, and
+//! only the operator connects to it.
 //!
-//! The cutover is one write of the new cluster ID and token to the status of the EtcdCluster. Before the cutover, the
-//! old cluster is complete, and continues after every failure. After the cutover, the new cluster continues, because
-//! its seed has served the verified backup. Then the old members stop (invariant 9). Finally, the seed's pod gets the
-//! labels of the cluster (invariant 17).
+//! The cutover writes the new cluster ID and token to the status of the EtcdCluster. Before the cutover, the old
+//! cluster continues after every failure. After it, the new cluster continues, because its seed has served the
+//! verified backup. Then the old members stop (invariant 9), and the seed's pod gets the labels of the cluster
+//! (invariant 17).
 
 use api::EtcdRestore;
 use api::names::FINALIZER_CLAIM;
@@ -26,32 +26,30 @@ use crate::snapshot::{
     Source,
 };
 
-/// Whether the EtcdRestore has the finalizer. The finalizer delays the deletion of the EtcdRestore until the lock is
-/// released.
+/// True if the EtcdRestore has the finalizer, which delays its deletion until the lock is removed.
 pub fn has_finalizer(restore: &EtcdRestore) -> bool {
     let finalizers = restore.metadata.finalizers.as_deref().unwrap_or_default();
     finalizers.iter().any(|one| one == FINALIZER_CLAIM)
 }
 
-/// The recorded cluster that is replaced; `None` for a new cluster.
+/// The recorded cluster whose data is replaced; `None` for a new cluster.
 pub fn replaces(restore: &EtcdRestore) -> Option<&ReplacesStatus> {
     restore.status.as_ref()?.replaces.as_ref()
 }
 
-/// Whether the cutover was made: the status of the EtcdCluster has the cluster ID of the seed.
+/// True after the cutover: the status of the EtcdCluster contains the cluster ID of the seed.
 pub fn has_cut_over(restore: &EtcdRestore, cluster: &ClusterFacts) -> bool {
     let restored = verified(restore).map(|(id, _)| id);
     restored.is_some_and(|id| cluster.is_cluster(id))
 }
 
-/// Plans the steps before the lock. Reports every problem that can be detected before the first change.
+/// Plans the steps before the lock, and reports all problems that can be detected without a change.
 pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     if !restore.spec.overwrite {
         return refuse(restore);
     }
-    // The EtcdCluster is neither the recorded old cluster nor the restored cluster. Either a user created the
-    // EtcdCluster again, or the restored cluster lost its quorum and was recovered with a new ID. Its data may be newer
-    // than the backup, so it is not replaced again.
+    // The EtcdCluster is neither the recorded old cluster nor the restored cluster: a user has created it again, or
+    // its quorum was lost and recovered. Its data may be newer than the backup, so it is not replaced.
     if verified(restore).is_some() && !replaces(restore).is_some_and(|was| cluster.is_still(was)) {
         let name = naming::target(restore);
         let message = format!(
@@ -79,7 +77,7 @@ pub(super) fn begin(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Sn
         uid: cluster.uid.clone(),
         cluster_id: cluster.cluster_id.clone(),
     };
-    // Invariant 10: the seed and the replaced cluster are recorded before the lock.
+    // Invariant 10: record the seed and the replaced cluster before the lock.
     if !seed_is_recorded(restore) || replaces(restore) != Some(&existing) {
         let action = Action::RecordIntent {
             seed: naming::seed(restore),
@@ -103,8 +101,7 @@ fn set_finalizer() -> Plan {
     )
 }
 
-/// Prepares the seed while the old members serve and the restore holds the lock. A problem that needs manual action
-/// abandons the restore.
+/// Prepares the seed while the old members serve. A problem that a user must correct abandons the restore.
 pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &Snapshot) -> Plan {
     let before = replaces(restore).and_then(|before| before.cluster_id.as_ref());
     let same = before.map_or(cluster.cluster_id.is_none(), |was| cluster.is_cluster(was));
@@ -112,14 +109,14 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
         let message = "the cluster ID in the EtcdCluster's status has changed since the start of the restore: to replace its current data, create a new EtcdRestore with spec.overwrite: true";
         return abandon(&Trouble::new(Reason::SeedFailed, message));
     }
-    // Invariant 11: the finalizer may be missing although this restore holds the lock. A suspended operator process may
-    // have removed the finalizer late: another restore held the lock when that process read the EtcdCluster.
+    // Invariant 11: the finalizer may be missing although this restore holds the lock. An operator process that was
+    // suspended may have removed it after it had seen the lock of another restore.
     if !has_finalizer(restore) {
         return set_finalizer();
     }
     let plan = prepare_seed(cluster, verified(restore), snapshot);
-    // Invariant 9: the cutover waits until the seed is ready, because the old members stop only for a ready seed. If
-    // the seed never became ready after the cutover, both clusters would remain.
+    // Invariant 9: the cutover waits until the seed is ready. Otherwise the old members could never stop, and both
+    // clusters would remain.
     let is_ready = matches!(&snapshot.seed.pod, Pod::Present(pod) if pod.verified);
     if matches!(plan.action, Action::RecordFormed { .. }) && !is_ready {
         return Plan::wait_for("waiting for the seed member to be ready");
@@ -130,7 +127,7 @@ pub(super) fn prepare(restore: &EtcdRestore, cluster: &ClusterFacts, snapshot: &
     }
 }
 
-/// Records that the restore is abandoned, before any object of the seed is deleted (invariant 10).
+/// Records that the restore is abandoned, before the objects of the seed are deleted (invariant 10).
 pub(super) fn abandon(trouble: &Trouble) -> Plan {
     let message = &trouble.message;
     let trouble = Trouble::new(
@@ -145,8 +142,8 @@ pub(super) fn abandon(trouble: &Trouble) -> Plan {
     plan
 }
 
-/// Deletes the seed of a restore that was aborted before the cutover, and then releases the lock. The cluster operator
-/// continues with the old members.
+/// Deletes the seed of a restore that was aborted before the cutover, and then removes the lock. The old members
+/// continue.
 pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
     let seed = &snapshot.seed;
     let unknown = match (&seed.pod, &seed.pvc, &seed.service) {
@@ -172,7 +169,7 @@ pub(super) fn withdraw(snapshot: &Snapshot) -> Plan {
     )
 }
 
-/// Plans the steps after the cutover: the old members stop, the seed joins the cluster, the lock is released.
+/// Plans the steps after the cutover: the old members stop, the seed joins the cluster, and the lock is removed.
 pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) -> Plan {
     let pods = match &snapshot.old_members {
         OldMembers::NotRead => return Plan::wait_for("waiting for the list of the old members"),
@@ -189,8 +186,8 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     if !running.is_empty() {
         return stop(snapshot, durable, verified(restore), running);
     }
-    // Invariant 17: a terminating pod that is not ready is no endpoint of a Service. The plan does not wait for such a
-    // pod, because its node may never answer.
+    // Invariant 17: a terminating pod that is not ready receives no requests through a Service. The plan does not wait
+    // for it, because its node may never answer.
     let ready: Vec<&str> = pods
         .iter()
         .filter(|pod| pod.ready)
@@ -207,9 +204,9 @@ pub(super) fn replace(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool)
     joining::join(restore, snapshot, durable)
 }
 
-/// Stops the old members if the verified seed exists (invariant 9). Otherwise creates the seed again, because no client
-/// can have written to it yet. The new seed has the same cluster ID: etcd derives this ID from the name and the token
-/// of the seed, and both stay the same.
+/// Stops the old members if the verified seed exists (invariant 9). Otherwise creates the seed again, because no
+/// client has written to it yet. The new seed gets the same cluster ID, because etcd computes the ID from the name and
+/// the token.
 fn stop(
     snapshot: &Snapshot,
     durable: bool,
@@ -234,14 +231,14 @@ fn stop(
         }
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
         Pod::Absent => Plan::act(Action::CreatePod, "starting the seed member"),
-        // Clients may have written to a seed with the labels of the cluster. Without a volume, the deletion of its pod
-        // would lose these writes.
+        // Clients may have written to a pod with the labels of the cluster. Without a volume, its deletion would lose
+        // these writes.
         Pod::Present(pod) if pod.life != Life::Active && (durable || !pod.joined) => {
             ended::replace(pod)
         }
         Pod::Present(pod) => {
-            // Invariant 17: clients reach a seed that has joined. An old member that still runs must then stop, even if
-            // the seed has a problem.
+            // Invariant 17: clients already use a seed that has joined, so the old members must stop even if its pod
+            // reports a problem.
             let serves = pod.joined && pod.life == Life::Active;
             let trouble = pod.trouble.as_ref().filter(|_| !serves);
             let unfit = unfit::pod_replacement(pod).filter(|_| !pod.joined);
@@ -258,9 +255,8 @@ fn stop(
     }
 }
 
-/// Stops the old members if the seed serves the verified backup (invariant 9). A seed that was created again may
-/// differ: its location may now have another backup, or changed address settings may have led to another cluster ID. No
-/// client has used such a seed yet.
+/// Stops the old members if the seed serves the verified backup (invariant 9). After its verification, the seed may
+/// have been created again, from another backup or with another cluster ID. No client has used it yet.
 fn stop_for(
     pod: &PodFacts,
     known: Option<(&str, i64)>,
@@ -292,8 +288,8 @@ fn stop_for(
     let same = id == cluster;
     let other = matches!(pod.other_backup, Some(OtherBackup::Contains(_)));
     let verified = !other && same && serves >= recorded && pod.restored == Some(recorded);
-    // A seed that has joined has served the verified backup. Clients may have written to it since then, so its revision
-    // may be higher.
+    // A seed that has joined has served the verified backup. Clients may have written to it, so its revision may be
+    // higher.
     if !verified && !pod.joined {
         let restored = pod.restored.unwrap_or_default();
         let backup = match &pod.other_backup {

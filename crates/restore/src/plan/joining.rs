@@ -1,12 +1,12 @@
-//! The end of a restore in place: the old members have stopped, the seed joins the cluster, and the lock is released.
+//! The end of a restore in place, after the old members have stopped: the seed joins the cluster, and the lock is
+//! removed.
 //!
-//! The seed joins the Services when it serves the verified backup. After that, clients may have written to the seed.
-//! The operator therefore never creates its volume again, because these writes would be lost without a report. The
-//! operator creates the pod again on the existing volume as often as needed. If the volume is empty, because it was
-//! created again while the old members ran, the pod restores the backup.
+//! The seed joins the Services when it serves the verified backup. Clients may then write to it, so its volume is
+//! never created again, because this would lose the writes. Its pod can be created again on the volume. If the volume
+//! is empty, the pod restores the backup again.
 //!
-//! If neither the pod nor the volume of the seed exists, the restore fails and reports the remedy. The cluster then has
-//! no data, and the cluster operator never bootstraps it again (invariant 7).
+//! If the pod and the volume of the seed are both lost, the restore fails. The cluster then has no data, and the
+//! cluster operator never bootstraps it again (invariant 7).
 
 use api::EtcdRestore;
 
@@ -16,10 +16,9 @@ use crate::naming;
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Child, Life, OtherBackup, Pod, PodFacts, Seed, Serving, Snapshot};
 
-/// The remedy if the seed does not serve the verified backup and the old members have stopped.
+/// The remedy if the old members have stopped, and the seed does not serve the verified backup.
 const REMEDY: &str = "the old members have stopped, and no member serves clients: delete this EtcdRestore to continue with the data of the seed. To restore another backup, create a new EtcdRestore with spec.overwrite: true";
 
-/// Plans the steps after all old members have stopped.
 pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) -> Plan {
     let seed = &snapshot.seed;
     match &seed.pod {
@@ -31,10 +30,10 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
             wait.unwrap_or_else(|| Plan::act(Action::Join, "the seed joins the cluster"))
         }
         Pod::Present(pod) if pod.life == Life::Active => hand_over(),
-        // If the EtcdRestore was deleted, the user accepts the current data of the seed.
+        // A user who deletes the EtcdRestore accepts the current data of the seed.
         Pod::Present(_) | Pod::Absent | Pod::NameTaken if is_aborted(restore) => {
             match &seed.pod {
-                // Services and the cluster operator select the pod by the labels that it gets here.
+                // Services and the cluster operator select the pod by these labels.
                 Pod::Present(pod) if !pod.joined => {
                     Plan::act(Action::Join, "the seed joins the cluster")
                 }
@@ -52,12 +51,12 @@ pub(super) fn join(restore: &EtcdRestore, snapshot: &Snapshot, durable: bool) ->
     }
 }
 
-/// Creates the pod again on the volume of the seed. The restore operator creates this pod, because its pods verify the
-/// data on the volume. A pod of the cluster operator would fail repeatedly on an empty volume.
+/// Creates the pod again on the volume of the seed. The cluster operator cannot do this, because its pod would not
+/// restore the backup on an empty volume.
 fn on_volume(seed: &Seed) -> Plan {
     match &seed.pod {
-        // The volume of a seed that has joined contains the verified backup. The cluster operator can replace the pod
-        // of such a seed.
+        // The volume of a seed that has joined contains the verified backup, so the cluster operator can replace the
+        // pod.
         Pod::Present(pod) if pod.joined => hand_over(),
         Pod::Present(pod) => ended::replace(pod),
         Pod::NameTaken => Plan::wait_for(NAME_TAKEN),
@@ -77,9 +76,9 @@ fn hand_over() -> Plan {
     )
 }
 
-/// If the seed must not join yet, returns a plan that waits, reports a problem or replaces the pod. Returns `None` if
-/// the seed may join. A seed that was created again joins only when it serves the verified backup (invariant 9). If the
-/// EtcdRestore was deleted, the user accepts the current data, and the seed joins.
+/// Returns a plan if the seed must not join yet, and `None` if it may join. A seed that was created again joins only
+/// when it serves the verified backup (invariant 9). After the deletion of the EtcdRestore, the seed joins with its
+/// current data.
 fn reason_to_wait(
     restore: &EtcdRestore,
     (pod, durable): (&PodFacts, bool),
@@ -125,24 +124,24 @@ fn reason_to_wait(
     }
 }
 
-/// Like [`reason_to_wait`], for a seed whose pod has no report.
+/// Returns a plan like [`reason_to_wait`] for a seed whose pod has no report.
 fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     let replacement = unfit::pod_replacement(pod).filter(|_| durable);
     match (replacement, pvc) {
-        // The operator replaces the pod. The next pod reports which data the volume contains.
+        // The next pod reports the data on the volume.
         (Some(replacement), Child::Present) => return Some(replacement),
-        // Invariant 1: the pod is not replaced while the state of its volume is unknown.
+        // Invariant 1: without an answer about the volume, the pod is not replaced.
         (Some(_), Child::Unknown(why)) => {
             let answer =
                 format!("waiting until the seed's PersistentVolumeClaim can be read: {why}");
             return Some(Plan::wait_for(answer));
         }
-        // The pod has the only copy of the data: it has no volume, or its PersistentVolumeClaim is being deleted and
-        // vanishes together with the pod.
+        // The pod has the only copy of the data, because it has no volume, or its PersistentVolumeClaim is being
+        // deleted.
         (Some(_), Child::Absent | Child::NameTaken) | (None, _) => {}
     }
-    // With `--sha256`, the pod checks the data that it fetches. It does not check a data directory that an earlier pod
-    // has left on a volume. So the argument proves the origin of the data only if the pod has no volume.
+    // With `--sha256`, a pod checks the backup that it fetches, but not an existing data directory on a volume. The
+    // argument therefore proves the data only if the pod has no volume.
     match (pod.report_lost, pod.checks_sha256 && !durable) {
         (true, true) => None,
         (true, false) => Some(stuck(
@@ -156,8 +155,8 @@ fn without_report(pod: &PodFacts, durable: bool, pvc: &Child) -> Option<Plan> {
     }
 }
 
-/// Waits for the seed while no member serves clients. If the pod has a problem, or if it was not created recently, the
-/// message contains the remedy.
+/// Waits for the seed while no member serves clients. If the pod has a problem, or has been starting for some time,
+/// the message contains the remedy.
 fn starting(pod: &PodFacts, what: &str) -> Plan {
     if let Some(trouble) = &pod.trouble {
         return Plan::trouble(&Trouble {
@@ -173,7 +172,7 @@ fn starting(pod: &PodFacts, what: &str) -> Plan {
     Plan::wait_for(with_remedy(what))
 }
 
-/// Adds the remedy to a problem if the old members have stopped. Otherwise the old members still serve clients.
+/// Adds the remedy to a problem if the old members have stopped, because no member then serves clients.
 pub fn with_remedy_if_stopped(snapshot: &Snapshot, why: &str) -> String {
     if snapshot.old_members.have_stopped() {
         with_remedy(why)
@@ -194,8 +193,8 @@ fn stuck(what: &str) -> Plan {
     Plan::stuck(Trouble::new(Reason::SeedFailed, with_remedy(what)))
 }
 
-/// Records that the restore has failed, because neither the pod nor the data of the seed exists. The next plan
-/// releases the lock (invariant 10).
+/// Records that the restore has failed, because the pod and the data of the seed are lost. The next plan removes the
+/// lock (invariant 10).
 fn lost(restore: &EtcdRestore) -> Plan {
     let member = naming::seed(restore).member;
     let message = format!(

@@ -1,15 +1,11 @@
-//! Missing storage for the seed. Before the cutover, a restore in place reports the problem for some time and is then
-//! abandoned. After the cutover, the restore is never abandoned. A condition of the EtcdRestore records when the
-//! problem started (invariant 10).
+//! Handles missing storage for the seed. Before the cutover, a restore in place reports the problem for some time, and
+//! is then abandoned. A condition of the EtcdRestore records the start of the problem (invariant 10).
 //!
 //! There are two cases:
 //!
-//! - The API server rejects the seed's PersistentVolumeClaim (PVC) because of a quota or a limit range. Only this
-//!   response names the cause, so the operator repeats the request. The cause may be temporary: the quota allows the
-//!   PVC after another PVC is deleted. Or a second operator process has just created the seed's PVC, and this PVC uses
-//!   up the quota.
-//! - The PVC exists, but no volume is created for it. The cause may be temporary: the driver does not run yet on a new
-//!   node, or the controller of Kubernetes is restarting.
+//! - The API server rejects the seed's PersistentVolumeClaim (PVC) because of a quota or a limit range. The request is
+//!   repeated, because the quota may allow the PVC later, and because another operator process may have created it.
+//! - The PVC has no volume. This may be temporary too, for example if the driver is not running on a new node yet.
 
 use api::EtcdRestore;
 use api::conditions::{self, ConditionType};
@@ -19,9 +15,9 @@ use super::{Action, Plan, in_place};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{Cluster, Pod, Snapshot};
 
-/// Time for which a rejected PVC is reported before the restore is abandoned.
+/// Time limit of a rejected PVC. The restore is then abandoned.
 const REJECTED_PVC_TIMEOUT: SignedDuration = SignedDuration::from_secs(30);
-/// Time for which a PVC without a volume is reported before the restore is abandoned.
+/// Time limit of a PVC without a volume. The restore is then abandoned.
 const UNBOUND_PVC_TIMEOUT: SignedDuration = SignedDuration::from_mins(3);
 
 /// The plan after the API server has rejected the PVC.
@@ -31,7 +27,7 @@ pub fn pvc_rejected(
     trouble: Trouble,
     now: Timestamp,
 ) -> Plan {
-    // Invariant 9: after the cutover the restore is not abandoned, because the old members may already be stopping.
+    // Invariant 9: after the cutover, the restore is not abandoned, because the old members may be stopping.
     let old_members_serve = in_place::replaces(restore).is_some()
         && matches!(&snapshot.cluster, Cluster::Present(it) if !in_place::has_cut_over(restore, it));
     if !old_members_serve {
@@ -43,7 +39,7 @@ pub fn pvc_rejected(
     report(&trouble)
 }
 
-/// Until the time limit has passed, reports an unbound PVC instead of abandoning the restore.
+/// Reports an unbound PVC until its time limit has passed, and does not abandon the restore before.
 #[must_use]
 pub fn delay_abandonment(
     plan: Plan,

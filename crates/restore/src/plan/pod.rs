@@ -1,4 +1,4 @@
-//! Builds the seed's pod, whose init container fetches the backup from a store. Performs no I/O.
+//! Builds the seed's pod, whose init container fetches the backup. Performs no I/O.
 
 use api::names::{ANNOTATION_RESTORE, LABEL_APP, LABEL_CLUSTER};
 use api::restore::SeedStatus;
@@ -7,11 +7,11 @@ use api::version::EtcdVersion;
 use k8s_openapi::api::core::v1::{Pod, PodAffinityTerm};
 use member::{self, Members, OperatorImage, Seed, Source};
 
-/// The properties of a seed's pod that do not follow from its EtcdCluster.
+/// The settings of a seed's pod that are not in its EtcdCluster.
 pub struct From<'a> {
     /// The name of the member and the token of the new cluster.
     pub seed: &'a SeedStatus,
-    /// The etcd version that the seed runs.
+    /// The etcd version of the seed.
     pub version: &'a EtcdVersion,
     /// The UID of the EtcdRestore.
     pub restore: &'a str,
@@ -19,15 +19,15 @@ pub struct From<'a> {
     pub source: &'a StorageBlock,
     /// The SHA-256 of the snapshot, if known.
     pub sha256: Option<&'a str>,
-    /// The Secret with the keys for an encrypted backup.
+    /// The Secret with the keys of an encrypted backup.
     pub encryption_secret: Option<&'a str>,
-    /// The number by which the revision is increased; `None` for no increase.
+    /// The number by which the restore raises the revision; `None` without `bumpRevision`.
     pub bump_revision: Option<u64>,
-    /// True for a restore in place: the seed runs at the same time as old members that serve.
+    /// True for a restore in place, in which old members serve while the seed starts.
     pub in_place: bool,
 }
 
-/// The pod of the seed member.
+/// Builds the pod of the seed.
 pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -> Pod {
     let mut source = Source::store(from.source, from.version, from.sha256);
     if let Some(secret) = from.encryption_secret {
@@ -36,7 +36,7 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
     let seed = Seed {
         member: &from.seed.member,
         version: from.version,
-        // Only the container that fetches the backup mounts the Secrets (invariant 14).
+        // Only the container that fetches the backup mounts these Secrets (invariant 14).
         source,
         bump_revision: from.bump_revision,
     };
@@ -44,7 +44,7 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
     let labels = pod.metadata.labels.get_or_insert_default();
     labels.insert(ANNOTATION_RESTORE.to_owned(), from.restore.to_owned());
     if from.in_place {
-        // Invariant 17: while the old members serve, no Service of the cluster or of a user may select the seed.
+        // Invariant 17: while the old members serve, no Service may select the seed.
         labels.remove(LABEL_APP);
         labels.remove(LABEL_CLUSTER);
         remove_member_anti_affinity(&mut pod);
@@ -52,8 +52,8 @@ pub fn build(members: &Members<'_>, from: &From<'_>, operator: &OperatorImage) -
     pod
 }
 
-/// Removes the required anti-affinity to members. Otherwise the seed would need a node without an old member. Members
-/// that are added later still avoid the node of the seed.
+/// Removes the required anti-affinity to members, so that the seed can run on a node with an old member. Members that
+/// are added later avoid the node of the seed.
 fn remove_member_anti_affinity(pod: &mut Pod) {
     let terms = pod
         .spec

@@ -1,9 +1,8 @@
-//! The parts of a recorded spec that a store must not decide (invariant 27). Performs no I/O.
+//! The fields of a recorded spec that are not accepted from a store (invariant 27). Performs no I/O.
 //!
-//! A restore can create a cluster from the spec in the manifest of the backup, and everyone who can write to the store
-//! can change that spec. The operator therefore accepts no part of it that runs other programs, reaches a node, or
-//! gives the pods volumes, identities or privileges. A user who trusts these parts repeats them in
-//! `spec.etcdCluster.template`.
+//! A restore can create a cluster from the spec in the manifest of the backup. Everyone who can write to the store can
+//! change this spec. The operator therefore accepts no field that runs other programs, reaches a node, or gives the
+//! pods volumes, identities or privileges. A user can set these fields in `spec.etcdCluster.template`.
 
 use api::cluster::{EtcdClusterSpec, PodPolicy, flag_of_env};
 use api::names::VOLUME_DATA;
@@ -16,7 +15,7 @@ use k8s_openapi::api::core::v1::{
 const APPARMOR: &str = "container.apparmor.security.beta.kubernetes.io/";
 
 /// Flags of etcd that read or write files, or send data to an address, without the prefix `experimental-`. Flags that
-/// end in `-file` are refused as well and need no entry here.
+/// end with `-file` are refused too.
 const FILE_FLAGS: [&str; 4] = [
     "auth-token",
     "distributed-tracing-address",
@@ -24,11 +23,11 @@ const FILE_FLAGS: [&str; 4] = [
     "log-outputs",
 ];
 
-/// Environment variables that tune the runtime of Go and have no other effect.
+/// Environment variables that only tune the runtime of Go.
 const GO_RUNTIME: [&str; 3] = ["GOGC", "GOMAXPROCS", "GOMEMLIMIT"];
 
-/// The fields of a recorded spec that the operator refuses. The patterns name every field of the API: if a field is
-/// new, the compiler reports an error until the field is listed as accepted or refused.
+/// The fields of a recorded spec that the operator refuses. The patterns list every field, so a new field causes a
+/// compiler error until it is added here.
 pub(crate) fn refused_fields(spec: &EtcdClusterSpec) -> Vec<&'static str> {
     let EtcdClusterSpec {
         repository,
@@ -127,8 +126,8 @@ fn refused_in_pod(policy: &PodPolicy) -> Vec<&'static str> {
     refused.map(|(_, field)| field).collect()
 }
 
-/// Whether a variable has a literal value, and either sets a flag of etcd that uses no file or tunes the runtime of Go.
-/// Other variables may be harmful, for example a proxy variable that redirects connections of etcd.
+/// True if the variable has a literal value, and sets a flag of etcd without files, or tunes the runtime of Go. Other
+/// variables may be harmful, such as a proxy for the connections of etcd.
 fn is_harmless_variable(variable: &EnvVar) -> bool {
     let name = variable.name.as_str();
     let harmless = match flag_of_env(name) {
@@ -148,8 +147,8 @@ fn is_file_flag(flag: &str) -> bool {
     flag.ends_with("-file") || FILE_FLAGS.contains(&flag)
 }
 
-/// Whether the volume contains only data of this pod or of a ConfigMap. Volumes of other types give access to a node, a
-/// Secret, a token or another volume.
+/// True if the volume contains only data of this pod or of a ConfigMap. Other volumes give access to a node, a Secret,
+/// a token or another volume.
 fn is_harmless_volume(volume: &Volume) -> bool {
     let harmless = Volume {
         name: volume.name.clone(),
@@ -161,14 +160,13 @@ fn is_harmless_volume(volume: &Volume) -> bool {
     *volume == harmless
 }
 
-/// Whether the mounted volume is the data volume or a volume of the recorded spec. The operator adds further volumes to
-/// pods. In the pod of a seed, they contain the credentials of the store and the keys for the backup (invariant 14).
+/// True if the mount is the data volume or a volume in the recorded spec. Other volumes of the pod contain the
+/// credentials of the store and the keys of the backup (invariant 14).
 fn is_own(mount: &VolumeMount, volumes: &[Volume]) -> bool {
     mount.name == VOLUME_DATA || volumes.iter().any(|volume| volume.name == mount.name)
 }
 
-/// Whether the container of etcd runs as root. If the spec has no security context for the pod, the operator's default
-/// applies.
+/// True if etcd runs as root. Without a security context of the pod in the spec, the operator's default applies.
 fn runs_as_root(pod: Option<&PodSecurityContext>, container: Option<&SecurityContext>) -> bool {
     let default = member::pod_security();
     let pod = pod.unwrap_or(&default);
@@ -180,7 +178,7 @@ fn runs_as_root(pod: Option<&PodSecurityContext>, container: Option<&SecurityCon
     }
 }
 
-/// Whether the security context of the pod sets only users, groups and the default seccomp profile.
+/// True if the context sets only users, groups and the default seccomp profile.
 fn is_restricted_pod(context: &PodSecurityContext) -> bool {
     let restricted = PodSecurityContext {
         fs_group: context.fs_group,
@@ -196,7 +194,7 @@ fn is_restricted_pod(context: &PodSecurityContext) -> bool {
     *context == restricted
 }
 
-/// Whether the security context of the container grants no privileges or capabilities.
+/// True if the context grants no privileges and no capabilities.
 fn is_restricted(context: &SecurityContext) -> bool {
     let capabilities = context.capabilities.clone().map(|mut capabilities| {
         capabilities.add = capabilities.add.filter(Vec::is_empty);
@@ -241,7 +239,7 @@ mod tests {
         json!({ "pod": { field: value } })
     }
 
-    /// Specs that each contain one dangerous part, and the name of the field that contains this part.
+    /// Specs with one dangerous field each, and the name of this field.
     fn dangerous() -> Vec<(Value, &'static str)> {
         let rows = containers_and_volumes()
             .into_iter()
@@ -286,7 +284,7 @@ mod tests {
         vec![
             ("securityContext", json!({ "runAsUser": 0 })),
             ("securityContext", json!({ "runAsNonRoot": false })),
-            // If the security context names no user, the image decides which user runs the container.
+            // Without a user in the security context, the image determines the user.
             ("securityContext", json!({ "fsGroup": 2000 })),
             (
                 "securityContext",
@@ -443,7 +441,7 @@ mod tests {
             let accepted = spec_to_restore(&restore(None), None, Some(&manifest(&recorded)));
             assert_eq!(accepted, Ok(spec(&recorded)));
         }
-        // With a security context for the container only, the default security context of the pod still applies.
+        // The spec sets no security context of the pod, so the operator's default applies.
         let container = pod(
             "containerSecurityContext",
             &json!({ "readOnlyRootFilesystem": true }),
@@ -451,7 +449,7 @@ mod tests {
         assert_eq!(refused_fields(&spec(&container)), Vec::<&str>::new());
     }
 
-    /// The pod of a seed has volumes with the credentials of the store and the keys for the backup.
+    /// The pod of a seed has volumes with the credentials of the store and the keys of the backup.
     #[test]
     fn invariant_27_recorded_spec_mounts_only_its_own_volumes() {
         let block = json!({ "s3": { "path": "b/k", "awsSecret": "aws", "caSecret": "ca" } });
@@ -478,7 +476,7 @@ mod tests {
         }
     }
 
-    /// The template and the spec of the existing cluster come from a user, so every part is accepted.
+    /// A user has written the template and the spec of the existing cluster, so all fields are accepted.
     #[test]
     fn invariant_27_template_and_spec_of_existing_cluster_are_accepted() {
         for (recorded, _) in dangerous() {

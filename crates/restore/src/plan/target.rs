@@ -1,4 +1,4 @@
-//! The spec of the cluster to create from a backup, and the check of its etcd version. Performs no I/O.
+//! Determines the spec of the restored cluster, and checks its etcd version. Performs no I/O.
 
 use api::cluster::{self, EtcdClusterSpec};
 use api::manifest::BackupManifest;
@@ -9,10 +9,10 @@ use api::{EtcdCluster, EtcdRestore};
 use super::recorded_spec::refused_fields;
 use crate::reason::{Reason, Trouble};
 
-/// The first minor version whose etcdutl can raise revisions.
+/// The first minor release whose etcdutl supports `--bump-revision`.
 const FIRST_BUMP_VERSION: (u64, u64) = (3, 6);
 
-/// The spec of the restored cluster: the spec of the `existing` cluster, or else the spec of the cluster to create.
+/// The spec of the `existing` cluster, or else the spec of the cluster to create.
 pub(crate) fn spec_to_restore(
     restore: &EtcdRestore,
     existing: Option<&EtcdClusterSpec>,
@@ -43,7 +43,7 @@ pub(crate) fn cluster_to_create(
     let cluster = EtcdCluster::new(&target.name, spec);
     let problems = cluster::validate(&cluster);
     if !problems.is_empty() {
-        // A user cannot correct the spec in a manifest, so the remedy is a template.
+        // The user cannot correct the spec in a manifest, but can set a template.
         let remedy = match target.template {
             Some(_) => "",
             None => "; or set spec.etcdCluster.template",
@@ -66,7 +66,7 @@ pub(crate) fn cluster_to_create(
     Ok(cluster.spec)
 }
 
-/// The recorded spec. Fails if the spec has a part that a store must not decide (invariant 27).
+/// The recorded spec. Fails if it sets a field that is not accepted from a store (invariant 27).
 fn accepted(recorded: &EtcdClusterSpec) -> Result<EtcdClusterSpec, Trouble> {
     let refused = refused_fields(recorded);
     if refused.is_empty() {
@@ -81,8 +81,8 @@ fn accepted(recorded: &EtcdClusterSpec) -> Result<EtcdClusterSpec, Trouble> {
     Err(Trouble::new(Reason::RecordedSpecRefused, message))
 }
 
-/// Fails if the etcd of the cluster is older than the backup, because an older etcd cannot read the database. Also
-/// fails if the restore raises revisions and the etcdutl of that version cannot do so.
+/// Fails if the cluster has an older minor release of etcd than the backup, because that etcd cannot read the
+/// database. Also fails if the etcdutl of the cluster does not support `--bump-revision`.
 pub(crate) fn check_version(
     restore: &EtcdRestore,
     spec: &EtcdClusterSpec,

@@ -1,4 +1,4 @@
-//! Tests of single decisions, and a model that runs thousands of reconciles.
+//! Tests of single plans, and a model that runs thousands of reconciles.
 
 use api::cluster::EtcdClusterSpec;
 use api::restore::{ChosenBackup, ReplacesStatus};

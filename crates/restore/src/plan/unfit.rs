@@ -1,17 +1,15 @@
-//! A seed's pod that is active but unusable: its backup differs from the recorded backup, or its report is lost. The
-//! operator replaces the pod as long as no client can have written to it. The operator waits for the same pause as
-//! before the replacement of an [ended](super::ended) pod.
+//! Replaces a seed's pod that is active but unusable: its backup differs from the recorded backup, or its report is
+//! lost. No client can have written to it. The delay is the same as for an [ended](super::ended) pod.
 //!
-//! The report is the termination message of the container `fetch`. The kubelet reads this message once from a file on
-//! the node, and may lose it. A container that has succeeded does not run again, so the operator would never know the
-//! data of the pod.
+//! The report is the termination message of the container `fetch`. The kubelet reads it once, and may lose it. The
+//! container does not run again after a success, so the data of the pod would stay unknown.
 
 use super::{Action, Plan};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::{OtherBackup, PodFacts};
 
-/// Plans the replacement of a pod before the cutover, while no client can have written to it. `None` if the pod is
-/// usable. A seed that contains another backup is deleted together with its volume.
+/// The replacement of an unusable pod before the cutover. `None` if the pod is usable. A seed with another backup is
+/// deleted together with its volume.
 pub(super) fn before_cutover(pod: &PodFacts) -> Option<Plan> {
     let Some(OtherBackup::Contains(backup)) = &pod.other_backup else {
         return pod_replacement(pod);
@@ -22,8 +20,8 @@ pub(super) fn before_cutover(pod: &PodFacts) -> Option<Plan> {
     Some(replaced(pod, Action::DiscardSeed, text))
 }
 
-/// Plans the replacement of a pod while old members run, or if the seed has a volume. `None` if the pod is usable, or
-/// if it contains another backup. The volume is kept, and the next pod reports its data.
+/// The replacement of an unusable pod that keeps the volume. `None` if the pod is usable, or if it contains another
+/// backup. The next pod reports the data on the volume.
 pub(super) fn pod_replacement(pod: &PodFacts) -> Option<Plan> {
     let text = match &pod.other_backup {
         Some(OtherBackup::Fetches(backup)) => {

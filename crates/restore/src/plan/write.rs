@@ -1,4 +1,4 @@
-//! Builds the requests of an action, with all objects, in the order in which they are sent. Performs no I/O.
+//! Builds the requests of an action in the order in which they are sent. Performs no I/O.
 
 use api::cluster::{
     BootstrapStatus, EtcdClusterSpec, EtcdClusterStatus, ReplacedStatus, TlsStatus,
@@ -19,21 +19,21 @@ use super::{choice, in_place, joining, pod};
 use crate::naming;
 use crate::snapshot::{Objects, Observation, OldMembers, OldPod};
 
-/// A precondition that is checked again just before a request is sent. Without the check, a suspended operator process
-/// could act on an old observation (invariant 11).
+/// A precondition that is checked directly before a request, because the observation may be outdated (invariant 11).
 #[derive(Clone, Debug, PartialEq)]
 pub enum Check {
-    /// The EtcdRestore has not changed since it was read. The ten seconds for the next requests start with this check.
+    /// The EtcdRestore is unchanged since the observation. The ten seconds for the next requests start with this
+    /// check.
     RestoreUnchanged,
-    /// The EtcdRestore records the same backup as in the observation.
+    /// The recorded backup in the EtcdRestore is unchanged since the observation.
     SameBackup,
-    /// This restore holds the lock of the EtcdCluster, and the recorded cluster ID is unchanged.
+    /// This restore holds the lock of the EtcdCluster, and the cluster ID is unchanged.
     ClusterInPlace(Box<EtcdCluster>),
-    /// The seed's pod has not changed since it was read. With `None`, the pod did not exist and still does not exist.
+    /// The seed's pod is unchanged since the observation. `None` means that it did not exist.
     SeedUnchanged(Option<Box<Pod>>),
 }
 
-/// A Kubernetes object that a request creates, changes or deletes.
+/// An object that a request creates, changes or deletes.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Object {
     /// The EtcdCluster that a restore creates.
@@ -49,31 +49,31 @@ pub enum Object {
 /// One request to the API server.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Request {
-    /// Check the precondition. If it is not met, send no further request.
+    /// Check a precondition. If it is not met, no further request is sent.
     Confirm(Check),
-    /// Set the finalizer of the EtcdRestore (true), or remove it (false).
+    /// Add the finalizer if true, remove it if false.
     SetFinalizer(bool),
-    /// Create an object. Its name is fixed, so a second creation fails.
+    /// Create an object. Its name is fixed, so it is created at most once.
     Create(Object),
-    /// Create the seed's pod. Delete it again if the cluster no longer needs a seed.
+    /// Create the seed's pod, and delete it if the cluster no longer needs a seed.
     CreateSeed {
         /// The pod of the seed.
         pod: Box<Pod>,
         /// The observed EtcdCluster.
         cluster: Box<EtcdCluster>,
-        /// True after the cutover. The old members may then have stopped, because an earlier pod of the seed served.
+        /// True after the cutover, when clients may have written to an earlier pod of the seed.
         after_cutover: bool,
     },
-    /// Set the restore lock of the EtcdCluster. Remove the lock again if the EtcdRestore has no finalizer.
+    /// Set the restore lock, and remove it if the EtcdRestore has no finalizer.
     Lock(Box<EtcdCluster>),
-    /// Merge metadata into the object, with the UID and the resourceVersion of the observation as preconditions.
+    /// Merge metadata into the object, with the observed UID and resourceVersion as preconditions.
     Patch(Object, Value),
     /// Write the status of the EtcdCluster with the observed resourceVersion as precondition.
     Record(Box<EtcdCluster>, Box<EtcdClusterStatus>),
     /// Delete the object with the observed UID as precondition.
     Delete(Object),
-    /// Delete the pod if its resourceVersion is unchanged. The next requests are sent only if the pod is deleted and no
-    /// other pod has its name.
+    /// Delete the pod if its resourceVersion is unchanged. The next requests are sent only if no pod of this name
+    /// exists.
     DeleteUnchanged(Box<Pod>),
     /// Delete these pods with a short grace period.
     DeletePods(Vec<Pod>),
@@ -81,7 +81,7 @@ pub enum Request {
     DeleteRestore,
 }
 
-/// The requests of an action, except for records in the status of the EtcdRestore, which are written with the status.
+/// The requests of an action. Records in the status of the EtcdRestore are written with the status.
 ///
 /// # Errors
 ///
@@ -167,7 +167,7 @@ fn known_cluster(objects: &Objects) -> Result<&EtcdCluster, String> {
     cluster.ok_or_else(|| "the EtcdCluster was not read".to_owned())
 }
 
-/// The EtcdCluster with the spec in effect.
+/// The EtcdCluster with the TLS settings and the address format in effect.
 fn effective(objects: &Objects) -> Result<EtcdCluster, String> {
     let cluster = known_cluster(objects)?;
     let spec = objects.effective.as_ref().unwrap_or(&cluster.spec);
@@ -182,7 +182,7 @@ fn seed_unchanged(objects: &Objects) -> Request {
     Request::Confirm(Check::SeedUnchanged(pod))
 }
 
-/// A pod with only its name and its UID, which are enough for a deletion.
+/// A pod with only the name and the UID, which a deletion needs.
 fn named(old_pod: &OldPod) -> Pod {
     let mut pod = Pod::default();
     pod.metadata.name = Some(old_pod.name.clone());
@@ -194,7 +194,7 @@ fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, Str
     let missing = |why: &str| joining::with_remedy_if_stopped(&observation.snapshot, why);
     let objects = &observation.objects;
     let cluster = effective(objects)?;
-    // Invariant 10: the recorded backup is used, even if a newer backup exists.
+    // Invariant 10: the pod gets the recorded backup, even if a newer backup exists.
     let backup = objects.backup.as_ref();
     let backup = backup.map_err(|trouble| missing(&trouble.message))?;
     let image = objects.image.as_ref().map_err(|why| missing(why))?;
@@ -216,8 +216,7 @@ fn seed_pod(restore: &EtcdRestore, observation: &Observation) -> Result<Pod, Str
     Ok(pod::build(&members, &from, image))
 }
 
-/// Deletes all objects of the seed. If the restore continues, the Service and the PVC are deleted only after the pod,
-/// which must be unchanged.
+/// Deletes all objects of the seed. If the restore continues, the pod is deleted first, and must be unchanged.
 fn discard(restore: &EtcdRestore, objects: &Objects) -> Result<Vec<Request>, String> {
     let seed = &objects.seed;
     let check = Check::ClusterInPlace(Box::new(known_cluster(objects)?.clone()));
@@ -236,8 +235,8 @@ fn discard(restore: &EtcdRestore, objects: &Objects) -> Result<Vec<Request>, Str
     Ok(requests)
 }
 
-/// The status that makes the cutover in one write (invariant 9). It contains the ID, token, first member and TLS
-/// settings of the new cluster, and the record of the old cluster.
+/// The status for the cutover, which is one write (invariant 9). It contains the ID, the token, the first member and
+/// the TLS settings of the new cluster, and a description of the old cluster.
 pub(crate) fn formed(
     restore: &EtcdRestore,
     cluster: &EtcdCluster,
@@ -247,7 +246,7 @@ pub(crate) fn formed(
     let first = naming::seed(restore);
     EtcdClusterStatus {
         cluster_id: Some(cluster_id.to_owned()),
-        // The seed was started with these TLS settings, and its pod is created again with the same settings.
+        // The seed was started with these TLS settings.
         tls: Some(TlsStatus::new(&first.token, cluster.spec.tls.as_ref())),
         bootstrap: Some(BootstrapStatus {
             token: first.token,
@@ -258,8 +257,8 @@ pub(crate) fn formed(
     }
 }
 
-/// The record of the old cluster for the cluster operator: the names of its members, and the time until which their
-/// volumes are kept.
+/// The description of the old cluster for the cluster operator: its members, and the time until which their volumes
+/// are kept.
 fn replaced(
     restore: &EtcdRestore,
     before: &ReplacesStatus,
@@ -295,7 +294,7 @@ fn join(restore: &EtcdRestore, objects: &Objects) -> Result<Request, String> {
     Ok(Request::Patch(Object::Pod(Box::new(pod)), joined))
 }
 
-/// The metadata patch that removes the restore lock and the owner reference to the EtcdRestore.
+/// The patch that removes the restore lock and the owner reference to the EtcdRestore.
 pub(crate) fn released(restore: &EtcdRestore, cluster: &EtcdCluster) -> Value {
     let owners = cluster.owner_references().iter();
     let others: Vec<_> = owners
@@ -307,7 +306,7 @@ pub(crate) fn released(restore: &EtcdRestore, cluster: &EtcdCluster) -> Value {
     })
 }
 
-/// The EtcdCluster to create, with the restore lock.
+/// The EtcdCluster that the restore creates, with the restore lock.
 fn locked_cluster(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
     let target = &restore.spec.etcd_cluster;
     let mut cluster = EtcdCluster::new(naming::target(restore), spec);
@@ -320,7 +319,7 @@ fn locked_cluster(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
         cluster.metadata.labels = Some(metadata.labels);
         cluster.metadata.annotations = Some(metadata.annotations);
     }
-    // Until the handover, the EtcdRestore owns the EtcdCluster, so garbage collection deletes them together.
+    // Until the handover, Kubernetes deletes the EtcdCluster together with the EtcdRestore that owns it.
     cluster.metadata.owner_references = Some(vec![OwnerReference {
         api_version: EtcdRestore::api_version(&()).into_owned(),
         kind: EtcdRestore::kind(&()).into_owned(),
@@ -333,8 +332,8 @@ fn locked_cluster(restore: &EtcdRestore, spec: EtcdClusterSpec) -> EtcdCluster {
         ANNOTATION_RESTORE.to_owned(),
         naming::uid(restore).to_owned(),
     );
-    // The new cluster gets the scope annotation of the EtcdRestore, so that the cluster operator with that scope
-    // manages it.
+    // The EtcdCluster gets the scope annotation of the EtcdRestore, so that a cluster operator with this scope manages
+    // it.
     match restore.annotations().get(ANNOTATION_SCOPE) {
         Some(scope) => annotations.insert(ANNOTATION_SCOPE.to_owned(), scope.clone()),
         None => annotations.remove(ANNOTATION_SCOPE),

@@ -1,4 +1,4 @@
-//! The keys for an encrypted backup, and the errors of its content.
+//! Reads the keys of an encrypted backup, and converts errors of its content.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use super::snapshot::unreadable;
 use crate::encryption::FIELD;
 use crate::reason::{Reason, Trouble};
 
-/// The keys in a mounted Secret. The backup must be encrypted with one of them.
+/// The keys in a mounted Secret. The backup must be encrypted with one of these keys.
 pub(super) struct EncryptionKeys {
     /// The name of the Secret, for messages.
     pub(super) secret: String,
@@ -19,7 +19,7 @@ pub(super) struct EncryptionKeys {
 }
 
 impl EncryptionKeys {
-    /// Reads the keys from the directory where the Secret is mounted. A missing Secret has no keys.
+    /// Reads the keys from the mounted Secret. Without a directory, there are no keys.
     pub(super) fn read(secret: &str, directory: Option<&Path>) -> Result<Self, Trouble> {
         let data = mounted(directory)?.unwrap_or_default();
         Ok(Self {
@@ -29,7 +29,7 @@ impl EncryptionKeys {
     }
 }
 
-/// Converts an error of the content of a backup. `secret` is the Secret whose keys were used.
+/// Converts an error of the content of a backup. `secret` is the name of the Secret with the keys.
 pub(super) fn in_content(error: &unpack::Error, secret: Option<&str>) -> Trouble {
     match (error, secret) {
         (unpack::Error::Encryption(encryption::Error::UnknownKey { id, .. }), None) => {

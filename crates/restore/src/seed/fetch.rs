@@ -1,6 +1,6 @@
-//! Fetches the snapshot to the data volume with constant memory, and verifies it. Every snapshot must match the SHA-256
-//! that etcd appends. A backup from a store must have the expected size and match its manifest. A snapshot from a
-//! member must come from the expected cluster, and must have at least the expected revision.
+//! Fetches the snapshot to the data volume in constant memory, and verifies it. Every snapshot must match the SHA-256
+//! that etcd appends. A backup must match its manifest. A snapshot of a member must have the expected cluster ID and
+//! at least the expected revision.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -71,12 +71,12 @@ pub struct Fetch {
         reason = "a doc comment here would become part of the help text"
     )]
     pub paths: Paths,
-    /// The progress, which the progress server reads.
+    /// The progress of the download, for the progress server.
     #[arg(skip)]
     pub meter: Arc<Meter>,
 }
 
-/// A running member as the source of the snapshot, for the recovery of a lost quorum.
+/// A running member that sends the snapshot, for the recovery of a lost quorum.
 #[derive(Args, Clone, Debug, Default)]
 pub struct Survivor {
     /// Client URL of the member that sends the snapshot
@@ -109,7 +109,7 @@ fn parse_source(text: &str) -> Result<StorageBlock, serde_json::Error> {
 ///
 /// Fails if the snapshot cannot be fetched, is not the chosen backup, or does not match its checksum or manifest.
 pub async fn fetch(arguments: &Fetch) -> Result<Contents, Trouble> {
-    // The operator's program has a few dozen MiB, so it is copied concurrently with the download.
+    // Copy the operator's program, which has a few dozen MiB, during the download.
     let copied = arguments.copy_to.clone().map(|target| {
         let copied = tokio::task::spawn_blocking(move || copy_program(&target));
         async {
@@ -157,7 +157,7 @@ async fn fetch_now(arguments: &Fetch) -> Result<Contents, Trouble> {
         }
     };
     write_json(&paths.expected(), &contents)?;
-    // Neither the description nor the snapshot is synced, because the next start verifies the whole snapshot.
+    // Nothing is synced here, because the next start verifies the whole snapshot.
     fs::rename(&unfinished, paths.snapshot())
         .map_err(|error| volume_trouble("write", &paths.snapshot(), &error))?;
     Ok(contents)
@@ -177,7 +177,7 @@ async fn from_store(
     let opened = source::open(source, secret.as_ref(), ca.as_ref(), claim).await?;
     let manifest = opened.manifest().await?;
     check_version(arguments.etcd_version.as_deref(), manifest.as_ref())?;
-    // A changed SHA-256 in the manifest is detected before the download starts.
+    // If the manifest has another SHA-256 than the chosen backup, fail before the download.
     if let Some(manifest) = manifest.as_ref().filter(|one| !one.sha256.is_empty()) {
         check_chosen(arguments, &manifest.sha256)?;
     }
@@ -192,7 +192,7 @@ async fn from_store(
     let origin = Origin {
         location_hash: choice::fingerprint(source),
         bump_revision: arguments.bump_revision.unwrap_or_default(),
-        // With keys, the download has failed unless the backup was encrypted with one of them.
+        // With keys, the download fails for a backup that is not encrypted.
         encrypted: Some(arguments.encryption_secret.is_some()),
     };
     Ok(Contents {
@@ -201,8 +201,8 @@ async fn from_store(
     })
 }
 
-/// Whether the snapshot that an earlier start has downloaded is the requested snapshot. The pod of the earlier start
-/// may have had other arguments.
+/// True if the snapshot on the volume is the requested snapshot. An earlier pod with other arguments may have fetched
+/// it.
 fn is_requested(arguments: &Fetch, fetched: &Contents) -> bool {
     let origin = fetched.origin.as_ref();
     // Invariant 34: a snapshot that was fetched without keys may be from a backup without encryption.
@@ -222,7 +222,7 @@ fn is_chosen(arguments: &Fetch, sha256: &str) -> bool {
     chosen.is_none_or(|chosen| chosen.eq_ignore_ascii_case(sha256))
 }
 
-/// Fails if the snapshot is not the chosen backup, because the backup was overwritten (invariant 9).
+/// Fails if the snapshot is not the chosen backup (invariant 9).
 fn check_chosen(arguments: &Fetch, sha256: &str) -> Result<(), Trouble> {
     if is_chosen(arguments, sha256) {
         return Ok(());
@@ -233,8 +233,8 @@ fn check_chosen(arguments: &Fetch, sha256: &str) -> Result<(), Trouble> {
     )))
 }
 
-/// Fails if the etcd of the cluster is older than the backup, because an older etcd cannot read the database. The
-/// operator has already checked this, except for a backup on a PersistentVolumeClaim.
+/// Fails if the cluster has an older minor release of etcd than the backup, because that etcd cannot read the
+/// database. The operator has checked this already, except for a backup on a PersistentVolumeClaim.
 fn check_version(version: Option<&str>, manifest: Option<&BackupManifest>) -> Result<(), Trouble> {
     let parse = |text: &str| EtcdVersion::parse(text).ok();
     let backup = manifest.and_then(|manifest| parse(&manifest.etcd_version));
@@ -251,8 +251,8 @@ fn check_version(version: Option<&str>, manifest: Option<&BackupManifest>) -> Re
     }
 }
 
-/// Fetches the snapshot from a member. This needs no quorum and changes no data. The cluster ID of the member is
-/// checked first, because a member of another cluster may have the address by now.
+/// Fetches the snapshot from a member, which needs no quorum. The cluster ID is checked first, because a member of
+/// another cluster may have the address now.
 async fn from_member(
     survivor: &Survivor,
     url: &str,
@@ -289,7 +289,7 @@ async fn from_member(
     Ok(contents)
 }
 
-/// The TLS certificate for requests to the member, from the mounted Secret.
+/// The client certificate for requests to the member, from the mounted Secret.
 fn access(survivor: &Survivor) -> Result<Access, Trouble> {
     let Some(data) = mounted(survivor.client_tls.as_deref())? else {
         return Ok(Access::default());
@@ -307,8 +307,7 @@ fn access(survivor: &Survivor) -> Result<Access, Trouble> {
         })
 }
 
-/// Copies this program to a volume for the next container. The etcd image of that container contains neither this
-/// program nor a shell.
+/// Copies this program to a volume for the next container, whose etcd image contains neither this program nor a shell.
 fn copy_program(target: &Path) -> Result<(), Trouble> {
     let copy = || {
         let program = std::env::current_exe()?;
@@ -349,7 +348,7 @@ async fn download(
     intake.finish().await
 }
 
-/// Compares the snapshot with the checksum from etcd and with the manifest (invariant 12).
+/// Compares the snapshot with the checksum from etcd, and with the manifest (invariant 12).
 pub(super) fn verify(
     inspected: &Inspected,
     manifest: Option<&BackupManifest>,
@@ -391,8 +390,8 @@ fn compare(inspected: &Inspected, manifest: &BackupManifest) -> Result<(), Troub
             inspected.size, manifest.size
         )));
     }
-    // The manifest may name the revision of the last key, the revision of the store, or a revision between them. These
-    // revisions differ if the store is empty, or if it was compacted beyond the last key.
+    // The manifest may contain the revision of the last key or of the store, or a revision in between. They differ if
+    // the store is empty, or was compacted after its last key.
     if !(inspected.revision..=inspected.store_revision()).contains(&manifest.revision) {
         return Err(unreadable(&format!(
             "the snapshot has revision {}, but the manifest records revision {}",

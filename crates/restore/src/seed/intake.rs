@@ -1,9 +1,8 @@
-//! Writes an arriving snapshot to a file, and decrypts and decompresses it if needed. A second thread inspects the data
-//! at the same time. Both threads work while the download continues. The memory use is constant, because only a few
-//! chunks are queued.
+//! Writes a snapshot to a file while it arrives, and decrypts and decompresses it if needed. A second thread inspects
+//! the data. The memory use is constant, because only a few chunks are queued.
 //!
-//! The file is not synced. After a crash of the node, the next start reads and verifies the whole file. Later, etcdutl
-//! also verifies the checksum of the copied data.
+//! The file is not synced. After a crash of the node, the next start reads and verifies the whole file, and etcdutl
+//! verifies it again.
 
 use std::fs::File;
 use std::io::Write as _;
@@ -25,17 +24,17 @@ use super::volume_trouble;
 
 use crate::reason::{Reason, Trouble};
 
-/// Length of each of the two queues, to the writer and to the inspection, in chunks.
+/// Length in chunks of the queue to the writer, and of the queue to the inspection.
 const QUEUE_LENGTH: usize = 16;
 
-/// Accepts the chunks of a snapshot in order.
+/// Receives the chunks of a snapshot in their order.
 pub(super) struct Intake {
     chunks: mpsc::Sender<Bytes>,
     written: JoinHandle<Result<Inspected, Trouble>>,
 }
 
 impl Intake {
-    /// Creates the file and starts the writer. With `keys`, the arriving data must be encrypted with one of them.
+    /// Creates the file and starts the writer. With `keys`, the data must be encrypted with one of these keys.
     pub(super) fn begin(path: &Path, meter: Arc<Meter>, keys: Option<EncryptionKeys>) -> Self {
         let (chunks, arriving) = mpsc::channel(QUEUE_LENGTH);
         let path = path.to_owned();
@@ -43,7 +42,7 @@ impl Intake {
         Self { chunks, written }
     }
 
-    /// Queues the next chunk. Returns false after a failure. [`Self::finish`] returns the error.
+    /// Queues the next chunk. Returns false after a failure, whose error [`Self::finish`] returns.
     pub(super) async fn push(&self, chunk: Bytes) -> bool {
         self.chunks.send(chunk).await.is_ok()
     }
@@ -66,7 +65,7 @@ fn write(
 ) -> Result<Inspected, Trouble> {
     let mut download = Download::create(path)?;
     thread::scope(|scope| {
-        // The inspection has its own thread, because hashing takes about as long as writing.
+        // The inspection runs in another thread, because hashing takes about as long as writing.
         let (reader, pieces) = std_mpsc::sync_channel::<Bytes>(QUEUE_LENGTH);
         let reads = scope.spawn(move || {
             let mut inspector = Inspector::new();
@@ -105,7 +104,7 @@ impl Download {
         })
     }
 
-    /// Writes the content of the arriving chunks, and passes it to the inspection.
+    /// Writes the content of the chunks to the file, and passes it to the inspection.
     fn take_all(
         &mut self,
         arriving: &mut mpsc::Receiver<Bytes>,
@@ -138,7 +137,7 @@ impl Download {
         let written = self.file.write_all(&piece);
         written.map_err(|error| volume_trouble("write", &self.path, &error))?;
         self.written += piece.len() as u64;
-        // The send fails only if the inspection panicked. `write` reports that panic.
+        // An error means that the inspection has panicked, which `write` reports.
         let _ = reader.send(piece);
         Ok(())
     }
@@ -150,7 +149,7 @@ mod tests {
 
     use super::*;
 
-    /// A network may split a stream at any position, even within the first bytes that show the compression.
+    /// A stream may be split at any position, even within the bytes that identify the compression.
     #[tokio::test]
     async fn compression_is_recognized_for_every_chunk_size() {
         let plain: Vec<u8> = (0..10_000_u32).flat_map(u32::to_le_bytes).collect();
@@ -168,8 +167,7 @@ mod tests {
                 for chunk in arrives.chunks(length) {
                     assert!(intake.push(Bytes::copy_from_slice(chunk)).await);
                 }
-                // The content is not a database, so this error is expected. Another error would mean that the
-                // compression was not recognized.
+                // The content is no database, which is the expected error.
                 let trouble = intake.finish().await.unwrap_err();
                 assert_eq!(trouble.reason, Reason::SnapshotUnreadable);
                 assert!(std::fs::read(&path).unwrap() == plain, "chunks of {length}");

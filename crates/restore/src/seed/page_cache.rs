@@ -1,7 +1,6 @@
-//! Removes a snapshot from the page cache while etcdutl copies it. Copied pages are not read again, so the kernel can
-//! reuse their memory for the copy. Otherwise a restore would fill the memory of its node with twice the size of the
-//! database, and other pods would lose their page cache. On a virtual machine with a host that assigns memory page by
-//! page, restores take half as long with this module (docs/benchmarks.md).
+//! Releases the pages of a snapshot from the page cache while etcdutl copies it, so that the kernel can reuse this
+//! memory. Otherwise a restore would fill the memory of its node with twice the size of the database, and other pods
+//! would lose their page cache. Some virtual machines restore twice as fast with this module (docs/benchmarks.md).
 
 use std::fs::{self, File};
 use std::num::NonZeroU64;
@@ -15,8 +14,8 @@ use rustix::fs::{Advice, fadvise};
 /// Interval at which the size of the copy is read.
 const POLL: Duration = Duration::from_millis(20);
 
-/// Runs `copy`, and concurrently releases the pages of `source` that `target` already contains. The release is only a
-/// hint to the kernel: the file does not change, a later read comes from the disk, and errors are ignored.
+/// Runs `copy`, and meanwhile releases the pages of `source` that are already in `target`. This is only a hint to the
+/// kernel: the file does not change, and errors are ignored.
 pub(super) fn release_copied_pages<T>(source: &Path, target: &Path, copy: impl FnOnce() -> T) -> T {
     let dirty = || dirty_bytes(&fs::read_to_string("/proc/meminfo").ok()?);
     release(source, target, dirty, copy)
@@ -37,12 +36,12 @@ fn release<T>(
         while !has_ended.load(Ordering::Relaxed) {
             thread::sleep(POLL);
             let copied = target.metadata().map_or(0, |found| found.len());
-            // The kernel writes the oldest dirty pages first, so the pages of the source are written before the pages
-            // of the copy.
+            // The kernel writes the oldest dirty pages first, so pages of the source are written before pages of the
+            // copy.
             let written = |dirty| (size + copied).saturating_sub(dirty);
             let clean = dirty().map_or(0, written);
             if let Some(end) = NonZeroU64::new(copied.min(clean)) {
-                // The range always starts at 0, because an earlier call may have skipped pages that were in use.
+                // Start at 0, because an earlier call may have skipped pages in use.
                 let _ = fadvise(&source, 0, Some(end), Advice::DontNeed);
             }
         }
@@ -55,10 +54,9 @@ fn release<T>(
     })
 }
 
-/// The number of bytes in the page cache of the node that are not on disk yet (dirty pages), from `/proc/meminfo`.
-/// `None` if the file cannot be parsed. The caller needs this number, because it does not release dirty pages of the
-/// source. To release them, the kernel would write them at once, and the copy would be slower. Often they are never
-/// written, because the source is deleted after the copy.
+/// The number of bytes in the page cache that are not on disk yet (dirty pages), from `/proc/meminfo`. `None` if it
+/// cannot be parsed. Dirty pages of the source are not released, because the kernel would first write them, and slow
+/// down the copy.
 fn dirty_bytes(meminfo: &str) -> Option<u64> {
     let kibibytes = |name: &str| {
         let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
@@ -76,7 +74,7 @@ mod tests {
     use super::*;
 
     const SIZE: u64 = 8 << 20;
-    /// Larger than the read-ahead of the kernel. A read in one half therefore loads no page of the other half.
+    /// Larger than the read-ahead of the kernel, so a read in one half loads no page of the other half.
     const HALF: u64 = SIZE / 2;
 
     struct Files {
@@ -86,8 +84,8 @@ mod tests {
     }
 
     impl Files {
-        /// Creates the files next to the test program, because `/tmp` may be in memory. The source is on disk and in
-        /// the page cache.
+        /// Creates the files next to the test program, because `/tmp` may be in memory. Afterwards, the source is on
+        /// disk and in the page cache.
         fn create() -> Self {
             let here = std::env::current_exe().unwrap();
             let folder = tempfile::tempdir_in(here.parent().unwrap()).unwrap();
@@ -101,7 +99,7 @@ mod tests {
             }
         }
 
-        /// Whether the page of this byte is missing in the page cache. The check reads the byte, which loads the page.
+        /// True if the page of this byte is not in the page cache. The check loads the page.
         fn is_released(&self, at: u64) -> bool {
             use std::os::unix::fs::FileExt as _;
             let file = File::open(&self.source).unwrap();
@@ -169,7 +167,7 @@ mod tests {
         );
         assert!(released, "the first byte remains in the page cache");
         assert!(!files.is_released(HALF + 4096));
-        // If the number of dirty bytes is unknown, all pages may be dirty, so no page is released.
+        // If the number of dirty bytes is unknown, no page is released.
         let files = Files::create();
         fs::copy(&files.source, &files.target).unwrap();
         let checks = std::sync::atomic::AtomicUsize::new(0);

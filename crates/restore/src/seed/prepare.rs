@@ -1,8 +1,7 @@
-//! Creates the data directory from the downloaded snapshot with the `etcdutl` of the image, under a temporary name.
-//! After the verification, the directory is renamed. etcd starts only on a renamed directory.
+//! Creates the data directory from the snapshot with the `etcdutl` of the etcd image. The directory has a temporary
+//! name until it is verified, so etcd never starts on an unverified directory.
 //!
-//! `etcdutl` compares the checksum at the end of the snapshot with the copied data. This program therefore reads only
-//! the few pages of both files that contain the revision.
+//! `etcdutl` verifies the checksum of the copied data. This program therefore reads only the pages with the revisions.
 
 use std::fs::{self, File};
 use std::io;
@@ -22,10 +21,10 @@ use super::{
 
 use crate::reason::{Reason, Trouble};
 
-/// Maximum length in bytes of the tool's output in an error message.
+/// Maximum number of bytes of the tool's output in an error message.
 const OUTPUT_LIMIT: usize = 1000;
 
-/// The message of the etcd restore tool when the volume is full.
+/// The error of etcdutl on a full volume.
 const FULL: &str = "no space left on device";
 
 /// Path of the database in a data directory.
@@ -45,7 +44,7 @@ pub struct Prepare {
 ///
 /// # Errors
 ///
-/// Fails if no snapshot was fetched, if the tool fails, or if the result does not match the snapshot.
+/// Fails if no snapshot was fetched, if the tool fails, or if the database has another revision than the snapshot.
 pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     let paths = &arguments.paths;
     if let Some(contents) = already_restored(paths)? {
@@ -77,7 +76,7 @@ pub fn prepare(arguments: &Prepare) -> Result<Contents, Trouble> {
     Ok(served)
 }
 
-/// The revision, size and checksums of the data that an etcd with the fetched snapshot will serve.
+/// The revision, size and checksums of the data that etcd will serve after the restore.
 pub(super) fn expected_contents(
     paths: &Paths,
     expected: Contents,
@@ -86,7 +85,7 @@ pub(super) fn expected_contents(
     let snapshot = check_snapshot(&paths.snapshot(), &expected)?;
     Ok(Contents {
         revision: raised(&snapshot, bump_revision),
-        // An increase of the revision also compacts the store, so its hash differs from the hash in the manifest.
+        // A raised revision compacts the store, so its hash differs from the hash in the manifest.
         hash: expected.hash.filter(|_| bump_revision.is_none()),
         origin: expected.origin.map(|origin| Origin {
             bump_revision: bump_revision.unwrap_or_default(),
@@ -96,9 +95,9 @@ pub(super) fn expected_contents(
     })
 }
 
-/// The revision of the restored store. If the revision is raised, etcdutl adds the number to the revision of the last
-/// key (`modifyLatestRevision`). The last key has a lower revision than the store if the store is empty, or if it was
-/// compacted beyond the last key.
+/// The revision of the restored store. etcdutl adds `--bump-revision` to the revision of the last key
+/// (`modifyLatestRevision`). The last key has a lower revision than the store if the store is empty, or was compacted
+/// after the last key.
 fn raised(snapshot: &Revisions, by: Option<u64>) -> i64 {
     match by {
         None => snapshot.store_revision(),
@@ -108,8 +107,8 @@ fn raised(snapshot: &Revisions, by: Option<u64>) -> i64 {
     }
 }
 
-/// Fails if the file was replaced after it was fetched. Compares only the size and the revision, because the tool
-/// detects damaged content.
+/// Fails if the file was replaced after it was fetched. Compares the size and the revision, because etcdutl detects
+/// damaged content.
 fn check_snapshot(path: &Path, expected: &Contents) -> Result<Revisions, Trouble> {
     let found = revisions(path)?;
     let size = fs::metadata(path).map_err(|error| volume_trouble("read", path, &error))?;
@@ -119,8 +118,7 @@ fn check_snapshot(path: &Path, expected: &Contents) -> Result<Revisions, Trouble
     Ok(found)
 }
 
-/// If the snapshot on the volume is damaged, removes the snapshot and reports the damage instead of the failure of the
-/// tool, because the damage is the cause.
+/// If the tool has failed because the snapshot on the volume is damaged, deletes the snapshot and reports this cause.
 fn or_changed(paths: &Paths, trouble: Trouble) -> Trouble {
     match fetched_before(paths) {
         Ok(None) => changed(&paths.snapshot()),
@@ -172,8 +170,8 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
         token,
         bump_revision,
     } = settings;
-    // With `--mark-compacted`, watches from before the restore fail. Without this flag, a client could continue its
-    // watch although the history has changed.
+    // `--mark-compacted` ends watches from before the restore. Otherwise a client could continue its watch although
+    // the history has changed.
     let bump = bump_revision.map(|by| {
         [
             format!("--bump-revision={by}"),
@@ -182,7 +180,7 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
     });
     let mut command = Command::new(tool);
     command
-        // The variable selects the v3 API, because etcdctl before 3.4 uses the v2 API by default.
+        // etcdctl before 3.4 uses the v2 API by default.
         .env("ETCDCTL_API", "3")
         .args(["snapshot", "restore"])
         .arg(paths.snapshot())
@@ -207,8 +205,7 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
         return Ok(());
     }
     if let Some(signal) = output.status.signal() {
-        // A signal has ended the tool, so the snapshot is not the cause of the failure. The kubelet restarts the
-        // container.
+        // The snapshot is not the cause of this failure. The kubelet restarts the container.
         let text = format!(
             "{} was ended by signal {signal}: check the memory of the node and spec.pod.resources",
             tool.display()
@@ -233,8 +230,8 @@ fn run_tool(arguments: &Prepare, directory: &Path) -> Result<(), Trouble> {
 mod tests {
     use super::*;
 
-    /// Measured with etcdutl 3.7.3 and `--bump-revision=1000000000`: an empty store got the revision 1000000000, not
-    /// 1000000001.
+    /// Measured with etcdutl 3.7.3: for an empty store, `--bump-revision=1000000000` results in the revision
+    /// 1000000000, not 1000000001.
     #[test]
     fn bump_revision_is_added_to_revision_of_last_key() {
         let snapshot = |revision, compacted| Revisions {

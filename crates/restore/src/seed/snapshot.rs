@@ -1,5 +1,3 @@
-//! Reads the fetched snapshot on the volume.
-
 use std::fs::File;
 use std::io::Read as _;
 
@@ -9,7 +7,7 @@ use super::{Contents, Paths, read_json, volume_trouble};
 
 use crate::reason::{Reason, Trouble};
 
-/// The description of the snapshot that an earlier start has fetched. `None` if the file is missing or incomplete, for
+/// The description of the snapshot on the volume. `None` if the snapshot is missing, incomplete or damaged, for
 /// example after a crash of the node.
 pub(super) fn fetched_before(paths: &Paths) -> Result<Option<Contents>, Trouble> {
     let Some(expected) = read_json::<Contents>(&paths.expected())? else {
@@ -23,7 +21,7 @@ pub(super) fn fetched_before(paths: &Paths) -> Result<Option<Contents>, Trouble>
     Ok(is_complete.then_some(expected))
 }
 
-/// Reads a whole snapshot file and checks its checksum.
+/// Reads a snapshot file and verifies its checksum.
 pub(super) fn inspect(mut file: File) -> std::io::Result<Result<Inspected, InspectError>> {
     let mut inspector = Inspector::new();
     let mut buffer = vec![0; 1 << 20];

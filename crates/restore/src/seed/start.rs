@@ -1,6 +1,5 @@
-//! Runs in the etcd container. Creates the data directory from the fetched snapshot, unless the directory exists. Then
-//! this process executes etcd (exec). As in the pod of any other member, etcd has the same arguments, receives the
-//! signals of the kubelet, and supplies the termination message.
+//! Runs in the etcd container. Creates the data directory from the fetched snapshot, unless it exists. Then this
+//! process executes etcd (exec), so etcd receives the signals of the kubelet.
 
 use std::ffi::OsString;
 use std::os::unix::process::CommandExt as _;
@@ -43,10 +42,9 @@ fn parse(text: &str) -> Result<DataDirectorySettings, serde_json::Error> {
 /// Creates the data directory and executes etcd (exec). Returns only after a failure.
 pub(super) async fn start(arguments: &Start) -> Trouble {
     let paths = arguments.paths.clone();
-    // An existing data directory belongs to the member. etcd starts on it, even if the backup and the snapshot no
-    // longer exist.
+    // etcd starts on an existing data directory, even if the backup and the snapshot are deleted.
     if is_created(&paths) {
-        // After a crash between the rename and the cleanup, the temporary files may still exist.
+        // A crash after the rename may have left temporary files.
         if paths.restored().exists() {
             let _ = std::fs::remove_dir_all(paths.work());
         }

@@ -1,5 +1,3 @@
-//! Tests of the status.
-
 use api::restore::ReplacesStatus;
 use store::progress::Moved;
 
@@ -114,7 +112,7 @@ fn outdated_restore_crd_is_reported_in_existing_fields() {
     );
     let reason = status.reason.as_ref();
     assert!(reason.is_some_and(|it| it.contains("older")));
-    // All other fields of the status stay unchanged.
+    // All other fields of the status are unchanged.
     let before = EtcdRestoreStatus {
         conditions: Vec::new(),
         reason: None,
@@ -221,7 +219,7 @@ fn waiting_and_failure_and_completion_emit_events() {
         let reported = events(&restore, Action::Nothing, state);
         assert_eq!(reported, [(true, reason, note())]);
     }
-    // The Event of the action precedes the Event of the state.
+    // The Event of the action comes before the Event of the state.
     let abandon = Action::Abandon(missing());
     let reported = events(&restore, abandon, PlanState::Halted(missing()));
     let reasons: Vec<_> = reported.iter().map(|(_, reason, _)| *reason).collect();

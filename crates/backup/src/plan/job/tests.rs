@@ -104,7 +104,7 @@ fn invariant_28_endpoint_without_grant_starts_no_transfer() {
     }
 }
 
-/// Invariant 28: a DNS name in the namespace may resolve to any address. Only the address of a pod is reliable.
+/// Invariant 28: users can change DNS names of their namespace, so the operator connects to the addresses of pods.
 #[test]
 fn invariant_28_operator_connects_to_pods_with_recorded_cluster_id() {
     let planned = |reaches: &[EndpointReach]| {
@@ -127,8 +127,8 @@ fn invariant_28_operator_connects_to_pods_with_recorded_cluster_id() {
         Ok((at("e0.prod.svc"), None))
     );
     assert_eq!(planned(&[pods(7), pods(8)]), Err(Reason::InvalidSpec));
-    // The backup pod of a PersistentVolumeClaim runs in the namespace of the EtcdBackup, so it uses the URL of the
-    // spec.
+    // The backup pod of a PersistentVolumeClaim runs in the namespace of the EtcdBackup, so it may connect to the URL
+    // in the spec.
     let inputs = of_endpoints(volume(), &[pods(7)]);
     let planned = transfer(&periodic(), &inputs, Timestamp::UNIX_EPOCH).unwrap();
     let Some(Job::InPod { order, .. }) = planned else {
@@ -226,7 +226,7 @@ fn removal_task_contains_newest_backup_and_other_owners() {
     };
     assert_eq!(newest, "s3://b/newest");
     assert!(others.contains("another"));
-    // Invariant 9: the order for the pod contains the earlier time of the two clocks.
+    // Invariant 9: the backup pod gets the earlier time of both clocks.
     let planned = surplus(&backup, &of(volume()), Timestamp::UNIX_EPOCH);
     let Some(Job::InPod { order, .. }) = planned else {
         panic!("{planned:?}")

@@ -1,5 +1,5 @@
-//! Random EtcdBackups that an API server without validation may store, for example with the CRD of
-//! coreos/etcd-operator. The planner must plan every object, and every plan must result in a status.
+//! Random EtcdBackups. An API server without validation may store such objects, for example with the CRD of
+//! coreos/etcd-operator. The planner must return a plan and a status for each of them.
 
 use proptest::prelude::*;
 
@@ -29,7 +29,7 @@ fn number(max: i64) -> impl Strategy<Value = Value> {
     .prop_map(|number| json!(number))
 }
 
-/// A field as a JSON pointer, and a value for it.
+/// The JSON pointer of a field, and a random value for the field.
 fn field() -> impl Strategy<Value = (&'static str, Value)> {
     let texts = prop::sample::select(vec![
         "/spec/storageType",
@@ -88,7 +88,7 @@ fn field() -> impl Strategy<Value = (&'static str, Value)> {
     ]
 }
 
-/// Sets the value at a JSON pointer, and creates missing parents.
+/// Sets the value at a JSON pointer, and creates missing parent objects.
 fn put(object: &mut Value, pointer: &str, value: Value) {
     let mut at = object;
     for part in pointer.split('/').skip(1) {
@@ -118,7 +118,7 @@ proptest! {
         for (pointer, value) in fields {
             put(&mut object, pointer, value);
         }
-        // The controller does not reconcile an object that cannot be parsed. It only reports the object.
+        // The controller reports an object that cannot be parsed, and never plans it.
         let Ok(backup) = serde_json::from_value::<EtcdBackup>(object) else {
             return Ok(());
         };
@@ -140,10 +140,10 @@ proptest! {
         let plan = plan(&backup, &snapshot, at(second));
         notices(&backup, &plan);
         let next = after(backup, &plan, at(second));
-        // The EtcdBackup with the new status can be parsed and planned again.
+        // The EtcdBackup with its new status can be parsed and planned.
         let read: EtcdBackup = serde_json::from_value(serde_json::to_value(&next).unwrap()).unwrap();
         super::plan(&read, &Snapshot::default(), at(second + 1));
-        // Invariant 15: the operator starts no work for a rejected spec.
+        // Invariant 15: a rejected spec starts no work.
         if crate::plan::refusal(&read).is_some() {
             prop_assert!(!matches!(plan.action, Action::StartTransfer | Action::RecordIntent), "{plan:?}");
         }

@@ -1,4 +1,4 @@
-//! Tests of attempts that end together with the operator process, without a report.
+//! Tests of attempts that end without a result, because the operator process ends.
 
 use super::*;
 use crate::plan::attempts::MAX_UNFINISHED;
@@ -13,7 +13,7 @@ fn unfinished(backup: &EtcdBackup) -> Option<i32> {
     backup.status.as_ref().unwrap().unfinished_attempts
 }
 
-/// An EtcdBackup whose start is recorded, after `count` attempts that ended together with the operator.
+/// An EtcdBackup after `count` attempts during which the operator process ended.
 fn interrupted(count: i32) -> EtcdBackup {
     let mut backup = begun(|_| ());
     for time in 1..=count {
@@ -25,12 +25,12 @@ fn interrupted(count: i32) -> EtcdBackup {
 }
 
 #[test]
-fn invariant_10_attempt_counts_until_its_end_is_observed() {
+fn invariant_10_attempt_counts_as_unfinished_until_it_ends() {
     let backup = interrupted(3);
     assert_eq!(unfinished(&backup), Some(3));
     let status_of = |backup: &EtcdBackup| backup.status.clone().unwrap();
     assert!(!status_of(&backup).succeeded);
-    // The status counts the fourth attempt, until the operator observes its failure.
+    // The status counts the fourth attempt until the operator has observed its failure.
     let fourth = plan(&backup, &ready(None), at(10));
     let backup = after(backup, &fourth, at(10));
     assert_eq!(unfinished(&backup), Some(4));
@@ -41,16 +41,16 @@ fn invariant_10_attempt_counts_until_its_end_is_observed() {
     assert_eq!(waits.verdict, Verdict::Waiting(refused()));
     let waiting = after(backup, &waits, at(11));
     assert_eq!(unfinished(&waiting), Some(3));
-    // A second reconcile after the failure does not change the status.
+    // The next reconcile after the failure does not change the status.
     let repeated = plan(&waiting, &failed, at(12));
     assert_eq!(after(waiting.clone(), &repeated, at(12)), waiting);
-    // In the same process, the next attempt does not increase the count, even if the end of the previous attempt was
+    // The next attempt of the same process does not increase the count, even if the end of the previous attempt was
     // not recorded.
     for backup in [&waiting, &interrupted(4)] {
         let next = plan(backup, &ready(Some(4)), at(20));
         assert_eq!(next.action, Action::RecordAttempts(4));
     }
-    // After the only attempt has ended, the count is zero.
+    // After the end of the only attempt, the count is zero.
     let single = plan(
         &interrupted(1),
         &Snapshot {
@@ -95,7 +95,7 @@ fn backup_fails_after_too_many_interrupted_attempts() {
         );
     }
     assert_eq!(unfinished(&failed), None);
-    // The operator first reads the store: a complete backup in it is a success.
+    // The operator reads the store first, because a complete backup is a success.
     let found = known(Work::Idle, Destination::Complete(stored()));
     let found = plan(&backup, &found, at(30));
     assert_eq!(found.verdict, Verdict::Succeeded(stored()));
@@ -105,20 +105,19 @@ fn backup_fails_after_too_many_interrupted_attempts() {
         plan(&backup, &unknown, at(30)).verdict,
         Verdict::Waiting(refused())
     );
-    // The backup does not fail while the last attempt runs, or after the operator has observed the failure of that
-    // attempt.
+    // The backup does not fail while its last attempt runs, or after that attempt has failed with an error.
     for work in [Work::Running(Moved::default()), Work::Ended(Err(refused()))] {
         let verdict = plan(&backup, &known(work, Destination::Free), at(30)).verdict;
         assert!(!matches!(verdict, Verdict::Failed(_)), "{verdict:?}");
     }
-    // A changed spec starts a new backup.
+    // A change of the spec starts a new backup.
     let mut changed = failed;
     changed.metadata.generation = Some(2);
     let restarted = plan(&changed, &Snapshot::default(), at(40));
     assert_eq!(restarted.action, Action::RecordIntent);
 }
 
-/// An outage of the store is not a crash loop, even if the operator restarts several times meanwhile.
+/// Attempts that fail because the store is unreachable are no crashes, even if the operator restarts several times.
 #[test]
 fn observed_failures_do_not_count_as_interrupted_attempts() {
     let mut backup =
@@ -133,7 +132,7 @@ fn observed_failures_do_not_count_as_interrupted_attempts() {
         let mut failed = known(Work::Ended(Err(refused())), Destination::NotRead);
         failed.transfer.recorded_count = Some(1);
         failed.transfer.not_before = Some(now + SignedDuration::from_secs(30));
-        // In every second process, the back-off has ended before the reconcile, and the store cannot be reached.
+        // In every second process, the store is unreachable and the back-off of the attempt has ended.
         if process % 2 == 1 {
             failed.transfer.not_before = Some(now - SignedDuration::from_secs(1));
             failed.destination = Destination::Unknown(refused());
@@ -144,8 +143,8 @@ fn observed_failures_do_not_count_as_interrupted_attempts() {
     }
 }
 
-/// The time limit for a database of 20 GiB is six hours. The next attempt has the same limit, although it does not know
-/// the size yet.
+/// The time limit for a database of 20 GiB is six hours. The next attempt gets this limit before it knows the size of
+/// the database.
 #[test]
 fn next_attempt_keeps_time_limit_of_large_database() {
     let backup = begun(|_| ());

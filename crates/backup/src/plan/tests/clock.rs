@@ -1,4 +1,4 @@
-//! Tests of removals while the clocks of the operator and of the API server differ.
+//! Tests of removals if the clocks of the operator and the API server differ.
 
 use super::*;
 
@@ -9,7 +9,7 @@ fn compared(hours: i64) -> Snapshot {
     }
 }
 
-/// An EtcdBackup that was complete at second 5 and expires 60 seconds later.
+/// An EtcdBackup whose backup was complete at second 5, and that expires 60 seconds later.
 fn expiring() -> EtcdBackup {
     let backup = begun(|backup| {
         backup["metadata"]["finalizers"] = json!(["etcd.database.coreos.com/stored-backups"]);
@@ -22,14 +22,14 @@ fn expiring() -> EtcdBackup {
     after(backup, &plan, at(5))
 }
 
-/// Invariant 9: the stored backups are deleted together with the expired EtcdBackup, so both clocks must show that it
-/// has expired.
+/// Invariant 9: an expired EtcdBackup is deleted with its stored backups, so both clocks must have passed the time of
+/// expiry.
 #[test]
 fn invariant_9_backup_does_not_expire_while_clocks_differ() {
     let backup = expiring();
     assert_eq!(need(&backup, &Snapshot::default(), at(64)), Need::Nothing);
     assert_eq!(need(&backup, &Snapshot::default(), at(66)), Need::Clock);
-    // If the API server's clock was not read, the expired EtcdBackup is not deleted.
+    // The EtcdBackup is not deleted if the API server's clock cannot be read.
     let unread = Snapshot {
         obstacle: Some(Trouble::new(Reason::StepFailed, "no answer")),
         ..Snapshot::default()
@@ -50,7 +50,7 @@ fn invariant_9_backup_does_not_expire_while_clocks_differ() {
         );
         assert!(is_true(&reported.conditions, &ConditionType::Complete));
     }
-    // The EtcdBackup is deleted only when it has expired by both clocks.
+    // The API server's clock has not passed the time of expiry yet.
     let behind = Snapshot {
         clock_difference: Some(SignedDuration::from_secs(-30)),
         ..Snapshot::default()
@@ -73,7 +73,7 @@ fn expiry_that_retains_backups_needs_no_clock_comparison() {
     assert_eq!(plan.action, Action::DeleteBackup);
 }
 
-/// Without an agreed time, retention rules delete no backup.
+/// Retention rules need a time on which both clocks agree.
 #[test]
 fn retention_time_requires_clocks_within_one_hour() {
     let backup = fresh();

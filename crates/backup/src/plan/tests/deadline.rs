@@ -1,4 +1,4 @@
-//! Tests of the time that counts for the deadline of a backup.
+//! Tests of the deadline of a backup.
 
 use member::OperatorImage;
 use runtime::endpoints::EndpointRule;
@@ -11,7 +11,7 @@ fn limited() -> EtcdBackup {
     begun(|object| object["spec"]["backupPolicy"] = json!({ "timeoutInSecond": 60 }))
 }
 
-/// A hundred backups start at midnight, two at a time. No backup exceeds its deadline in the queue.
+/// If many backups start at midnight, most of them wait in the queue. Their deadlines must not pass meanwhile.
 #[test]
 fn queue_time_does_not_count_for_deadline() {
     let backup = limited();
@@ -30,7 +30,7 @@ fn queue_time_does_not_count_for_deadline() {
     let overdue = plan(&backup, &running, at(5060));
     assert_eq!(overdue.action, Action::AbandonTransfer);
     assert!(matches!(overdue.verdict, Verdict::Waiting(_)));
-    // The time in the queue between two attempts does not count for the deadline either.
+    // The time in the queue between two attempts is excluded too.
     let mut failed = known(Work::Ended(Err(refused())), Destination::Free);
     failed.transfer.queue_time = Duration::from_secs(5000);
     assert_eq!(
@@ -39,7 +39,7 @@ fn queue_time_does_not_count_for_deadline() {
     );
 }
 
-/// After an hour of downtime, the operator reads the store before it reports any failure.
+/// After an hour without a running operator, the operator reads the store before it reports a failure.
 #[test]
 fn operator_downtime_does_not_count_for_deadline() {
     let backup = limited();
@@ -56,10 +56,10 @@ fn operator_downtime_does_not_count_for_deadline() {
         plan(&backup, &restarted(Destination::Free), at(3601)).action,
         Action::StartTransfer
     );
-    // In a new process, the time limit starts again.
+    // In the new process, the time limit starts again at second 3600, so it has passed at second 3660.
     let overdue = plan(&backup, &restarted(Destination::NotRead), at(3660));
     assert!(matches!(overdue.verdict, Verdict::Failed(_)), "{overdue:?}");
-    // If the operator process started before the backup, the deadline stays the same.
+    // If the process started before the backup, its start does not change the deadline.
     let older = Snapshot {
         since: Some(at(-3600)),
         ..known(Work::Idle, Destination::NotRead)
@@ -70,7 +70,7 @@ fn operator_downtime_does_not_count_for_deadline() {
     ));
 }
 
-/// A clock that was ten days ahead recorded the start. The deadline must not be ten days late.
+/// The start was recorded while the clock was ten days ahead. The backup must still have a deadline.
 #[test]
 fn recorded_start_in_future_does_not_extend_deadline() {
     let ahead = 864_000;
@@ -83,20 +83,20 @@ fn recorded_start_in_future_does_not_extend_deadline() {
         ..known(Work::Running(Moved::default()), Destination::NotRead)
     };
     let step = |since, now| plan(&backup, &of(since), at(now)).action;
-    // The time limit starts with this process, or with the creation of the EtcdBackup if that is later.
+    // The time limit starts with this process, or with the later creation of the EtcdBackup.
     assert_eq!(step(-ahead, 59 - ahead), Action::Nothing);
     assert_eq!(step(-ahead, 60 - ahead), Action::AbandonTransfer);
     assert_eq!(step(-2 * ahead, 29 - ahead), Action::Nothing);
     assert_eq!(step(-2 * ahead, 30 - ahead), Action::AbandonTransfer);
-    // If this process started with the same wrong clock, its start time is ignored.
+    // If the process started with the wrong clock too, its start time is ignored.
     assert_eq!(step(-1, 60 - ahead), Action::Nothing);
-    // After the clock is corrected, the time limit starts with the recorded start.
+    // When the clock has reached the recorded start, the time limit starts with the recorded start.
     assert_eq!(step(-ahead, 59), Action::Nothing);
     assert_eq!(step(-ahead, 60), Action::AbandonTransfer);
 }
 
 /// The operator process ended while the pod was pending, for example because its volume was deleted. The next process
-/// cannot read the inputs and has no worker for the pod, but must delete the pod.
+/// cannot read the inputs, but must delete the pod.
 #[test]
 fn failed_backup_deletes_pod_of_earlier_operator_process() {
     let in_pod = |object: &mut Value| {
@@ -136,10 +136,10 @@ fn failed_backup_deletes_pod_of_earlier_operator_process() {
     let failed = plan(&backup, &unknown, at(60));
     assert!(matches!(failed.verdict, Verdict::Failed(_)), "{failed:?}");
     assert_eq!(failed.job, left);
-    // The worker of this process deletes its own pod, so the plan does not delete it.
+    // A worker of this process deletes its own pod, so the plan contains no deletion.
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(plan(&backup, &running, at(60)).job, None);
-    // A changed or rejected spec also ends the recorded backup, so its pod is deleted.
+    // A changed or rejected spec ends the backup, so the plan deletes its pod.
     let mut changed = backup.clone();
     changed.metadata.generation = Some(2);
     let restarted = plan(&changed, &Snapshot::default(), at(1));
@@ -151,10 +151,10 @@ fn failed_backup_deletes_pod_of_earlier_operator_process() {
     let rejected = plan(&changed, &Snapshot::default(), at(1));
     assert!(matches!(rejected.verdict, Verdict::Refused(_)));
     assert_eq!(rejected.job, left);
-    // After the end of the attempt is recorded, the plan deletes no pod.
+    // The status reports the end of the attempt, so the pod is deleted already.
     let ended = after(backup, &failed, at(60));
     assert_eq!(plan(&ended, &Snapshot::default(), at(61)).job, None);
-    // A backup in a bucket has no pod, so the plan deletes none.
+    // A backup in a bucket has no pod.
     let in_bucket = plan(&limited(), &unknown, at(60));
     assert!(matches!(in_bucket.verdict, Verdict::Failed(_)));
     assert_eq!(in_bucket.job, None);

@@ -1,4 +1,4 @@
-//! Tests of the finalizer, of the removal of all stored backups, and of removals that get stuck.
+//! Tests of the finalizer, and of the removal of all stored backups.
 
 use super::periodic::first_complete;
 use super::*;
@@ -8,7 +8,7 @@ use crate::snapshot::RemovalResult;
 #[test]
 fn finalizer_is_set_only_for_deletion_policy_delete() {
     let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
-    // The finalizer is set before the first backup.
+    // The finalizer is added before the first backup.
     let fresh = with(delete);
     let snapshot = Snapshot::default();
     let free = known(Work::Idle, Destination::Free);
@@ -33,8 +33,8 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
         Action::SetFinalizer(false)
     );
 
-    // When the EtcdBackup is deleted, the operator first cancels the transfer, then removes the stored backups, and
-    // then the finalizer.
+    // During the deletion, the operator cancels the transfer, removes the stored backups, and then removes the
+    // finalizer.
     finalized.metadata.deletion_timestamp = Some(at(10).into());
     let running = known(Work::Running(Moved::default()), Destination::NotRead);
     assert_eq!(
@@ -57,7 +57,7 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
         plan(&finalized, &removed, at(11)).action,
         Action::SetFinalizer(false)
     );
-    // A failed removal blocks the deletion of the EtcdBackup. The condition names the remedy.
+    // A failed removal blocks the deletion of the EtcdBackup, and a condition reports it.
     let denied = Snapshot {
         obstacle: Some(refused()),
         ..Snapshot::default()
@@ -70,8 +70,8 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
     let status = status(&finalized, &waits, at(1000));
     let applied = find(&status.conditions, &ConditionType::RetentionApplied).unwrap();
     assert!(applied.message.contains("Retain"), "{}", applied.message);
-    // The Secret may have been deleted together with its namespace. After some time, the operator removes the finalizer
-    // and leaves the stored backups.
+    // If the namespace is being deleted, its Secrets are deleted too. After some time, the operator removes the
+    // finalizer and keeps the stored backups.
     let secret_missing = Snapshot {
         obstacle: Some(Trouble::new(Reason::SecretMissing, "missing")),
         ..Snapshot::default()
@@ -86,7 +86,8 @@ fn finalizer_is_set_only_for_deletion_policy_delete() {
     );
 }
 
-/// coreos/etcd-operator sets a finalizer on periodic EtcdBackups, and only that operator removed it.
+/// coreos/etcd-operator adds a finalizer to periodic EtcdBackups. It no longer runs, so this operator removes the
+/// finalizer.
 #[test]
 fn finalizer_of_coreos_operator_does_not_block_deletion() {
     use api::names::{FINALIZER_COREOS_PERIODIC, FINALIZER_STORED};
@@ -106,7 +107,7 @@ fn finalizer_of_coreos_operator_does_not_block_deletion() {
     );
     assert_eq!(removable_finalizers(&backup), all);
 
-    // The stored backups are removed before both finalizers.
+    // Both finalizers are removed only after the stored backups.
     backup.spec.deletion_policy = Some(api::backup::DeletionPolicy::Delete);
     backup.metadata.finalizers = Some(vec![old, FINALIZER_STORED.to_owned()]);
     assert_eq!(plan(&backup, &idle, at(10)).action, Action::RemoveAll);
@@ -115,7 +116,7 @@ fn finalizer_of_coreos_operator_does_not_block_deletion() {
     assert_eq!(plan(&backup, &idle, at(10)).action, Action::Nothing);
 }
 
-/// If the operator is uninstalled, no process removes the finalizers of its EtcdBackups.
+/// After the operator is uninstalled, no process removes finalizers.
 #[test]
 fn etcdbackup_without_stored_backup_has_no_finalizer() {
     let delete = |object: &mut Value| object["spec"]["deletionPolicy"] = json!("Delete");
@@ -124,7 +125,7 @@ fn etcdbackup_without_stored_backup_has_no_finalizer() {
         plan(&with(delete), &idle, at(0)).action,
         Action::RecordIntent
     );
-    // The bucket is missing until the deadline. The backup then fails.
+    // The bucket is missing until the deadline, so the backup fails.
     let started = begun(delete);
     let no_bucket = Trouble::new(Reason::BucketMissing, "create the bucket");
     let missing = known(Work::Idle, Destination::Unknown(no_bucket));
@@ -139,7 +140,7 @@ fn etcdbackup_without_stored_backup_has_no_finalizer() {
     deleted.metadata.deletion_timestamp = Some(at(700).into());
     assert_eq!(plan(&deleted, &idle, at(700)).action, Action::Nothing);
 
-    // The operator sets the finalizer before it reports a stored backup.
+    // The finalizer is added before the status reports the stored backup.
     let found = known(Work::Idle, Destination::Complete(stored()));
     assert_eq!(
         plan(&started, &found, at(1)).action,
@@ -191,8 +192,8 @@ fn stuck_removal_of_stored_backups_is_reported() {
     assert!(message.contains("FailedMount"), "{message}");
 }
 
-/// With `deletionPolicy: Delete`, a removal by the retention rules may end just before the EtcdBackup is deleted. Its
-/// result must not count as the removal of all backups.
+/// A removal by the retention rules may end just before the EtcdBackup is deleted. It has not removed all backups, so
+/// the finalizer must stay.
 #[test]
 fn retention_result_does_not_count_as_removal_of_all_backups() {
     let mut backup = first_complete(|_| ());

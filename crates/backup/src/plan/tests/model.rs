@@ -1,5 +1,5 @@
-//! A model of the API server, the store and the operator process. It runs thousands of reconciles with crashes between
-//! any two writes, lost answers, stale reads, and input that is missing for some time.
+//! A model of the API server, the store and the operator process. It runs thousands of reconciles with random faults,
+//! such as crashes, stale reads and missing inputs.
 
 use std::collections::BTreeMap;
 
@@ -22,7 +22,7 @@ use crate::status::status;
 
 const PATH: &str = "key";
 
-/// The fault of one round of the model.
+/// The fault in one round of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fault {
     None,
@@ -32,9 +32,9 @@ enum Fault {
     CrashBeforeStatus,
     /// The process crashes after the write of the status.
     CrashAfterStatus,
-    /// The API server rejects the status.
+    /// The API server rejects the write of the status.
     StatusRejected,
-    /// The reconcile reads an outdated EtcdBackup: the state before its last write.
+    /// The reconcile reads the EtcdBackup without its last write.
     Stale,
     /// A Secret, the bucket or the cluster is missing.
     InputMissing,
@@ -46,15 +46,15 @@ enum Fault {
 struct Process {
     transfer: WorkState<Stored>,
     removal: WorkState<RemovalResult>,
-    /// The progress of the transfer: 0 reads etcd, 1 has committed the object, 2 has written the manifest.
+    /// The state of the transfer. 0: reading from etcd, 1: the object is committed, 2: the manifest is written.
     stage: u8,
     begun: Option<Timestamp>,
-    /// The key of an object without a manifest that an earlier attempt left.
+    /// The key of an object without a manifest from an earlier attempt.
     leftover: Option<String>,
     key: String,
-    /// The keys that the removal still has to delete. The last key is deleted next.
+    /// The keys that the removal has not deleted yet. The last key is deleted next.
     deletions: Vec<String>,
-    /// The result of the removal, reported after its end.
+    /// The result of the removal, which it returns at its end.
     result: RemovalResult,
     /// The time at which the operator process started.
     since: Option<Timestamp>,
@@ -74,7 +74,7 @@ struct World {
     transfers: usize,
     transfers_at_success: Option<usize>,
     begun: Option<Timestamp>,
-    /// Number of crashed processes.
+    /// Number of crashes of the operator process.
     crashes: i32,
 }
 
@@ -123,8 +123,8 @@ impl World {
         };
     }
 
-    /// Models `transfer::earlier_attempt`: returns the state of the destination, and the incomplete object of an
-    /// earlier attempt.
+    /// Models `transfer::earlier_attempt`: returns the result of earlier attempts, and the key of their incomplete
+    /// object.
     fn destination(&self, begun: Timestamp) -> (Destination, Option<String>) {
         if !self.is_periodic() {
             let found = self.manifests.get(PATH).filter(|stored| {
@@ -181,8 +181,7 @@ impl World {
         if fault == Fault::CrashBeforeStatus {
             return self.crash();
         }
-        // The operator writes a status only if the object still has the resourceVersion from which the status was
-        // computed.
+        // The precondition of the status is the resourceVersion, so a stale status is not written.
         let conflict = observed.status != self.object.status;
         if fault != Fault::StatusRejected && !conflict {
             if observed.status.as_ref() != Some(&desired) {
@@ -223,7 +222,7 @@ impl World {
         if self.process.transfer.work != Work::Ready {
             return;
         }
-        // Invariant 10: the API server has the count of attempts before the first byte is transferred.
+        // Invariant 10: the status counts the attempt before its transfer starts.
         let recorded = self.object.status.as_ref().unwrap();
         assert_eq!(recorded.unfinished_attempts, Some(count));
         self.transfers += 1;
@@ -237,7 +236,7 @@ impl World {
             Action::Nothing | Action::RecordAttempts(_) => {}
             Action::RecordIntent => self.forget(),
             Action::StartTransfer => {
-                // Invariant 10: the API server has the start of the backup before the first byte is transferred.
+                // Invariant 10: the status contains the start of the backup before its transfer starts.
                 let recorded = self.object.status.as_ref().unwrap();
                 assert!(intent(&self.object).is_some() || recorded.completion_time.is_some());
                 assert!(intent(observed).is_some());
@@ -372,7 +371,7 @@ impl World {
         let complete = is_true(&status.conditions, &ConditionType::Complete);
         let failed = is_true(&status.conditions, &ConditionType::Failed);
         assert!(!(complete && failed));
-        // The count includes at most the running attempt, and one attempt for each crash.
+        // Each crash leaves at most one unfinished attempt, and one attempt may be running.
         let counted = status.unfinished_attempts.unwrap_or_default();
         assert!(
             counted <= self.crashes + 1,
@@ -383,7 +382,7 @@ impl World {
             .is_some_and(|failed| failed.reason == Reason::AttemptsCutOff.as_str());
         assert!(!exhausted || self.crashes >= MAX_UNFINISHED);
         if let Some(location) = &status.location {
-            // Invariants 9 and 12: the reported backup and its manifest are in the store, even during a removal.
+            // Invariants 9 and 12: the store contains the reported backup and its manifest, even during a removal.
             let key = location.strip_prefix("s3://bucket/").unwrap();
             let manifest = &self.manifests[key];
             assert_eq!(status.etcd_revision, Some(manifest.revision));
@@ -408,7 +407,7 @@ impl World {
                 );
             }
             self.begun = begun;
-            // Each scheduled run results in at most one backup, no matter how many attempts the run needs.
+            // Each scheduled run results in at most one backup, even after several attempts.
             let complete = self.complete();
             let mut times: Vec<Timestamp> = complete.iter().map(|parts| parts.time).collect();
             let all = times.len();
@@ -458,8 +457,8 @@ fn faults() -> impl Strategy<Value = Fault> {
     ]
 }
 
-/// Without the limit of attempts, the operator would repeat this backup forever, and each crash would interrupt all
-/// other transfers.
+/// Without the limit of unfinished attempts, the operator would repeat this backup forever, and each crash would
+/// interrupt all other transfers.
 #[test]
 fn backup_fails_after_transfer_repeatedly_crashes_operator() {
     for interval in [0, 100_000] {
@@ -468,7 +467,7 @@ fn backup_fails_after_transfer_repeatedly_crashes_operator() {
             world.reconcile(Fault::None);
             if matches!(world.process.transfer.work, Work::Running(_)) {
                 world.crash();
-                // The kubelet waits at most five minutes before it restarts a crashed container.
+                // The kubelet delays the restart of a crashed container by at most five minutes.
                 world.now += SignedDuration::from_mins(5);
             }
             world.now += SignedDuration::from_secs(1);
@@ -488,7 +487,7 @@ fn backup_fails_after_transfer_repeatedly_crashes_operator() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(3000))]
 
-    /// Invariants 10 and 12 hold after each step. After the faults stop, the backup succeeds or fails.
+    /// Invariants 10 and 12 hold after each step. When no more faults happen, the backup succeeds or fails.
     #[test]
     fn backup_reaches_final_state_after_faults_stop(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..5), 0..40),
@@ -507,7 +506,7 @@ proptest! {
         }
     }
 
-    /// A crash after the manifest is written does not cause a second transfer.
+    /// A crash after the write of the manifest causes no second transfer.
     #[test]
     fn complete_backup_is_adopted_after_crash(crash_after in 2_usize..8, interval in prop_oneof![Just(0_i64), Just(500)]) {
         let mut world = World::new(None, interval);
@@ -530,8 +529,8 @@ proptest! {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(400))]
 
-    /// Invariants 9, 10 and 12 hold after each step of a periodic EtcdBackup. After the faults stop, backups continue,
-    /// the retention rules are met, and no manifest without a backup remains.
+    /// Invariants 9, 10 and 12 hold after each step of a periodic EtcdBackup. When no more faults happen, backups
+    /// continue, the retention rules are applied, and every manifest has a backup.
     #[test]
     fn periodic_backups_continue_after_faults(
         rounds in prop::collection::vec((faults(), faults(), 0_i64..20), 0..120),
@@ -547,7 +546,7 @@ proptest! {
             world.round(Fault::None, Fault::None, 1);
         }
         prop_assert!(world.begun.unwrap() > faults_end, "no backup started after the faults");
-        // There may be one more backup than the rules keep, because the rules are applied only after the newest backup.
+        // The newest backup may be stored before the rules have deleted an older backup.
         let kept = world.complete().len();
         prop_assert!((2..=3).contains(&kept), "{kept} backups are kept: {:?}", world.data);
         let orphans = world.manifests.keys().filter(|key| !world.data.contains_key(*key)).count();
@@ -555,7 +554,7 @@ proptest! {
         prop_assert!(world.object.status.as_ref().unwrap().last_success_date.is_some());
     }
 
-    /// Invariant 9: if the interval is shorter than a backup takes, backups still continue, and the retention rules are
+    /// Invariant 9: if each backup takes longer than the interval, backups continue and the retention rules are
     /// applied.
     #[test]
     fn retention_runs_if_backups_take_longer_than_interval(

@@ -20,7 +20,8 @@ fn location(second: i64) -> String {
     format!("s3://bucket/{}", name::name("key", parts))
 }
 
-/// A periodic EtcdBackup. Its first backup was complete at second 5, and the retention rules are not applied yet.
+/// A periodic EtcdBackup after its first backup, which was complete at second 5. The retention rules were not applied
+/// yet.
 pub(super) fn first_complete(change: impl FnOnce(&mut Value)) -> EtcdBackup {
     let backup = periodic(change);
     let first = plan(&backup, &Snapshot::default(), at(0));
@@ -88,12 +89,12 @@ fn next_run_is_due_after_interval() {
         );
         assert!(waiting.requeue.is_some());
     }
-    // If several runs were missed, the operator starts one run.
+    // If several runs were missed, only one backup starts.
     for second in [3640, 1_000_000] {
         let due = plan(&backup, &Snapshot::default(), at(second));
         assert_eq!(due.action, Action::RecordIntent);
         let started = after(backup.clone(), &due, at(second));
-        // During a run, the conditions still report the previous backup.
+        // While the next backup runs, the conditions report the previous backup.
         assert!(is_true(started.conditions(), &ConditionType::Complete));
         assert!(is_true(started.conditions(), &ConditionType::Progressing));
         assert!(started.status.as_ref().unwrap().succeeded);
@@ -108,7 +109,7 @@ fn next_backup_does_not_start_while_backup_runs() {
     let backup = with_retention(first_complete(|_| ()));
     let due = plan(&backup, &Snapshot::default(), at(4000));
     let running = after(backup, &due, at(4000));
-    // With `timeoutInSecond: 0`, the run continues although it takes longer than the interval.
+    // With `timeoutInSecond: 0`, a backup may take longer than the interval.
     let mut slow = running;
     slow.spec.backup_policy.as_mut().unwrap().timeout_in_second = Some(0);
     let snapshot = known(Work::Running(Moved::default()), Destination::NotRead);
@@ -119,7 +120,7 @@ fn next_backup_does_not_start_while_backup_runs() {
     );
 }
 
-/// The metric `failed` and its alert depend on this condition, so the attempts of the next backup must not reset it.
+/// The metric `failed` and its alert depend on this condition, so the start of the next backup must not reset it.
 #[test]
 fn failed_condition_remains_until_next_backup_ends() {
     let begin = |backup: EtcdBackup, second| {
@@ -251,7 +252,7 @@ fn invariant_9_retention_waits_for_reported_newer_backup() {
     let complete = first_complete(|_| ());
     assert_eq!(need(&complete, &idle, at(6)), Need::RemoveSurplus);
     assert_eq!(plan(&complete, &idle, at(6)).action, Action::RemoveSurplus);
-    // The removal is complete. Neither this process nor a later process repeats it.
+    // After a complete removal, no process repeats the removal.
     let done = with_retention(complete);
     assert_eq!(need(&done, &idle, at(9)), Need::Nothing);
     assert!(matches!(
@@ -298,7 +299,7 @@ fn failed_retention_is_reported_and_retried() {
         plan(&reported, &failed, at(30)).action,
         Action::RemoveSurplus
     );
-    // The next backup starts before the failed removal of old backups is repeated.
+    // The next backup starts before the failed removal is repeated.
     assert_eq!(
         plan(&reported, &failed, at(4000)).action,
         Action::RecordIntent
@@ -367,7 +368,7 @@ fn finished_etcdbackup_is_deleted_after_ttl() {
         plan(&backup, &Snapshot::default(), at(69)).action,
         Action::DeleteBackup
     );
-    // A periodic EtcdBackup never finishes, so the time to live does not apply.
+    // A periodic EtcdBackup never finishes, so `ttlSecondsAfterFinished` has no effect.
     let periodic = with_retention(first_complete(|object| {
         object["spec"]["ttlSecondsAfterFinished"] = json!(60);
     }));
@@ -375,7 +376,7 @@ fn finished_etcdbackup_is_deleted_after_ttl() {
         plan(&periodic, &Snapshot::default(), at(100)).action,
         Action::Nothing
     );
-    // An EtcdBackup with a rejected spec is not finished, because the user can correct the spec.
+    // A rejected EtcdBackup is not finished, because the user can correct its spec.
     let refused = with(|object| {
         object["spec"]["ttlSecondsAfterFinished"] = json!(0);
         object["spec"]["s3"] = Value::Null;
@@ -388,8 +389,7 @@ fn finished_etcdbackup_is_deleted_after_ttl() {
     );
 }
 
-/// The removal took longer than the next backup. Its result belongs to the previous backup, so the operator repeats the
-/// removal.
+/// The removal was slower than the next backup, and has not listed it. The operator therefore repeats the removal.
 #[test]
 fn removal_is_repeated_if_it_ran_during_newest_backup() {
     let backup = first_complete(|_| {});
@@ -420,11 +420,11 @@ fn removal_is_repeated_if_it_ran_during_newest_backup() {
     );
 }
 
-/// A backup that takes longer than its interval is due again as soon as it ends. The operator applies the retention
-/// rules first.
+/// A backup that takes longer than its interval is due again when it ends. The operator applies the retention rules
+/// before it starts.
 #[test]
 fn retention_runs_before_next_due_backup() {
-    // The backup started at second 0 and was complete at second 5. The next backup was due at second 7.
+    // The backup started at second 0 and ended at second 5, so the next backup is due at second 7.
     let backup = first_complete(|object| {
         object["spec"]["backupPolicy"]["backupIntervalInSecond"] = json!(2);
     });
@@ -432,7 +432,7 @@ fn retention_runs_before_next_due_backup() {
     assert_eq!(need(&backup, &idle, at(8)), Need::RemoveSurplus);
     let first = plan(&backup, &idle, at(8));
     assert_eq!(first.action, Action::RemoveSurplus);
-    // The status reports the latest time at which the next backup starts.
+    // The next backup starts one minute after the end of the previous backup at the latest.
     assert_eq!(first.verdict, Verdict::Scheduled(Some(at(65))));
     let mut removing = Snapshot::default();
     removing.removal.work = Work::Running(Moved::default());
@@ -442,7 +442,7 @@ fn retention_runs_before_next_due_backup() {
     assert_eq!(plan(&done, &idle, at(9)).action, Action::RecordIntent);
 }
 
-/// A new backup is more important than free space in the store.
+/// Retention must not delay the next backup by more than a minute.
 #[test]
 fn slow_or_failed_retention_does_not_delay_next_backup() {
     let backup = first_complete(|object| {
@@ -461,7 +461,7 @@ fn slow_or_failed_retention_does_not_delay_next_backup() {
     };
     assert_eq!(need(&backup, &failed, at(8)), Need::Nothing);
     for fails in [&failed, &unreadable] {
-        // The operator reports the failure before it starts the next backup.
+        // The failure is reported before the next backup starts.
         let report = plan(&backup, fails, at(8));
         assert_eq!(report.verdict, Verdict::RetentionFailed(refused()));
         let reported = after(backup.clone(), &report, at(8));
@@ -473,7 +473,7 @@ fn slow_or_failed_retention_does_not_delay_next_backup() {
     assert_eq!(crate::plan::intent(&running), Some(at(65)));
 }
 
-/// If the clock was a year ahead for a moment, backups must not stop for a year.
+/// Backups must not stop for a year because the clock was a year ahead when a backup started.
 #[test]
 fn recorded_start_in_future_does_not_stop_schedule() {
     const YEAR: i64 = 365 * 86_400;
@@ -499,7 +499,7 @@ fn recorded_start_in_future_does_not_stop_schedule() {
         let backup = after(backup, &done, at(YEAR + 5));
         let next = plan(&backup, &Snapshot::default(), at(60));
         assert_eq!(next.action, Action::RecordIntent, "{policy}");
-        // Later runs use the corrected clock.
+        // Later runs depend on the corrected clock.
         let backup = after(backup, &next, at(60));
         let now = Stored {
             created_at: at(65),

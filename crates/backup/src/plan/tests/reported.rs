@@ -1,4 +1,4 @@
-//! Tests of the conditions and the columns that the status reports for a plan.
+//! Tests of the conditions and the other status fields after a plan.
 
 use api::backup::EtcdBackupStatus;
 
@@ -15,12 +15,12 @@ fn condition(status: &EtcdBackupStatus, kind: &ConditionType) -> (String, String
     )
 }
 
-/// A periodic EtcdBackup that has never made a backup, and the start of its first backup is recorded.
+/// A periodic EtcdBackup whose first backup is in progress.
 fn first_run() -> EtcdBackup {
     begun(|object| object["spec"]["backupPolicy"] = json!({ "backupIntervalInSecond": 3600 }))
 }
 
-/// A periodic EtcdBackup with one complete backup, and the start of its second backup is recorded.
+/// A periodic EtcdBackup whose first backup is complete, and whose second backup is in progress.
 fn second_run() -> EtcdBackup {
     let backup = first_complete(|object| object["spec"]["backupPolicy"]["maxBackups"] = json!(0));
     let due = plan(&backup, &Snapshot::default(), at(4000));
@@ -28,7 +28,7 @@ fn second_run() -> EtcdBackup {
     after(backup, &due, at(4000))
 }
 
-/// A single backup and both periodic backups, each a second after its recorded start.
+/// Three EtcdBackups with a backup in progress, each with the time of the next reconcile.
 fn started() -> [(EtcdBackup, Timestamp); 3] {
     [
         (begun(|_| ()), at(1)),
@@ -95,7 +95,7 @@ fn queued_backup_reports_wait_for_other_transfers() {
     }
 }
 
-/// The reason of the wait must not remain while the backup runs.
+/// While the backup runs, the status must not contain the reason of the earlier wait.
 #[test]
 fn running_backup_reports_progress_instead_of_earlier_wait() {
     for (backup, now) in started().into_iter().skip(1) {
@@ -144,7 +144,7 @@ fn next_backup_time_is_reported_unless_backup_is_due() {
     assert_eq!(schedule.as_deref(), Some("every 1h0m0s (suspended)"));
 }
 
-/// While old backups cannot be removed, the next backup is scheduled as usual.
+/// The next backup is scheduled although old backups cannot be removed.
 #[test]
 fn next_backup_time_is_reported_during_failed_removal() {
     let complete = first_complete(|_| ());
@@ -168,8 +168,7 @@ fn completed_backup_reports_cluster_and_size_and_duration() {
     assert_eq!(status.schedule, None);
 }
 
-/// If the status did not report the new generation, `kubectl wait`, Helm and Flux would wait for this EtcdBackup
-/// forever.
+/// `kubectl wait`, Helm and Flux wait until the status reports the new generation.
 #[test]
 fn changed_spec_of_complete_backup_is_reported_as_observed() {
     let backup = begun(|_| ());

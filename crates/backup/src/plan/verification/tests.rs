@@ -80,7 +80,7 @@ fn verification_starts_at_scheduled_time() {
     let hourly = backup(json!({ "schedule": "@hourly" }), verified);
     let begins = VerificationVerdict::Starting(NEWEST.to_owned());
     assert_eq!(planned(&hourly, PodState::NotRead).verdict, begins);
-    // A scheduled verification reads the same backup again, because the stored bytes may be damaged later.
+    // A scheduled verification may read the same backup again, because its object may have been damaged since.
     let same = json!({ "lastVerified": { "location": NEWEST, "time": "2026-01-02T00:10:00Z" } });
     let hourly = backup(json!({ "schedule": "@hourly" }), same);
     assert_eq!(planned(&hourly, PodState::NotRead).verdict, begins);
@@ -90,11 +90,11 @@ fn in_window(schedule: &str) -> Value {
     json!({ "window": { "schedule": schedule, "duration": "2h" } })
 }
 
-/// The window limits only the start: neither the pod of a running verification nor its record depends on the window.
+/// The window limits only the start of a verification. A running verification continues outside of the window.
 #[test]
 fn verification_starts_only_within_its_window() {
     let begins = VerificationVerdict::Starting(NEWEST.to_owned());
-    // At 12:00, the first window is open. The second window has closed at that moment.
+    // At 12:00, the first window is open, and the second window has just closed.
     let open = backup(in_window("0 11 * * *"), json!({}));
     assert_eq!(planned(&open, PodState::NotRead).verdict, begins);
     assert_eq!(need(&open, now()), VerificationNeed::Turn);
@@ -107,7 +107,7 @@ fn verification_starts_only_within_its_window() {
         assert!(why.contains(part), "{why}");
     }
     assert!(waits.requeue.is_some(), "{waits:?}");
-    // Outside of its window, the EtcdBackup does not delay the verifications of other EtcdBackups.
+    // Outside its window, the EtcdBackup takes no turn, so it does not delay verifications of other EtcdBackups.
     assert_eq!(need(&closed, now()), VerificationNeed::Nothing);
     let running = running_since("2026-01-02T11:59:00Z");
     let continues = planned(&backup(in_window("0 10 * * *"), running), PodState::Missing);
@@ -135,13 +135,13 @@ fn window_delays_repeated_and_scheduled_verifications() {
         matches!(waits.verdict, VerificationVerdict::Waiting(_)),
         "{waits:?}"
     );
-    // Before the scheduled time, the verification does not wait for anything.
+    // The verification is not due yet, so it does not wait for the window.
     settings["schedule"] = json!("@weekly");
     let waits = planned(&backup(settings, verified), PodState::NotRead);
     assert_eq!(waits.verdict, VerificationVerdict::Unchanged);
 }
 
-/// A change of the cluster waits until the requested backup is proven to restore.
+/// A change of the cluster waits for this verification.
 #[test]
 fn requested_backup_is_verified_outside_window() {
     let complete = json!({ "lastSuccessDate": "2026-01-02T00:01:00Z" });
@@ -197,7 +197,7 @@ fn verification_pod_restores_newest_backup_with_its_etcd_version() {
     assert_eq!(pod.metadata.name, Some(name));
 }
 
-/// The status shows whether the newest backup is encrypted. The spec may have changed since that backup.
+/// The status records whether the newest backup is encrypted. The spec may have changed since then.
 #[test]
 fn verification_pod_gets_keys_only_for_encrypted_backup() {
     let key = json!({ "name": "2026", "id": "a62e0f7753a4df18" });
@@ -264,7 +264,7 @@ fn verification_ends_after_time_limit() {
         assert!(!failure.damaged, "{failure:?}");
         assert!(failure.message.contains("timeoutSeconds"), "{failure:?}");
     }
-    // A result that the pod reports after the time limit counts.
+    // A result after the time limit is accepted.
     let failure = Failure {
         damaged: true,
         message: "different".to_owned(),
@@ -288,7 +288,7 @@ fn failed_verification_is_repeated_with_growing_pauses() {
         let begins = VerificationVerdict::Starting(NEWEST.to_owned());
         assert_eq!(planned.verdict == begins, starts, "{failures} {at}");
     }
-    // A newer backup is verified at once.
+    // The backup is newer than the failed backup, so its verification starts without a delay.
     let older = json!({ "verification": {
         "location": OLDER, "failures": 9, "lastFailureTime": "2026-01-02T11:59:59Z" } });
     let planned = planned(&backup(json!({}), older), PodState::NotRead);
@@ -328,7 +328,7 @@ fn removal_of_verification_settings_ends_running_verification() {
     );
 }
 
-/// Invariant 31: the retention rules get the name of the newest verified backup, and keep this backup.
+/// Invariant 31: retention keeps the newest verified backup, which the plan names.
 #[test]
 fn invariant_31_verified_backup_is_passed_to_retention() {
     let verified = json!({ "lastVerified": { "location": OLDER } });
@@ -337,7 +337,7 @@ fn invariant_31_verified_backup_is_passed_to_retention() {
         name::name("etcd/main", parts),
         "etcd/main_v7_2026-01-01-00:00:00"
     );
-    // Without verifications, or with another path in the spec, the retention rules get no verified backup.
+    // Without verifications, and after a change of the path, no verified backup is named.
     let mut off = backup(json!({}), verified);
     off.spec.verification = None;
     assert_eq!(super::verified(&off), None);

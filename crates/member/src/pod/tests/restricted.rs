@@ -1,9 +1,8 @@
-//! Checks pods against the restricted pod security profile, for the fields that this crate sets. With this check, unit
-//! tests detect violations that an API server would reject.
+//! Checks pods against the restricted pod security standard, for the fields that this crate sets.
 
 use k8s_openapi::api::core::v1::{Container, Pod};
 
-/// The fields of a pod that violate the restricted profile.
+/// The violations of the restricted standard.
 pub(super) fn violations(pod: &Pod) -> Vec<String> {
     let spec = pod.spec.as_ref().unwrap();
     let security = spec.security_context.clone().unwrap_or_default();

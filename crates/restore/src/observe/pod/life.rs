@@ -1,4 +1,4 @@
-//! Whether a seed's pod can still run. Performs no I/O: the time is an argument.
+//! Determines whether the pod of a seed has ended and may be replaced. Performs no I/O.
 
 use k8s_openapi::api::core::v1::Pod;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -6,17 +6,17 @@ use k8s_openapi::jiff::{SignedDuration, Timestamp};
 use crate::reason::{Reason, Trouble};
 use crate::snapshot::Life;
 
-/// Shortest pause between the creation of two pods of a seed. A node may reject each new pod immediately, so the pause
+/// Minimum delay between the creations of two pods of a seed. A node may reject each new pod at once, so the delay
 /// limits the number of pods.
 const MIN_PAUSE: SignedDuration = SignedDuration::from_secs(10);
-/// Longest pause between the creation of two pods of a seed. A node without free resources may evict other pods for
-/// each new pod. The pause gives the node time to free resources.
+/// Maximum delay between the creations of two pods of a seed. A node without free resources may evict other pods for
+/// each new pod.
 const MAX_PAUSE: SignedDuration = SignedDuration::from_mins(5);
-/// The pause is the time from the start of the seed to the creation of the pod, divided by this number.
+/// The delay is the age of the seed at the creation of the pod, divided by this number.
 const PAUSE_DIVISOR: i32 = 4;
 
-/// Returns [`Life::Active`] if the pod has not ended. If it has ended, returns [`Life::EndedRecently`] as long as it
-/// must not be replaced yet, and then [`Life::Ended`]. `began` is the time at which the seed was started.
+/// Returns whether the pod has ended, and if so, whether it may be replaced now ([`Life::Ended`]) or later
+/// ([`Life::EndedRecently`]). `began` is the start of the seed.
 pub(in crate::observe) fn life(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> Life {
     match (ended(pod), is_recent(pod, began, now)) {
         (None, _) => Life::Active,
@@ -25,7 +25,7 @@ pub(in crate::observe) fn life(pod: &Pod, began: Option<Timestamp>, now: Timesta
     }
 }
 
-/// Whether the pod must not be replaced yet, because it was created too recently.
+/// True if the pod was created so recently that it must not be replaced yet.
 pub(in crate::observe) fn is_recent(pod: &Pod, began: Option<Timestamp>, now: Timestamp) -> bool {
     let created = pod.metadata.creation_timestamp.as_ref();
     created.is_some_and(|created| now.duration_since(created.0) < pause(began, created.0))
@@ -36,7 +36,8 @@ fn pause(began: Option<Timestamp>, created: Timestamp) -> SignedDuration {
     (elapsed / PAUSE_DIVISOR).clamp(MIN_PAUSE, MAX_PAUSE)
 }
 
-/// The problem of a pod that has ended. Kubernetes does not restart a pod that was evicted or shut down with its node.
+/// The problem of a pod that has ended, because it was evicted or its node was shut down. Kubernetes does not restart
+/// it.
 pub(super) fn ended(pod: &Pod) -> Option<Trouble> {
     let status = pod.status.as_ref()?;
     if !matches!(status.phase.as_deref(), Some("Failed" | "Succeeded")) {

@@ -1,10 +1,8 @@
-//! Detects missing storage for the seed from its PersistentVolumeClaim (PVC) and its pod. Performs no I/O: the time is
-//! an argument.
+//! Detects that Kubernetes provides no storage for the PersistentVolumeClaim (PVC) of the seed. Performs no I/O.
 //!
-//! The operator has no permission to read StorageClasses and Events, so it uses two other sources. The first is an
-//! annotation of the PVC, in which Kubernetes names the provisioner. The second is the message of the scheduler, which
-//! shows whether only a missing volume prevents the pod from getting a node. Other scheduling problems are not reported
-//! here, because they end when nodes are added or freed.
+//! The operator may not read StorageClasses and Events. It uses the annotation of the PVC that names the provisioner,
+//! and the scheduler's message in the status of the pod. Scheduling problems other than a missing volume are not
+//! reported here, because more nodes or free resources resolve them.
 
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -12,40 +10,38 @@ use kube::ResourceExt;
 
 use crate::reason::{Reason, Trouble};
 
-/// Time limit until the PVC names a provisioner. The PersistentVolume controller normally sets the name within seconds.
-/// The controller takes longer after its restart, or if the StorageClass is created after the PVC.
+/// Time limit until the PVC has the annotation with the provisioner. Normally, the PersistentVolume controller sets it
+/// within seconds.
 const PROVISIONER_TIMEOUT: SignedDuration = SignedDuration::from_mins(1);
-/// Time limit until the PVC has a volume. The scheduler has the same limit (`bindTimeoutSeconds`).
+/// Time limit until the PVC has a volume. It equals the scheduler's default of `bindTimeoutSeconds`.
 const VOLUME_TIMEOUT: SignedDuration = SignedDuration::from_mins(10);
 
-/// The annotation that names the provisioner (`AnnStorageProvisioner` of component-helpers), and its name in Kubernetes
-/// before 1.23.
+/// The annotation that names the provisioner, with its current name and its name before Kubernetes 1.23.
 const PROVISIONER: [&str; 2] = [
     "volume.kubernetes.io/storage-provisioner",
     "volume.beta.kubernetes.io/storage-provisioner",
 ];
-/// The annotation that names the node on which the volume is created.
+/// The annotation that names the node for the volume.
 const SELECTED: &str = "volume.kubernetes.io/selected-node";
-/// Texts in messages of the scheduler (`volumebinding` in kubernetes/pkg/scheduler).
+/// Texts in messages of the scheduler plugin `volumebinding`.
 const UNBOUND: &str = "pod has unbound immediate PersistentVolumeClaims";
 const FAILED: [&str; 2] = ["provisioning failed for PVC", "binding volumes: "];
 const NO_VOLUME: [&str; 2] = [
     "didn't find available persistent volumes to bind",
     "did not have enough free storage",
 ];
-/// Reasons in messages of the scheduler for which a node cannot run the pod, no matter which resources are free.
+/// Texts in messages of the scheduler about nodes that can never run the pod, even with free resources.
 const EXCLUDED: [&str; 2] = [
     "untolerated taint",
     "didn't match Pod's node affinity/selector",
 ];
-/// Prefix of taints that Kubernetes removes again, such as the taint of a node that is not ready.
+/// Prefix of taints that Kubernetes removes later, such as the taint of a node that is not ready.
 const TEMPORARY_TAINT: &str = "node.kubernetes.io/";
 
 const REMEDY: &str = "correct the cause, or set another StorageClass in spec.pod.persistentVolumeClaimSpec.storageClassName of \
                       the EtcdCluster (for a new cluster: in spec.etcdCluster.template of a new EtcdRestore)";
 
-/// The problem of a PVC that was not bound within its time limit. `None` if the PVC is bound, or if the limit has not
-/// passed yet.
+/// The problem if the PVC was not bound within its time limit.
 pub(in crate::observe) fn no_storage(
     pod: &Pod,
     pvc: &PersistentVolumeClaim,
@@ -66,7 +62,7 @@ pub(in crate::observe) fn no_storage(
     Some(Trouble::new(Reason::StorageMissing, message))
 }
 
-/// Why the PVC is not bound, when this problem began, and after which time the operator reports it.
+/// The reason why the PVC is not bound, the start of this problem, and its time limit.
 fn cause(
     pod: &Pod,
     pvc: &PersistentVolumeClaim,
@@ -80,8 +76,7 @@ fn cause(
     let class = class(pvc);
     let selected = pvc.annotations().contains_key(SELECTED);
     if scheduler.contains(UNBOUND) && provisioner.is_none() {
-        // The message of the scheduler does not name the unbound PVC. If the pod has other PVCs, the message may be
-        // about one of them.
+        // The message of the scheduler does not name the PVC, so it may be about another PVC of the pod.
         let others = others(pod, &pvc.name_any());
         return Some(if others.is_empty() {
             (no_provisioner(pvc), changed, PROVISIONER_TIMEOUT)
@@ -94,8 +89,7 @@ fn cause(
             (why, changed, VOLUME_TIMEOUT)
         });
     }
-    // Each failed attempt updates the PVC. The time limit therefore counts from the creation of the PVC, not from its
-    // last change.
+    // Each failed attempt changes the PVC, so the time limit starts with the creation of the PVC.
     if FAILED.iter().any(|text| scheduler.contains(text)) {
         let why = format!(
             "a volume for the PersistentVolumeClaim ({class}) could not be provisioned or bound ({scheduler})"
@@ -147,7 +141,7 @@ fn no_provisioner(pvc: &PersistentVolumeClaim) -> String {
     }
 }
 
-/// The time of the last change of the PVC, if the PVC records it.
+/// The time of the last change of the PVC, from its managed fields.
 fn changed(pvc: &PersistentVolumeClaim) -> Option<Timestamp> {
     let managers = pvc.metadata.managed_fields.iter().flatten();
     managers
@@ -155,8 +149,8 @@ fn changed(pvc: &PersistentVolumeClaim) -> Option<Timestamp> {
         .max()
 }
 
-/// The message of the scheduler for a pod without a node. Empty while the scheduler waits for the volume; `None` if the
-/// pod has a node.
+/// The scheduler's message for a pod without a node. It is empty while the scheduler waits for the volume. `None` if
+/// the pod has a node.
 fn unscheduled(pod: &Pod) -> Option<&str> {
     let conditions = pod.status.as_ref().and_then(|it| it.conditions.as_ref());
     let mut conditions = conditions.into_iter().flatten();
@@ -167,8 +161,8 @@ fn unscheduled(pod: &Pod) -> Option<&str> {
     }
 }
 
-/// Whether all suitable nodes lack only a volume. Example: `0/3 nodes are available: 1 node(s) had untolerated taint
-/// {..}, 2 node(s) didn't find available persistent volumes to bind. preemption: ..`.
+/// True if no node has a volume, and every other reason excludes a node for good. Example: `0/3 nodes are available: 1
+/// node(s) had untolerated taint {..}, 2 node(s) didn't find available persistent volumes to bind. preemption: ..`.
 fn only_volume_missing(scheduler: &str) -> bool {
     let Some((_, reasons)) = scheduler.split_once("nodes are available: ") else {
         return false;
@@ -191,7 +185,7 @@ mod tests {
     const OWN: &str = "main-aaaaaaaaaa";
     const CREATED: i64 = 1_000;
     const BY: &str = "volume.kubernetes.io/storage-provisioner";
-    /// A message of the scheduler about a pod that waits for a volume, as in Kubernetes 1.36.
+    /// The scheduler's message for a pod that waits for a volume, as in Kubernetes 1.36.
     const WAITS: &str =
         "0/3 nodes are available: pod has unbound immediate PersistentVolumeClaims. not found";
 
@@ -218,7 +212,7 @@ mod tests {
         .unwrap()
     }
 
-    /// The first report of the problem: the seconds since the creation of the PVC, and the message.
+    /// The first reported problem: the seconds since the creation of the PVC, and the message.
     fn reported(pod: &Pod, pvc: &PersistentVolumeClaim) -> Option<(i64, String)> {
         let problem = |after: i64| no_storage(pod, pvc, at(CREATED + after));
         let mut times = [0, 59, 60, 599, 600, 86_400].into_iter();
@@ -266,14 +260,13 @@ mod tests {
             message.contains("csi.example.com") && message.contains("slow"),
             "{message}"
         );
-        // Kubernetes before 1.23 used another name for the annotation.
+        // The name of the annotation before Kubernetes 1.23.
         let old = pvc(Some("slow"), &json!({ PROVISIONER[1]: "csi.example.com" }));
         assert_eq!(reported(&waits, &old).unwrap().0, 600);
-        // The scheduler has selected a node, and its message is empty while it waits for the volume. The problem is
-        // reported after 600 s.
+        // The scheduler has selected a node, and waits for the volume without a message.
         let selected = by(json!({ SELECTED: "node-1" }));
         assert_eq!(reported(&unscheduled_pod, &selected).unwrap().0, 600);
-        // The scheduler has not processed the pod yet, so no problem is reported.
+        // The scheduler has not processed the pod yet.
         assert_eq!(
             reported(&unscheduled_pod, &pvc(Some("slow"), &json!({}))),
             None
@@ -290,8 +283,7 @@ mod tests {
         changed.metadata.managed_fields = serde_json::from_value(managed).unwrap();
         let reports = |after| no_storage(&Pod::default(), &changed, at(CREATED + after)).is_some();
         assert!(!reports(3_600 + 599) && reports(3_600 + 600));
-        // Every failed attempt updates the PVC, so the time limit counts from the creation of the PVC, not from its
-        // last change.
+        // Each failed attempt changes the PVC, so the time limit starts with its creation.
         let failed = pod(
             "False",
             &format!(
@@ -362,7 +354,7 @@ mod tests {
         }
     }
 
-    /// The scheduler does not name the unbound PVC. It may be another PVC of the pod, such as the PVC with the backup.
+    /// The scheduler does not name the unbound PVC, which may be the PVC with the backup.
     #[test]
     fn other_unbound_pvc_of_pod_is_reported_after_ten_minutes() {
         let mut both = pod("False", WAITS);

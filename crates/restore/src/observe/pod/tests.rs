@@ -1,4 +1,4 @@
-//! Tests of the facts that follow from a pod, with statuses as kubelets report them.
+//! Tests of the facts about a pod, with statuses as kubelets report them.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "tests pass `json!` literals directly as arguments"
@@ -34,7 +34,7 @@ fn ended(code: i32, message: &str) -> Value {
 
 const DONE: &str = r#"{"result":"done","revision":7,"size":1,"sha256":"ab"}"#;
 
-/// Invariant 9: the seed counts as verified only when etcd is ready on the data directory.
+/// Invariant 9: a seed is verified only when its etcd is ready.
 #[test]
 fn invariant_9_seed_is_verified_only_when_etcd_is_ready() {
     let observed = |ready: bool| {
@@ -74,7 +74,7 @@ fn origin_of_data_is_read_from_pod_report() {
         bump_revision: 7,
         encrypted,
     };
-    // Reports of earlier releases do not contain the encryption.
+    // Reports of earlier releases do not contain `encrypted`.
     let suffix = r#","of":{"place":"cd","bumpRevision":7}}"#;
     assert_eq!(origin(suffix), Some(expected(None)));
     let suffix = r#","of":{"place":"cd","bumpRevision":7,"encrypted":true}}"#;

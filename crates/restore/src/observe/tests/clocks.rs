@@ -1,4 +1,4 @@
-//! Tests which clock decides how long the seed's PersistentVolumeClaim has had no volume.
+//! Tests which clock determines how long a PersistentVolumeClaim has had no volume.
 
 use http::{Request, Response};
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -9,7 +9,7 @@ use tower::service_fn;
 use super::*;
 use crate::snapshot::PodFacts;
 
-/// An API server that responds with this time, or does not respond.
+/// An API server whose responses have this time. `None` means that it does not respond.
 fn server(at: Option<Timestamp>) -> Client {
     let answer = move |_: Request<Body>| {
         let answer = at.map(|at| {
@@ -22,7 +22,7 @@ fn server(at: Option<Timestamp>) -> Client {
     Client::new(service_fn(answer), "prod")
 }
 
-/// Invariant 1: a restore in place would be abandoned if missing storage were reported by mistake.
+/// Invariant 1: a wrong report of missing storage would abandon a restore in place.
 #[tokio::test]
 async fn missing_storage_requires_clock_of_api_server() {
     let now = Timestamp::now();

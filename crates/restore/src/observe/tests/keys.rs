@@ -1,5 +1,5 @@
-//! Which Secret has the keys for the backup, and what is reported if the Secret is missing. If the EtcdRestore names an
-//! EtcdBackup (`spec.backup`), the status of the EtcdBackup identifies the backup (invariant 34).
+//! Tests of the Secret with the keys of the backup. With `spec.backup`, the status of the EtcdBackup describes the
+//! backup (invariant 34).
 
 use api::backup::EncryptionKey;
 use etcd::fake::FakeEtcd;
@@ -10,7 +10,7 @@ use crate::fake;
 
 const ID: &str = "a62e0f7753a4df18";
 
-/// An EtcdBackup with a complete backup. `secret` is the name of its Secret with the encryption keys.
+/// An EtcdBackup with a complete backup. `secret` is the Secret with its encryption keys.
 fn etcd_backup(secret: Option<&str>) -> Value {
     with_status(secret, json!({ "succeeded": true, "location": "s3://b/k" }))
 }
@@ -23,7 +23,7 @@ fn with_status(secret: Option<&str>, status: Value) -> Value {
     backup
 }
 
-/// Observes a restore of a deleted cluster.
+/// Observes a restore whose EtcdCluster does not exist.
 async fn observed(restore: &EtcdRestore, backup: Value) -> Observation {
     let (client, _) = fake::server(move |what, _| match what {
         "GET etcdbackups" => (200, backup.clone()),
@@ -69,7 +69,7 @@ async fn missing_secret_with_keys_is_reported_before_anything_is_created() {
     }
 }
 
-/// The status of an EtcdBackup with two backups: the last backup before `spec.encryption` was set, and the next backup.
+/// The status of an EtcdBackup with two backups: one from before `spec.encryption` was set, and one from after it.
 fn status_across_change() -> Value {
     let plain = json!({ "location": "s3://b/k_v1_2026-01-01-00:00:00", "sha256": "AA",
                         "completionTime": "2026-01-01T00:00:00Z" });
@@ -89,7 +89,7 @@ async fn invariant_34_restore_by_name_takes_sha256_and_key_from_status() {
     for (before, own, sha256, secret, key) in [
         (None, None, "bb", Some("theirs"), key()),
         (None, Some("ours"), "bb", Some("ours"), key()),
-        // The spec of the EtcdBackup requires encryption, but this backup is older.
+        // The spec of the EtcdBackup requires encryption, but this backup is older than the requirement.
         (Some("2026-01-01T12:00:00Z"), None, "aa", None, None),
     ] {
         let mut restore = with_keys(own);

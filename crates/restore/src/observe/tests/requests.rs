@@ -1,6 +1,5 @@
-//! Counts the requests to a running seed. If the operator will delete the seed, the observation must not wait for an
-//! answer of the seed's etcd. Otherwise it could take more than ten seconds, and the operator would not execute the
-//! deletion.
+//! Counts the requests to a running seed. If the seed will be deleted, the observation must not query its etcd. A slow
+//! answer would make the observation older than ten seconds, and the deletion would not be sent.
 
 use std::collections::VecDeque;
 
@@ -43,7 +42,7 @@ fn cluster() -> Value {
     })
 }
 
-/// A pod of the seed. Its etcd runs on a snapshot with this SHA-256.
+/// The seed's pod. Its etcd runs on a snapshot with this SHA-256.
 fn pod(restore: &EtcdRestore, sha256: &str) -> Value {
     let chosen = choice::recorded(restore).unwrap();
     let source = serde_json::to_string(&chosen.source).unwrap();
@@ -88,7 +87,7 @@ async fn aborted_restore_sends_no_requests_to_seed() {
     let (requests, observation) = observed(&restore(), SHA).await;
     let serves = matches!(observation.snapshot.serving, Serving::Serves { .. });
     assert!(serves, "{:?}", observation.snapshot);
-    // One request each for the members, the status and the hash of the keys.
+    // The requests for the member list, the status and the hash.
     assert_eq!(requests, 3);
     let mut deleted = restore();
     deleted.metadata.deletion_timestamp =
@@ -98,7 +97,7 @@ async fn aborted_restore_sends_no_requests_to_seed() {
     abandoned.status.get_or_insert_default().abandoned = serde_json::from_value(why).unwrap();
     for aborted in [deleted, abandoned] {
         let (requests, observation) = observed(&aborted, SHA).await;
-        // The operator has observed the seed's pod, but sends no request to the etcd in this pod.
+        // The pod of the seed was read, but its etcd was not queried.
         assert!(matches!(observation.snapshot.seed.pod, Pod::Present(_)));
         assert_eq!(requests, 0);
         assert_eq!(observation.snapshot.serving, Serving::NotRead);
@@ -107,8 +106,7 @@ async fn aborted_restore_sends_no_requests_to_seed() {
     }
 }
 
-/// The operator deletes a seed with another backup, so it need not wait for the hash. etcd computes the hash in half a
-/// second per GiB of the database.
+/// A seed with another backup is deleted, so its hash is not needed. etcd needs half a second per GiB to compute it.
 #[tokio::test]
 async fn no_hash_is_requested_from_seed_with_other_backup() {
     for (sha256, expected) in [(SHA, 3), ("ffff", 2)] {

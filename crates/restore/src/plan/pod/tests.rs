@@ -1,4 +1,4 @@
-//! Tests of the pod that is built for a seed.
+//! Tests of the pod of a seed.
 #![allow(
     clippy::needless_pass_by_value,
     reason = "tests pass `json!` literals directly as arguments"
@@ -74,7 +74,7 @@ fn with_secret() -> StorageBlock {
     )
 }
 
-/// Defect 6 of coreos/etcd-operator: its seed downloaded the backup with a third-party image without a tag.
+/// Defect 6 of coreos/etcd-operator: its seeds downloaded the backup with an image of a third party, without a tag.
 #[test]
 fn seed_containers_use_operator_and_member_images() {
     let pod = built(
@@ -99,7 +99,7 @@ fn seed_containers_use_operator_and_member_images() {
     assert_eq!(etcd["args"][3], json!("/usr/local/bin/etcd"));
 }
 
-/// Invariant 14: credentials are files of a Secret that only one container mounts, and never environment variables or
+/// Invariant 14: credentials are files that only one container mounts. They are not in environment variables or
 /// arguments.
 #[test]
 fn credentials_are_mounted_only_in_fetch_container() {
@@ -127,7 +127,7 @@ fn credentials_are_mounted_only_in_fetch_container() {
     }
 }
 
-/// Invariant 14: only the container that fetches the backup has the keys.
+/// Invariant 14: only the container that fetches the backup mounts the keys.
 #[test]
 fn encryption_keys_are_mounted_only_in_fetch_container() {
     let pod = built_with(json!({}), &with_secret(), false, Some("keys"));
@@ -179,7 +179,7 @@ fn fetch_container_gets_path_of_ca_secret() {
     assert!(arguments.contains("--ca=/run/restore/ca"));
 }
 
-/// Without the restored data, etcd must not start as an empty cluster.
+/// If the restored data is missing, etcd must not start as an empty cluster.
 #[test]
 fn invariant_6_seed_never_starts_with_state_new() {
     let arguments = built(json!({}), &with_secret())["spec"]["containers"][0]["args"].to_string();
@@ -203,7 +203,7 @@ fn seed_uses_etcdctl_or_etcdutl_by_etcd_version() {
     }
 }
 
-/// Defect 7 of coreos/etcd-operator: the seed always used an emptyDir.
+/// Defect 7 of coreos/etcd-operator: its seeds always used an `emptyDir`.
 #[test]
 fn seed_uses_volumes_of_cluster() {
     let claim = json!({ "pod": { "persistentVolumeClaimSpec": { "resources": { "requests": { "storage": "1Gi" } } } } });

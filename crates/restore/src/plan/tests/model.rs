@@ -1,5 +1,5 @@
-//! A small model of Kubernetes, the kubelet, etcd and the cluster operator. It runs thousands of reconciles, with
-//! crashes between any two writes, lost responses, failed reads, lost pods, and changes by users.
+//! A model of Kubernetes, the kubelet, etcd and the cluster operator. It runs thousands of reconciles with crashes,
+//! failed reads, lost pods and changes by users.
 
 use std::collections::BTreeSet;
 
@@ -21,7 +21,7 @@ use observation::revision;
 const UID: &str = "restore-uid";
 const ID: &str = "ab";
 const BACKUP: i64 = 100;
-/// The ID of the old cluster in a restore in place.
+/// The cluster ID before a restore in place.
 const OLD: &str = "cd";
 const OLD_MEMBERS: usize = 3;
 
@@ -30,60 +30,60 @@ const OLD_MEMBERS: usize = 3;
 enum Step {
     /// A complete reconcile.
     Reconcile,
-    /// A reconcile whose process crashes before it executes the action.
+    /// A reconcile whose process crashes before the action.
     CrashBefore,
-    /// A reconcile whose process crashes after it has executed the action, and before it writes the status.
+    /// A reconcile whose process crashes between the action and the write of the status.
     CrashAfter,
-    /// A reconcile in which some reads fail. The bits of the value choose these reads.
+    /// A reconcile in which some reads fail. Each bit of the value stands for one read.
     Blind(u8),
     /// The kubelet and etcd take one step.
     Kubelet,
     /// The cluster operator writes its status.
     ClusterOperator,
-    /// The seed's pod is lost. Without a volume, its data is lost too.
+    /// The seed's pod is lost, and without a volume also its data.
     LosePod,
-    /// The seed's pod ends, and the Pod object remains. Without a volume, its data is lost.
+    /// The seed's pod ends, but its object remains. Without a volume, its data is lost.
     EndPod,
-    /// From now on, no volume is created.
+    /// Kubernetes stops creating volumes.
     NoStorage,
-    /// From now on, every PVC is rejected.
+    /// The API server rejects every PVC.
     NoQuota,
-    /// Volumes are created again, and PVCs are accepted again.
+    /// Kubernetes creates volumes, and the API server accepts PVCs again.
     Storage,
-    /// The backup cannot be read until `StoreUp`.
+    /// The backup becomes unreadable.
     StoreDown,
-    /// The backup can be read.
+    /// The backup becomes readable again.
     StoreUp,
-    /// A newer backup is complete. From now on, the spec names the newer backup.
+    /// A newer backup is complete, and the spec names it.
     NewerBackup,
-    /// Retention deletes all backups except the newest backup.
+    /// Retention deletes all backups except the newest.
     Retention,
     /// A user changes `bumpRevision` in the spec.
     ChangeBump,
     /// The kubelet loses the report of the seed's pod.
     LoseMessage,
-    /// A user deletes the seed's volume and the pod that uses it.
+    /// A user deletes the seed's volume and its pod.
     LoseVolume,
     /// The pods of the old members are lost.
     LoseOld,
-    /// A second operator process observes the state, and is then suspended.
+    /// A second operator process observes the current state, and is suspended.
     ReadDelayed,
-    /// The second process plans from the EtcdRestore of its earlier observation, and from the current state of all
-    /// other objects. Then it executes the action.
+    /// The second process plans and executes an action. It uses its old EtcdRestore and the current state of all other
+    /// objects.
     ActDelayed,
-    /// The second process plans from its earlier observation, and executes the action.
+    /// The second process plans and executes an action from its old observation.
     WriteDelayed,
-    /// A client writes, if it can reach a member.
+    /// A client writes, if it can connect to a member.
     ClientWrites,
     /// A user deletes the EtcdCluster, and garbage collection deletes its objects.
     DeleteCluster,
-    /// A user creates an EtcdCluster with the name of the target, if it does not exist.
+    /// A user creates an EtcdCluster with the name of the target, if none exists.
     CreateForeign,
     /// A user deletes the EtcdRestore.
     DeleteRestore,
 }
 
-/// The number of a backup, and its `bumpRevision`.
+/// The number of a backup, and the `bumpRevision` of the restore.
 type Data = (u32, i64);
 
 /// A member of the replaced cluster.
@@ -100,7 +100,7 @@ enum OldMember {
 )]
 #[derive(Clone, Debug, Default)]
 struct ModelCluster {
-    /// Whether a user has created the cluster. Only the checks of the model read this field.
+    /// True if a user has created the cluster. Only checks of the model read this field.
     foreign: bool,
     touched: bool,
     lock: bool,
@@ -113,17 +113,17 @@ struct ModelCluster {
     /// The UIDs of the seed's Service and PVC.
     service: Option<u32>,
     volume: Option<u32>,
-    /// The UID of the seed's PVC, if the PVC has a volume.
+    /// The UID of the seed's PVC if the PVC has a volume.
     bound: Option<u32>,
     pod: Option<ModelPod>,
-    /// Whether the seed has verified data, on its volume or in the pod.
+    /// True if the seed has verified data, on its volume or in its pod.
     disk: bool,
-    /// The backup from which the verified data was restored.
+    /// The backup from which this data was restored.
     disk_of: Data,
     /// The members of the replaced cluster.
     old: Vec<OldMember>,
     acknowledged: i64,
-    /// Whether a restore has overwritten acknowledged writes.
+    /// True if a restore has overwritten acknowledged writes.
     lost_writes: bool,
 }
 
@@ -137,16 +137,16 @@ struct ModelPod {
     uid: u32,
     /// The backup that the pod downloads.
     of: Data,
-    /// Whether the pod accepts only the SHA-256 of this backup.
+    /// True if the pod accepts only a snapshot with the recorded SHA-256.
     checks_sha256: bool,
     fetched: bool,
-    /// Whether the report of the pod is lost.
+    /// True if the report of the pod is lost.
     report_lost: bool,
     prepared: bool,
     serving: bool,
-    /// Whether the pod has the labels of the cluster.
+    /// True if the pod has the labels of the cluster.
     joined: bool,
-    /// Whether the pod has ended.
+    /// True if the pod has ended.
     ended: bool,
 }
 
@@ -161,35 +161,35 @@ struct World {
     durable: bool,
     good_backup: bool,
     store_up: bool,
-    /// Whether volumes are created (`storage`), and whether PVCs are accepted (`quota`).
+    /// Whether Kubernetes creates volumes (`storage`), and whether the API server accepts PVCs (`quota`).
     storage: bool,
     quota: bool,
-    /// The newest backup, and the oldest backup that is kept.
+    /// The newest and the oldest existing backup.
     newest: u32,
     oldest: u32,
-    /// The backups of all seeds so far. Only the checks of the model read this field.
+    /// The backups of all seeds so far. Only checks of the model read this field.
     seeds_of: BTreeSet<Data>,
     in_place: bool,
-    /// The mistake that the model makes on purpose, if any.
+    /// A deliberate mistake of the operator, which the model must detect.
     mistake: Option<Mistake>,
-    /// Whether old members or the seed's volume were lost for a reason other than the restore.
+    /// True if old members or the seed's volume were lost for another reason than the restore.
     losses: bool,
-    /// Whether backups have a manifest. A manifest contains the SHA-256.
+    /// True if backups have a manifest with the SHA-256.
     manifests: bool,
-    /// The number of UIDs and versions that were given out so far.
+    /// The last number that was used as a UID or a version.
     stamps: u32,
-    /// The earlier observation of the second operator process.
+    /// The old observation of the second operator process.
     delayed: Option<Box<World>>,
-    /// Whether the second process has executed an action.
+    /// True if the second process has executed an action.
     two: bool,
-    /// Whether the second process, and not the first, executes the current action.
+    /// True if the current action is an action of the second process.
     is_delayed: bool,
-    /// Whether the EtcdRestore no longer exists.
+    /// True if the EtcdRestore does not exist any more.
     deleted: bool,
 }
 
 impl ModelCluster {
-    /// Whether all old members run.
+    /// True if all old members are running.
     fn is_old_complete(&self) -> bool {
         !self.old.is_empty() && self.old.iter().all(|member| *member == OldMember::Running)
     }
@@ -244,7 +244,7 @@ impl World {
         world
     }
 
-    /// A new unique number for a UID or a version.
+    /// Returns a new unique number for a UID or a version.
     fn stamp(&mut self) -> u32 {
         self.stamps += 1;
         self.stamps
@@ -270,7 +270,7 @@ impl World {
         }
         let disk = cluster.disk;
         let Some(pod) = &mut cluster.pod else {
-            // After the handover, the cluster operator creates the pod on the existing disk.
+            // After the handover, the cluster operator creates the pod on the existing volume.
             if durable && disk && !cluster.lock && cluster.has_cut_over() {
                 cluster.pod = Some(ModelPod {
                     fetched: true,
@@ -282,7 +282,7 @@ impl World {
             return;
         };
         if pod.ended {
-            // After the handover, the cluster operator deletes the ended pod if its data is on a volume.
+            // After the handover, the cluster operator deletes an ended pod whose data is on a volume.
             if durable && disk && !cluster.lock && cluster.has_cut_over() {
                 cluster.pod = None;
             }
@@ -332,7 +332,8 @@ impl World {
             Step::NewerBackup => self.newest += 1,
             Step::Retention => self.oldest = self.newest,
             Step::DeleteCluster => {
-                // The restore may choose another backup for the next cluster, because a user may change the spec.
+                // The next cluster may get another backup, because a user may change the spec. Forget the backups of
+                // the seeds.
                 self.cluster = None;
                 self.seeds_of.clear();
             }
@@ -383,8 +384,8 @@ impl World {
                 }
             }
             Step::ClientWrites => {
-                // The client Service has endpoints only after the cluster ID is recorded. A user's own Service selects
-                // every pod with the labels.
+                // The client Service has endpoints after the cluster ID is recorded. Services of users may select all
+                // pods with the labels of the cluster.
                 if let Some(cluster) = self
                     .cluster
                     .as_mut()
@@ -440,7 +441,7 @@ impl World {
 
     fn reconcile(&mut self, blind: Option<u8>, write: bool, status: bool) {
         let snapshot = self.observe(blind);
-        // The plan gets a time after all time limits for reported problems.
+        // All time limits for reported problems have passed at this time.
         let now = epoch().0 + SignedDuration::from_mins(5);
         let mut plan = plan_at(&self.restore, &snapshot, now);
         self.mistake_about_storage(&snapshot, &mut plan);
@@ -475,8 +476,7 @@ impl World {
         }
     }
 
-    /// Deletes the EtcdRestore together with the objects that it owns, if a user has deleted it and it has no
-    /// finalizer.
+    /// Deletes the EtcdRestore and the objects that it owns, if a user has deleted it and it has no finalizer.
     fn end_of_restore(&mut self) {
         let has_finalizer = self.restore.metadata.finalizers.is_some();
         if self.restore.metadata.deletion_timestamp.is_none() || has_finalizer || self.deleted {
@@ -499,7 +499,7 @@ impl World {
             .is_some_and(|status| status.succeeded)
     }
 
-    /// Checks the model when success is first reported.
+    /// Checks the model when the restore first reports success.
     fn check_success(&self) {
         let cluster = self
             .cluster
@@ -568,7 +568,7 @@ impl World {
         }
     }
 
-    /// Ends all faults and runs reconciles until the restore has ended.
+    /// Ends all faults, and runs reconciles until the restore has ended.
     fn end_faults(&mut self) {
         self.store_up = true;
         self.happen(Step::Storage);

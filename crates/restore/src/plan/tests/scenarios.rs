@@ -1,4 +1,4 @@
-//! Tests of single decisions. Each `check` has one situation and the expected action.
+//! Tests of single plans. `check` compares the planned action with the expected action.
 
 use api::names::FINALIZER_CLAIM;
 use api::problem::Problem;
@@ -33,7 +33,7 @@ fn intended() -> EtcdRestore {
     })
 }
 
-/// The record of the backup with this number. Backup 1 is the oldest, and each higher number is a newer backup.
+/// The backup with this number. Higher numbers are newer backups.
 fn chosen(restore: &EtcdRestore, number: u32) -> ChosenBackup {
     let block = format!(r#"{{"s3":{{"path":"b/k_v{number}_2026-01-01-00:00:00"}}}}"#);
     choice::chosen_from(restore, serde_json::from_str(&block).unwrap())
@@ -109,7 +109,7 @@ fn reason(plan: &Plan) -> Reason {
     }
 }
 
-/// Invariant 10: the seed's name is recorded before objects are created.
+/// Invariant 10: the seed's name is recorded before its objects are created.
 #[test]
 fn restore_records_seed_name_before_creating_objects() {
     let restore = restore(|_| {});
@@ -138,7 +138,7 @@ fn restore_creates_cluster_only_if_backup_was_found() {
     );
 }
 
-/// Invariant 1: if the EtcdCluster cannot be read, the restore does not assume that it is missing.
+/// Invariant 1: a cluster that cannot be read is not assumed to be missing.
 #[test]
 fn restore_waits_while_cluster_is_unknown() {
     let mut snapshot = absent(Source::Ready(Box::default()));
@@ -189,7 +189,7 @@ fn rejected_restore_does_not_start_after_cluster_deletion() {
     );
     assert_eq!(reason(&plan), Reason::ClusterExists);
     restore.metadata.generation = Some(2);
-    // After the spec was changed, the restore starts, and records the backup that the changed spec names.
+    // After a change of the spec, the restore starts with the backup in the changed spec.
     let mut snapshot = absent(Source::Ready(Box::default()));
     let other = chosen(&restore, 2);
     snapshot.found = Some(other.clone());
@@ -208,13 +208,13 @@ fn restore_records_backup_before_using_it() {
     snapshot.found = Some(chosen(&restore, 1));
     let record = Action::RecordBackup(Box::new(chosen(&restore, 1)));
     check(&restore, &snapshot, &record);
-    // The operator has restarted, and a newer backup exists. The restore continues with the recorded backup.
+    // After a restart of the operator, a newer backup exists. The restore continues with the recorded backup.
     let create = Action::CreateCluster(Box::default());
     snapshot.found = Some(chosen(&restore, 2));
     check(&intended(), &snapshot, &create);
 }
 
-/// While the restore holds the lock, a user removes the record of the backup.
+/// A user deletes the recorded backup from the status while the restore holds the lock.
 #[test]
 fn restore_records_backup_again_after_user_removes_record() {
     let mut restore = intended();
@@ -238,7 +238,7 @@ fn restore_prepares_seed_one_object_at_a_time() {
         durable: true,
         ..locked()
     }));
-    // Defect 7 of coreos/etcd-operator: its seed never used the volumes of the cluster.
+    // Defect 7 of coreos/etcd-operator: its seeds never used the volumes of the cluster.
     check(&intended(), &snapshot, &Action::CreatePvc);
     snapshot.seed.pvc = Child::Present;
     check(&intended(), &snapshot, &Action::CreatePod);
@@ -254,7 +254,7 @@ fn restore_waits_for_deletion_of_objects_with_seed_name() {
     check(&intended(), &snapshot, &Action::Nothing);
 }
 
-/// Invariant 9: an answer at the seed's address is ignored without a verified data directory.
+/// Invariant 9: an answer at the seed's address is ignored until the pod has reported a verified backup.
 #[test]
 fn seed_is_recorded_only_after_data_is_verified() {
     let running = Pod::Present(PodFacts::default());
@@ -309,7 +309,7 @@ fn restore_reports_unreadable_snapshot() {
 fn restore_records_new_cluster_before_releasing_lock() {
     let id = || Some(ID.to_owned());
     let snapshot = locked_with(restored_pod(), serves(100));
-    // The finalizer delays a deletion of the EtcdRestore until the cluster is handed over.
+    // The finalizer delays a deletion of the EtcdRestore until the handover is complete.
     check(&seed_verified(), &snapshot, &Action::SetFinalizer(true));
     check(
         &with_finalizer(seed_verified()),
@@ -355,7 +355,7 @@ fn replace_pod() -> Action {
     Action::ReplacePod(why.into())
 }
 
-/// Two pods that have ended: one during the fetch, and one after it.
+/// Two pods that have ended: one before and one after the end of its fetch.
 fn ended_pods() -> [PodFacts; 2] {
     let fetched = PodFacts {
         restored: Some(100),
@@ -364,8 +364,8 @@ fn ended_pods() -> [PodFacts; 2] {
     [ended(Life::Ended), fetched]
 }
 
-/// The operator replaces the pod, because no client can have written to the seed. The next pod finds the data on the
-/// volume, or restores the backup again.
+/// The pod is replaced, because no client can have written to the seed. The next pod uses the data on the volume, or
+/// restores the backup again.
 #[test]
 fn ended_seed_pod_is_replaced_before_cutover() {
     let with_finalizer = || with_finalizer(seed_verified());
@@ -383,7 +383,7 @@ fn ended_seed_pod_is_replaced_before_cutover() {
                 ..locked()
             }));
             check(&restore, &snapshot, &replace_pod());
-            // The Pod object may remain until the kubelet has confirmed the deletion. The restore waits until then.
+            // The object of the deleted pod may remain until the kubelet confirms the deletion.
             snapshot.seed.pod = Pod::NameTaken;
             check(&restore, &snapshot, &Action::Nothing);
             snapshot.seed.pod = Pod::Absent;
@@ -403,7 +403,7 @@ fn restore_pauses_before_replacing_recently_ended_seed_pod() {
     );
 }
 
-/// Invariant 9: after its cluster ID is recorded, the seed is a member. From then on, the cluster operator replaces its
+/// Invariant 9: after the cluster ID is recorded, the seed is a member, and only the cluster operator replaces its
 /// pod.
 #[test]
 fn cluster_is_handed_over_even_if_seed_pod_has_ended() {
@@ -424,7 +424,7 @@ fn cluster_is_handed_over_even_if_seed_pod_has_ended() {
     }
 }
 
-/// Clients may write after the cluster ID is recorded, so a lost seed is not restored again.
+/// Clients may write after the cluster ID is recorded, so a lost seed must not be restored from the backup.
 #[test]
 fn restore_creates_no_pod_after_cluster_id_is_recorded() {
     let mut snapshot = present(ClusterFacts {
@@ -499,7 +499,7 @@ fn invalid_restore_is_rejected_without_observation() {
     );
 }
 
-/// Invariant 9: the hash of etcd's keys is compared before the seed is recorded.
+/// Invariant 9: the hash of the keys is compared before the cluster ID is recorded.
 #[test]
 fn seed_with_different_key_hash_is_not_recorded() {
     let differs = Serving::Differs {
@@ -573,7 +573,7 @@ fn deletion_of_restore_before_handover_deletes_new_cluster() {
             &Action::SetFinalizer(false),
         );
     }
-    // After the cutover, the cluster is handed over before the EtcdRestore is deleted.
+    // After the cutover, the handover is completed before the EtcdRestore is deleted.
     let formed = present(ClusterFacts {
         cluster_id: Some(ID.to_owned()),
         ..locked()

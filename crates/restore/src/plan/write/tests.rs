@@ -1,4 +1,4 @@
-//! Tests of the objects and the requests of an action.
+//! Tests of the requests of an action.
 
 use api::cluster::TlsPolicy;
 
@@ -32,7 +32,7 @@ fn created_cluster_has_lock_and_template_metadata() {
     assert_eq!(cluster.metadata.namespace.as_deref(), Some("prod"));
 }
 
-/// The spec was changed, and the pod whose annotation records the seed's TLS settings is lost.
+/// The spec has changed, and the pod with the annotation of the TLS settings is lost.
 #[test]
 fn recreated_seed_keeps_its_tls_settings() {
     let tls = |text: &str| -> Option<TlsPolicy> { serde_json::from_str(text).unwrap() };

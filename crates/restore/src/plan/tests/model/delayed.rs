@@ -1,5 +1,5 @@
-//! A second operator process that acts late. It was suspended after an observation, and another process has become the
-//! leader. The model decides whether the API server and the checks of the second process accept its action.
+//! A second operator process, which was suspended after an observation and then executes an action. The model decides
+//! whether the API server and the checks of the process accept the action.
 
 use super::*;
 
@@ -9,9 +9,8 @@ impl World {
         self.delayed = Some(Box::new(self.clone()));
     }
 
-    /// Plans and executes the action of the delayed process, which uses the EtcdRestore of its earlier observation.
-    /// With `all`, the process also uses all other objects of that observation. Without `all`, it reads them now. The
-    /// API server rejects its writes to the EtcdRestore, because the resourceVersion has changed.
+    /// Plans and executes an action of the second process with its old EtcdRestore. If `all` is true, all other
+    /// objects are old too. The API server rejects writes to the EtcdRestore, because its resourceVersion has changed.
     pub(super) fn act_delayed(&mut self, all: bool) {
         let Some(mut read) = self.delayed.clone() else {
             return;
@@ -39,15 +38,15 @@ impl World {
         self.is_delayed = false;
         let has_finalizer = !self.deleted && self.restore.metadata.finalizers.is_some();
         match (&action, &mut self.cluster) {
-            // Without a finalizer, the process removes the lock immediately.
+            // Without a finalizer, the process removes the lock at once.
             (Action::Lock, Some(cluster)) if !has_finalizer => cluster.lock = false,
-            // If the owner of an EtcdCluster was deleted, garbage collection deletes the EtcdCluster.
+            // Kubernetes deletes an EtcdCluster whose owner does not exist.
             (Action::CreateCluster(_), cluster) if self.deleted => *cluster = None,
             _ => {}
         }
     }
 
-    /// Whether the API server and the checks of the process accept an action that was planned from `read`.
+    /// Returns whether the API server and the checks of the process accept an action that was planned from `read`.
     fn accepts(&self, action: &Action, read: &Self) -> bool {
         if let Action::CreateCluster(_) = action {
             return self.cluster.is_none();
@@ -55,14 +54,13 @@ impl World {
         let (Some(now), Some(then)) = (&self.cluster, &read.cluster) else {
             return false;
         };
-        // The operator process reads the EtcdRestore and the EtcdCluster again before it deletes an object.
+        // Before a deletion, the process reads the EtcdRestore and the EtcdCluster again.
         let recorded = choice::recorded(&read.restore) == choice::recorded(&self.restore);
         let is_where_it_was = now.uid == then.uid && now.lock && now.cluster_id == then.cluster_id;
         let anyway = self.mistake == Some(Mistake::CutsOverDelayed);
         let seed_stays = now.pod == then.pod || anyway;
         match action {
-            // The owner reference contains the UID of the observed EtcdCluster. An object for another UID is
-            // garbage-collected.
+            // Kubernetes deletes an object whose owner reference has another UID.
             Action::CreateService | Action::CreatePvc => now.uid == then.uid,
             Action::StopOldMembers(_) => now.uid == then.uid && seed_stays,
             Action::CreatePod => {
@@ -82,7 +80,7 @@ impl World {
         }
     }
 
-    /// Whether the cluster still needs a seed's pod. A pod without a volume is needed only while old members run.
+    /// True if the cluster still needs a pod of the seed. A pod without a volume is needed only while old members run.
     fn needs_seed(&self, now: &ModelCluster, then: &ModelCluster) -> bool {
         let stopped = now.old.iter().all(|old| *old == OldMember::Deleted);
         self.durable || !then.has_cut_over() || !stopped

@@ -1,9 +1,9 @@
-//! Executes actions in the model, and checks that each action is allowed.
+//! Executes actions in the model, and checks that they are allowed.
 
 use super::*;
 
 impl World {
-    /// Records a write to a cluster that a user created. Invariant 9 allows no such write.
+    /// Records a write to a cluster that a user has created. Invariant 9 forbids such writes.
     fn note_write_to_foreign_cluster(&mut self, action: &Action) {
         if !matches!(
             action,
@@ -69,7 +69,7 @@ impl World {
                     uid: stamp,
                     of,
                     checks_sha256,
-                    // While old members exist, the seed's pod gets no labels of the cluster.
+                    // While old members exist, the seed's pod has no labels of the cluster.
                     joined: cluster.old.is_empty(),
                     ..ModelPod::default()
                 });
@@ -151,8 +151,8 @@ impl World {
                 cluster.bootstrap = true;
             }
             Action::ReleaseLock => {
-                // Invariant 10: before the lock is released, the status must contain everything that the cluster
-                // operator needs.
+                // Invariant 10: before the lock is removed, the status contains everything that the cluster operator
+                // needs.
                 assert!(
                     cluster.cluster_id.is_some() && cluster.bootstrap,
                     "the lock is released without a record of the new cluster"
@@ -160,7 +160,7 @@ impl World {
                 let stopped = cluster.old.iter().all(|old| *old != OldMember::Running);
                 assert!(
                     cluster.old.is_empty() || self.losses || stopped == cluster.has_cut_over(),
-                    "the lock is released before the cutover although no old member runs, or after the cutover although one runs"
+                    "the lock is released while no cluster runs, or while both clusters run"
                 );
                 assert!(
                     cluster.old.is_empty()

@@ -1,5 +1,4 @@
-//! Deliberate mistakes outside of the planner, which the model must detect. Also the steps that reveal these mistakes:
-//! losses of volumes and members, and late actions of a second operator process.
+//! Deliberate mistakes of the operator, and the steps that reveal them. The model must detect every mistake.
 
 use proptest::prelude::*;
 use proptest::test_runner::{RngAlgorithm, TestRng, TestRunner};
@@ -12,27 +11,27 @@ use super::*;
 pub(super) enum Mistake {
     /// Each reconcile chooses the backup again.
     ChoosesAgain,
-    /// Each reconcile uses `bumpRevision` of the spec instead of the record.
+    /// Each reconcile uses `bumpRevision` from the spec instead of the status.
     UsesBumpOfSpec,
-    /// The operator assumes that an existing volume contains the restored data.
+    /// The operator assumes that every existing volume contains the restored data.
     TreatsVolumeAsData,
-    /// The operator waits forever for the report of the seed's pod, although the kubelet has lost this report.
+    /// The operator waits forever for the report of the seed's pod, although the kubelet has lost it.
     ExpectsReport,
-    /// The operator never compares the seed's pod with the record.
+    /// The operator never compares the seed's pod with the recorded backup.
     NeverCompares,
-    /// The operator assumes that the data on a volume comes from the backup in the pod's arguments.
+    /// The operator assumes that the data on a volume is from the backup in the arguments of the pod.
     OmitsOrigin,
-    /// The operator does not delete a seed's pod that was created late.
+    /// The operator keeps a seed's pod that was created too late.
     CreatesDelayed,
     /// The cutover is made although the seed was deleted after the observation.
     CutsOverDelayed,
-    /// The restore is abandoned because of missing storage even after the cutover.
+    /// The restore is abandoned after the cutover, because storage is missing.
     AbandonsAfterCutover,
     /// The restore waits forever for storage.
     WaitsForStorage,
 }
 
-/// Random steps, with changes by users if `people` is true. About one step in six is preceded by a step from `more`.
+/// Random steps, which include changes by users if `people` is true. About every sixth step is from `more`.
 pub(super) fn with(more: &'static [Step], people: bool) -> impl Strategy<Value = Vec<Step>> {
     let often = prop::sample::select(vec![false, false, false, false, false, true]);
     let drawn = prop::collection::vec((often, prop::sample::select(more)), 120);
@@ -47,7 +46,7 @@ pub(super) fn with(more: &'static [Step], people: bool) -> impl Strategy<Value =
 }
 
 const LOSSES: &[Step] = &[Step::LoseVolume, Step::LoseOld];
-/// Steps around the cutover. Random steps rarely reach the cutover.
+/// Steps around the cutover, which random steps rarely reach.
 const AROUND: &[Step] = &[
     Step::Reconcile,
     Step::Reconcile,
@@ -67,7 +66,7 @@ pub(super) fn around() -> impl Strategy<Value = Vec<Step>> {
     prop::collection::vec(prop::sample::select(AROUND), 0..30)
 }
 
-/// Steps in which the delayed process executes an action long after it planned the action.
+/// Steps in which the second process executes an action long after it has planned it.
 fn long_after() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(AFTER), 0..30);
     (0..50_usize, 0..50_usize, others).prop_map(|(before, after, others)| {
@@ -78,8 +77,8 @@ fn long_after() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// Steps in which the delayed process executes an action soon after it planned the action. The cluster operator writes
-/// nothing in between.
+/// Steps in which the second process executes an action soon after it has planned it. The cluster operator writes
+/// nothing meanwhile.
 fn soon_after() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(SOON_AFTER), 0..12);
     (15..50_usize, others).prop_map(|(before, others)| {
@@ -90,13 +89,13 @@ fn soon_after() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// Returns this number of steps without faults.
+/// Returns `steps` steps without faults.
 fn quiet(steps: usize) -> impl Iterator<Item = Step> {
     let all = [Step::Reconcile, Step::Kubelet, Step::ClusterOperator];
     all.into_iter().cycle().take(steps)
 }
 
-/// Steps in which the backup is chosen again after the delayed process has observed, and in which pods are lost.
+/// Steps in which the backup is chosen again after the observation of the second process, and pods are lost.
 fn choosing() -> impl Strategy<Value = Vec<Step>> {
     let others = prop::collection::vec(prop::sample::select(CHOOSING), 0..60);
     (0..6_usize, others).prop_map(|(before, others)| {
@@ -169,8 +168,8 @@ fn config() -> ProptestConfig {
 proptest! {
     #![proptest_config(config())]
 
-    /// After any loss, the lost objects are created again, or the loss is reported. The lock is released, and no
-    /// cluster without data is handed over.
+    /// Lost objects are created again, or their loss is reported. The lock is removed, and no cluster without data is
+    /// handed over.
     #[test]
     fn restore_in_place_releases_lock_after_any_loss(
         steps in with(LOSSES, false),
@@ -190,8 +189,8 @@ proptest! {
         prop_assert!(world.restore.metadata.finalizers.is_none());
     }
 
-    /// Invariant 11: despite the delayed process, a cluster is handed over only with the recorded backup. No lock of a
-    /// deleted EtcdRestore remains.
+    /// Invariant 11: actions of the second process change no outcome. A cluster is handed over only with the recorded
+    /// backup, and a deleted EtcdRestore leaves no lock.
     #[test]
     fn invariant_11_delayed_operator_does_no_harm(
         durable: bool,
@@ -216,7 +215,7 @@ proptest! {
         }
     }
 
-    /// Invariant 11: a late action does no harm even long after the handover, when clients have written to the cluster.
+    /// Invariant 11: an action long after the handover does no harm, although clients have written to the cluster.
     #[test]
     fn invariant_11_action_sent_long_after_planning_does_no_harm(
         durable: bool,
@@ -259,16 +258,16 @@ proptest! {
     }
 }
 
-/// The message of the check that detects the mistake. Empty if no check detects it.
+/// The message of the check that detects the mistake, or an empty text.
 fn found(mistake: Mistake, steps: impl Strategy<Value = Vec<Step>>) -> String {
     let quiet = ProptestConfig {
-        // About 500 cases are enough to detect the rarest mistake, so this number has a large margin.
+        // The model finds the rarest mistake after about 500 cases.
         cases: 20_000,
         max_shrink_iters: 0,
         failure_persistence: None,
         ..config()
     };
-    // A fixed random seed makes the test deterministic.
+    // A fixed seed of the random numbers makes the test deterministic.
     let drawn = TestRng::deterministic_rng(RngAlgorithm::ChaCha);
     let result = TestRunner::new_with_rng(quiet, drawn).run(&steps, |steps| {
         let mut world = match mistake {
@@ -302,7 +301,7 @@ fn found(mistake: Mistake, steps: impl Strategy<Value = Vec<Step>>) -> String {
     result.map_or_else(|found| format!("{found:?}"), |()| String::new())
 }
 
-/// For each deliberate mistake, the expected check fails, with its message.
+/// For each deliberate mistake, the expected check fails.
 #[test]
 fn model_detects_every_mistake_of_restore() {
     for (mistake, report) in [

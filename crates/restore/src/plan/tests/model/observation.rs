@@ -1,5 +1,5 @@
-//! Observes the model. The result has the same types as a real observation, and the production code compares the pods
-//! with the record.
+//! Observes the model. The result has the types of a real observation, and the production code compares the pods with
+//! the recorded backup.
 
 use api::storage::StorageBlock;
 use member::Origin;
@@ -104,14 +104,14 @@ impl World {
         (!self.good_backup).then_some(bad)
     }
 
-    /// The recorded backup. `None` without a record.
+    /// The recorded backup, if any.
     pub(super) fn recorded(&self) -> Option<Data> {
         let chosen = choice::recorded(&self.restore)?;
         let number = chosen.source.source().path().parse().ok()?;
         Some((number, chosen.bump_revision))
     }
 
-    /// Compares the arguments and the report of the pod with the record, with the production code.
+    /// Compares the arguments and the report of the pod with the recorded backup.
     fn compared(&self, cluster: &ModelCluster, pod: &ModelPod, mut facts: PodFacts) -> PodFacts {
         let Some(chosen) = choice::recorded(&self.restore) else {
             return facts;
@@ -147,7 +147,7 @@ impl World {
         }
     }
 
-    /// The backup that an observation uses: the recorded backup, or without a record the newest backup.
+    /// The backup for an observation: the recorded backup, or else the newest backup.
     pub(super) fn chosen(&self, locked: bool) -> Data {
         let ignores_record = self.mistake == Some(Mistake::ChoosesAgain);
         let record = choice::valid_record(&self.restore, locked).filter(|_| !ignores_record);
@@ -168,7 +168,7 @@ pub(super) fn revision((backup, bump): Data) -> i64 {
     BACKUP + i64::from(backup) + bump
 }
 
-/// The data of a seed whose pod has fetched the backup.
+/// The backup whose data the seed contains.
 pub(super) fn data_of(cluster: &ModelCluster, pod: &ModelPod) -> Data {
     if cluster.disk {
         cluster.disk_of

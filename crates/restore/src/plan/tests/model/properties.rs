@@ -1,4 +1,4 @@
-//! Properties that hold during faults, and the outcome after the faults have ended.
+//! Properties that hold after each step, and the outcome after the faults have ended.
 
 use proptest::prelude::*;
 
@@ -49,7 +49,7 @@ proptest! {
         world.end_faults();
     }
 
-    /// Without changes by users, the restore completes if the data is on a volume.
+    /// With a volume and without changes by users, the restore completes.
     #[test]
     fn restore_with_volume_completes_after_faults(steps in steps(false)) {
         let mut world = World::new(true, true);
@@ -60,7 +60,7 @@ proptest! {
         prop_assert!(world.succeeded(), "{:?} {:?}", world.restore.status, world.cluster);
     }
 
-    /// A restore without volumes completes, unless the seed is lost after the start of the handover.
+    /// Without a volume, the restore completes unless the seed is lost during or after the handover.
     #[test]
     fn restore_without_volumes_completes_unless_seed_is_lost(steps in steps(false)) {
         let mut world = World::new(false, true);
@@ -74,7 +74,7 @@ proptest! {
         prop_assert!(world.succeeded() || lost, "{:?} {:?}", world.restore.status, world.cluster);
     }
 
-    /// A restore of an unreadable backup never completes and hands no cluster over.
+    /// A restore of an unreadable backup never completes, and hands over no cluster.
     #[test]
     fn restore_of_unreadable_backup_never_succeeds(durable: bool, steps in steps(true)) {
         let mut world = World::new(durable, false);
@@ -85,8 +85,8 @@ proptest! {
         prop_assert!(!world.succeeded());
     }
 
-    /// At any time, the old cluster is complete or the new cluster is verified. Clients can reach at most one of the
-    /// two.
+    /// At any time, the old cluster is complete or the new cluster is verified, and clients can connect to only one of
+    /// them.
     #[test]
     fn invariant_9_old_cluster_is_complete_until_cutover(
         durable: bool,
@@ -95,7 +95,7 @@ proptest! {
     ) {
         let mut world = World::replacing(durable, good);
         for step in steps {
-            // `overwrite` also replaces a cluster that a user creates during the restore, so this step is left out.
+            // `CreateForeign` is left out, because `overwrite` would replace the cluster of this step.
             if !matches!(step, Step::CreateForeign) {
                 world.happen(step);
             }
@@ -103,7 +103,7 @@ proptest! {
         world.end_faults();
     }
 
-    /// The operator may be killed between any two writes, and the restore still completes.
+    /// The restore completes although the operator may crash between any two writes.
     #[test]
     fn restore_in_place_completes_after_faults(steps in steps(false)) {
         let mut world = World::replacing(true, true);
@@ -117,8 +117,8 @@ proptest! {
         prop_assert!(world.restore.metadata.finalizers.is_none());
     }
 
-    /// The chosen backup is deleted during the restore. Before the cutover, the restore is abandoned for this reason.
-    /// After the cutover, the restore no longer needs the backup.
+    /// The chosen backup is deleted during the restore. Before the cutover, this abandons the restore. After the
+    /// cutover, the backup is not needed.
     #[test]
     fn deleted_backup_leaves_one_complete_cluster(
         before in steps(false),
@@ -146,7 +146,7 @@ proptest! {
         }
     }
 
-    /// After a failure, the old cluster is unchanged and not locked, and the failure is reported.
+    /// After the failure, the old cluster is unchanged and not locked.
     #[test]
     fn unreadable_backup_leaves_old_cluster_unchanged(durable: bool, steps in steps(false)) {
         let mut world = World::replacing(durable, false);
@@ -163,8 +163,8 @@ proptest! {
         prop_assert!(!status.succeeded);
     }
 
-    /// A user may delete the EtcdRestore at any time. Either the old or the new cluster is then complete and not
-    /// locked.
+    /// A user may delete the EtcdRestore at any time. Afterwards, either the old or the new cluster is complete and
+    /// not locked.
     #[test]
     fn deleted_restore_leaves_one_complete_cluster(
         good: bool,

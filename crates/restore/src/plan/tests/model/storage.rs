@@ -1,4 +1,4 @@
-//! The model with missing storage: volumes are not created, or PVCs are rejected, temporarily or permanently.
+//! The model with missing storage: Kubernetes creates no volumes, or the API server rejects PVCs.
 
 use proptest::prelude::*;
 
@@ -13,7 +13,7 @@ const STORAGE: &[Step] = &[
     Step::LoseVolume,
 ];
 
-/// Steps in which storage is missing from the start.
+/// Steps without storage from the start.
 pub(super) fn without_storage() -> impl Strategy<Value = Vec<Step>> {
     let none = prop::sample::select(vec![Step::NoStorage, Step::NoQuota]);
     (none, steps(false)).prop_map(|(none, steps)| {
@@ -23,7 +23,7 @@ pub(super) fn without_storage() -> impl Strategy<Value = Vec<Step>> {
     })
 }
 
-/// Steps around the cutover in which storage is missing.
+/// Steps around the cutover without storage.
 pub(super) fn around_without_storage() -> impl Strategy<Value = Vec<Step>> {
     around().prop_map(|around| {
         let mut all = vec![Step::NoStorage];
@@ -33,7 +33,7 @@ pub(super) fn around_without_storage() -> impl Strategy<Value = Vec<Step>> {
 }
 
 impl World {
-    /// The problem of a PVC without a volume, after the time limit.
+    /// The problem of a PVC without a volume, after its time limit.
     pub(super) fn no_storage(&self, cluster: &ModelCluster, recent: bool) -> Option<Trouble> {
         let waits = self.durable && cluster.volume.is_some() && cluster.bound != cluster.volume;
         (waits && !self.storage && !recent)
@@ -66,7 +66,7 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 3000, ..ProptestConfig::default() })]
 
-    /// At the end, one cluster is complete and not locked, no matter when storage was missing.
+    /// At the end, one cluster is complete and not locked, whenever storage was missing.
     #[test]
     fn restore_in_place_without_storage_leaves_complete_cluster(steps in with(STORAGE, false)) {
         let mut world = World::replacing(true, true);
@@ -80,7 +80,7 @@ proptest! {
         prop_assert!(world.succeeded() || cluster.has_cut_over() || cluster.is_old_complete());
     }
 
-    /// A restore in place that never has storage is abandoned and reports the reason.
+    /// Without storage, a restore in place is abandoned, and reports the reason.
     #[test]
     fn restore_in_place_that_never_has_storage_is_abandoned(
         steps in without_storage(),

@@ -1,4 +1,4 @@
-//! Scenarios of a restore in place.
+//! Tests of single plans of a restore in place.
 
 use api::restore::AbandonedStatus;
 
@@ -63,7 +63,7 @@ fn existing(locked: bool) -> ClusterFacts {
     }
 }
 
-/// A locked cluster with old members that serve, and with this seed.
+/// A locked cluster whose old members serve, with this seed.
 fn preparing(pod: Pod, serving: Serving) -> Snapshot {
     let mut snapshot = locked_with(pod, serving);
     snapshot.cluster = Cluster::Present(Box::new(existing(true)));
@@ -98,7 +98,7 @@ fn deleted(mut restore: EtcdRestore) -> EtcdRestore {
     restore
 }
 
-/// Invariants 9 and 10: all problems that can be detected before the first change are reported before the lock is set.
+/// Invariants 9 and 10: all problems that can be detected without a change are reported before the lock is set.
 #[test]
 fn cluster_is_locked_only_after_backup_check_and_records() {
     let mut snapshot = present(existing(false));
@@ -166,7 +166,7 @@ fn cluster_locked_by_another_restore_is_rejected() {
     });
     snapshot.source = Source::Ready(Box::default());
     let rejection = |restore: EtcdRestore| {
-        // The rejected restore was about to lock the same cluster, so it already has its finalizer.
+        // The rejected restore has its finalizer, because it was about to set the lock.
         check(
             &with_finalizer(restore.clone()),
             &snapshot,
@@ -181,12 +181,10 @@ fn cluster_locked_by_another_restore_is_rejected() {
     };
     let begun = rejection(recorded());
     assert!(begun.contains("nothing was changed"), "{begun}");
-    // The spec of the rejected EtcdRestore already has `overwrite: true`. So the message says when a new EtcdRestore
-    // can start.
+    // The rejected spec already contains `overwrite: true`, so the message says when a new EtcdRestore can start.
     let remedy = "after the other EtcdRestore has ended";
     assert!(begun.contains(remedy), "{begun}");
-    // The rejected EtcdRestore has already handed its cluster over. The message must not say that nothing was
-    // changed.
+    // The rejected restore has handed its cluster over before, so the message must not claim that nothing was changed.
     let handed_over = rejection(verified_seed());
     assert!(
         !handed_over.contains("nothing was changed"),
@@ -199,8 +197,7 @@ fn cluster_locked_by_another_restore_is_rejected() {
 fn finalizer_is_removed_from_rejected_restore() {
     let mut snapshot = present(existing(false));
     snapshot.source = Source::Ready(Box::default());
-    // Before the operator sets the lock, the user sets `overwrite` to false again. The operator removes the
-    // finalizer.
+    // A user sets `overwrite` to false before the lock is set, so the finalizer is removed.
     let mut restore = recorded();
     restore.spec.overwrite = false;
     check(&restore, &snapshot, &Action::SetFinalizer(false));
@@ -210,7 +207,7 @@ fn finalizer_is_removed_from_rejected_restore() {
         &Action::Nothing,
     );
     assert_eq!(reason(&refused), Reason::ClusterExists);
-    // If the failure is recorded while the finalizer still exists, the finalizer is removed afterwards.
+    // If the failure is recorded first, the finalizer is removed afterwards.
     let failed = conditions::Finding::new(
         ConditionType::Failed,
         true,
@@ -235,12 +232,12 @@ fn finalizer_is_removed_from_rejected_restore() {
     assert_eq!(reason(&ended), Reason::ClusterExists);
 }
 
-/// Invariant 9: a seed that answers but never becomes ready leaves the old cluster complete.
+/// Invariant 9: if the seed answers but never becomes ready, the old cluster stays complete.
 #[test]
 fn seed_is_verified_while_old_cluster_serves() {
     let without_pod = preparing(Pod::Absent, Serving::NotRead);
     check(&recorded(), &without_pod, &Action::CreatePod);
-    // If the finalizer is missing while the restore holds the lock, it is set again.
+    // A missing finalizer is set again while the restore holds the lock.
     check(
         &without_finalizer(recorded()),
         &without_pod,
@@ -316,7 +313,7 @@ fn unreadable_backup_abandons_restore_and_releases_lock() {
     assert!(matches!(end.state, PlanState::Halted(_)));
 }
 
-/// Invariant 1: if the seed cannot be read, the restore does not assume that it is missing.
+/// Invariant 1: a seed that cannot be read is not assumed to be missing.
 #[test]
 fn restore_lock_is_kept_while_seed_is_unknown() {
     let unknown = preparing(Pod::Unknown("timeout".into()), Serving::NotRead);
@@ -338,7 +335,7 @@ fn temporary_problems_before_cutover_do_not_abandon_restore() {
     }
 }
 
-/// Invariants 9 and 17: the old members stop, the seed joins, and the lock is released, in this order.
+/// Invariants 9 and 17: first the old members stop, then the seed joins, and then the lock is removed.
 #[test]
 fn seed_joins_after_old_members_have_stopped() {
     let restore = verified_seed();
@@ -364,7 +361,7 @@ fn seed_joins_after_old_members_have_stopped() {
     check(&restore, &cut_over(&[], joined), &Action::ReleaseLock);
 }
 
-/// Invariant 1: old members that cannot be observed may still run.
+/// Invariant 1: old members that cannot be read may be running.
 #[test]
 fn seed_does_not_join_while_old_members_are_unknown() {
     let mut snapshot = cut_over(&[], restored_pod());
@@ -374,7 +371,7 @@ fn seed_does_not_join_while_old_members_are_unknown() {
     }
 }
 
-/// Invariant 9: the old members keep their data and continue to run until the verified seed exists again.
+/// Invariant 9: the old members run and keep their data until the verified seed exists again.
 #[test]
 fn restore_recreates_seed_lost_at_cutover() {
     let restore = verified_seed();
@@ -386,8 +383,8 @@ fn restore_recreates_seed_lost_at_cutover() {
     );
     let recreated = Pod::Present(PodFacts::default());
     check(&restore, &cut_over(&running, recreated), &Action::Nothing);
-    // After the old members have stopped, clients may have written to the seed. The operator creates the seed's pod
-    // again only if the seed's volume exists.
+    // After the old members have stopped, clients may have written to the seed. Its pod is created again only on its
+    // volume.
     let on_volume = durable(&cut_over(&[], Pod::Absent), Child::Present);
     check(&restore, &on_volume, &Action::CreatePod);
 }
@@ -401,8 +398,8 @@ fn durable(snapshot: &Snapshot, pvc: Child) -> Snapshot {
     snapshot
 }
 
-/// The seed is lost together with its data. The restore fails, and the cluster operator manages a cluster without data.
-/// Both operators report the loss.
+/// The seed and its data are lost, so the restore fails. The cluster operator then manages a cluster without data, and
+/// also reports the loss.
 #[test]
 fn seed_loss_after_cutover_fails_restore_with_remedy() {
     let ended = |joined| {
@@ -441,7 +438,7 @@ fn seed_loss_after_cutover_fails_restore_with_remedy() {
             );
             let ended = plan(&without_finalizer(failed), &present(existing(false)));
             assert!(matches!(ended.state, PlanState::Halted(_)));
-            // A user who deletes the failed EtcdRestore accepts that the data is lost, so the cluster is handed over.
+            // A user who deletes the EtcdRestore accepts the loss, so the cluster is handed over.
             check(&deleted(verified_seed()), &snapshot, &action);
         }
         let unknown = durable(&bare, Child::Unknown("timeout".into()));
@@ -449,7 +446,8 @@ fn seed_loss_after_cutover_fails_restore_with_remedy() {
     }
 }
 
-/// Invariant 9: the seed was created again while a user stopped the last old members. It joins only with verified data.
+/// Invariant 9: the seed was created again after a user had stopped the last old members. It joins only with verified
+/// data.
 #[test]
 fn seed_with_unverified_data_does_not_join() {
     for restored in [None, Some(99), Some(101)] {
@@ -468,8 +466,7 @@ fn seed_with_unverified_data_does_not_join() {
     }
 }
 
-/// Invariant 9: a seed that was created again may differ from the verified seed. Its location may now have another
-/// backup, or changed address settings may have led to another cluster ID.
+/// Invariant 9: a seed that was created again may have another backup or another cluster ID than the verified seed.
 #[test]
 fn old_members_stop_only_for_verified_seed() {
     let newer = Pod::Present(PodFacts {
@@ -494,8 +491,7 @@ fn old_members_stop_only_for_verified_seed() {
     }
 }
 
-/// After the cutover, the old members still serve until they are stopped. Before that, no client can have written to
-/// the seed.
+/// After the cutover, the old members serve until they are stopped, so no client has written to the seed yet.
 #[test]
 fn ended_seed_pod_is_replaced_while_old_members_run() {
     let running = [old("a", false, true), old("b", true, true)];
@@ -520,8 +516,7 @@ fn ended_seed_pod_is_replaced_while_old_members_run() {
     }
 }
 
-/// Invariant 9: clients may have written to a seed with the labels of the cluster. The backup must not be restored over
-/// these writes.
+/// Invariant 9: clients may have written to a seed that has joined, so the backup must not be restored again.
 #[test]
 fn joined_seed_is_not_restored_again() {
     let late = [old("late", false, false)];
@@ -538,8 +533,7 @@ fn joined_seed_is_not_restored_again() {
         ..existing(true)
     }));
     check(&verified_seed(), &snapshot, &replace_pod());
-    // After the old members have stopped, the seed is a member. From then on, only the cluster operator replaces the
-    // seed's pod.
+    // After the old members have stopped, the seed is a member, and only the cluster operator replaces its pod.
     for durable in [false, true] {
         let mut snapshot = cut_over(&[], Pod::Present(joined.clone()));
         if let Cluster::Present(facts) = &mut snapshot.cluster {

@@ -1,5 +1,4 @@
-//! A restore in place without storage for the seed. Before the cutover, the restore is abandoned after some time. After
-//! the cutover, it is never abandoned.
+//! Tests of a restore in place without storage for its seed. It is abandoned only before the cutover.
 
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use k8s_openapi::jiff::{SignedDuration, Timestamp};
@@ -11,7 +10,7 @@ fn none() -> Trouble {
     Trouble::new(Reason::StorageMissing, "the StorageClass nowhere")
 }
 
-/// A seed's pod whose volume does not exist yet.
+/// A seed's pod that waits for its volume.
 fn unbound_pod() -> Pod {
     Pod::Present(PodFacts {
         trouble: Some(none()),
@@ -43,7 +42,7 @@ fn missing_storage_abandons_restore_only_before_cutover() {
     for part in ["nowhere", "existing cluster is unchanged"] {
         assert!(trouble.message.contains(part), "{}", trouble.message);
     }
-    // After the cutover, a user deletes the seed's volume. The restore reports the missing storage and is not
+    // After the cutover, a user deletes the seed's volume. The restore reports the missing storage, but is not
     // abandoned.
     for old_members in [&[old("a", false, true)][..], &[]] {
         let mut snapshot = cut_over(old_members, unbound_pod());
@@ -56,7 +55,7 @@ fn missing_storage_abandons_restore_only_before_cutover() {
     }
 }
 
-/// An EtcdRestore whose condition `kind` reports this reason.
+/// An EtcdRestore whose condition `kind` has this reason.
 fn reporting(mut restore: EtcdRestore, kind: &ConditionType, why: Reason) -> EtcdRestore {
     let failed = conditions::Finding::new(kind.clone(), true, why.into(), "no");
     let status = restore.status.get_or_insert_default();
@@ -90,8 +89,8 @@ fn rejected_pvc_is_retried_before_restore_is_abandoned() {
     }
     let plan = after(&since, &snapshot, 30);
     assert!(matches!(plan.action, Action::Abandon(_)), "{plan:?}");
-    // A restore into a new cluster continues when storage is available. After the cutover, a restore in place is not
-    // abandoned (invariant 9).
+    // A restore into a new cluster waits for storage. After the cutover, a restore in place is not abandoned
+    // (invariant 9).
     let new = reporting(intended(), &failed, missing);
     let created = locked_with(Pod::Absent, Serving::NotRead);
     let verified = reporting(verified_seed(), &failed, missing);
@@ -103,8 +102,7 @@ fn rejected_pvc_is_retried_before_restore_is_abandoned() {
     }
 }
 
-/// The problem may end without manual action: the next attempt to create the volume may be in flight, or a controller
-/// of Kubernetes may be restarting.
+/// Missing storage may be temporary, for example while a controller of Kubernetes restarts.
 #[test]
 fn unbound_pvc_is_reported_before_restore_is_abandoned() {
     let snapshot = preparing(unbound_pod(), Serving::NotRead);
@@ -135,7 +133,7 @@ fn unbound_pvc_is_reported_before_restore_is_abandoned() {
         !trouble.message.contains("if the problem remains"),
         "{trouble:?}"
     );
-    // A problem other than missing storage abandons the restore at once.
+    // Any other problem abandons the restore at once.
     let missing = Pod::Present(PodFacts {
         trouble: Some(Trouble::new(Reason::BackupMissing, "no such key")),
         ..PodFacts::default()

@@ -1,5 +1,4 @@
-//! Tests of seeds with another backup, without a report, or on an existing volume. Also of an EtcdCluster that a user
-//! created again, or that was recovered.
+//! Tests of unusable seeds, and of an EtcdCluster that was created again or recovered.
 
 use super::*;
 use crate::snapshot::OtherBackup;
@@ -33,8 +32,8 @@ fn check_pod_is_replaced(restore: &EtcdRestore, snapshot: &Snapshot) {
     assert!(matches!(plan.action, Action::ReplacePod(_)), "{plan:?}");
 }
 
-/// The volume may be empty, because it was created again while the old members ran. On an empty volume, the cluster
-/// operator could start no member.
+/// The volume may be empty, because it was created again while the old members ran. The cluster operator cannot start
+/// a member on an empty volume.
 #[test]
 fn seed_pod_verifies_existing_volume_before_handover() {
     let restore = verified_seed();
@@ -48,12 +47,12 @@ fn seed_pod_verifies_existing_volume_before_handover() {
     check(&restore, &snapshot, &replace_pod());
     snapshot.seed.pod = Pod::Present(ended(Life::EndedRecently));
     check(&restore, &snapshot, &Action::Nothing);
-    // A user who deletes the EtcdRestore accepts the current data of the seed, so the lock is released.
+    // A user who deletes the EtcdRestore accepts the current data of the seed, so the lock is removed.
     snapshot.seed.pod = Pod::Absent;
     check(&deleted(restore), &snapshot, &Action::ReleaseLock);
 }
 
-/// Invariant 9: a fetched snapshot does not prove that the data directory exists, or to which cluster the seed belongs.
+/// Invariant 9: the seed joins only if its report and its etcd both show the verified backup.
 #[test]
 fn seed_joins_only_with_verified_backup() {
     let other = |cluster_id: &str, revision| Serving::Serves {
@@ -96,7 +95,7 @@ fn seed_joins_only_with_verified_backup() {
         }
         check(&deleted(verified_seed()), &snapshot, &Action::Join);
     }
-    // A failing sidecar does not prevent etcd from serving, so the seed joins.
+    // A failing sidecar does not stop etcd, so the seed joins.
     let with_sidecar_problem = pod_with(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
@@ -115,8 +114,8 @@ fn seed_joins_only_with_verified_backup() {
     );
 }
 
-/// The seed is created again on its volume, and its backup is missing. No member serves clients, so the message
-/// contains the remedy.
+/// The backup of a seed that was created again is missing. No member serves clients, so the message contains the
+/// remedy.
 #[test]
 fn seed_problem_is_reported_with_remedy_after_old_members_stopped() {
     let without_backup = pod_with(|pod| {
@@ -140,7 +139,7 @@ fn seed_problem_is_reported_with_remedy_after_old_members_stopped() {
     assert!(!names_remedy(&[old("a", false, true)]));
 }
 
-/// Invariant 9: the deletion of the pod would also delete its terminating PersistentVolumeClaim and the data on it.
+/// Invariant 9: the PersistentVolumeClaim is terminating, so the deletion of the pod would delete the data too.
 #[test]
 fn seed_pod_on_terminating_volume_is_kept() {
     let bare = cut_over(&[], without_report());
@@ -161,24 +160,23 @@ fn seed_pod_on_terminating_volume_is_kept() {
         let fetches = durable(&cut_over(&[], fetches), snapshot.seed.pvc);
         check(&verified_seed(), &fetches, &Action::Nothing);
     }
-    // Invariant 1: if the PersistentVolumeClaim cannot be read, the restore waits.
+    // Invariant 1: the restore waits while the PersistentVolumeClaim cannot be read.
     let unknown = durable(&bare, Child::Unknown("timeout".into()));
     let plan = check(&verified_seed(), &unknown, &Action::Nothing);
     assert!(matches!(plan.state, PlanState::Working(_)), "{plan:?}");
 }
 
-/// Invariant 9: the seed's pod and volume are lost at the same time as the old members. A volume counts as the restored
-/// data only after a pod of the restore has reported what the volume contains.
+/// Invariant 9: the seed's pod and volume were lost together with the old members. A new volume contains the restored
+/// data only if a pod has reported it.
 #[test]
 fn recreated_volume_does_not_count_as_restored_data() {
     let restore = verified_seed();
     let on_volume = |pod| durable(&cut_over(&[], pod), Child::Present);
-    // The pod is missing, so the operator creates a pod, which reads the volume. The cluster is not handed over before
-    // this pod has reported.
+    // The new pod reads the volume. The cluster is handed over only after its report.
     check(&restore, &on_volume(Pod::Absent), &Action::CreatePod);
     let fetching = pod_with(|pod| (pod.restored, pod.verified) = (None, false));
     check(&restore, &on_volume(fetching), &Action::Nothing);
-    // An earlier pod may have left the data of another backup. The argument `--sha256` does not check such data.
+    // An earlier pod may have left other data on the volume, which `--sha256` does not check.
     let unreported = pod_with(|pod| {
         (pod.restored, pod.verified) = (None, false);
         (pod.report_lost, pod.checks_sha256) = (true, true);
@@ -196,12 +194,12 @@ fn recreated_volume_does_not_count_as_restored_data() {
         // A user who deletes the EtcdRestore accepts the current data of the seed, so the seed joins.
         check(&deleted(restore.clone()), &snapshot, &Action::Join);
     }
-    // A pod without a volume has fetched its data itself, so it joins.
+    // Without a volume, the pod has fetched its data itself, and `--sha256` proves the data.
     check(&restore, &cut_over(&[], unreported), &Action::Join);
 }
 
-/// A kubelet may lose the report of a container that has succeeded. This container does not run again, so the operator
-/// replaces the pod as long as no client can have written to it.
+/// The kubelet may lose the report of a container that has succeeded. The container does not run again, so the pod is
+/// replaced while no client can have written to it.
 #[test]
 fn seed_without_report_is_replaced_before_client_writes() {
     let running = [old("a", false, true)];
@@ -222,8 +220,8 @@ fn seed_without_report_is_replaced_before_client_writes() {
     assert!(matches!(plan.state, PlanState::Working(_)), "{plan:?}");
 }
 
-/// With a volume, the next pod reports the data. Without a volume, the pod has the only copy, and its seed joins only
-/// if the pod has checked the SHA-256 of the recorded backup.
+/// With a volume, the next pod reports the data. Without a volume, the pod has the only copy, so it joins only if its
+/// arguments contain the recorded SHA-256.
 #[test]
 fn seed_without_report_joins_only_with_checked_sha256() {
     let bare = cut_over(&[], without_report());
@@ -244,8 +242,8 @@ fn seed_without_report_joins_only_with_checked_sha256() {
     check(&verified_seed(), &snapshot, &Action::Nothing);
 }
 
-/// The operator finds an old member after the seed has joined, and stops this member. The seed has served the verified
-/// backup before it joined, so its lost report does not matter.
+/// An old member is found after the seed has joined. The seed had served the verified backup before, so its lost
+/// report does not matter.
 #[test]
 fn old_member_stops_after_seed_without_report_has_joined() {
     let Pod::Present(mut joined) = without_report() else {
@@ -261,10 +259,10 @@ fn old_member_stops_after_seed_without_report_has_joined() {
     );
 }
 
-/// Invariant 17: the old member must stop, because clients can reach both clusters. The seed has joined and may already
-/// contain writes of clients.
+/// Invariant 17: clients can connect to both clusters, so the old member must stop, even if the seed is faulty. The
+/// seed may contain writes of clients.
 #[test]
-fn old_member_stops_after_services_select_faulty_seed() {
+fn old_member_stops_even_if_joined_seed_is_faulty() {
     let late = [old("late", false, true)];
     let other = |cluster_id: &str, revision| Serving::Serves {
         cluster_id: cluster_id.into(),
@@ -300,7 +298,7 @@ fn old_member_stops_after_services_select_faulty_seed() {
             check(&verified_seed(), &snapshot, &Action::Nothing);
         }
     }
-    // Until the seed has joined, the old members continue to run.
+    // Until the seed has joined, the old members run.
     let with_sidecar_problem = pod_with(|pod| {
         pod.trouble = Some(Trouble::new(Reason::PodNotStarting, "a sidecar"));
     });
@@ -311,14 +309,13 @@ fn old_member_stops_after_services_select_faulty_seed() {
     );
 }
 
-/// Another operator process may create the pod late, from a backup that it selected before a different backup was
-/// recorded.
+/// A suspended operator process may create the pod with a backup from before the recorded one.
 #[test]
 fn seed_with_other_backup_is_deleted_before_cutover() {
     let fetches = pod_with(|pod| {
         (pod.restored, pod.verified) = (None, false);
         pod.other_backup = Some(OtherBackup::Fetches("s3://b/2 (recorded: s3://b/1)".into()));
-        // The pod fetches another backup than the recorded one. The backup that it fetches is missing.
+        // The pod fetches another backup, which is missing.
         pod.trouble = Some(Trouble::new(Reason::BackupMissing, "missing"));
     });
     let contains =
@@ -340,8 +337,7 @@ fn seed_with_other_backup_is_deleted_before_cutover() {
         &locked,
         &Action::DiscardSeed,
     );
-    // After the cutover, the operator keeps the volume of the seed. The operator either replaces only the pod, or
-    // reports that a user must act.
+    // After the cutover, the volume of the seed is kept. The operator replaces only the pod, or reports the problem.
     let running = [old("a", false, true)];
     check_pod_is_replaced(&verified_seed(), &cut_over(&running, fetches.clone()));
     let plan = check(
@@ -358,8 +354,8 @@ fn seed_with_other_backup_is_deleted_before_cutover() {
     );
 }
 
-/// Invariant 9: the EtcdCluster changed after the handover, so its data may be newer than the backup. Either its lost
-/// quorum was recovered with a new cluster ID, or a user created the EtcdCluster again.
+/// Invariant 9: after the handover, the data may be newer than the backup. The quorum was lost and recovered with a
+/// new cluster ID, or a user has created the EtcdCluster again.
 #[test]
 fn cluster_changed_after_handover_is_not_replaced_again() {
     let source = |facts: ClusterFacts| {
@@ -389,8 +385,8 @@ fn cluster_changed_after_handover_is_not_replaced_again() {
                 &Action::Nothing,
             );
             assert_eq!(reason(&plan), Reason::ClusterExists);
-            // The restore has changed the cluster, and its spec already contains `overwrite: true`. The message
-            // therefore asks for a new EtcdRestore.
+            // The restore has changed the cluster before, and its spec contains `overwrite: true`, so the message asks
+            // for a new EtcdRestore.
             let PlanState::Halted(trouble) = plan.state else {
                 panic!("{plan:?}")
             };
@@ -398,12 +394,11 @@ fn cluster_changed_after_handover_is_not_replaced_again() {
             assert!(!trouble.message.contains("nothing was changed"));
         }
     }
-    // If a user has removed the lock and nothing else has changed, the restore sets the lock again.
+    // If a user has removed the lock, the restore sets it again.
     check(&verified_seed(), &source(existing(false)), &Action::Lock);
 }
 
-/// After the start of the restore, a change of the spec has no effect. If the restore stopped after the cutover, no
-/// member would serve clients.
+/// An invalid spec does not stop a started restore, because no member may serve clients after the cutover.
 #[test]
 fn invalid_spec_change_does_not_stop_started_restore() {
     let mut restore = verified_seed();
