@@ -61,11 +61,11 @@ pub struct FakeState {
     pub keys: Option<i64>,
     /// The result of a login. `None` if the client has no credentials.
     pub login: Option<Login>,
-    /// The health data that each health listener reports, by address and port.
+    /// The health data of each health listener. The key is the address with the port.
     pub pulses: BTreeMap<String, Pulse>,
-    /// How long a `status` call takes.
+    /// The duration of a `status` call.
     pub slow: Duration,
-    /// The results of the next calls: `Some` makes a call fail, and `None` lets the call succeed.
+    /// The results of the next calls, in order: `Some` makes a call fail, and `None` lets it succeed.
     pub script: VecDeque<Option<Error>>,
     next_id: u64,
 }

@@ -19,7 +19,7 @@ pub(crate) enum Answer {
     Open(Vec<u8>),
     /// An endless repetition of these bytes.
     Endless(Bytes),
-    /// An endless response with this pause before each byte.
+    /// An endless response with this pause after each byte.
     Slow(Duration),
 }
 
