@@ -1,5 +1,5 @@
-//! All writes to the API server: server-side apply with one field manager, create under a fixed name, delete with a UID
-//! precondition, and status updates that are sent only if the status differs.
+//! All writes to the API server: server-side apply, create under a fixed name, delete with a UID precondition, and
+//! status updates. A status update is sent only if the status differs.
 //!
 //! Invariant 11: two operator processes may send these writes concurrently. Because of fixed names, UIDs and resource
 //! versions, the later write changes nothing.

@@ -164,8 +164,7 @@ fn key<K: kube::runtime::reflector::Lookup>(object: &ObjectRef<K>) -> QueueKey {
 enum Failed<E: Failure> {
     #[error(transparent)]
     Reconcile(E),
-    /// The log contains the message of the panic. Events do not, because the message may contain a secret (invariant
-    /// 14).
+    /// Only the log contains the message of the panic, because the message may contain a secret (invariant 14).
     #[error(
         "the operator panicked in the reconcile of this object and retries it. Other objects are not affected. Report this \
          defect with the log of the operator's pod"

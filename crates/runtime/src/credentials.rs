@@ -69,7 +69,7 @@ impl fmt::Debug for ClusterAuth {
 /// How the recorded passwords compare to the desired password.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Record {
-    /// No password is recorded.
+    /// The operator's Secret does not exist or cannot be read.
     #[default]
     None,
     /// The operator's Secret contains only the desired password.

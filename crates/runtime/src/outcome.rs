@@ -49,7 +49,7 @@ pub trait Failure: StdError + Send + Sync + 'static {
         &[]
     }
 
-    /// Time until the retry. The back-off then does not grow. If `None`, the retry follows after the back-off.
+    /// Time until the retry, which does not increase the back-off. If `None`, the back-off determines the time.
     fn retry_after(&self) -> Option<Duration> {
         None
     }

@@ -26,7 +26,7 @@ pub(crate) const PART: u64 = 8 << 20;
 /// part that the caller consumes.
 const CONCURRENT_PARTS: usize = 6;
 
-/// Smaller chunks are joined, except at the end of a part. In bytes.
+/// Minimum size of a chunk in bytes, except at the end of a part. Smaller chunks are joined.
 const MIN_CHUNK: usize = 16 << 10;
 
 /// The content of a part of an object.

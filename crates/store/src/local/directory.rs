@@ -93,7 +93,7 @@ impl Directory {
         ))
     }
 
-    /// Converts the error of an operation on `key`. Reads the directory, so it blocks.
+    /// Converts the error of an operation on `key`. Reads the directory, so it blocks the thread.
     pub(super) fn explain(&self, key: &str, error: &std::io::Error) -> Error {
         match error.kind() {
             ErrorKind::NotFound if !self.root.is_dir() => Error::NoSuchBucket {

@@ -69,7 +69,7 @@ pub(super) struct Room {
 
 impl Room {
     /// Measures the used space in the directory `base` of a namespace. Returns `None` if the namespace has no quota.
-    /// Blocks.
+    /// Blocks the thread.
     ///
     /// # Errors
     /// Fails if the quota is used up, or if the used space cannot be determined.
@@ -90,7 +90,7 @@ impl Room {
         Ok(Some(room))
     }
 
-    /// Reserves room for `bytes` before they are written. Blocks.
+    /// Reserves room for `bytes` before they are written. Blocks the thread.
     ///
     /// # Errors
     /// Fails if the quota would be exceeded, or if the used space cannot be determined.
