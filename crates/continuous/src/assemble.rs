@@ -19,7 +19,7 @@ const OVERHEAD: usize = 128;
 pub struct Assembled {
     /// The transactions that are complete.
     pub transactions: Vec<Transaction>,
-    /// Set if a revision after these transactions is missing, so that the chain cannot continue.
+    /// Why the chain cannot continue after these transactions. `None` if it can continue.
     pub gap: Option<GapReason>,
 }
 

@@ -39,7 +39,7 @@ pub enum End {
     /// The caller has stopped the capture, or it has recorded the revision of [`Capture::end_at`]. The store has all
     /// received transactions.
     Stopped,
-    /// The chain ends with a gap, which the store has. The caller must continue with a new base.
+    /// The chain ends with a gap, and the gap is recorded in the store. The caller must continue with a new base.
     Gap(GapReason),
 }
 

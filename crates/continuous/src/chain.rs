@@ -78,8 +78,9 @@ fn cause(faults: &[ChainFault]) -> String {
 }
 
 impl Chain {
-    /// Finds the chain of a base. If recorders have written concurrently, the chain is the branch with the highest
-    /// revision. Equal branches are ordered by their number of segments, and then by the name of their last segment.
+    /// Finds the chain of a base. Concurrent recorders can write several branches. The chain is the branch with the
+    /// highest revision. If branches have the same revision, the chain is the branch with the most segments, and then
+    /// the branch with the smallest name of its last segment.
     pub fn find(base: BaseName, names: &[SegmentName]) -> Self {
         let mut faults = Vec::new();
         let names = without_duplicates(names, &mut faults);
@@ -113,7 +114,7 @@ impl Chain {
         }
     }
 
-    /// Fails if the chain of this base does not contain the revision.
+    /// Checks that the chain of this base contains the revision.
     ///
     /// # Errors
     /// Fails if the revision is before the base or after the end of the chain.

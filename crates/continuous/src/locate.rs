@@ -14,8 +14,8 @@ pub struct Located {
     pub base: StoredBase,
     /// The last revision that the recorder received at the requested time or before.
     pub revision: i64,
-    /// The time at which the recorder received the revision, in microseconds since the epoch. If nothing changed
-    /// between the base and the requested time, the time of the base.
+    /// The time at which the recorder received the revision, in microseconds since the epoch. This is the time of the
+    /// base if nothing changed between the base and the requested time.
     pub observed: i64,
     /// True if the chain has no later revision. Changes after it are then unknown if the recorder stopped before the
     /// requested time.

@@ -149,8 +149,8 @@ impl Recorder {
     /// adds the record to a new segment.
     ///
     /// # Errors
-    /// Fails if the record breaks a rule of the format. The recorder then stays unchanged, except after
-    /// [`RecorderError::Compression`], after which it must not be used.
+    /// Fails if the record breaks a rule of the format. The recorder then stays unchanged. After
+    /// [`RecorderError::Compression`], the recorder must not be used.
     pub fn push(
         &mut self,
         mut record: Record,

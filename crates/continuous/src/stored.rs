@@ -240,8 +240,8 @@ impl<'a> Reader<'a> {
     /// Reads a base, and lists its segments. `prefix` is empty or ends with a slash.
     ///
     /// # Errors
-    /// Fails if the store fails, or if the base is not valid. Problems of segments do not fail, and are in
-    /// [`Chain::faults`].
+    /// Fails if the store fails, or if the base is not valid. Problems of segments are not errors: [`Chain::faults`]
+    /// lists them.
     pub async fn open(
         store: &'a dyn Store,
         prefix: &str,

@@ -57,7 +57,7 @@ const SUSPECT_INTERVAL: Duration = Duration::from_secs(15);
 /// The `overtaken` flag of a call that only one member gets. No other member can respond first.
 pub(crate) static NOT_HEDGED: AtomicBool = AtomicBool::new(false);
 
-/// The result of a login. Callers use the number to name a login that etcd no longer accepts.
+/// The result of a login. Its number identifies the login when a caller reports that etcd no longer accepts it.
 #[derive(Clone, Debug)]
 struct LoginResult {
     login: Login,

@@ -218,8 +218,8 @@ pub trait Etcd: Send + Sync {
     /// Returns the health data of one member. `health` is an address with a port, such as `10.0.0.7:2381`. The request
     /// uses neither TLS nor credentials.
     async fn pulse(&self, health: &str) -> Result<Pulse, Error>;
-    /// Returns the local member list of one member, which may be stale. Call this function only while there is no
-    /// quorum: the member responds even without a quorum.
+    /// Returns the local member list of one member, even without a quorum. The list may be stale, so call this function
+    /// only while there is no quorum.
     async fn local_members(&self, member: &str) -> Result<Members, Error>;
     /// Returns the raised alarms.
     async fn alarms(&self, via: &[String]) -> Result<Vec<Alarm>, Error>;

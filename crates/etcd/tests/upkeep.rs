@@ -80,8 +80,8 @@ async fn full_database_is_repaired_by_compaction_and_defragmentation() {
 }
 
 /// Invariant 29: etcd 3.7 does not start if entries of etcd 3.5 follow the last snapshot in its Raft log.
-/// `append_entries` makes etcd 3.6 save a new snapshot. If a later etcd 3.7 starts without it, this test fails, and
-/// `append_entries` and the invariant are no longer needed.
+/// `append_entries` makes etcd 3.6 save a new snapshot. If a later etcd 3.7 starts without this snapshot, the test
+/// fails, and `append_entries` and the invariant are no longer needed.
 #[tokio::test]
 async fn invariant_29_etcd_3_7_reads_only_prepared_log_of_3_5() {
     const SNAPSHOT_COUNT: u64 = 500;

@@ -81,8 +81,8 @@ pub fn progress(cluster: &EtcdCluster) -> String {
     text
 }
 
-/// Returns `Done` if the cluster matches its spec and `also` returns true, `Failed` if the cluster needs a user, and
-/// otherwise `Waiting`.
+/// Returns `Done` if the cluster matches its spec and `also` returns true, `Failed` if a user must act, and otherwise
+/// `Waiting`.
 pub fn look(cluster: &EtcdCluster, also: impl Fn(&EtcdCluster) -> bool) -> Look {
     let conditions = cluster.conditions();
     if !is_observed(cluster) {

@@ -12,13 +12,13 @@ use crate::text::{Paint, Tone};
 /// Time between two reads of an awaited object.
 const POLL: Duration = Duration::from_secs(1);
 
-/// Colors for standard output: only if it is a terminal, `NO_COLOR` is not set (https://no-color.org), and `TERM` is
+/// Enables colors on standard output if it is a terminal, `NO_COLOR` is not set (https://no-color.org), and `TERM` is
 /// not `dumb`.
 pub fn paint() -> Paint {
     Paint(std::io::stdout().is_terminal() && wants_colors())
 }
 
-/// Colors for standard error, under the conditions of [`paint`].
+/// Enables colors on standard error under the conditions of [`paint`].
 pub fn paint_errors() -> Paint {
     Paint(std::io::stderr().is_terminal() && wants_colors())
 }

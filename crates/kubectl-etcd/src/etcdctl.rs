@@ -92,7 +92,7 @@ async fn limited(
         .unwrap_or_else(|_| Err(failed(pod, format!("no answer within {seconds} s"))))
 }
 
-/// Like [`run`], but fails if the exit code is not 0.
+/// Like [`run`], but an exit code that is not 0 is an error.
 ///
 /// # Errors
 /// Fails like [`run`], or if the exit code is not 0.

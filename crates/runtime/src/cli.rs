@@ -53,7 +53,7 @@ pub struct Common {
         hide_env_values = true
     )]
     pub pod_namespace: Option<String>,
-    /// Name of the operator's own pod: its identity in the leader election
+    /// Name of the operator's own pod, which identifies the operator in the leader election
     #[arg(long, env = "MY_POD_NAME", value_name = "NAME", hide_env_values = true)]
     pub pod_name: Option<String>,
     /// Name of the Lease for leader election; default: the name of the binary. Operators with different Leases run

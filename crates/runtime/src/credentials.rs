@@ -66,7 +66,7 @@ impl fmt::Debug for ClusterAuth {
     }
 }
 
-/// How the recorded passwords compare to the desired password.
+/// How the passwords in the operator's own Secret compare to the desired password.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Record {
     /// The operator's Secret does not exist or cannot be read.

@@ -134,7 +134,7 @@ impl EndpointGrants {
     }
 }
 
-/// The etcd endpoints that objects of one namespace may name. By default, all endpoints.
+/// The etcd endpoints that objects of one namespace may name. The default allows all endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointRule {
     limit: Option<Limit>,

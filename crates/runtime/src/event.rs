@@ -44,7 +44,7 @@ impl Default for Queue {
 }
 
 impl Queue {
-    /// Publishes an Event after all earlier Events of this object were sent, have failed or have timed out.
+    /// Publishes an Event after all earlier Events of this object were sent, failed or timed out.
     pub(crate) fn push(
         &mut self,
         object: &str,

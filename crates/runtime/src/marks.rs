@@ -103,8 +103,9 @@ where
         }
     }
 
-    /// Sets the condition `Managed`. Replaces the condition of another operator only once, because that operator may be
-    /// uninstalled or may still run. If it still runs, it sets its condition again, and this process keeps it.
+    /// Sets the condition `Managed`. A condition of another operator is replaced once, because that operator may be
+    /// uninstalled. If the other operator sets its condition again, it still runs, and this process keeps its
+    /// condition.
     pub(crate) async fn report_managed(&self, reference: &ObjectReference, object: &K) {
         locked(&self.waiting).remove(&uid(reference));
         let is_first = is_first_claim(&mut locked(&self.claimed), uid(reference), Instant::now());

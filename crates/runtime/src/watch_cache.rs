@@ -191,7 +191,7 @@ impl<K: Resource + DeserializeOwned + Clone> WatchCache<K> {
         );
     }
 
-    /// Records a read of a kind of which each cluster has at most one object, which the caller read by name.
+    /// Records a read of a single object by its name. Each cluster must have at most one object of this kind.
     pub fn record_object(&self, cluster: (&str, &str), object: Option<&K>) {
         self.record(cluster, None, object);
     }

@@ -123,7 +123,7 @@ impl Decompressor {
         Ok(None)
     }
 
-    /// Ends the decompression, and fails if the stream is incomplete.
+    /// Ends the decompression.
     ///
     /// # Errors
     /// Fails if the stream is truncated.

@@ -94,7 +94,7 @@ impl<S: Sink> Parts<S> {
             let now = chunk.split_to(room.min(chunk.len()));
             self.filling.extend_from_slice(&now);
         }
-        // Later parts are sent as soon as they are full.
+        // All parts after the first are sent as soon as they are full.
         if self.begun > 0 && self.filling.len() == part_size(self.first, self.begun) {
             let content = std::mem::take(&mut self.filling).freeze();
             self.send(content).await?;

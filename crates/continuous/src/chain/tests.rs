@@ -76,7 +76,8 @@ fn longest_branch_of_concurrent_recorders_is_used() {
         assert_eq!(branches, short);
         assert_eq!(chain.faults, []);
     }
-    // If two branches have the same last revision and length, the last segment with the smaller name decides.
+    // Of two branches with the same last revision and length, the branch whose last segment has the smaller name is
+    // used.
     let (one, other) = (names(2, 1), names(2, 2));
     let expected = if one[1] < other[1] { &one } else { &other };
     assert_eq!(

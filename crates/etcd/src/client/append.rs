@@ -1,5 +1,5 @@
-//! Appends entries that change no data to the Raft log, so that etcd saves a snapshot. etcd saves a snapshot after
-//! `--snapshot-count` entries. At its next start, it reads only the entries after the snapshot.
+//! Appends entries that change no data to the Raft log, so that etcd saves a snapshot of its state. etcd does this
+//! after `--snapshot-count` entries. At its next start, etcd reads only the entries after the snapshot.
 
 use std::time::Duration;
 
@@ -19,8 +19,8 @@ const NO_ALARM: Alarm = Alarm {
 const CONCURRENT: usize = 32;
 /// After this number of entries, the client reads the applied index of the member again.
 const BATCH: u64 = 1_000;
-/// After this time, the client starts no further request. For comparison: on a busy machine, 10,000 entries (the
-/// default of `--snapshot-count`) take minutes.
+/// After this time, the client starts no further request. On a busy machine, 10,000 entries (the default of
+/// `--snapshot-count`) take minutes, so the caller repeats the call.
 const DEADLINE: Duration = Duration::from_secs(10);
 
 /// Appends entries until the member has applied the entry with the index `until`, or until the deadline.

@@ -25,7 +25,7 @@ impl EtcdClient {
         stale: Option<u64>,
         deadline: Duration,
     ) -> Result<Option<u64>, Error> {
-        // The login below replaces a suspect login. If no member issues a new token in time, the client uses the
+        // A new login must replace a suspect login. If no member issues a new token in time, the client uses the
         // suspect login again.
         let suspect = if stale.is_none() && deadline > self.deadlines.status {
             self.session.take_suspect()

@@ -7,8 +7,8 @@ use serde_json::Value;
 
 use super::*;
 
-/// Runs `kubectl`. One binary of the testbed contains all Kubernetes programs, and the first argument selects the
-/// program.
+/// Runs `kubectl`. One binary of the testbed contains all Kubernetes programs, and the name of the executable selects
+/// the program.
 fn kubectl(server: &ApiServer, args: &[&str]) -> String {
     let built = etcd::testing::built("kube-", "kube")
         .expect("kubectl is not installed: run `cargo xtask testbed build`");

@@ -176,7 +176,7 @@ impl Keys {
         self.keys.iter().find(|key| key.id == id)
     }
 
-    /// Fails if no key has this ID. `id` and `name` are the key's ID and name in the manifest of a backup.
+    /// Checks that one of the keys has this ID. `id` and `name` are the key's ID and name in the manifest of a backup.
     ///
     /// # Errors
     /// Fails if no key has this ID.

@@ -8,8 +8,8 @@ use crate::port::Error;
 /// The directory with one subdirectory for each namespace except the operator's own.
 const NAMESPACES: &str = "namespaces";
 
-/// After this number of written bytes, an upload measures the used space again. Concurrent uploads of a namespace can
-/// each exceed the quota by at most this size.
+/// An upload measures the used space again after it has written this number of bytes. Each concurrent upload of a
+/// namespace can exceed the quota by at most this number of bytes.
 const STEP: u64 = 64 << 20;
 
 /// Maximum depth of directories. A path in the spec of an object has at most 512 parts.
