@@ -82,8 +82,8 @@ fn is_googles(endpoint: &Url) -> bool {
 }
 
 impl GcsAccess {
-    /// Checks that the credentials of the Secret may be sent to the endpoint of a spec. If the endpoint
-    /// is not Google's, the Secret must name it. Otherwise a user who may create EtcdBackups, but not read the Secret, could
+    /// Checks that the credentials of the Secret may be sent to the endpoint of a spec. If the endpoint is not
+    /// Google's, the Secret must name it. Otherwise a user who may create EtcdBackups, but not read the Secret, could
     /// send its token to any server.
     ///
     /// # Errors
