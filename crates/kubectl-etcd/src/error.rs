@@ -231,7 +231,7 @@ mod tests {
     }
 
     #[test]
-    fn refusal_and_timeout_and_failure_have_own_exit_codes() {
+    fn refusal_timeout_and_failure_have_different_exit_codes() {
         let refused = Error::refused("a", "b");
         let timeout = Error::TimedOut {
             object: "a".into(),

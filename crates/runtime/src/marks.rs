@@ -309,7 +309,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parse_error_is_reported_once_and_later_forgotten() {
+    fn parse_error_is_reported_once_until_it_expires() {
         let object = |uid: &str| ObjectReference {
             uid: Some(uid.into()),
             ..ObjectReference::default()

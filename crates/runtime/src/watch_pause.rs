@@ -31,7 +31,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pauses_of_watch_grow_to_five_seconds() {
+    fn watch_retry_pauses_grow_to_five_seconds() {
         let pauses: Vec<Duration> = WatchPauses::default().take(20).collect();
         assert!(pauses[0] < Duration::from_secs(2), "{pauses:?}");
         assert_eq!(pauses[19], MAX_PAUSE, "{pauses:?}");

@@ -57,7 +57,7 @@ fn full_segment_is_sealed_before_next_record() {
 }
 
 #[test]
-fn record_above_limit_has_its_own_segment() {
+fn record_above_segment_limit_gets_own_segment() {
     let tiny = Limits {
         bytes: 1,
         ..limits()
@@ -85,7 +85,7 @@ fn transactions_out_of_order_are_rejected() {
 }
 
 #[test]
-fn clock_that_is_set_back_does_not_decrease_times() {
+fn recorded_times_do_not_decrease_if_clock_is_set_back() {
     let mut recorder = recorder();
     for (revision, observed) in [(11, 9_000), (12, 500), (13, 9_001)] {
         let next = Transaction {

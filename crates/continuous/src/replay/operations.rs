@@ -96,7 +96,7 @@ mod tests {
     }
 
     #[test]
-    fn ascending_deletions_become_one_range() {
+    fn ascending_deletions_become_one_range_deletion() {
         let mut changes: Vec<Change> = (0..100).map(deletion).collect();
         changes.push(put(500));
         changes.extend((200..200 + MIN_RUN).map(deletion));
@@ -105,14 +105,14 @@ mod tests {
     }
 
     #[test]
-    fn put_inside_of_range_keeps_deletions_single() {
+    fn put_inside_range_prevents_range_deletion() {
         let mut changes: Vec<Change> = (0..100).filter(|key| *key != 50).map(deletion).collect();
         changes.push(put(50));
         assert_eq!(lengths(&changes), [1; 100]);
     }
 
     #[test]
-    fn descending_deletions_stay_single() {
+    fn descending_deletions_stay_separate() {
         let changes: Vec<Change> = (0..100).rev().map(deletion).collect();
         assert_eq!(lengths(&changes), [1; 100]);
     }

@@ -132,7 +132,7 @@ async fn damaged_segment_ends_the_read() {
 }
 
 #[tokio::test]
-async fn exchanged_segments_are_reported() {
+async fn swapped_segments_are_reported() {
     let stored = Stored::new().await;
     let (one, two) = (stored.path(1), stored.path(2));
     let other = fs::read(&one).unwrap();

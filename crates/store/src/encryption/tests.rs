@@ -112,7 +112,7 @@ fn each_object_has_own_salt_and_ciphertext() {
 
 /// An object that is truncated at any position fails, even between two chunks.
 #[test]
-fn truncated_object_fails() {
+fn decryption_detects_truncation() {
     let stored = encrypted(&content(2 * CHUNK + 100));
     let ends = [
         0,
@@ -135,7 +135,7 @@ fn truncated_object_fails() {
 }
 
 #[test]
-fn reordered_repeated_and_appended_chunks_fail() {
+fn decryption_rejects_reordered_repeated_or_appended_chunks() {
     let stored = encrypted(&content(3 * CHUNK));
     let (header, chunks) = stored.split_at(HEADER);
     let chunks: Vec<&[u8]> = chunks.chunks(CHUNK + TAG).collect();
@@ -171,7 +171,7 @@ fn reordered_repeated_and_appended_chunks_fail() {
 
 /// A chunk of another object fails even with the same user key, because each object has its own derived key.
 #[test]
-fn chunk_of_another_object_fails() {
+fn decryption_rejects_chunk_of_another_object() {
     let content = content(2 * CHUNK);
     let (one, other) = (encrypted(&content), encrypted(&content));
     let at = HEADER + CHUNK + TAG;
@@ -207,7 +207,7 @@ fn decryption_key_is_found_among_several_keys() {
 
 /// An attacker can write the ID of a known key into the header of an object that is encrypted with another key.
 #[test]
-fn wrong_key_with_expected_id_fails() {
+fn decryption_rejects_wrong_key_with_expected_id() {
     let mut stored = sealed(Encryptor::new(&other_key()).unwrap(), b"content", 100);
     stored[BEGINNING..BEGINNING + KeyId::LENGTH].copy_from_slice(key().id().as_bytes());
     let error = decrypted(&stored).unwrap_err();
@@ -230,7 +230,7 @@ proptest! {
 
     /// An object with one flipped bit at any position fails.
     #[test]
-    fn flipped_bit_fails(at in 0_usize..(HEADER + 2 * (CHUNK + TAG)), bit in 0_u8..8) {
+    fn decryption_detects_flipped_bit(at in 0_usize..(HEADER + 2 * (CHUNK + TAG)), bit in 0_u8..8) {
         let mut stored = encrypted(&content(2 * CHUNK));
         stored[at] ^= 1 << bit;
         prop_assert!(decrypted(&stored).is_err());
@@ -238,7 +238,7 @@ proptest! {
 
     /// Random bytes after the header fail and cause no panic.
     #[test]
-    fn random_object_fails(bytes in proptest::collection::vec(any::<u8>(), 0..500), header in any::<bool>()) {
+    fn decryption_rejects_random_bytes(bytes in proptest::collection::vec(any::<u8>(), 0..500), header in any::<bool>()) {
         let mut stored = if header { encrypted(b"")[..HEADER].to_vec() } else { Vec::new() };
         stored.extend_from_slice(&bytes);
         prop_assert!(decrypted(&stored).is_err());

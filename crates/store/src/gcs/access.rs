@@ -266,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn hostile_store_token_server_of_secret_is_ignored() {
+    fn hostile_store_token_server_in_secret_is_ignored() {
         let json = serde_json::json!({ "type": "authorized_user", "token_uri": "http://hostile" });
         let used = without_token_server(&json);
         assert_eq!(used, serde_json::json!({ "type": "authorized_user" }));
