@@ -62,7 +62,7 @@ pub enum VerifyError {
         name: SegmentName,
     },
     /// The segment contains revisions that were already read.
-    #[error("segment {name} contains revisions up to {last} again")]
+    #[error("segment {name} overlaps the preceding segment, which ends at revision {last}")]
     Overlapping {
         /// The segment.
         name: SegmentName,

@@ -260,7 +260,10 @@ async fn pass_input(mut to: impl tokio::io::AsyncWrite + Unpin) {
 /// The exit code in the status that the kubelet sends when the command has ended.
 fn exit_code(pod: &Pod, status: Option<&Status>) -> Result<u8> {
     let Some(status) = status else {
-        return Err(failed(pod, "the connection ended before etcdctl did"));
+        return Err(failed(
+            pod,
+            "the connection ended while etcdctl was running",
+        ));
     };
     if status.status.as_deref() == Some("Success") {
         return Ok(0);

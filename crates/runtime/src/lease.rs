@@ -89,7 +89,10 @@ pub async fn acquire(client: &Client, candidate: Candidate) -> Lease {
                 return Lease { candidate, lock };
             }
             Ok(None) if !logged => {
-                info!(lease = candidate.name, "standby: another process leads");
+                info!(
+                    lease = candidate.name,
+                    "standby: another process holds the lease"
+                );
                 logged = true;
             }
             Ok(None) => {}

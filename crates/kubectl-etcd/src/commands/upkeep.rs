@@ -141,7 +141,7 @@ pub(super) async fn defrag(access: &Access, args: &DefragArgs) -> Result<()> {
         }
         let before = size_of(&seen.view, member);
         note(&format!(
-            "member {member}: defragmentation of its database file of {} begins",
+            "member {member}: defragmentation of the database file ({}) begins",
             bytes(before)
         ));
         at(

@@ -60,7 +60,7 @@ impl KeyType for IdLength {
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// The Secret has no entry of this name.
-    #[error("has no entry {0:?}: add this key, or correct encryption.key")]
+    #[error("has no entry {0:?}: add this entry, or correct encryption.key")]
     Missing(String),
     /// The Secret is empty.
     #[error("has no entries: add a key")]

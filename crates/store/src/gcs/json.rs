@@ -67,7 +67,7 @@ impl<'de> Deserialize<'de> for Generation {
             type Value = Generation;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("a number or its text")
+                f.write_str("a number, or a number as text")
             }
 
             fn visit_u64<E>(self, value: u64) -> Result<Generation, E> {
