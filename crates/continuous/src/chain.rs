@@ -43,7 +43,7 @@ pub struct Chain {
     pub segments: Vec<SegmentName>,
     /// Segments of a concurrent recorder. The chain contains their revisions too.
     pub branches: Vec<SegmentName>,
-    /// The problems. The chain before a problem can be used.
+    /// The problems of the segments. The chain is usable up to its last revision.
     pub faults: Vec<ChainFault>,
     /// The last revision of the chain.
     pub last: i64,

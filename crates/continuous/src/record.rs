@@ -2,7 +2,7 @@
 
 use etcd::{Change, KeyHash};
 
-/// All changes of one revision, in the order of etcd's sub revisions.
+/// All changes of one revision, in the order of etcd's sub-revisions.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Transaction {
     /// The main revision of all changes.

@@ -19,11 +19,12 @@ use crate::stored::{ReadError, Reader};
 /// Where a replay ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Until {
-    /// At this revision.
+    /// The replay ends at this revision.
     Revision(i64),
-    /// At the last transaction that the recorder received at this time or before, in microseconds since the epoch.
+    /// The replay ends at the last transaction that the recorder received at this time or before, in microseconds since
+    /// the epoch.
     Time(i64),
-    /// At the end of the chain.
+    /// The replay ends at the end of the chain.
     Latest,
 }
 

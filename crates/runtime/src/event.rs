@@ -57,7 +57,7 @@ impl Queue {
                 // The task continues even if the previous task has panicked.
                 let _ = before.await;
             }
-            // Without a response to this request, the queue would otherwise be blocked.
+            // Without this time limit, a request without a response would block the queue.
             let _ = tokio::time::timeout(deadline, publish).await;
         };
         let task = tokio::spawn(in_background(task));

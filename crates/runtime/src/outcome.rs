@@ -180,7 +180,7 @@ pub struct Report {
     reporter: Reporter,
     metrics: Metrics,
     history: Mutex<History>,
-    /// Lock `queue` before `history`.
+    /// To prevent a deadlock, code that needs both locks must lock `queue` before `history`.
     queue: Mutex<Queue>,
 }
 

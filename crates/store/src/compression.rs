@@ -79,7 +79,7 @@ impl Compressor {
 pub struct Decompressor {
     decoder: Decoder<'static>,
     piece: Vec<u8>,
-    /// Whether the input so far ends a stream.
+    /// True if the input so far is a complete stream.
     complete: bool,
     /// Whether zstd may have more output without more input.
     full: bool,

@@ -25,7 +25,7 @@ const RESOURCE: &str = "https://storage.azure.com/";
 /// (<https://learn.microsoft.com/entra/identity/managed-identities-azure-resources/how-to-use-vm-token>).
 const METADATA_URL: &str = "http://169.254.169.254/metadata/identity/oauth2/token";
 
-/// A token is replaced this time before it expires.
+/// A token is replaced this long before it expires.
 const EXPIRY_MARGIN: Duration = Duration::from_mins(5);
 
 /// Requests access tokens from Azure, and caches the newest token.

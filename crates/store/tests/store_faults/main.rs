@@ -221,7 +221,7 @@ async fn store_faults(rig: Rig) {
     stale_listings(&rig).await;
 }
 
-/// A broken read continues at its offset. It fails if it cannot continue.
+/// A broken read continues at the last offset, or fails if it cannot continue.
 async fn reads_resume(rig: &Rig) {
     let content = content(20 * MIB);
     upload(rig.direct.as_ref(), KEY, &content, MIB)
