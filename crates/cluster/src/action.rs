@@ -1,8 +1,6 @@
 //! Actions: the requests that a plan consists of. [`crate::execute`] sends each request unchanged.
 //!
-//! Requests to the API server are generic: an object, a patch or a reference, with its precondition inside. Calls to
-//! etcd, records in the status, and Secrets with keys have separate types. No plan contains keys or passwords
-//! (invariant 14): the executor adds them to a Secret when it sends the Secret.
+//! No plan contains keys or passwords (invariant 14): the executor adds them to a Secret when it sends the Secret.
 
 use etcd::{Alarm, MemberId, Members};
 use jiff::Timestamp;
@@ -66,8 +64,8 @@ impl Action {
     }
 }
 
-/// Actions that are sent in this order. After the first failure, the rest of the chain is not sent, and the next
-/// reconcile plans it again.
+/// A sequence of actions. If an action fails, the executor does not send the later actions, and the next reconcile
+/// plans them again.
 pub type Chain = Vec<Action>;
 
 /// A change of etcd's members or of its leader. The executor sends the change only if etcd's current member list
@@ -100,34 +98,34 @@ impl Step {
     }
 }
 
-/// The role of an action in the start of a member. A start first sets a mark on the member's Service: the annotation
-/// `started` records that a pod of the member may exist (invariants 6 and 11).
+/// The role of an action in the start of a member. A start first sets the annotation `started` on the member's Service,
+/// which records that a pod of the member may exist (invariants 6 and 11).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum StartPart {
-    /// Sets the mark on the Service of this member. If a later action of the start fails, this operator process may
-    /// remove the mark.
+    /// Sets the annotation `started` on the Service of this member. If a later action of the start fails, this operator
+    /// process may remove the annotation.
     Mark(String),
-    /// Renews the mark that another operator process has set on the Service of this member. This process never removes
-    /// a renewed mark.
+    /// Renews the annotation `started`, which another operator process has set on the Service of this member. This
+    /// process never removes a renewed annotation.
     MarkAgain(String),
-    /// Creates another object of this start. The [`Undo`] value decides whether a failure of this action removes the
-    /// mark.
+    /// Creates the certificates, the PVC or the pod of the member. The [`Undo`] value decides whether a failure of this
+    /// action removes the annotation `started`.
     Follow(Undo),
     /// Creates the pod of this member again, on the volume with the member's data.
     Return(String),
 }
 
-/// Condition under which the failure of an action removes the mark on the member's Service.
+/// Condition under which the failure of an action removes the annotation `started` from the member's Service.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Undo {
-    /// Any failure removes the mark, because no PVC and no pod of the member exists yet.
+    /// Any failure removes the annotation, because no PVC and no pod of the member exists yet.
     Always,
-    /// A failure removes the mark only if the request certainly had no effect.
+    /// A failure removes the annotation only if the request certainly had no effect.
     IfNotDone,
 }
 
 impl StartPart {
-    /// The member whose mark this action sets or renews; `None` if the action does neither.
+    /// The member on whose Service this action sets or renews the annotation `started`; `None` for other actions.
     pub fn announces(&self) -> Option<&str> {
         match self {
             Self::Mark(member) | Self::MarkAgain(member) => Some(member),
@@ -135,8 +133,7 @@ impl StartPart {
         }
     }
 
-    /// The member whose mark this action sets, so that this process may remove the mark after a failure; `None` for
-    /// every other action.
+    /// The member on whose Service this action sets the annotation `started`; `None` for other actions.
     pub fn marks(&self) -> Option<&str> {
         match self {
             Self::Mark(member) => Some(member),
@@ -144,7 +141,8 @@ impl StartPart {
         }
     }
 
-    /// True if a failure of this action removes the mark. `not_done`: the failed request certainly had no effect.
+    /// True if a failure of this action removes the annotation `started`. `not_done`: the request certainly had no
+    /// effect.
     pub fn is_undone(&self, not_done: bool) -> bool {
         match self {
             Self::Follow(Undo::Always) => true,
@@ -247,7 +245,7 @@ pub enum PatchForm {
     Strategic,
 }
 
-/// Report of a request that the API server rejects because of the configuration of the Kubernetes cluster.
+/// The report to the user if the API server rejects a request because of the configuration of the Kubernetes cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     /// The failed action, as text.
@@ -269,8 +267,8 @@ pub struct Resize {
     pub rejected: Patch,
 }
 
-/// A record in the status. Each field manager writes all its fields in one request: server-side apply removes a field
-/// that the request omits.
+/// A record in the status. Each field manager writes all its fields in one request, because server-side apply removes a
+/// field that the request omits.
 #[derive(Clone, Debug, PartialEq)]
 pub struct StatusRecord {
     /// The field manager. The status report has a different field manager, so a report never removes a record.
@@ -279,11 +277,11 @@ pub struct StatusRecord {
     pub status: Value,
     /// The resourceVersion of the observed EtcdCluster, the precondition of the write.
     pub over: String,
-    /// The work that starts with this record; `None` for other records. Invalid certificates prevent this work.
+    /// The work that this record starts; `None` if the record starts no work.
     pub begins: Option<Begins>,
 }
 
-/// Work that starts with a record in the status.
+/// Work that a record in the status starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Begins {
     /// A bootstrap, before any object of its members exists.
@@ -316,7 +314,7 @@ pub enum EtcdCall {
     },
     /// Removes a member from etcd's member list.
     Remove {
-        /// Name of the member, for rules and messages.
+        /// Name of the member.
         member: String,
         /// The ID by which etcd knows the member.
         id: MemberId,

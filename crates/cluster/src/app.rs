@@ -21,8 +21,7 @@ use crate::metrics::Metrics;
 use crate::pod_deletions::PodDeletions;
 use crate::reconcile::{ClusterOperator, SnapshotCache};
 
-/// Deadlines of calls to members. Each reconcile reads the health of all members, so a member that hangs delays the
-/// reconcile of its cluster by up to these times.
+/// Deadlines of calls to members. A member that hangs delays each reconcile of its cluster by up to these times.
 const DEADLINES: Deadlines = Deadlines {
     connect: Duration::from_secs(1),
     status: Duration::from_secs(1),
@@ -33,8 +32,8 @@ const DEADLINES: Deadlines = Deadlines {
     idle: Duration::from_mins(2),
 };
 
-/// For messages: the flag and the Helm value with which an administrator permits the etcd endpoints that EtcdClusters
-/// may join.
+/// The flag and the Helm value for messages about missing grants. With them, an administrator permits the etcd
+/// endpoints that EtcdClusters may join.
 pub(crate) const JOINS: GrantedBy = GrantedBy {
     operator: "cluster operator",
     flag: "--join",
@@ -63,8 +62,8 @@ pub async fn work(
         let (cache, deletions) = (Arc::clone(&cache), Arc::clone(&deletions));
         move |uid: &str, child: &ObjectMeta| {
             cache.invalidate(uid);
-            // The last watch event of a deleted pod has a deletion timestamp. The observation in progress need not wait
-            // for this pod.
+            // If the child is a pod that is being deleted, an observation in progress must not wait for answers of its
+            // member.
             if child.deletion_timestamp.is_some() {
                 deletions.notify(uid);
             }

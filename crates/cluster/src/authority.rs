@@ -1,10 +1,9 @@
 //! Generated certificates: the certificate authorities (CAs), the certificates that they sign, and the renewal.
 //!
 //! Each cluster has two CAs: one for peer certificates, which only members have, and one for clients. With a single CA,
-//! every client could connect to members as a peer and take part in the consensus. Keys are ECDSA keys on the curve
-//! P-256, generated and used with the cryptography of the TLS stack. rcgen encodes the certificates.
+//! every client could connect to members as a peer and take part in the consensus.
 //!
-//! Apart from the randomness of keys and serial numbers, this module is pure: no client, no clock.
+//! Apart from random keys and serial numbers, the results depend only on the arguments.
 
 mod keys;
 mod secret;
@@ -168,7 +167,7 @@ impl Rule {
     }
 }
 
-/// The renewal time of a certificate with this validity: after two thirds of it.
+/// The renewal time of a certificate with this validity: after two thirds of the validity.
 pub fn renewal(not_before: Timestamp, not_after: Timestamp) -> Timestamp {
     let life = Duration::try_from(not_after.duration_since(not_before)).unwrap_or_default();
     not_before
@@ -185,7 +184,7 @@ fn life(now: Timestamp, validity: Duration, limit: Option<Timestamp>) -> (Timest
     (from, limit.map_or(until, |limit| limit.min(until)))
 }
 
-/// The creation time of a certificate, computed from its validity, which starts shortly before the creation.
+/// The creation time of a certificate. It is computed from the validity, which starts shortly before the creation.
 pub(crate) fn made_at(leaf: &Leaf) -> Timestamp {
     let life = leaf.not_after.duration_since(leaf.not_before);
     let before = SKEW.min(Duration::try_from(life).unwrap_or_default() / 11);

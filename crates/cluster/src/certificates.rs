@@ -30,21 +30,19 @@ pub struct Certificates {
     /// A digest of the CAs in Secrets of other owners; `None` if the operator generates the certificates, or if one of
     /// these Secrets is unreadable.
     pub others: Option<String>,
-    /// The CAs in Secrets of other owners, in the format of a pod's annotation. A pod that starts now gets this
-    /// annotation.
+    /// The CAs in Secrets of other owners, in the format of the annotation that a new pod gets.
     pub authorities: Option<Authorities>,
     /// The expiry of each certificate, whether or not the operator issues it.
     pub expiries: Vec<Expiry>,
-    /// The seed member of the restore that owns the cluster; `None` without such a restore. The seed's pod may not have
-    /// the cluster's labels yet.
+    /// The seed member of the restore that owns the cluster; `None` without such a restore.
     pub seed: Option<String>,
 }
 
 /// The annotations of a pod about its certificates. Each value is `None` if the annotation is missing.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Noted {
-    /// A digest of the CAs that the pod's etcd trusts, and the time after which no CA for peers, or no CA for clients,
-    /// is valid any more.
+    /// A digest of the CAs that the pod's etcd trusts, and the time from which one scope (peers or clients) has no
+    /// valid CA.
     pub trust: Option<String>,
     /// A digest of the certificates about which the operator last notified the pod.
     pub certificates: Option<String>,
@@ -91,8 +89,8 @@ impl Certificates {
         }
     }
 
-    /// Adds the certificates in Secrets of other owners: the trusted CAs and the expiries. Without effect if the
-    /// operator generates the certificates.
+    /// Adds the trusted CAs and the expiries of certificates in Secrets of other owners. Does nothing if the operator
+    /// generates the certificates.
     #[must_use]
     pub fn and_of_others(mut self, tls: &ClusterTls) -> Self {
         if self.rule.is_some() {
@@ -187,7 +185,7 @@ pub enum CertificateWrite {
         /// The resourceVersion of the Secret that the write replaces, as precondition; `None` creates the Secret.
         over: Option<String>,
     },
-    /// Adds CAs to the trust bundle of a new CA: those that running members still trust and use.
+    /// Adds the CAs that running members still trust and use to the trust bundle of a new CA.
     Rejoin {
         /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,
@@ -203,7 +201,7 @@ pub enum CertificateWrite {
         /// The resourceVersion precondition of the Secret.
         over: String,
     },
-    /// Makes the CA that is the next signer the current signer.
+    /// Makes the next signer the current signer.
     Switch {
         /// The connections that the CA serves: between peers, or with clients.
         scope: CaScope,
@@ -288,7 +286,9 @@ impl fmt::Display for CertificateWrite {
                 let verb = if over.is_some() { "renew" } else { "issue" };
                 write!(f, "{verb} the {} certificate of {owner}", used.word())
             }
-            Self::Mark { secret, .. } => write!(f, "label Secret {secret}"),
+            Self::Mark { secret, .. } => {
+                write!(f, "restore the owner and the labels of Secret {secret}")
+            }
             Self::Trust { owner, used, .. } => {
                 let word = used.word();
                 write!(
@@ -350,7 +350,7 @@ mod tests {
         // The order of the CAs in the trust bundle makes no difference.
         let both = with(&[&old, &new], None).trust();
         assert_eq!(with(&[&new, &old], both).outdated("db-a"), None);
-        // A pod without the trust annotation is never outdated, because its CAs are unknown to the operator.
+        // A pod without the trust annotation is never outdated, because the operator does not know its CAs.
         assert_eq!(with(&[&new], None).outdated("db-a"), None);
     }
 

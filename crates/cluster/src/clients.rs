@@ -1,5 +1,5 @@
-//! The etcd clients of the clusters. All clusters without TLS and authentication share one client. Every other cluster
-//! has its own client, which is replaced when the cluster's credentials change. Private keys are kept in memory only.
+//! The etcd clients of the clusters. All clusters without TLS and authentication share one client. Private keys are
+//! kept in memory only.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -36,10 +36,9 @@ impl Clients {
 
     /// The client for the cluster with this UID, token and access.
     ///
-    /// A restore in place or a recovery creates a new etcd cluster with a new cluster token and a new Raft log. If the
-    /// new cluster received a login token from the previous cluster, it would delay the call until its own log is as
-    /// long (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`). Each cluster token therefore has its own
-    /// client and login.
+    /// Each cluster token has its own client and login, because a restore in place or a recovery creates an etcd
+    /// cluster with a new Raft log. For a call with the old login token, the new cluster would wait until its log is as
+    /// long as the old log (`isValidSimpleToken` in etcd's `server/auth/simple_token.go`).
     pub fn of(&self, (uid, token): (&str, Option<&str>), access: &Access) -> Arc<dyn Etcd> {
         if *access == Access::default() {
             return Arc::clone(&self.plain);
@@ -127,7 +126,7 @@ mod tests {
         assert!(gone.upgrade().is_none());
     }
 
-    /// With a login token of the previous cluster, every call to the seed of the new cluster would be delayed.
+    /// The new cluster would delay every call with a login token of the previous cluster.
     #[test]
     fn restored_or_recovered_cluster_gets_new_etcd_client() {
         let plain: Arc<dyn Etcd> = Arc::new(EtcdClient::new(Access::default()));

@@ -17,8 +17,7 @@ impl ApiServerClock {
     }
 
     /// The time for issuing and checking certificates: the operator's time or, if the clocks differ by more than the
-    /// tolerance, the earlier of the two times. The later time may come from a clock that is far ahead, by which every
-    /// CA has expired. The earlier time only delays renewals, which are due after two thirds of the validity.
+    /// tolerance, the earlier of the two times. To a clock that is far ahead, every CA seems expired.
     pub fn for_certificates(self, now: Timestamp) -> Timestamp {
         Self(self.difference()).earlier(now)
     }

@@ -1,9 +1,7 @@
 //! Sends the actions of one step. The actions of a chain are sent one after another. The chains and the change of the
 //! members are sent concurrently.
 //!
-//! This module decides nothing. If an action's object has changed, already exists or is deleted, the chain ends, and
-//! the next reconcile plans again. The executor retries an action only if the end of the chain would make a member's
-//! name unusable.
+//! This module decides nothing. If an action fails, its chain ends, and the next reconcile plans again.
 
 mod calls;
 mod certificates;
@@ -104,8 +102,7 @@ impl ExecuteContext<'_> {
         chains.into_iter().fold(change, Acted::merge)
     }
 
-    /// Sends a chain. During the back-off after a rejected start of a member, no action of the member's next start is
-    /// sent.
+    /// Sends a chain. While a member is in back-off after a rejected start, no action of its next start is sent.
     async fn chain(&self, chain: &[Action]) -> Acted {
         let mut parts = chain.iter().filter_map(|action| action.start.as_ref());
         let starts = parts.find_map(StartPart::announces);
@@ -159,12 +156,10 @@ impl ExecuteContext<'_> {
         acted
     }
 
-    /// Sends an action of a chain, with retries if `marked`. The flag in the error is true if the request certainly had
-    /// no effect.
+    /// Sends an action of a chain. The flag in the error is true if the request certainly had no effect.
     ///
-    /// After the chain has set the annotation `started` on a Service, the end of the chain could make the member's name
-    /// unusable. Requests that the API server cannot serve at the moment are therefore retried while the observation is
-    /// fresh.
+    /// `marked`: the chain has set the annotation `started` on a Service, and a failure could make the member's name
+    /// unusable. The executor then retries requests that the API server cannot serve at the moment.
     async fn repeat(&self, action: &Action, marked: bool) -> Result<Option<String>, (Error, bool)> {
         let (mut pause, mut doubtful) = (PAUSE, false);
         loop {
@@ -184,10 +179,8 @@ impl ExecuteContext<'_> {
     }
 
     /// Removes the annotation `started` that the chain has set, even if the observation is too old by now. The
-    /// precondition is the resourceVersion that the chain wrote.
-    ///
-    /// Another process renews the annotation before it starts the member, which changes the resourceVersion. If a
-    /// Service has no annotation, its member therefore never started (invariant 6).
+    /// precondition is the resourceVersion that the chain wrote. Another process that starts the member changes this
+    /// resourceVersion, so the removal never affects a started member (invariant 6).
     async fn undo(&self, member: &str, version: &str) -> Result<(), Error> {
         let patch = unmark(member, version);
         for pause in PAUSES {
@@ -199,7 +192,7 @@ impl ExecuteContext<'_> {
         self.patch(&patch).await.map(drop)
     }
 
-    /// Invariant 11: the change is sent only if the member list equals the list from which it was planned.
+    /// Invariant 11: sends the change only if etcd's member list equals the list from which the change was planned.
     async fn change(&self, change: &Change) -> Acted {
         let mut acted = Acted::default();
         let via = self.client_urls(&change.via);
@@ -231,8 +224,8 @@ impl ExecuteContext<'_> {
     }
 }
 
-/// Runs the failpoint of an action, such as `FAILPOINTS=before-create-pod=panic`. A test can crash the operator before
-/// each request of a step.
+/// Runs the failpoint of an action, such as `FAILPOINTS=before-create-pod=panic`. Tests use failpoints to crash the
+/// operator before a request.
 fn interrupt(action: &Action) {
     let (point, text) = (action.point, action.text.as_str());
     tracing::debug!(point, text, "action");

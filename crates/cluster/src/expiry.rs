@@ -1,9 +1,8 @@
-//! The expiry of a cluster's certificates, and the time at which the operator reports it. Covers generated certificates
-//! and certificates in Secrets of other owners.
+//! The expiry of a cluster's certificates, and the time at which the operator reports it.
 //!
-//! Performs no I/O. The operator reports an expiry in three stages: 30 days, 7 days and 1 day before. Each stage is
-//! also limited to a fraction of the validity, so that a certificate with a short validity is not reported all the
-//! time. Generated certificates are reported only if their renewal is overdue.
+//! The operator reports an expiry in three stages: 30 days, 7 days and 1 day before. A fraction of the validity also
+//! limits each stage, so that short-lived certificates are not reported all the time. Generated certificates are
+//! reported only if their renewal is overdue.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -33,8 +32,8 @@ pub struct Expiry {
 
 const DAY: Duration = Duration::from_hours(24);
 
-/// The stages of the report, each with a name, a time and a divisor. A stage begins when the remaining validity is
-/// shorter than this time, and also shorter than the whole validity divided by the divisor.
+/// The stages of the report: name, time and divisor. A stage begins when the remaining validity is shorter than the
+/// time, and also shorter than the whole validity divided by the divisor.
 const STAGES: [(&str, Duration, u32); 3] = [
     ("1d", DAY, 16),
     ("7d", Duration::from_hours(7 * 24), 8),
@@ -61,9 +60,8 @@ fn length(from: Timestamp, to: Timestamp) -> Duration {
     Duration::try_from(to.duration_since(from)).unwrap_or_default()
 }
 
-/// The expiries of certificates in Secrets of other owners, and of the CAs that signed these certificates. Two kinds of
-/// CA are not reported: a CA in a trust bundle that has signed no certificate here, and a CA that was issued again
-/// under the same name.
+/// The expiries of certificates in Secrets of other owners, and of the CAs that signed these certificates. A CA is not
+/// reported if the trust bundle contains a CA of the same name that expires later.
 pub fn of_secrets(tls: &ClusterTls) -> Vec<Expiry> {
     let slots = [
         (Purpose::Peer, &tls.peer),

@@ -1,8 +1,7 @@
 //! The metrics of each cluster for `/metrics`. The operator computes them from the status that it has just written, so
 //! the metrics and the EtcdCluster agree.
 //!
-//! The labels are the namespace, the cluster's name, and fixed words from this file and from [`crate::reason`]. The
-//! number of series is proportional to the number of clusters. The series of a deleted cluster are removed.
+//! The labels are the namespace, the cluster's name, and fixed words from this file and from [`crate::reason`].
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::fmt;

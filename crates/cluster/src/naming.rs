@@ -1,8 +1,7 @@
 //! Names of new members and tokens of new clusters.
 //!
-//! The planner does not generate names: they are an input of the plan. For each observation, the operator draws a
-//! random number and derives all names from it. Two plans for the same observation therefore use the same names, and no
-//! name is used twice (invariant 6).
+//! For each observation, the operator draws a random number and derives all names from it. Two plans for the same
+//! observation therefore use the same names, and no name is used twice (invariant 6).
 
 use api::names;
 use sha2::{Digest, Sha256};

@@ -3,6 +3,7 @@
 use api::EtcdCluster;
 use api::cluster::MemberAddress;
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Secret, Service};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
 use member::tls::ClusterTls;
 
@@ -21,6 +22,8 @@ pub struct Objects {
     pub services: Vec<Service>,
     /// The PodDisruptionBudget of the cluster.
     pub budget: Option<PodDisruptionBudget>,
+    /// The NetworkPolicy of the cluster, with any owner.
+    pub policy: Option<NetworkPolicy>,
     /// The Secrets of generated certificates.
     pub secrets: Vec<Secret>,
     /// The certificates with which members start. They are kept in memory only.

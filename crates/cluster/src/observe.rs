@@ -1,9 +1,8 @@
-//! Observes a cluster. Reads Kubernetes objects first and then calls etcd, each with a deadline, and returns one
-//! [`Observed`]. Changes nothing.
+//! Observes a cluster: reads Kubernetes objects first, and then calls etcd. Changes nothing.
 //!
-//! The order of the reads matters. The operator adds a member to etcd before it creates the member's pod, and reads the
-//! member list after the pods. If the list lacks the member of an observed pod, that member was therefore removed. A
-//! missing answer is unknown, not empty (invariant 1). If the Kubernetes objects cannot be read, the observation fails.
+//! The operator adds a member to etcd before it creates the member's pod, and reads the pods before the member list. If
+//! the list lacks the member of an observed pod, that member was therefore removed. A missing answer is unknown, not
+//! empty (invariant 1).
 
 pub mod access;
 mod certificates;
@@ -60,7 +59,7 @@ use crate::upkeep::Upkeep;
 /// Deadline for reading all Kubernetes objects of a cluster.
 const DEADLINE: Duration = Duration::from_secs(10);
 
-/// A linearizable read that takes longer than this shows that etcd is overloaded.
+/// If a linearizable read takes longer than this, etcd is overloaded.
 const SLOW: Duration = Duration::from_millis(500);
 
 /// Text before the name of an alarm in a member's status, as in `memberID:1 alarm:NOSPACE`.
@@ -202,14 +201,16 @@ pub async fn objects(
         let next = next.and_then(|next| next.to.as_ref());
         let found = (&*pods, &*claims, &*services);
         let generates = at.is_some_and(|tls| tls.generated().is_some());
-        let (tls, next_tls, secrets, clock) = tokio::join!(
+        let (tls, next_tls, secrets, clock, policy) = tokio::join!(
             runtime::reach::cluster_tls(client, (namespace, name), at),
             runtime::reach::cluster_tls(client, (namespace, name), next),
             certificates::read(client, (&cluster, at), found),
-            clock::read(client, &pods, generates)
+            clock::read(client, &pods, generates),
+            watched.read_policy(client, &cluster)
         );
         let secrets = secrets.map_err(read("the certificates' Secrets"))?;
         let clock = clock.map_err(read("the time of the API server"))?;
+        let policy = policy.map_err(read("the NetworkPolicy"))?;
         Ok(Some(Objects {
             form: tls::running_form(&cluster, &pods),
             cluster,
@@ -217,6 +218,7 @@ pub async fn objects(
             claims,
             services,
             budget,
+            policy,
             secrets,
             tls,
             next_tls,
@@ -229,9 +231,8 @@ pub async fn objects(
         .map_err(|_| Error::Deadline)?
 }
 
-/// Observes a cluster completely: the Kubernetes objects, and the answers of the running members. The seed of a
-/// recovery belongs to another cluster and has its own client: with a login token of the previous cluster, a call to
-/// the seed would hang.
+/// Observes the Kubernetes objects of a cluster, and the answers of its running members. The seed of a recovery has its
+/// own client, because it would not answer calls with a login token of the old cluster.
 pub async fn observe((etcd, seed): (&dyn Etcd, &dyn Etcd), snapshot: &KubeSnapshot) -> Observed {
     let mut observed = unanswered(snapshot);
     if let Err(why) = snapshot.access() {
@@ -360,19 +361,18 @@ fn seen<T>(answer: Result<T, etcd::Error>) -> Seen<T> {
     }
 }
 
-/// The names of the members to call. Their pods have an address, are not terminating, and have the token of this
-/// cluster. Ready members come first.
+/// The names of the members to call, ready members first. Their pods have an address and the token of this cluster, and
+/// are not terminating.
 ///
-/// First members are not called before their Services have endpoints: they cannot answer yet, and the calls would delay
-/// the endpoints. Learners are called even before that, because a learner's answer shows that its requests to other
-/// members are done.
+/// While the Service of a member has no endpoints, the operator calls only learners. A first member cannot answer yet,
+/// and calls would delay its endpoints. The answer of a learner shows that its requests to other members are done.
 fn asked(observed: &Observed) -> Vec<String> {
     let token = observed.intent.as_ref().map(|intent| &intent.token);
     let is_closed = |name: &String| {
         let service = observed.services.get(name);
         service.is_some_and(|service| service.closed)
     };
-    // True for a pod of a cluster that is being adopted, if the operator has not set the annotations of the pod yet.
+    // True for a pod of a cluster that is being adopted, until the operator has set the pod's annotations.
     let is_taken_over = |pod: &crate::snapshot::Pod| {
         pod.owned && pod.token.is_none() && observed.cluster_id.is_some()
     };

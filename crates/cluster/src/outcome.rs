@@ -53,8 +53,8 @@ impl Failure for Error {
 
     fn retry_after(&self) -> Option<Duration> {
         match self {
-            // The delay until the next reconcile is at most `STEADY`, even if the back-off of the failed action is
-            // longer. Other work cannot wait that long, such as a promotion or the next status report.
+            // The next reconcile starts after at most `STEADY`, even if the back-off is longer, because other work
+            // cannot wait.
             Self::Act { source, .. } => source.held().map(|left| left.min(STEADY)),
             _ => None,
         }
@@ -166,7 +166,7 @@ fn turned<'a>(
     (was.status != is.status).then_some(is)
 }
 
-/// The text of a rejection by etcd, without the name of the member that answered. With the name, the answer of each
+/// The text of a rejection by etcd. The name of the member that answered is left out: with it, the answer of each
 /// member would cause a separate Event.
 fn postponed(error: &execute::Error) -> String {
     match error {
@@ -210,9 +210,11 @@ mod tests {
 
     #[test]
     fn changes_problems_and_rejections_become_events() {
-        let scene = Scene::nothing(1);
+        let (scene, unformed) = (Scene::formed(&["a"]), Scene::nothing(1));
         let acted = Acted {
             done: vec![
+                unformed.build().apply_headless_service(),
+                scene.build().create_service("db-a", true, true),
                 scene.build().apply_headless_service(),
                 scene.build().add_member("db-a", true),
                 scene.build().open_service("db-a", "u"),
@@ -243,12 +245,13 @@ mod tests {
         assert_eq!(
             told.len(),
             5,
-            "expected the four Events above and the Event of the postponed promotion: {told:?}"
+            "the objects of a new cluster and of a new member must have no Event of their own: {told:?}"
         );
         assert!(notices.iter().any(|one| one.note.contains("not in sync")));
     }
 
-    /// Other members may need work, and changes in etcd trigger no reconcile.
+    /// The reconcile must not wait for the whole back-off: other members may need work, and changes in etcd trigger no
+    /// reconcile.
     #[test]
     fn reconcile_delay_after_rejected_start_is_at_most_steady() {
         let again = |left: Duration| {

@@ -1,12 +1,11 @@
-//! The planner computes one step from the desired state and the observed state. It is pure and synchronous, and returns
-//! a plan for every input.
+//! The planner computes one step from the desired state and the observed state. It performs no I/O, and returns a plan
+//! for every input.
 //!
 //! Each phase returns its part of the plan, a [`Draft`] with actions that [`actions`] builds. A phase does not read the
 //! actions of another phase; [`conflicts`] resolves conflicts between phases.
 //!
-//! The planner has no client, clock, randomness or log. It never fails: each obstacle is a [`Reason`] with a text,
-//! which the user sees in `waitingFor`, in a condition and in an Event. A step may be interrupted at any point, because
-//! the next plan depends only on the observed state.
+//! The planner never fails: each obstacle is a [`Reason`] with a text for the user. A step may be interrupted at any
+//! point, because the next plan depends only on the observed state.
 
 pub(crate) mod actions;
 mod adoption;
@@ -82,7 +81,7 @@ const SHORTLY: Duration = Duration::from_millis(250);
 /// Requeue delay while no member answers.
 const BLIND: Duration = Duration::from_secs(1);
 /// etcd accepts an addition, or the removal of a live voter, only after the voters have been connected to each other
-/// for this time (`HealthInterval` in etcd's server). The operator measures this time from the start of each voter's
+/// for this time (`HealthInterval` in etcd's server). The operator measures the time from the start of each voter's
 /// container.
 const CONNECTED: Duration = Duration::from_secs(5);
 /// Requeue delay while the cluster is healthy or no action is possible. etcd sends no events, so the operator checks
@@ -98,8 +97,7 @@ pub struct Plan {
     /// The actions to execute now.
     pub step: Step,
     /// Revision at which the operator must compare the members' data before the next step; `None` if the plan needs no
-    /// comparison. Each member reads its whole database for the comparison, so the operator does not compare in every
-    /// reconcile.
+    /// comparison. Each member reads its whole database for a comparison.
     pub asks: Option<i64>,
     /// Description of the step, for the status.
     pub next: Option<String>,
@@ -330,8 +328,8 @@ fn formed<'a>(
             draft.join(blind::blind(build, (intent, cluster_id), why, names));
         }
         Seen::Known(list) if list.cluster_id != cluster_id => {
-            // Invariant 1: the member list of another cluster says nothing about this cluster, so the operator changes
-            // nothing.
+            // Invariant 1: the member list of another cluster proves nothing about this cluster, so the operator
+            // changes nothing.
             let answered = list.cluster_id;
             let text = format!(
                 "the members report cluster ID {answered}, but the status records {cluster_id}: the operator \

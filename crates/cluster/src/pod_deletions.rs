@@ -1,10 +1,9 @@
 //! Interrupts an observation if a pod is being deleted while the operator waits for etcd's answers. The operator then
 //! reads the pods again.
 //!
-//! If a member's pod ends, calls to members are answered late or never: the leader may be lost, and a stopping member
-//! first waits for its open requests (`stopServers` in etcd's `server/embed/etcd.go`). Without the interruption, the
-//! observation would wait for all its deadlines. The operator draws no conclusion from the missing answers (invariant
-//! 1).
+//! If a member's pod ends, etcd's answers are late or missing: the leader may be lost, and a stopping member first
+//! waits for its open requests (`stopServers` in etcd's `server/embed/etcd.go`). The operator draws no conclusion from
+//! the missing answers (invariant 1).
 //!
 //! While no pod ends, the operator waits until the deadlines. Otherwise it would report each election as an outage.
 

@@ -207,7 +207,6 @@ lists_of_reasons! {
         ServiceRepaired,
         TLSRecorded,
         Unavailable,
-        VolumeClaimCreated,
         VolumeClaimDeleted,
         VolumeClaimGrown,
         VolumeKept,
@@ -234,8 +233,8 @@ lists_of_reasons! {
 }
 
 impl Reason {
-    /// True if the operator waits because the next step is impossible or would do harm. Such a wait has a warning
-    /// Event. Other waits end without help, and are reported only in `status.waitingFor`.
+    /// True if the operator waits because the next step is impossible or would do harm. Such a wait causes a warning
+    /// Event.
     pub fn warns_of_wait(self) -> bool {
         matches!(
             self,

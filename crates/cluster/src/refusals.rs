@@ -1,9 +1,8 @@
 //! Back-off for starts of members that the API server has rejected.
 //!
 //! The start of a member sets the annotation `started` on the member's Service, and removes the annotation if the API
-//! server rejects a later request. Both changes are watch events that trigger a reconcile at once. Without a back-off,
-//! the operator would retry as fast as the API server answers. The state is in memory only: a new operator process
-//! retries once.
+//! server rejects a later request. Both changes trigger a reconcile at once, so without a back-off, the operator would
+//! retry as fast as the API server answers.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};

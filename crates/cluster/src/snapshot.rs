@@ -44,10 +44,11 @@ pub struct Service {
     pub resource_version: String,
     /// True if the EtcdCluster owns the Service.
     pub owned: bool,
-    /// True if the Service has the annotation `started`, the mark that a pod may exist. The operator sets the mark
-    /// before it creates the pod.
+    /// True if the Service has the annotation `started`: a pod of the member may exist. The operator sets the
+    /// annotation before it creates the pod.
     pub started: bool,
-    /// True if a second operator process has renewed the mark to continue the start. No process removes a renewed mark.
+    /// True if a second operator process has renewed the annotation `started` to continue the start. No process removes
+    /// a renewed annotation.
     pub renewed: bool,
     /// True if the Service differs from the object that the operator would build.
     pub drifted: bool,

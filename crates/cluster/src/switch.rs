@@ -1,11 +1,10 @@
 //! Changes the TLS settings while members run. This module computes the next step from the settings with which the
-//! members were started to the settings in the spec. Performs no I/O, and contains no keys.
+//! members were started to the settings in the spec.
 //!
-//! `status.TLS` records the settings before the first member starts with them. A cluster that has lost its pods
-//! therefore returns with the same settings, and any operator process can continue the change. Connections between
-//! members change in the stages of [`PeerStage`]. Client connections change in two steps: members first accept clients
-//! with and without TLS (`spec.TLS.acceptPlaintext`), and then only one kind. The user triggers the second step,
-//! because only the user knows when all clients have changed.
+//! `status.TLS` records the settings before the first member starts with them, so that a cluster without pods returns
+//! with the same settings. Connections between members change in the stages of [`PeerStage`]. Client connections change
+//! in two steps: members first accept clients with and without TLS (`spec.TLS.acceptPlaintext`), and then only one
+//! kind. The user triggers the second step, because only the user knows when all clients have changed.
 
 use std::collections::BTreeMap;
 
@@ -136,8 +135,8 @@ pub fn next(at: Option<&TlsPolicy>, wanted: Option<&TlsPolicy>) -> Result<Next, 
     })))
 }
 
-/// The next step of a change from static to generated certificates, or back. Members with static certificates do not
-/// trust generated certificates. Members and clients therefore use plain text during the change.
+/// The next step of a change from static to generated certificates, or back. Members and clients use plain text during
+/// the change, because members do not trust certificates of the other kind.
 fn exchange(
     (at, here): (Option<&TlsPolicy>, TlsMode),
     (wanted, there): (Option<&TlsPolicy>, TlsMode),

@@ -1,9 +1,8 @@
 //! The planner's view of the members' databases and logs: the alarms, the records in the status, and the call in
 //! progress.
 //!
-//! A defragmentation may take minutes. Its call runs outside the reconciles, so that the operator continues to manage
-//! the cluster. Only the process that sent the call receives the result. A new operator process calls the recorded
-//! member again, and etcd runs the second call after the first.
+//! A defragmentation may take minutes, so its call runs outside the reconciles. Only the process that sent the call
+//! receives the result. A new operator process sends the call again.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -52,8 +51,8 @@ impl Upkeep {
     }
 }
 
-/// The record of the log with its checksum. Invariant 29: no other source has the index, so only the checksum reveals
-/// that a person has edited the record. With a lower index, etcd 3.7 could start on a log that it cannot read.
+/// The record of the log with its checksum. Invariant 29: the checksum reveals that a person has edited the index. With
+/// a lower index, etcd 3.7 could start on a log that it cannot read.
 pub fn raft_log_record(cluster_id: String, index: i64) -> RaftLogStatus {
     let digest = Sha256::digest(format!("{cluster_id}\n{index}"));
     let checksum = Some(hex::encode(&digest[..8]));

@@ -127,7 +127,7 @@ fn invariant_11_holds_with_concurrent_operators() {
     check(true);
 }
 
-/// Each deliberate mistake fails on some seed. The same seed passes without the mistake.
+/// For each deliberate mistake, some seed fails. The same seed passes without the mistake.
 #[test]
 fn model_detects_every_deliberate_mistake() {
     let next = AtomicUsize::new(0);
@@ -221,10 +221,10 @@ fn etcd_before_3_4_scales_up_without_learners() {
     assert_eq!(played.broken, None);
 }
 
-/// Before etcd 3.4: an operator process has set the start mark of the second member, and another process continues the
-/// start. The deliberate mistake does not renew the mark. The same events pass without the mistake.
+/// Before etcd 3.4: an operator process has set the annotation `started` of the second member, and another process
+/// continues the start. The deliberate mistake does not renew the annotation. The same events pass without the mistake.
 #[test]
-fn invariant_6_suspended_operator_removes_no_renewed_start_mark() {
+fn invariant_6_suspended_operator_removes_no_renewed_started_annotation() {
     let pass = |rounds: usize| [Event::Round, Event::Tick].repeat(rounds);
     let mistake = Mutation::TrustsMarksOfOthers;
     let mut found = false;
@@ -244,7 +244,8 @@ fn invariant_6_suspended_operator_removes_no_renewed_start_mark() {
         let setup = quiet(1, false, "3.3.27");
         assert_eq!(play(&setup, &events, None, false).broken, None);
         let broken = play(&setup, &events, Some(mistake), false).broken;
-        found |= broken.is_some_and(|broken| broken.starts_with("invariant 6: the mark of"));
+        found |= broken
+            .is_some_and(|broken| broken.starts_with("invariant 6: the annotation `started` of"));
     }
     assert!(found, "the model did not detect {mistake:?}");
 }

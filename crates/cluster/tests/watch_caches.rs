@@ -216,6 +216,12 @@ async fn reads_before_writes(scene: &Scene) {
         scene.reconciles()
     );
     println!("{:?}", scene.requests.by_kind());
+    let by_name = |request: &&String| is_read(request) && request.contains("/pods/");
+    let by_name: Vec<_> = requests.iter().filter(by_name).collect();
+    assert_eq!(
+        by_name, [""; 0],
+        "no pod of a new cluster may be read by name"
+    );
 
     // A change without effect on the plan triggers a reconcile, which sends no request.
     let pod = pods.list(&of_cluster).await.unwrap().items[0].name_any();
@@ -242,4 +248,13 @@ async fn reads_before_writes(scene: &Scene) {
         let is_there = reads.iter().any(|read| read.contains(kind));
         assert!(is_there, "{kind} is not read before the write: {sent:?}");
     }
+    // The spec asks for no NetworkPolicy, and the watch has delivered none.
+    let policies = sent.iter().filter(|it| it.contains("networkpolicies"));
+    assert_eq!(policies.count(), 0, "{sent:?}");
+
+    // After a step, the next reconcile reads at once. The first reconcile without a step ends this.
+    scene.rests(3).await;
+    let before = scene.requests.all().len();
+    scene.annotate(&pod, "4").await;
+    assert_eq!(scene.requests.since(before), [""; 0]);
 }

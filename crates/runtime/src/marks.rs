@@ -32,6 +32,10 @@ pub const MANAGED: &str = "Managed";
 /// reported that it manages the object. The other operator may need this time to start.
 const GRACE: Duration = Duration::from_secs(30);
 
+/// The watch delivers a written condition within this time. Until then, this process does not write a missing condition
+/// again.
+const DELIVERY: Duration = Duration::from_secs(2);
+
 /// A parse error of an object is reported again after this time without a watch event about the object.
 const REPEAT_AFTER: Duration = Duration::from_hours(24);
 
@@ -49,9 +53,26 @@ pub(crate) struct Marks<K> {
     /// Objects outside of this operator's scope, by UID. The values are the scope annotation, and the time since which
     /// it is known.
     waiting: Mutex<HashMap<String, (Option<String>, Instant)>>,
-    /// Objects that this process has reported as managed, by UID, with the time of their last reconcile.
-    claimed: Mutex<HashMap<String, Instant>>,
+    /// Objects that this process has reported as managed, by UID.
+    claimed: Mutex<HashMap<String, Claim>>,
     kind: PhantomData<fn() -> K>,
+}
+
+/// A report of this process that it manages an object.
+#[derive(Clone, Copy)]
+struct Claim {
+    /// The last reconcile of the object.
+    reconciled: Instant,
+    /// The last successful write of the condition by this process.
+    written: Option<Instant>,
+}
+
+impl Claim {
+    /// True if the watch may not have delivered the written condition yet.
+    fn is_in_delivery(&self, now: Instant) -> bool {
+        let written = self.written;
+        written.is_some_and(|at| now.duration_since(at) < DELIVERY)
+    }
 }
 
 impl<K> Marks<K>
@@ -108,11 +129,12 @@ where
     /// condition.
     pub(crate) async fn report_managed(&self, reference: &ObjectReference, object: &K) {
         locked(&self.waiting).remove(&uid(reference));
-        let is_first = is_first_claim(&mut locked(&self.claimed), uid(reference), Instant::now());
+        let now = Instant::now();
+        let last = last_claim(&mut locked(&self.claimed), uid(reference), now);
         let is_managed = match condition_of(object, MANAGED) {
             Some(current) if self.is_own(&current) => true,
-            Some(current) => current["status"] == "True" && !is_first,
-            None => false,
+            Some(current) => current["status"] == "True" && last.is_some(),
+            None => last.is_some_and(|claim| claim.is_in_delivery(now)),
         };
         if is_managed {
             return;
@@ -120,7 +142,10 @@ where
         let note = claim(self.name, &self.namespace);
         let generation = object.meta().generation;
         let condition = condition(MANAGED, "True", self.scope.reason(), &note, generation);
-        self.write(reference, "scope", &json!([condition])).await;
+        let is_written = self.write(reference, "scope", &json!([condition])).await;
+        if let Some(claim) = locked(&self.claimed).get_mut(&uid(reference)) {
+            claim.written = is_written.then(Instant::now);
+        }
     }
 
     fn is_own(&self, managed: &Value) -> bool {
@@ -175,11 +200,11 @@ where
         GRACE.saturating_sub(now.duration_since(seen.1))
     }
 
-    /// Applies the conditions with their own field manager. Under the operator's field manager, server-side apply would
-    /// remove all other fields of the status, even the records of invariant 10.
-    async fn write(&self, reference: &ObjectReference, part: &str, conditions: &Value) {
+    /// Applies the conditions with their own field manager. Returns true on success. Under the operator's field
+    /// manager, server-side apply would remove all other fields of the status, even the records of invariant 10.
+    async fn write(&self, reference: &ObjectReference, part: &str, conditions: &Value) -> bool {
         let (Some(namespace), Some(name)) = (&reference.namespace, &reference.name) else {
-            return;
+            return false;
         };
         let resource = kube::core::ApiResource::erase::<K>(&());
         let api: Api<DynamicObject> =
@@ -191,14 +216,14 @@ where
             "status": { "conditions": conditions },
         });
         let params = PatchParams::apply(&format!("{}-{part}", self.name)).force();
-        match api.patch_status(name, &params, &Patch::Apply(&body)).await {
-            Err(error) if !crate::apply::is_not_found(&error) => warn!(
-                object = name,
-                error = Chain(&error).to_string(),
-                "cannot write a condition"
-            ),
-            _ => {}
+        let Err(error) = api.patch_status(name, &params, &Patch::Apply(&body)).await else {
+            return true;
+        };
+        if !crate::apply::is_not_found(&error) {
+            let error = Chain(&error).to_string();
+            warn!(object = name, error, "cannot write a condition");
         }
+        false
     }
 }
 
@@ -236,10 +261,18 @@ fn is_report_of(managed: &Value, scope: &Scope, claim: &str) -> bool {
         && managed["message"] == claim
 }
 
-/// True if this process reports the object as managed for the first time. Entries of deleted objects expire.
-fn is_first_claim(claimed: &mut HashMap<String, Instant>, uid: String, now: Instant) -> bool {
-    claimed.retain(|_, at| now.duration_since(*at) < REPEAT_AFTER);
-    claimed.insert(uid, now).is_none()
+/// Records a reconcile of a managed object. Returns the object's previous entry. `None` if this process has not
+/// reported the object as managed yet. Drops expired entries when the number of entries has doubled.
+fn last_claim(claimed: &mut HashMap<String, Claim>, uid: String, now: Instant) -> Option<Claim> {
+    let known = claimed.get(&uid).copied();
+    if known.is_none() && claimed.len().is_power_of_two() {
+        claimed.retain(|_, claim| now.duration_since(claim.reconciled) < REPEAT_AFTER);
+    }
+    let claim = Claim {
+        reconciled: now,
+        written: known.and_then(|claim| claim.written),
+    };
+    claimed.insert(uid, claim)
 }
 
 fn remedy(annotation: Option<&str>, namespace: &str) -> String {
@@ -365,13 +398,25 @@ mod tests {
     #[test]
     fn process_replaces_condition_of_other_operator_only_once() {
         let (mut claimed, now) = (HashMap::new(), Instant::now());
-        assert!(is_first_claim(&mut claimed, "1".into(), now));
-        assert!(is_first_claim(&mut claimed, "2".into(), now));
-        let later = now + REPEAT_AFTER / 2;
-        assert!(!is_first_claim(&mut claimed, "1".into(), later));
-        let much_later = now + REPEAT_AFTER;
-        assert!(!is_first_claim(&mut claimed, "1".into(), much_later));
-        assert_eq!(claimed.len(), 1, "the entry of object 2 must have expired");
+        let mut is_first = |uid: &str, now| last_claim(&mut claimed, uid.into(), now).is_none();
+        assert!(is_first("1", now) && is_first("2", now));
+        assert!(!is_first("1", now + REPEAT_AFTER / 2));
+        assert!(is_first("3", now + REPEAT_AFTER));
+        let mut left: Vec<_> = claimed.keys().map(String::as_str).collect();
+        left.sort_unstable();
+        assert_eq!(left, ["1", "3"], "the entry of object 2 must have expired");
+    }
+
+    #[test]
+    fn written_condition_is_not_written_again_before_watch_delivers_it() {
+        let now = Instant::now();
+        let claim = |written| Claim {
+            reconciled: now,
+            written,
+        };
+        assert!(!claim(None).is_in_delivery(now), "the write failed");
+        assert!(claim(Some(now)).is_in_delivery(now + DELIVERY / 2));
+        assert!(!claim(Some(now)).is_in_delivery(now + DELIVERY));
     }
 
     #[test]

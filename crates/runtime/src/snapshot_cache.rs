@@ -25,8 +25,15 @@ struct Memory<S> {
     /// Objects that are being read. An event removes the object from this set, so that the result of the read is not
     /// cached.
     reading: HashSet<String>,
-    /// The time of each object's last read from the API server, or of its first reconcile if it was never read.
-    reads: HashMap<String, Instant>,
+    /// The last read of each object from the API server.
+    reads: HashMap<String, LastRead>,
+}
+
+struct LastRead {
+    /// The time of the last read, or of the first reconcile if the object was never read.
+    at: Instant,
+    /// True if the last reconcile had a step.
+    changing: bool,
 }
 
 struct Kept<S> {
@@ -34,6 +41,16 @@ struct Kept<S> {
     version: Option<String>,
     snapshot: S,
     read: Instant,
+}
+
+impl<S> Memory<S> {
+    fn last_read(&mut self, uid: &str, now: Instant) -> &mut LastRead {
+        let first = LastRead {
+            at: now,
+            changing: false,
+        };
+        self.reads.entry(uid.to_owned()).or_insert(first)
+    }
 }
 
 impl<S> Default for SnapshotCache<S> {
@@ -66,19 +83,27 @@ impl<S: Clone> SnapshotCache<S> {
 
     /// Records that an object was read from the API server.
     pub fn record_read(&self, uid: &str, now: Instant) {
-        self.memory().reads.insert(uid.to_owned(), now);
+        self.memory().last_read(uid, now).at = now;
     }
 
-    /// True if the object must be read from the API server, because its last read is too old.
+    /// Records whether a reconcile had a step. After a step, the next reconcile probably has a step or a new status
+    /// too, so it reads the API server at once. After a reconcile without a step, the cache is used again.
+    pub fn record_step(&self, uid: &str, has_step: bool) {
+        if let Some(read) = self.memory().reads.get_mut(uid) {
+            read.changing = has_step;
+        }
+    }
+
+    /// True if the object must be read from the API server, because its last read is too old or its last reconcile had
+    /// a step.
     pub fn needs_read(&self, uid: &str, now: Instant) -> bool {
         let mut memory = self.memory();
-        let read = *memory.reads.entry(uid.to_owned()).or_insert(now);
-        now.duration_since(read) >= READ_INTERVAL
+        let read = memory.last_read(uid, now);
+        read.changing || now.duration_since(read.at) >= READ_INTERVAL
     }
 
     /// Caches the snapshot, unless an event has arrived since `begin`. `version` is the resourceVersion of the object.
     pub fn keep(&self, uid: &str, version: Option<&str>, snapshot: S, now: Instant) {
-        self.forget(now);
         let mut memory = self.memory();
         if memory.reading.remove(uid) {
             let kept = Kept {
@@ -90,14 +115,15 @@ impl<S: Clone> SnapshotCache<S> {
         }
     }
 
-    /// Drops snapshots above the maximum age, and the read times of deleted objects.
+    /// Drops snapshots above the maximum age, and the reads of deleted objects. The caller must not call this in each
+    /// reconcile, because it scans all objects.
     pub fn forget(&self, now: Instant) {
         let mut memory = self.memory();
         let snapshots = &mut memory.snapshots;
         snapshots.retain(|_, kept| now.duration_since(kept.read) < LONGEST);
         // An existing object is read again within this time, so older times belong to deleted objects.
         let reads = &mut memory.reads;
-        reads.retain(|_, read| now.duration_since(*read) < 2 * READ_INTERVAL);
+        reads.retain(|_, read| now.duration_since(read.at) < 2 * READ_INTERVAL);
     }
 
     /// The snapshot of an object. `None` if the object has another resourceVersion, if an event has arrived since the
@@ -169,6 +195,25 @@ mod tests {
         assert!(cache.needs_read(UID, soon + READ_INTERVAL));
         cache.forget(soon + 2 * READ_INTERVAL);
         assert!(cache.memory().reads.is_empty());
+    }
+
+    #[test]
+    fn changing_object_is_read_until_reconcile_without_step() {
+        let (cache, now) = cache();
+        cache.record_step(UID, true);
+        assert!(!cache.needs_read(UID, now), "the object was never read");
+        cache.record_read(UID, now);
+        assert!(!cache.needs_read(UID, now));
+        cache.record_step(UID, true);
+        for _ in 0..2 {
+            assert!(cache.needs_read(UID, now));
+            cache.record_read(UID, now);
+        }
+        assert!(cache.needs_read(UID, now), "a read alone ends no change");
+        assert!(!cache.needs_read("other", now));
+        // An idle cluster has no step, so it is read at most once after its last change.
+        cache.record_step(UID, false);
+        assert!(!cache.needs_read(UID, now));
     }
 
     #[test]

@@ -69,6 +69,8 @@ struct State {
     watches: Vec<Watch>,
     /// The last read of each cluster's objects from the API server.
     reads: HashMap<Group, Read>,
+    /// The time at which old reads were last dropped.
+    swept: Option<Instant>,
 }
 
 /// One watch, and the objects that it has delivered.
@@ -113,6 +115,11 @@ struct Read {
 }
 
 impl Read {
+    /// True until the watch must have delivered every change that this read has seen.
+    fn is_recent(&self) -> bool {
+        self.at.elapsed() < CAUGHT_UP
+    }
+
     /// True if the cached objects may be older than this read.
     fn is_newer_than(&self, cached: Option<&BTreeMap<String, Cached>>) -> bool {
         let version = |name: &String| cached?.get(name)?.version;
@@ -166,7 +173,7 @@ impl<K: Resource + DeserializeOwned + Clone> WatchCache<K> {
             watches.find(|watch| watch.namespace.as_ref().is_none_or(|it| *it == group.0))?;
         let fails = watch.failed.is_some_and(|at| at.elapsed() < CAUGHT_UP);
         let objects = watch.objects.groups.get(group);
-        let read = state.reads.get(group);
+        let read = state.reads.get(group).filter(|read| read.is_recent());
         if fails || !watch.is_complete || read.is_some_and(|read| read.is_newer_than(objects)) {
             return None;
         }
@@ -178,6 +185,7 @@ impl<K: Resource + DeserializeOwned + Clone> WatchCache<K> {
     pub fn is_outdated(&self, (namespace, cluster): (&str, &str), object: &K) -> bool {
         let state = self.state();
         let read = state.reads.get(&(namespace.to_owned(), cluster.to_owned()));
+        let read = read.filter(|read| read.is_recent());
         let read = read.and_then(|read| read.objects.get(&object.name_any()));
         read.is_some_and(|read| read.is_none() || number(object.meta()) < *read)
     }
@@ -213,10 +221,13 @@ impl<K: Resource + DeserializeOwned + Clone> WatchCache<K> {
                 .collect(),
         };
         let group = (namespace.to_owned(), cluster.to_owned());
-        let reads = &mut self.state_mut().reads;
-        // The watch has delivered all changes that older reads have seen, so their records are no longer needed.
-        reads.retain(|_, older| older.at.elapsed() < CAUGHT_UP);
-        reads.insert(group, read);
+        let mut state = self.state_mut();
+        // Old reads are dropped rarely, because a scan of all clusters in each read would cost quadratic time.
+        if state.swept.is_none_or(|at| at.elapsed() >= CAUGHT_UP) {
+            state.swept = Some(read.at);
+            state.reads.retain(|_, older| older.is_recent());
+        }
+        state.reads.insert(group, read);
     }
 }
 

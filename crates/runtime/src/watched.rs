@@ -1,11 +1,11 @@
 //! The caches of the child objects of EtcdClusters.
 
-use api::EtcdCluster;
+use api::{EtcdCluster, names};
 use k8s_openapi::api::core::v1::{PersistentVolumeClaim, Pod, Service};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::policy::v1::PodDisruptionBudget;
-use kube::ResourceExt;
 use kube::api::ObjectList;
+use kube::{Api, Client, ResourceExt};
 
 use crate::watch_cache::WatchCache;
 
@@ -46,5 +46,29 @@ impl Watched {
         self.pods.record_list(of_cluster, pods);
         self.claims.record_list(of_cluster, claims);
         self.budgets.record_object(of_cluster, budget);
+    }
+
+    /// Reads the NetworkPolicy of a cluster, with any owner, and records the read.
+    ///
+    /// Sends no request if the spec requests no NetworkPolicy and the watch has delivered none, because the operator
+    /// then writes none (invariant 33).
+    ///
+    /// # Errors
+    /// Fails if the API server rejects the request or cannot be reached.
+    pub async fn read_policy(
+        &self,
+        client: &Client,
+        cluster: &EtcdCluster,
+    ) -> Result<Option<NetworkPolicy>, kube::Error> {
+        let (namespace, name) = (cluster.namespace().unwrap_or_default(), cluster.name_any());
+        let of_cluster = (namespace.as_str(), name.as_str());
+        let cached = self.policies.get(of_cluster);
+        if !cluster.spec.has_network_policy() && cached.is_some_and(|all| all.is_empty()) {
+            return Ok(None);
+        }
+        let policies = Api::<NetworkPolicy>::namespaced(client.clone(), &namespace);
+        let policy = policies.get_opt(&names::network_policy(&name)).await?;
+        self.policies.record_object(of_cluster, policy.as_ref());
+        Ok(policy)
     }
 }

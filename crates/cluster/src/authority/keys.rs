@@ -38,8 +38,8 @@ impl Key {
         Ok(pem::encode_config(&block, lines).into_bytes())
     }
 
-    /// True if the certificate contains the public key of this private key. Compares the encoded point on the curve,
-    /// with which the public key in a certificate ends.
+    /// True if the certificate contains the public key of this private key. A public key in a certificate ends with the
+    /// encoded point on the curve.
     pub(crate) fn is_of(&self, certificate: &Certificate) -> bool {
         certificate.public_key.ends_with(self.der_bytes())
     }

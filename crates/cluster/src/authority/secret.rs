@@ -14,12 +14,12 @@ use sha2::{Digest, Sha256};
 use super::{CaScope, Key, Made, Rule, renewal};
 use crate::ownership::is_of_others;
 
-/// The keys in a Secret, with the names that cert-manager and `kubectl create secret tls` use.
+/// The data keys of a Secret, with the names that cert-manager and `kubectl create secret tls` use.
 pub(crate) const TLS_CERTIFICATE: &str = "tls.crt";
 pub(crate) const TLS_KEY: &str = "tls.key";
-/// The key in a Secret that contains the trusted CAs.
+/// The data key of the trusted CAs.
 pub(crate) const AUTHORITIES: &str = "ca.crt";
-/// The key of the next CA. All members must trust the next CA before it signs.
+/// The data keys of the next CA's certificate and private key. All members must trust the next CA before it signs.
 pub(crate) const NEXT_CERTIFICATE: &str = "next.crt";
 pub(crate) const NEXT_KEY: &str = "next.key";
 
@@ -97,7 +97,7 @@ impl Held {
         anchors.any(|anchor| anchor.subject == subject)
     }
 
-    /// Removes certificates that cannot sign, because this is the Secret of a CA.
+    /// Ignores certificates that cannot sign, because this is the Secret of a CA.
     pub(crate) fn of_authority(self) -> Self {
         Self {
             certificate: self.certificate.filter(|leaf| leaf.can_sign),
@@ -198,9 +198,8 @@ fn leaf_of(one: Certificate) -> Leaf {
     }
 }
 
-/// The distinguished name that consists only of this common name, in DER, exactly as the signer writes it. The
-/// encoding is a sequence of one set with one pair of `commonName` and a UTF-8 string. `None` if the name is too long
-/// for length fields of one byte.
+/// The distinguished name that consists only of this common name, in DER. `None` if the name is too long for length
+/// fields of one byte.
 fn name_of(common_name: &str) -> Option<Vec<u8>> {
     const COMMON_NAME: [u8; 5] = [6, 3, 85, 4, 3];
     let text = common_name.as_bytes();

@@ -1,7 +1,7 @@
 //! The CAs that members trust: the CAs in their Secrets, and the CAs with which a running etcd was started.
 //!
-//! etcd reads its trust bundle once, when it starts. Each pod has an annotation with the CAs with which it was started,
-//! so the results of this module do not depend on a Secret that may be deleted or replaced. Performs no I/O.
+//! etcd reads its trust bundle only when it starts. An annotation of each pod therefore contains the CAs with which its
+//! etcd was started.
 
 use std::collections::BTreeSet;
 
@@ -60,8 +60,8 @@ impl Certificates {
         Some(authorities_in(&self.signers()?))
     }
 
-    /// The CAs with which a pod was started; `None` if they are unknown. If the annotation with the CAs was deleted,
-    /// the CAs are found by the digest in the pod's other annotation.
+    /// The CAs with which a pod was started; `None` if they are unknown. If the annotation with the CAs is missing, the
+    /// operator finds the CAs by the digest in the trust annotation.
     pub fn started_with(&self, member: &str) -> Option<Authorities> {
         let noted = self.pods.get(member)?;
         if let Some(authorities) = &noted.authorities {
@@ -161,13 +161,14 @@ impl Certificates {
         members.all(|member| self.trusts(member, scope, &signs.fingerprint))
     }
 
-    /// True if a new member can connect to all running members. The current signer issues the certificate of the new
-    /// member.
+    /// True if all running members trust the current signer. A new member, with a certificate of this signer, can then
+    /// connect to them.
     pub fn accepts_new_members<'a>(&self, mut running: impl Iterator<Item = &'a String>) -> bool {
         let peers = self.rule.as_ref().is_some_and(|rule| rule.peers);
         let signs = self.signer(CaScope::Peers);
         let signs = signs.and_then(|held| held.certificate.as_ref());
-        // A pod lacks both trust annotations if a restore has just created the pod. Such a pod counts as accepting.
+        // A pod that a restore has just created lacks both trust annotations. The operator assumes that it accepts new
+        // members.
         let accepts = |member: &String| {
             let silent = |noted: &Noted| noted.trust.is_none() && noted.authorities.is_none();
             self.pods.get(member).is_none_or(silent)
@@ -185,16 +186,14 @@ impl Certificates {
         let other = match &noted.trust {
             // The comparison ignores the expiry, which is the part of the annotation after `@`.
             Some(trust) => trust.split('@').next() != wanted.split('@').next(),
-            // The annotation with the trust digest is missing, because a person deleted it. The annotation with the CAs
-            // is compared instead.
+            // A person deleted the annotation with the trust digest. The annotation with the CAs is compared instead.
             None => noted.authorities.is_some() && noted.authorities != self.authorities_now(),
         };
         other.then(|| "etcd was started with other certificate authorities".to_owned())
     }
 }
 
-/// All subsets of these CAs. A rotation leaves at most four CAs. For a bundle with more, only the complete set is
-/// returned.
+/// All subsets of these CAs. For more than four CAs, which no rotation leaves, only the complete set is returned.
 fn subsets(all: BTreeSet<&String>) -> Vec<BTreeSet<&String>> {
     if all.len() > 4 {
         return vec![all];
@@ -221,8 +220,8 @@ fn authorities_in(secrets: &[(CaScope, &Held)]) -> Authorities {
 }
 
 impl Noted {
-    /// The first time at which the pod's trust bundle has no valid CA left for one of the scopes. `None` for CAs in
-    /// Secrets of other owners, because their expiry is not recorded.
+    /// The first time at which the pod trusts no valid CA for peers, or none for clients. `None` for CAs in Secrets of
+    /// other owners, because their expiry is not recorded.
     pub fn trusts_until(&self) -> Option<Timestamp> {
         let (_, until) = self.trust.as_ref()?.split_once('@')?;
         let until = until.parse().ok().filter(|seconds| *seconds > 0)?;

@@ -9,8 +9,8 @@ use crate::action::{AuthChange, EtcdCall};
 use crate::execute::{Error, ExecuteContext};
 
 impl ExecuteContext<'_> {
-    /// Sends one call. `via` contains the client URLs to which a change of the member list is sent; `text` describes
-    /// the call.
+    /// Sends one call. A change of the member list is sent to the client URLs in `via`. `text` describes the call in
+    /// errors.
     pub(super) async fn call(
         &self,
         call: &EtcdCall,
@@ -76,8 +76,8 @@ impl ExecuteContext<'_> {
         members.iter().map(|name| self.client_url(name)).collect()
     }
 
-    /// The client URL of a member: at the address of its pod, or the advertised URL of an external member. Otherwise
-    /// the URL of the member's Service.
+    /// The client URL of a member: the address of its pod, the advertised URL of an external member, or else the URL of
+    /// the member's Service.
     fn client_url(&self, member: &str) -> String {
         let known = self.urls.get(member);
         let known = known.or(self.observed.elsewhere.get(member));

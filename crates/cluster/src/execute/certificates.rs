@@ -140,7 +140,7 @@ impl ExecuteContext<'_> {
         let signer = read_one(&held.signs.certificate).map_err(broken)?;
         let names = rule.names(owner, used);
         // With authentication, etcd takes the common name of a client certificate as the user name. The operator's
-        // certificate has a reserved user name. No certificate of a client has the name of an etcd user by accident.
+        // certificate therefore has a reserved user name, and a client's certificate has the name of no etcd user.
         let common_name = match used {
             CertificateUse::Peer | CertificateUse::Server => owner.to_owned(),
             CertificateUse::Operator => names::OPERATOR_USER.to_owned(),

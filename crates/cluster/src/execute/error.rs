@@ -100,7 +100,7 @@ impl Error {
     }
 
     /// True if an admission webhook did not answer (`ErrCallingWebhook` in apiserver's `pkg/util/webhook`). The API
-    /// server reports this as an internal error. It has stored nothing, because admission runs before the object is
+    /// server reports this as an internal error, and has stored nothing, because admission runs before the object is
     /// stored.
     fn is_before_it(&self) -> bool {
         let Self::Api(runtime::apply::Error::Api { source, .. }) = self else {
@@ -119,8 +119,8 @@ impl Error {
             | Self::Certificate { .. }
             | Self::Held { .. }
             | Self::Rejected { .. } => true,
-            // The API server sends a conflict (409) here only for a rejection by admission, such as a quota. For an
-            // object that already exists, this enum has another error.
+            // `Exists` and `Changed` are separate errors, so a conflict (409) is a rejection by admission, such as a
+            // quota.
             Self::Api(error) => {
                 let said = matches!(
                     Reason::from(error),

@@ -205,9 +205,8 @@ impl ExecuteContext<'_> {
     }
 }
 
-/// True for 404 and 422. A 404 means that the pod or the subresource does not exist. The executor then sends
-/// `Resize::rejected`, which fails if the pod does not exist. A 422 means that the resources of this pod cannot change
-/// in this way.
+/// True for 404 (the pod or the subresource does not exist) and for 422 (the resources of this pod cannot change in
+/// this way). The executor then sends `Resize::rejected`, which fails if the pod does not exist.
 fn is_rejection(code: u16) -> bool {
     matches!(code, 404 | 422)
 }

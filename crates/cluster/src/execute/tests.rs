@@ -1,5 +1,5 @@
 //! Executes steps against a minimal API server. The tests check which requests the operator sends, and when it removes
-//! the start mark from a Service.
+//! the annotation `started` from a Service.
 
 use std::convert::Infallible;
 use std::sync::Mutex;
@@ -31,8 +31,8 @@ enum Does {
     InTurn(&'static [u16]),
 }
 
-/// Answers requests for objects of `kind` as `does` says, and accepts all other requests at once. It records the kind
-/// of each request. For a Service, it also records the start mark and the resourceVersion precondition.
+/// Answers requests for objects of `kind` as `does` says, and accepts all other requests at once. `asked` contains the
+/// kind of each request, and for a Service the annotation `started` and the resourceVersion precondition.
 struct Server {
     kind: &'static str,
     does: Does,
@@ -82,7 +82,7 @@ enum Mark {
     Again,
 }
 
-/// Starts a member. `left`: how long the observation is still fresh. Returns the requests and the outcome.
+/// Starts a member whose observation is still fresh for the time `left`. Returns the requests and the outcome.
 async fn started(
     what: (&'static str, Does),
     (durable, left): (bool, Duration),
@@ -124,7 +124,7 @@ async fn started_again(
     let snapshot = snapshot();
     let observed = observe::unanswered(&snapshot);
     let etcd: Arc<dyn Etcd> = Arc::new(FakeEtcd::formed(1, &[], |_| String::new()));
-    // After four rejections, the next back-off is longer than any pause of a slow test machine.
+    // Four rejections make the next back-off longer than any pause of a slow test machine.
     let (refusals, before) = (Refusals::default(), Instant::now().checked_sub(FRESH));
     for _ in 0..4 {
         let refusal = Error::Missing("before".to_owned());
@@ -190,7 +190,7 @@ const CLAIMS: &str = "persistentvolumeclaims";
 const LONG: Duration = Duration::from_mins(1);
 
 #[tokio::test]
-async fn invariant_11_start_mark_is_removed_if_observation_expires_before_next_object() {
+async fn invariant_11_started_annotation_is_removed_if_observation_expires() {
     let (little, more) = (Duration::from_millis(500), Duration::from_millis(600));
     let (asked, acted) = started(("services", Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
@@ -202,7 +202,8 @@ async fn invariant_11_start_mark_is_removed_if_observation_expires_before_next_o
     // The member has no volume here, so the operator creates the pod directly after the Service.
     let (asked, _) = started(("services", Does::Takes(more)), (false, little)).await;
     assert_eq!(asked, [MARKED, TAKEN_BACK]);
-    // The PVC exists here, so the start mark stays. The next reconcile or another operator process creates the pod.
+    // The PVC exists here, so the annotation `started` stays. The next reconcile or another operator process creates
+    // the pod.
     let (asked, acted) = started((CLAIMS, Does::Takes(more)), (true, little)).await;
     assert_eq!(asked, [MARKED, CLAIMS]);
     assert!(
@@ -216,7 +217,7 @@ async fn invariant_11_start_mark_is_removed_if_observation_expires_before_next_o
 }
 
 #[tokio::test]
-async fn invariant_6_start_mark_is_removed_only_if_no_pod_was_created() {
+async fn invariant_6_started_annotation_is_removed_only_if_no_pod_was_created() {
     let refusals = [
         (403, "Forbidden"),
         (409, "Conflict"),
@@ -242,10 +243,10 @@ async fn invariant_6_start_mark_is_removed_only_if_no_pod_was_created() {
     }
 }
 
-/// Invariants 6 and 11: after the operator has set the start mark, it retries the creation of the next object, but only
-/// while its observation is fresh.
+/// Invariants 6 and 11: after the operator has set the annotation `started`, it retries the creation of the next
+/// object, but only while its observation is fresh.
 #[tokio::test]
-async fn creation_after_start_mark_is_retried_until_observation_expires() {
+async fn creation_after_started_annotation_is_retried_until_observation_expires() {
     for (code, reason) in [
         (429, "TooManyRequests"),
         (503, "ServiceUnavailable"),
@@ -253,8 +254,8 @@ async fn creation_after_start_mark_is_retried_until_observation_expires() {
     ] {
         let does = Does::Answers(code, reason);
         let (mut asked, acted) = started((CLAIMS, does), (true, Duration::from_secs(1))).await;
-        // Status 429 proves that the request had no effect, so the operator removes the start mark. After other codes
-        // the mark stays.
+        // Status 429 proves that the request had no effect, so the operator removes the annotation. After other status
+        // codes, the annotation stays.
         assert_eq!(
             code == 429,
             asked.pop_if(|one| *one == TAKEN_BACK).is_some()
@@ -268,32 +269,32 @@ async fn creation_after_start_mark_is_retried_until_observation_expires() {
             "{code}: {asked:?}"
         );
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
-        // A request that fails before the start mark is set is not retried in this reconcile. The next reconcile
+        // A request that fails before the annotation is set is not retried in this reconcile. The next reconcile
         // repeats it without harm.
         let (asked, _) = started(("services", does), (true, LONG)).await;
         assert_eq!(asked.len(), 1, "{code}: {asked:?}");
     }
 }
 
-/// Invariant 6: no other process removes the start mark. If the mark remained, the operator would never use the
+/// Invariant 6: no other process removes the annotation `started`. If it remained, the operator would never use the
 /// member's name again.
 #[tokio::test]
-async fn failed_removal_of_start_mark_is_retried() {
+async fn failed_removal_of_started_annotation_is_retried() {
     for codes in [&[200, 403, 429, 200], &[200, 403, 503, 200]] {
         let (asked, acted) = started(("", Does::InTurn(codes)), (true, LONG)).await;
         assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
         assert_eq!(acted.failed.len(), 1, "{:?}", acted.failed);
     }
-    // Status 409 means that another process has changed the Service since the operator set the start mark. The operator
-    // then does not retry the removal of the mark, and records both errors.
+    // Status 409 means that another process has changed the Service since the operator set the annotation. The operator
+    // then does not retry the removal, and records both errors.
     let does = Does::InTurn(&[200, 403, 503, 409]);
     let (asked, acted) = started(("", does), (true, LONG)).await;
     assert_eq!(asked, [MARKED, CLAIMS, TAKEN_BACK, TAKEN_BACK]);
     assert_eq!(acted.failed.len(), 2, "{:?}", acted.failed);
 }
 
-/// Setting and removing the start mark changes a Service, which triggers a reconcile at once. Only the back-off limits
-/// the rate.
+/// Setting and removing the annotation `started` changes a Service, and each change triggers a reconcile at once. Only
+/// the back-off limits the rate.
 #[tokio::test]
 async fn rejected_member_start_is_retried_with_backoff() {
     let refused = Does::Answers(403, "Forbidden");
@@ -316,18 +317,18 @@ async fn rejected_member_start_is_retried_with_backoff() {
             assert!(left.is_some_and(|left| left <= Duration::from_secs(16)));
         }
     }
-    // `AlreadyExists` means that another operator process was faster. It is no rejection, so the operator does not back
-    // off.
+    // `AlreadyExists` means that another operator process was faster. The operator does not back off, because this is
+    // no rejection.
     let race = Does::Answers(409, "AlreadyExists");
     let again = started_again((CLAIMS, race), (State::Join, Mark::First), (true, LONG), 2);
     let (asked, _) = Box::pin(again).await;
     assert_eq!(asked, [MARKED, CLAIMS, MARKED, CLAIMS]);
 }
 
-/// Invariants 6 and 11: a renewed start mark must have a new value. With the same value, the resourceVersion would not
-/// change, and the process that set the first mark could remove the renewed mark.
+/// Invariants 6 and 11: a renewed annotation `started` must have a new value. With the same value, the resourceVersion
+/// would not change, and the process that set the first value could remove the renewed annotation.
 #[tokio::test]
-async fn renewed_start_mark_is_never_removed() {
+async fn renewed_started_annotation_is_never_removed() {
     let mut marks = Vec::new();
     let takes = Does::Takes(Duration::from_millis(600));
     for (what, left) in [

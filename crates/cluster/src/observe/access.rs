@@ -1,32 +1,14 @@
-//! Observes access control: reads the Secrets and the NetworkPolicy, and checks whether etcd accepts the credentials.
+//! Observes access control: reads the Secrets, and checks the NetworkPolicy and whether etcd accepts the credentials.
 
-use api::names;
 use etcd::Etcd;
 use k8s_openapi::api::networking::v1::NetworkPolicy;
-use kube::{Api, Client, ResourceExt};
+use kube::{Client, ResourceExt};
 use member::{Members, Operators, network_policy};
 use runtime::credentials::ClusterAuth;
 
-use super::{DEADLINE, Error, KubeSnapshot, seen};
+use super::{KubeSnapshot, seen};
 use crate::plan::diff;
 use crate::snapshot::Observed;
-
-/// Reads the NetworkPolicy of this name, with any owner. The read runs concurrently with the reads of the other
-/// objects.
-pub async fn policy(
-    client: &Client,
-    namespace: &str,
-    name: &str,
-) -> Result<Option<NetworkPolicy>, Error> {
-    let policies = Api::<NetworkPolicy>::namespaced(client.clone(), namespace);
-    let name = names::network_policy(name);
-    let policy = tokio::time::timeout(DEADLINE, policies.get_opt(&name)).await;
-    let policy = policy.map_err(|_| Error::Deadline)?;
-    policy.map_err(|source| Error::Read {
-        what: "the network policy",
-        source,
-    })
-}
 
 /// Reads the Secrets of `spec.auth`, and adds their state and the state of the NetworkPolicy to the snapshot.
 pub async fn complete(
@@ -51,8 +33,8 @@ pub async fn complete(
     snapshot.auth = auth;
 }
 
-/// Checks whether etcd accepts the credentials. In most reconciles, this needs no call, because earlier answers already
-/// show the result.
+/// Checks whether etcd accepts the credentials. Most reconciles need no additional call, because earlier answers
+/// already show the result.
 pub(super) async fn ask(etcd: &dyn Etcd, via: &[String], observed: &mut Observed) {
     if observed.members.known().is_some() {
         observed.access.login = seen(etcd.login(via).await);

@@ -73,8 +73,7 @@ pub(super) fn expect(observed: &mut Observed) {
 }
 
 /// Records that a pod must be recreated if its etcd trusts outdated CAs. The operator replaces a member without a
-/// volume instead. The pod of such a member is therefore recorded only if the running members would accept a new
-/// member.
+/// volume, so its pod is recorded only if the running members would accept a new member.
 pub(super) fn differ(observed: &mut Observed) {
     let certificates = &observed.certificates;
     let running = observed.pods.iter().filter(|(_, pod)| pod.running);

@@ -55,7 +55,7 @@ pub fn disk(claim: &PersistentVolumeClaim, owned: bool) -> Disk {
 
 /// True if the PVC has lost its volume: the PersistentVolume does not exist, or belongs to another PVC
 /// (`syncBoundClaim` in Kubernetes' `pkg/controller/volume/persistentvolume/pv_controller.go`). If a person restores
-/// the PersistentVolume, Kubernetes binds the PVC again. All other phases, and a missing phase, indicate no loss.
+/// the PersistentVolume, Kubernetes binds the PVC again.
 fn is_lost(claim: &PersistentVolumeClaim) -> bool {
     let status = claim.status.as_ref();
     let phase = status.and_then(|status| status.phase.as_deref());

@@ -1,11 +1,8 @@
-//! Reads the API server's clock, for decisions about lost pods: these depend on timestamps from Kubernetes.
+//! Reads the API server's clock for decisions about lost pods and generated certificates (invariants 5 and 20).
 //!
-//! A pod shows since when its node has been lost, its deletion has been overdue, or its container has been failing.
-//! These timestamps come from the control plane's clocks. If the operator's own clock were ahead, a pod that was just
-//! deleted would seem overdue for a long time, and the operator would remove its member with its volume (invariant 5).
-//!
-//! Decisions about generated certificates use the same clock (invariant 20). In all other cases, the operator does not
-//! read the API server's clock.
+//! A pod shows since when its node has been lost or its deletion has been overdue, by the clocks of the control plane.
+//! With an operator's clock that is ahead, a pod that was just deleted would seem overdue for a long time, and the
+//! operator would remove its member and the volume.
 
 use jiff::SignedDuration;
 use k8s_openapi::api::core::v1::Pod;
@@ -13,9 +10,8 @@ use kube::Client;
 
 use super::pods;
 
-/// The API server's time minus the operator's time. `None` if no decision depends on it, or if the API server sends no
-/// time. `generates`: true if the operator generates the certificates. If the API server does not answer, the
-/// observation fails.
+/// The API server's time minus the operator's time; `None` if no decision depends on it. `generates`: true if the
+/// operator generates the certificates.
 pub(super) async fn read(
     client: &Client,
     pods: &[Pod],

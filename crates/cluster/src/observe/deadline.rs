@@ -1,8 +1,8 @@
 //! Decides how long an observation waits for the member list.
 //!
-//! etcd answers the request for the member list only with a quorum. Without a quorum, work that does not need the list
-//! must not wait for it, for example recreating pods on their volumes. During an election, each member still answers
-//! with its own status, so the request gets its full deadline.
+//! etcd returns the member list only with a quorum. Without a quorum, work that does not need the list must not wait
+//! for it, for example recreating pods on their volumes. During an election, the request for the list gets its full
+//! deadline.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -12,7 +12,7 @@ use etcd::{MemberId, Status};
 use crate::plan::quorum_of;
 use crate::snapshot::{Observed, Pod};
 
-/// How long the operator waits for the list after [`too_few`] has found that too few voters can take part.
+/// How long the operator waits for the member list after [`too_few`] has returned true.
 const LEFT: Duration = Duration::from_millis(250);
 
 /// Requests the member list and the members' own statuses concurrently. The list is `None` if it does not arrive
@@ -34,14 +34,11 @@ pub(super) async fn both<L, S>(
     (Some(list.await), own)
 }
 
-/// True if fewer voters than a quorum can take part. The voters are those of the last status report, without external
-/// members. A voter cannot take part if its pod is missing or terminating, or if the pod is not ready and the member
-/// does not answer.
+/// True if fewer than a quorum of the last reported voters can take part. A voter cannot take part if its pod is
+/// missing or terminating, or if the pod is not ready and the member does not answer.
 ///
-/// False if a running member reports a leader, and that leader answers. After a recovery or a restore, that leader may
-/// be the only voter, while the last status report still names the old voters. With authentication, the member list
-/// arrives later than the leader's status, because the operator must log in first. The operator must therefore wait for
-/// the list.
+/// False if a running member reports a leader that answers, because the cluster then has a quorum. After a recovery or
+/// a restore, the last status report still names the old voters.
 pub(super) fn too_few<E>(observed: &Observed, asked: &[String], own: &[Result<Status, E>]) -> bool {
     let voters = &observed.reported_voters;
     let stays = |name: &String| observed.pods.get(name).filter(|pod| pod.stays());
@@ -111,8 +108,8 @@ mod tests {
         ] {
             assert!(few(&scene()), "{:?}", scene().observed.pods);
         }
-        // After a restore, `reported_voters` may still name the voters of the replaced cluster. The seed `s` is the
-        // only voter of the new cluster. If the seed answers as leader, the operator waits for the member list.
+        // After a restore, `reported_voters` may still name the voters of the replaced cluster. The seed `s` answers as
+        // the leader of the new cluster, so the operator waits for the member list.
         let mut seed = Scene::formed(&["s"]);
         seed.observed.reported_voters = ["a", "b", "c"].map(String::from).into();
         assert!(!few(&seed));

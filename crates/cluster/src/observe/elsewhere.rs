@@ -19,8 +19,8 @@ pub(super) fn endpoints(cluster: &EtcdCluster) -> Vec<String> {
 }
 
 /// Additional endpoints to which the operator sends the request for the member list, if this EtcdCluster joins an
-/// existing cluster. The operator recognizes such an EtcdCluster by its status, which records no first members. For a
-/// cluster that this operator bootstrapped, the operator calls no external endpoint, even if the annotation names some.
+/// existing cluster. The status of such an EtcdCluster records no first members. A cluster that this operator
+/// bootstrapped has no additional endpoints, whatever its annotation says.
 ///
 /// Invariant 28: if one endpoint has no grant, the operator calls none of them.
 pub(super) fn via(observed: &Observed) -> &[String] {
@@ -38,7 +38,7 @@ pub(super) fn via(observed: &Observed) -> &[String] {
 }
 
 /// Reads the status of the external members. Invariant 28: an external etcd may be hostile, so the operator calls a URL
-/// from its member list only with a grant. Without a grant, the status of the member is unknown.
+/// from its member list only with a grant.
 pub(super) async fn ask(etcd: &dyn Etcd, observed: &mut Observed) {
     let Seen::Known(list) = &observed.members else {
         return;

@@ -1,9 +1,8 @@
-//! The exit reason of a member's etcd container, from its exit code and its termination message. Performs no I/O.
+//! The exit reason of a member's etcd container, from its exit code and its termination message.
 //!
 //! The kubelet reports the last 2048 bytes of a failed container's log (`FallbackToLogsOnError`). The texts in this
-//! file come from the sources of etcd and bbolt. They were tested with etcd 3.5, 3.6 and 3.7 on damaged data
-//! directories. Any other text yields [`Cause::Failed`]: the member is then replaced only if the failure lasts and all
-//! other voters are healthy.
+//! file come from the sources of etcd and bbolt. Any other text yields [`Cause::Failed`]: the member is then replaced
+//! only if the failure lasts and all other voters are healthy.
 
 use k8s_openapi::api::core::v1::{ContainerStateTerminated, ContainerStatus};
 
@@ -44,8 +43,8 @@ const DAMAGED: [&str; 20] = [
 
 /// etcd's message if the data directory is empty, but the member list shows that the member has started before.
 const EMPTY: &str = "has already been bootstrapped";
-/// etcd's message if the data directory is empty, and `--initial-cluster` contains only the member itself. Every pod
-/// that the operator recreates on an existing volume has such an `--initial-cluster`.
+/// etcd's message if the data directory is empty, and `--initial-cluster` contains only the member itself, as in every
+/// pod that the operator recreates on an existing volume.
 const EMPTY_AND_ALONE: &str = "cannot fetch cluster info from peer urls";
 
 /// Messages about failures that have another cause than the data. A replacement would fail in the same way.
@@ -61,8 +60,8 @@ const SURROUNDINGS: [&str; 9] = [
     "cannot allocate memory",
 ];
 
-/// Go packages in a stack trace from inside the database: bbolt, and the package that opens the database (one path for
-/// etcd 3.6 and later, another for earlier releases).
+/// Go packages in a stack trace from inside the database: bbolt, and the package that opens the database, with its path
+/// since etcd 3.6 and its earlier path.
 const DATABASE: [&str; 3] = [
     "go.etcd.io/bbolt",
     "etcd/server/v3/storage/backend.",
@@ -104,8 +103,8 @@ fn cause(ended: &ContainerStateTerminated, alone: bool) -> Cause {
     // of etcd.
     let last = begin(text).map_or(text, |at| &text[at..]);
     let says = |words: &[&str]| words.iter().any(|word| last.contains(word));
-    // After a crash, Go prints the stacks of all goroutines, and the final message and the frames of bbolt may be cut
-    // off. In this case, frames of the package that opens the database also count.
+    // If a long stack trace has displaced the final message, the frames of bbolt may be missing too. Frames of the
+    // package that opens the database then also count.
     let in_database = match begin(text) {
         Some(_) => &DATABASE[..1],
         None => &DATABASE[..],

@@ -64,8 +64,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
             .and_then(|status| status.state.as_ref())
             .is_some_and(|state| state.running.is_some()),
         running_since: etcd.and_then(running_since),
-        // If the node is lost, the status of the container is outdated. The node controller has then set the condition
-        // `Ready` of the pod to false.
+        // On a lost node, the status of the container is outdated, but the node controller has set the pod's condition
+        // `Ready` to false.
         ready: etcd.is_some_and(|status| status.ready) && unready.is_none(),
         restarts: etcd.map_or(0, |status| status.restart_count),
         role: pod
@@ -85,8 +85,8 @@ pub fn pod(pod: &KubePod, spec: &EtcdClusterSpec, owned: bool) -> Pod {
     }
 }
 
-/// True if the pod shows since when its node has been lost or its container has been failing. Whether the operator
-/// replaces the member depends on the length of this time.
+/// True if the pod shows since when its node has been lost or its container has been failing. The operator replaces the
+/// member if this time is long enough.
 pub(super) fn tells_a_time(pod: &KubePod) -> bool {
     let phase = pod.status.as_ref().and_then(|it| it.phase.as_deref());
     let fails = |etcd: &ContainerStatus| !etcd.ready && etcd.restart_count > 1;
@@ -106,21 +106,17 @@ fn since(condition: &PodCondition) -> Option<Timestamp> {
 /// The time since which the pod's node, or the only node that reaches its disk, has been lost; `None` if it is not
 /// lost. The operator has no permission to read nodes, but the pod shows the loss in one of these ways:
 ///
-/// - The node lifecycle controller sets `Ready` to false on the pods of a lost node, and changes nothing else
-///   (`MarkPodsNotReady` in `pkg/controller/util/node`). A kubelet always sets `Ready` and `ContainersReady` together.
-///   If the two differ, and no readiness gate is the reason, the controller has written the status of a silent
-///   kubelet.
-/// - The pod still exists after the end of its grace period (`deletionTimestamp`): the deletion waits for the kubelet.
-///   This applies to pods that the taint manager deleted.
+/// - `Ready` is false, `ContainersReady` is true, and no readiness gate is the reason. A kubelet always sets both
+///   together, so the node lifecycle controller has set `Ready` (`MarkPodsNotReady` in `pkg/controller/util/node`).
+/// - The pod still exists after its grace period (`deletionTimestamp`), because no kubelet has confirmed the deletion.
 /// - The phase is `Unknown`, which old control planes set.
-/// - No node reaches the volume: the only node with the volume no longer exists, or is marked as unreachable.
+/// - No node reaches the volume: its only node no longer exists, or is marked as unreachable.
 ///
-/// If a pod was not ready when its node failed, nothing shows the loss until Kubernetes evicts the pod: the controller
-/// writes only changes of `Ready`, which was already false. The member then counts as lost from the end of the evicted
-/// pod's grace period. Kubernetes evicts after 300 s, or after the toleration times in `spec.pod`.
+/// If a pod was not ready when its node failed, only an eviction of the pod shows the loss. The member then counts as
+/// lost from the end of the evicted pod's grace period.
 ///
 /// The condition `DisruptionTarget` of an eviction (`DeletionByTaintManager` in `pkg/controller/tainteviction`) proves
-/// no loss: Kubernetes also writes it if a person taints a live node, where the pod ends within its grace period.
+/// no loss, because Kubernetes also sets it if a person taints a live node.
 fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
     let ready = condition(pod, "Ready");
     let by_node_controller = ready
@@ -141,8 +137,8 @@ fn lost_since(pod: &KubePod, phase: &str) -> Option<Timestamp> {
     known.into_iter().flatten().min()
 }
 
-/// True if the scheduler's message says that every node either lacks the volume or is marked as lost. A node that is
-/// full, or that a person has cordoned or tainted, may accept the pod later.
+/// True if the scheduler's message says that each node either lacks the volume or is lost. A node that is full,
+/// cordoned or tainted by a person may accept the pod later, so it does not count as lost.
 fn no_node_reaches_the_volume(message: Option<&str>) -> bool {
     let Some((_, reasons)) = message.and_then(|text| text.split_once("nodes are available: "))
     else {
@@ -267,8 +263,8 @@ fn trouble(pod: &KubePod) -> Option<Trouble> {
     })
 }
 
-/// True if the kubelet's message is about another image than `image`. After an image was changed in a running pod, the
-/// status contains the error of the previous image until the kubelet has tried the new one.
+/// True if the kubelet's message is about another image than `image`. After an image change, the status contains the
+/// error of the previous image until the kubelet has tried the new image.
 fn is_of_another_image(message: &str, image: &str) -> bool {
     let named = message.split("image \"").skip(1);
     let mut named = named.filter_map(|rest| rest.split_once('"').map(|(name, _)| name));
@@ -276,7 +272,7 @@ fn is_of_another_image(message: &str, image: &str) -> bool {
 }
 
 /// The kubelet's message without the back-off and the ports of the connection. These parts differ in each attempt, and
-/// would change the condition each time.
+/// would change the condition of the EtcdCluster each time.
 fn stable(message: &str) -> String {
     let (_, cause) = message
         .rsplit_once("ErrImagePull: ")
@@ -432,7 +428,7 @@ mod tests {
         }
     }
 
-    /// Neither the kubelet's last status nor an eviction proves that a node is lost.
+    /// Neither `Ready: False` from the kubelet nor an eviction proves that a node is lost.
     #[test]
     fn unready_pod_counts_as_lost_after_eviction_grace_period() {
         let mut unready = conditions("False", Some("ContainersNotReady"), "False");

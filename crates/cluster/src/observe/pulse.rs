@@ -1,10 +1,8 @@
-//! Calls the health listener of members that may not serve clients yet.
+//! Calls the health listener of members that may not serve clients yet: learners, and voters that are not endpoints of
+//! the client Service.
 //!
 //! A joining member serves clients only after it has applied the entry with its own client URLs. That may take 7 s
-//! longer than the rest of the start (docs/benchmarks.md). The health listener is open from the start. The operator
-//! calls the health listener only of learners and of voters that are not client endpoints. If such a member also
-//! answers on its client listener, the operator uses the health listener only to find out whether the member is
-//! connected to the leader.
+//! longer than the rest of the start (docs/benchmarks.md), but the health listener is open from the start.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -70,8 +68,8 @@ pub(super) async fn status(
     };
     match answer {
         Ok(answer) => (answer, pulse),
-        // A member with a ready pod may be slow instead of down. The member gets the full deadline if its health
-        // listener does not answer, or if the member has had enough time to join.
+        // A slow member with a ready pod gets the full deadline in two cases: its health listener does not answer, or
+        // it has had enough time to join.
         Err(_) if pod.ready && (pulse.is_none() || is_late_to_serve(pod, now)) => {
             (own.await, pulse)
         }
@@ -154,8 +152,7 @@ mod tests {
         assert_eq!(asked(false, &old).await, (false, false));
     }
 
-    /// If the short deadline applied to all members, a slow member would never count as serving, and would never become
-    /// an endpoint.
+    /// With the short deadline, a slow voter would never count as serving, and would never become an endpoint.
     #[tokio::test]
     async fn only_new_or_unready_member_gets_shorter_client_deadline() {
         let busy = |seconds: i64| {

@@ -50,9 +50,9 @@ pub(super) fn recorded(cluster: &EtcdCluster, status: &EtcdClusterStatus) -> Rec
     }
 }
 
-/// Deadline of the request for the member list. Short during a recovery, so that the request does not delay the
-/// recovery. A quorum that has returned normally answers within this time. If the answer is late, the recovery
-/// continues. No write through the client Service is lost, because this Service has no endpoints during a recovery.
+/// Deadline of the request for the member list. During a recovery, the deadline is short, because a lost quorum does
+/// not answer. A quorum that returns and answers late loses no write, because the client Service has no endpoints
+/// during a recovery.
 pub(super) fn patience(observed: &Observed) -> Duration {
     let record = observed.recovery.record.as_ref();
     let under_way = record.is_some_and(|record| record.phase == RecoveryPhase::InProgress);
@@ -101,8 +101,8 @@ async fn seed(
 ) -> Option<Seen<SeedAnswer>> {
     let record = observed.recovery.record.as_ref()?;
     let name = Some(&record.member).filter(|_| record.phase == RecoveryPhase::InProgress)?;
-    // The seed first copies all data, and only then starts etcd. Before its etcd container runs, the seed is not
-    // called.
+    // The seed starts etcd only after it has copied all data. The operator calls the seed only while its etcd container
+    // runs.
     observed.pods.get(name).filter(|pod| pod.running)?;
     let url = snapshot.urls.get(name)?;
     let via = [url.clone()];

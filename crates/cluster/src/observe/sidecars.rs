@@ -1,7 +1,6 @@
 //! Member pods with sidecars: containers from the user's spec, or containers that a webhook added.
 //!
-//! A pod is ready only if all its containers are ready. If a sidecar is not ready, the condition `Ready` does not
-//! describe etcd: a member may have served for days in a pod that was never ready. If etcd then exits, the operator
+//! A pod with an unready sidecar is not ready, even if its etcd has served for days. If etcd then exits, the operator
 //! must not count the exit as a failed start.
 
 use std::time::Duration;

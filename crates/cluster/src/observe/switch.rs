@@ -84,8 +84,7 @@ pub(super) fn insists_on_tls(pod: &Pod) -> Option<bool> {
 }
 
 /// The client URL of each pod's etcd. It contains the pod's IP address, so the operator depends neither on DNS nor on
-/// Service routing. An address that another pod has taken over does no harm, because the operator identifies a member
-/// by its ID.
+/// Service routing.
 pub(super) fn client_urls(pods: &[Pod], cluster: &EtcdCluster) -> BTreeMap<String, String> {
     let namespace = cluster.namespace().unwrap_or_default();
     let addresses = Members::of(cluster, &namespace, "", None).addresses();
@@ -114,7 +113,7 @@ pub(super) fn started(cluster: &EtcdCluster, pods: &[Pod]) -> Started {
     // Pods with another token are ignored: they belong to the cluster that a recovery or a restore has replaced.
     let ours = |pod: &&Pod| {
         let of = pod.annotations().get(names::ANNOTATION_CLUSTER_TOKEN);
-        // A pod with the token but without an owner belongs to this cluster. The operator adopts such a pod later.
+        // A pod with the token but without an owner belongs to this cluster, and the operator adopts it later.
         let owned = || pod.owner_references().iter().any(|owner| owner.uid == uid);
         let belongs = children::belongs(&pod.metadata, &uid).is_some();
         belongs && of.map_or_else(owned, |of| Some(of) == token)

@@ -76,6 +76,7 @@ fn made(spec: EtcdClusterSpec) -> Objects {
         claims,
         services,
         budget,
+        policy: None,
         secrets: Vec::new(),
         tls: ClusterTls::default(),
         next_tls: ClusterTls::default(),
@@ -150,8 +151,8 @@ fn bootstrap_members_are_not_called_before_service_has_endpoints() {
     };
     assert_eq!(asked_as(Role::Voter, true), [] as [&str; 0]);
     assert_eq!(asked_as(Role::Voter, false), [MEMBER]);
-    // A learner is called even if its Service has no endpoints: its answer shows the operator that the learner's
-    // requests to the other members are done.
+    // A learner is called even without endpoints, because its answer shows that its requests to the other members are
+    // done.
     assert_eq!(asked_as(Role::Learner, true), [MEMBER]);
 }
 

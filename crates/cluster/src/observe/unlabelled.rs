@@ -2,8 +2,7 @@
 //! PVC exists (invariant 1).
 //!
 //! The operator lists a cluster's objects by label. If the status names a member, and the list of pods, PVCs or
-//! Services lacks it, the operator reads that object by its name. A healthy cluster needs no such read. A lost member
-//! costs up to three requests per observation until it is replaced.
+//! Services lacks it, the operator reads that object by its name.
 
 use std::collections::BTreeSet;
 
@@ -59,14 +58,18 @@ where
     Ok(found.into_iter().flatten().collect())
 }
 
-/// The objects that should exist by the status and that no list contains: the objects of each member, and the Services
-/// of the whole cluster.
+/// The objects of each member and the Services of the whole cluster that should exist according to the status, but that
+/// no list contains.
 pub(super) fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'_>) -> Missing {
     let Some(status) = cluster.status.as_ref() else {
         return Missing::default();
     };
     let details = status.member_details.iter().map(|one| one.name.clone());
+    let nothing_exists = pods.is_empty() && claims.is_empty() && services.is_empty();
     let members: BTreeSet<String> = match (&status.cluster_id, &status.bootstrap) {
+        // The bootstrap was just recorded. If an object exists without labels, the operator fails to create it again:
+        // a member's start creates only objects that do not exist (invariant 6). The next reconcile finds the object.
+        (None, Some(_)) if nothing_exists => return Missing::default(),
         (None, Some(bootstrap)) => bootstrap.members.iter().cloned().collect(),
         _ => details.collect(),
     };
@@ -87,7 +90,7 @@ pub(super) fn missing(cluster: &EtcdCluster, (pods, claims, services): Objects<'
     }
 }
 
-/// Returns the names of which `list` contains no object.
+/// Returns the names that no object in `list` has.
 fn absent<K: ResourceExt>(list: &[K], names: impl Iterator<Item = String>) -> Vec<String> {
     let there: BTreeSet<String> = list.iter().map(ResourceExt::name_any).collect();
     names.filter(|name| !there.contains(name)).collect()
@@ -140,6 +143,26 @@ mod tests {
         assert_eq!(missing.claims, member);
         let missing = asked(&|objects| objects.services.clear());
         assert_eq!(missing.services, ["db-aaaaaaaaaa", "db", "db-client"]);
+        let new = |objects: &mut crate::objects::Objects| {
+            objects.cluster.status.as_mut().unwrap().cluster_id = None;
+            objects.pods.clear();
+            objects.claims.clear();
+        };
+        assert_eq!(asked(&new).pods, member);
+        let nothing = |objects: &mut crate::objects::Objects| {
+            new(objects);
+            objects.services.clear();
+        };
+        assert_eq!(
+            asked(&nothing),
+            Missing::default(),
+            "no object of a new cluster may be read by name"
+        );
+        let unrecorded = asked(&|objects| {
+            nothing(objects);
+            objects.cluster.status.as_mut().unwrap().bootstrap = None;
+        });
+        assert_eq!(unrecorded.pods, member);
         let elsewhere = asked(&|objects| {
             let status = objects.cluster.status.as_mut().unwrap();
             status.member_details[0].name = "etcd-0".to_owned();

@@ -4,7 +4,6 @@
 use api::EtcdCluster;
 use api::names;
 use k8s_openapi::api::core::v1::{Pod, PodCondition};
-use k8s_openapi::api::networking::v1::NetworkPolicy;
 use kube::ResourceExt;
 use runtime::watched::Watched;
 
@@ -14,13 +13,10 @@ use crate::clock::ApiServerClock;
 use crate::objects::Objects;
 use crate::switch::TlsRollout;
 
-/// The objects of a cluster and its NetworkPolicy. `None` if a cache may be outdated, if the operator must read
-/// Secrets or the API server's clock, or if the operator has something to do: an object is missing, a pod is
-/// terminating, or the readiness of a pod has changed.
-pub fn objects(
-    watched: &Watched,
-    cluster: &EtcdCluster,
-) -> Option<(Objects, Option<NetworkPolicy>)> {
+/// The objects of a cluster. `None` if a cache may be outdated, or if the operator must read Secrets or the API server's
+/// clock. Also `None` if the operator has work: an object is missing, a pod is terminating, or the readiness of a pod
+/// has changed.
+pub fn objects(watched: &Watched, cluster: &EtcdCluster) -> Option<Objects> {
     let (namespace, name) = (cluster.namespace()?, cluster.name_any());
     let of_cluster = (namespace.as_str(), name.as_str());
     if watched.clusters.is_outdated(of_cluster, cluster) {
@@ -51,20 +47,20 @@ pub fn objects(
     if !(is_complete && plain && is_reported && pods.iter().all(is_calm)) {
         return None;
     }
-    let objects = Objects {
+    Some(Objects {
         form: tls::running_form(cluster, &pods),
         cluster: cluster.clone(),
         pods,
         claims,
         services,
         budget: named(budgets, &names::disruption_budget(&name)),
+        policy: named(policies, &names::network_policy(&name)),
         secrets: Vec::new(),
         tls: member::tls::ClusterTls::default(),
         next_tls: member::tls::ClusterTls::default(),
         started,
         clock: ApiServerClock::default(),
-    };
-    Some((objects, named(policies, &names::network_policy(&name))))
+    })
 }
 
 fn named<K: ResourceExt>(objects: Vec<K>, name: &str) -> Option<K> {

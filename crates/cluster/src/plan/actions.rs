@@ -48,8 +48,7 @@ impl<'a> Builder<'a> {
 }
 
 impl Builder<'_> {
-    /// The properties that the objects of all members share. The cluster ID is left out, because only objects of single
-    /// members need it.
+    /// The properties that the objects of all members share. They include no cluster ID.
     fn members(&self) -> Members<'_> {
         let intent = self.observed.intent.as_ref();
         self.members_of(intent.map_or("", |intent| intent.token.as_str()), None)
@@ -63,11 +62,17 @@ impl Builder<'_> {
         Members::of(object, namespace, token, cluster_id)
     }
 
+    /// The Event for an object of the whole cluster. `None` until the cluster has formed: `BootstrapBegun` reports the
+    /// creation of the first objects.
+    fn of_formed(&self, reason: Reason) -> Event {
+        self.observed.cluster_id.map(|_| (reason, "Apply"))
+    }
+
     pub(crate) fn apply_budget(&self, quorum: usize) -> Action {
         let budget = member::disruption_budget(&self.members(), quorum);
         action(
             "before-apply-budget",
-            Some((Reason::DisruptionBudgetApplied, "Apply")),
+            self.of_formed(Reason::DisruptionBudgetApplied),
             format!("apply the PodDisruptionBudget for a quorum of {quorum}"),
             Request::Apply(Object::DisruptionBudget(Box::new(budget))),
         )

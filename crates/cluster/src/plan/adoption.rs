@@ -1,9 +1,9 @@
-//! Adoption of clusters that this operator did not create ([ADR 15](../../../../docs/adr/0015-adoption.md)). There are
-//! two ways: the operator takes over the pods of a cluster of coreos/etcd-operator, or the members of a new EtcdCluster
-//! join any existing etcd cluster.
+//! Adoption of clusters that this operator did not create ([ADR 15](../../../../docs/adr/0015-adoption.md)). Either the
+//! operator takes over the pods of a cluster of coreos/etcd-operator, or the members of a new EtcdCluster join an
+//! existing etcd cluster.
 //!
 //! The operator records the cluster ID that a quorum of the existing members reports, and never bootstraps such a
-//! cluster (invariant 7). This module changes no member. Other modules replace the members later.
+//! cluster (invariant 7). Other modules replace the members later.
 
 use std::collections::BTreeSet;
 
@@ -19,10 +19,11 @@ use crate::snapshot::{Intent, Observed, Seen};
 /// The name of the annotation in messages.
 const ANNOTATION: &str = "metadata.annotations[etcd.database.coreos.com/join]";
 
-/// Records an existing cluster if all its pods and volumes lack the annotations of this operator; otherwise `None`.
+/// Records an existing cluster if all its pods and volumes lack the annotations of this operator. Otherwise returns
+/// `None`.
 ///
-/// Invariant 7: pods and volumes that belong to the EtcdCluster are part of a cluster, even if other software created
-/// them. The operator changes nothing until a quorum has identified that cluster.
+/// Invariant 7: such pods and volumes may belong to a formed cluster, so the operator changes nothing until a quorum
+/// has identified that cluster.
 pub(super) fn adopt(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Draft<'_>> {
     let observed = build.observed;
     let mut tokens = observed
@@ -81,9 +82,8 @@ pub(super) fn join(build: Builder<'_>, recorded: Option<ClusterId>) -> Option<Dr
     Some(draft)
 }
 
-/// Returns a draft with a problem if the members of this EtcdCluster could not connect to the members of the joined
-/// cluster: with TLS on only one side, no connection is possible. The operator then starts and adds no member. `None`
-/// if the TLS settings match, or if the list already contains a member of this EtcdCluster.
+/// Returns a problem if only one of the two clusters uses TLS between members, because their members could not connect
+/// to each other. `None` if the TLS settings match, or if the list already contains a member of this EtcdCluster.
 pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a>> {
     let observed = build.observed;
     let rollout = observed.tls_rollout.as_ref()?;
@@ -118,12 +118,9 @@ pub(super) fn refuses<'a>(build: Builder<'a>, list: &Members) -> Option<Draft<'a
     Some(draft)
 }
 
-/// Reports that an external member of the joined cluster, or an endpoint in the annotation, has no grant. `None` if
-/// every grant exists. Invariant 28: without a grant, the operator adds, promotes and removes no member of either
-/// cluster.
-///
-/// The annotation has no effect on a cluster that this operator bootstrapped, nor after the last external member is
-/// removed.
+/// Invariant 28: reports an external member of the joined cluster, or an endpoint in the annotation, that has no grant.
+/// The operator then adds, promotes and removes no member. `None` if every grant exists, if this operator bootstrapped
+/// the cluster, or if no external member is left.
 pub(super) fn is_not_granted(build: Builder<'_>) -> Option<Draft<'_>> {
     let observed = build.observed;
     let intent = observed.intent.as_ref();
@@ -203,9 +200,8 @@ fn record(list: &Members, members: BTreeSet<String>, said: String, draft: &mut D
     draft.add(draft.build.record_intent(&intent, Some(list.cluster_id)));
 }
 
-/// Waits if the quorum that does not answer may consist of external members. The operator cannot see whether external
-/// members are lost. No recovery starts then, even if a person has approved it (invariant 16: clients never reach two
-/// clusters).
+/// Waits while no quorum of a joined cluster answers. The operator cannot see whether external members are lost, so no
+/// recovery starts, even if a person has approved it (invariant 16: clients never reach two clusters).
 pub(super) fn is_joining<'a>(build: Builder<'a>, why: &str) -> Option<Draft<'a>> {
     if build.observed.join.is_empty() {
         return None;

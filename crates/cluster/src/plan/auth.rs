@@ -1,8 +1,7 @@
 //! Enables and disables etcd authentication, and changes the password, without a loss of the operators' access to etcd.
 //!
 //! Invariant 21: the operator records a password in its own Secret before it sets the password in etcd. It deletes a
-//! recorded password only after etcd has accepted the desired password. At any time, the user's Secret or the
-//! operator's Secret therefore contains the valid password.
+//! recorded password only after etcd has accepted the desired password.
 
 use api::names::{auth_secret, network_policy};
 use etcd::Login;
@@ -14,8 +13,7 @@ use crate::plan::{Draft, STEADY, objects};
 use crate::reason::Reason;
 use crate::snapshot::{Kept, Seen};
 
-/// Reports that members rejected the operator's credentials; `None` if no member did. A member that rejects credentials
-/// runs, so its data is not lost.
+/// Reports that members rejected the operator's credentials; `None` if no member did.
 pub(super) fn refused(build: Builder<'_>) -> Option<Draft<'_>> {
     let (desired, observed, _) = build.inputs();
     let why = observed.access.refused.as_ref()?;

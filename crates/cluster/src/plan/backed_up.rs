@@ -6,8 +6,8 @@
 //! `status.backupForChanges`. The operator then records this backup, and the change starts. The operator checks once: a
 //! change that has started continues with the recorded backup.
 //!
-//! Before a recovery, the operator requests no backup: the request would replace the record of an upgrade that has
-//! started, and this upgrade continues if the quorum returns. A user can make a backup of a member that still runs.
+//! Before a recovery, the operator requests no backup. The request would replace the record of an upgrade that has
+//! started, and this upgrade continues if the quorum returns. A user can back up a member that still runs.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::plan::{BLIND, Draft, STEADY};
 use crate::reason::Reason;
 use crate::snapshot::{Desired, Observed};
 
-/// The record of a change of this kind that has not ended. Ignores the record of a former cluster.
+/// The record of an unfinished change of this kind. Ignores the record of a cluster that was replaced.
 fn current<'a>(observed: &'a Observed, change: &ClusterChange) -> Option<&'a BeforeChangeStatus> {
     let record = observed.before_change.record.as_ref()?;
     let is_own = observed.cluster_id?.to_string() == record.cluster_id;
@@ -40,8 +40,8 @@ fn max_age(desired: &Desired, change: &ClusterChange) -> Option<Duration> {
     desired.object.spec.max_backup_age_before(change)
 }
 
-/// True if the change may start or continue. Otherwise, plans the next record, or reports the wait. `what` is the change
-/// as the subject of a sentence.
+/// True if the change may start or continue. Otherwise, plans the next record, or reports the wait. `what` is the
+/// subject of the message, such as "the removal of surplus members".
 pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft) -> bool {
     let (desired, observed, now) = draft.build.inputs();
     let (Some(age), Some(id)) = (max_age(desired, change), observed.cluster_id) else {
@@ -91,8 +91,8 @@ pub(super) fn is_backed_up(change: &ClusterChange, what: &str, draft: &mut Draft
     false
 }
 
-/// Completes the record of the last change of this kind, or removes it if the change has not started. Called while no
-/// such change is needed.
+/// Called while no change of this kind is needed. Completes the record of the last change, or removes the record if
+/// that change has not started.
 pub(super) fn end(change: &ClusterChange, draft: &mut Draft) {
     let (_, observed, now) = draft.build.inputs();
     let Some(record) = current(observed, change) else {
@@ -114,7 +114,7 @@ pub(super) fn may_recover(draft: &mut Draft) -> bool {
         return true;
     };
     draft.requeue = draft.requeue.min(BLIND);
-    // This reconcile reports the loss. The next reconcile knows the time of the loss.
+    // The operator writes the time of the loss to the status now, and reads it in the next reconcile.
     let Some(lost) = observed.recovery.unavailable_since else {
         return false;
     };

@@ -60,8 +60,7 @@ pub(super) fn blind<'a>(
     draft.join(ended::clear(build, &initial));
     draft.join(roll::in_the_dark(build, intent));
     draft.join(objects::troubles(build, &initial));
-    // The plan ends here if members reject the operator's login, or if external members may form the quorum. No
-    // recovery starts in these cases.
+    // No recovery starts if members reject the operator's login, or if external members may form the quorum.
     if let Some(end) = auth::refused(build).or_else(|| adoption::is_joining(build, why)) {
         draft.join(end);
         return draft;

@@ -21,7 +21,7 @@ use crate::plan::{
 use crate::reason::Reason;
 use crate::snapshot::{Cause, Desired, Intent, Kept, Observed, Pod, Role, Seen};
 
-/// The Services of first members get their endpoints after this time, even if the operator observes no running member.
+/// The Services of first members get their endpoints after this time, even if no member runs.
 const CLOSED: jiff::SignedDuration = jiff::SignedDuration::from_secs(3);
 
 /// Starts a bootstrap or, if the status has lost its record, records the existing cluster again.
@@ -41,9 +41,9 @@ pub(super) fn unrecorded<'a>(
         traces.retain(|(.., found)| found.is_some());
     }
     if recorded.is_none() {
-        // Invariant 6: if no cluster ID is recorded, the bootstrap continues only if all first members have objects. A
-        // first member without objects may have run and lost its data. A new bootstrap loses no acknowledged write: no
-        // object has a cluster ID, so no client was served.
+        // Invariant 6: a token without a cluster ID counts only if all first members have objects, because a first
+        // member without objects may have run and lost its data. A new bootstrap then loses no acknowledged write,
+        // because clients are served only after the pods have a cluster ID.
         traces.retain(|(_, members, found)| {
             found.is_some() || members.iter().all(|name| view::is_known(observed, name))
         });
@@ -175,8 +175,8 @@ pub(super) fn unformed<'a>(build: Builder<'a>, intent: &Intent, names: &mut NewN
     draft
 }
 
-/// True if the list contains a first member. The operator calls only pods with the recorded token, so such a list is
-/// from the recorded cluster.
+/// True if the list contains a first member. Such a list comes from the recorded cluster, because the operator calls
+/// only pods with the recorded token.
 fn answers_for(list: &Members, intent: &Intent) -> bool {
     let names = list.members.iter().flat_map(|member| &member.peer_urls);
     names
@@ -184,8 +184,8 @@ fn answers_for(list: &Members, intent: &Intent) -> bool {
         .any(|name| intent.members.contains(name))
 }
 
-/// Handles cluster IDs on pods and volumes. Invariant 7: if an ID belongs to this bootstrap, the operator records it
-/// again. The ID of another cluster is a problem that a person must resolve. Returns true if an ID was found.
+/// Records a cluster ID on pods or volumes again if it belongs to this bootstrap (invariant 7). Reports the ID of
+/// another cluster as a problem. Returns true if an ID was found.
 fn remember(intent: &Intent, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     let pods = observed
@@ -223,16 +223,16 @@ fn first_data(observed: &Observed, name: &str) -> Data {
         observed.services.get(name),
     );
     match view::data(pod, disk, service, false) {
-        // The operator creates the Service of a member before its PVC and its pod. A member that has none of these
-        // objects was therefore never created.
+        // The operator creates the Service of a member before its PVC and its pod. Without all three objects, the
+        // member was never created.
         Data::Gone if service.is_none() && pod.is_none() && disk.is_none() => Data::NeverMade,
         data => data,
     }
 }
 
 /// True if the member cannot start, for one of three reasons: its data is damaged; its volume was lost before a pod
-/// mounted it; the node of its pod or volume has been lost for `spec.memberReplacement.after`. If the bootstrap is
-/// abandoned, no data is lost, because no write was acknowledged.
+/// mounted it; the node of its pod or volume has been lost for `spec.memberReplacement.after`. The bootstrap may then
+/// be abandoned without a loss of data, because etcd has acknowledged no write.
 fn is_unusable(desired: &Desired, observed: &Observed, name: &str, now: Timestamp) -> bool {
     let Some(pod) = observed.pods.get(name) else {
         return false;
@@ -322,12 +322,11 @@ fn discard_others(intent: &Intent, draft: &mut Draft) {
 
 /// True if the Services of the first members may have endpoints.
 ///
-/// At its start, a first member asks all other members, one after another and for one second each, whether it was
-/// bootstrapped before. A member that is starting accepts the connection but does not answer. Without endpoints, the
-/// connection is refused, and each member starts at once. As soon as a first member runs, its requests are done, and
-/// the Services may have endpoints.
+/// At its start, a first member asks every other member, for one second each, whether the cluster was bootstrapped
+/// before. A member that is starting accepts the connection but does not answer. Without endpoints, the connection is
+/// refused at once. A running member has finished these requests, so the Services may have endpoints.
 ///
-/// After a time limit, the Services get their endpoints in any case, so that no member depends on a single pod.
+/// After a time limit, the Services get endpoints in any case, so that no member depends on a single pod.
 fn may_reach_each_other(observed: &Observed, intent: &Intent, now: Timestamp) -> bool {
     let mut pods = first_pods(observed, intent);
     pods.any(|pod| pod.running || pod.restarts > 0 || now.duration_since(pod.created) > CLOSED)
@@ -392,15 +391,12 @@ fn start_first<'a>(
 
 fn waiting(intent: &Intent, quorum: usize, draft: &mut Draft) {
     let (_, observed, now) = draft.build.inputs();
-    let running = first_pods(observed, intent).filter(|pod| pod.running);
-    let running = running.count();
     let soon = first_pods(observed, intent).filter(|pod| objects::is_about_to_answer(pod, now));
     let soon = soon.count();
     let delay = if soon >= quorum { SOON } else { BLIND };
     let first = intent.members.len();
-    let text = format!(
-        "{running} of {first} first members run; the cluster forms when {quorum} of them run"
-    );
+    // Without the number of running members: each new number would need a read and a status write.
+    let text = format!("the cluster forms when {quorum} of its {first} first members run");
     draft.wait(Reason::Bootstrapping, text, delay);
 }
 

@@ -44,7 +44,7 @@ pub(super) struct Settled {
     /// True if the addition of a member was removed from the plan, because the other members would reject the new
     /// member.
     pub(super) adds: bool,
-    /// True if no member can start with the current certificates. No serving member may be restarted then.
+    /// True if no member can start with the current certificates. The operator then restarts no serving member.
     pub(super) held: bool,
     /// True if another phase creates or deletes a pod.
     pub(super) touches_pods: bool,
@@ -92,7 +92,7 @@ pub(super) fn keep<'a>(
     draft
 }
 
-/// Only renews existing certificates in time, so that they do not expire while the spec is invalid.
+/// Only renews existing certificates, so that they do not expire while the spec is invalid.
 pub(super) fn renew(build: Builder<'_>) -> Draft<'_> {
     let mut draft = Draft::new(build);
     let Some(keeper) = Keeper::of(build) else {
@@ -321,8 +321,8 @@ impl Keeper<'_> {
         uses.into_iter().filter(move |_| clients)
     }
 
-    /// The valid CAs in the trust bundles of the existing Secrets. Expired CAs are left out, because no certificate of
-    /// theirs is accepted.
+    /// The valid CAs in the trust bundles of the existing Secrets. Expired CAs are left out, because no member accepts
+    /// their certificates.
     fn trusted_already(&self, scope: CaScope) -> Vec<Vec<u8>> {
         let leaves = self.leaves(scope);
         let all = leaves.iter().flat_map(|leaf| &leaf.trusts);
@@ -333,8 +333,8 @@ impl Keeper<'_> {
     }
 
     /// The CAs that the trust bundle must contain in addition to its signing CA and its next CA. `None` if the bundle
-    /// is complete: it contains these two CAs and the issuer of every certificate in use. An incomplete bundle shows
-    /// that the Secret of the CA was replaced.
+    /// contains these two CAs and the issuer of every certificate in use. A bundle without one of them shows that the
+    /// Secret of the CA was replaced.
     fn incomplete(&self, scope: CaScope, held: &Held) -> Option<Vec<Vec<u8>>> {
         let own = [held.certificate.as_ref(), held.next.as_ref()].into_iter();
         let own: Vec<&String> = own.flatten().map(|leaf| &leaf.fingerprint).collect();
@@ -353,8 +353,8 @@ impl Keeper<'_> {
         if whole && in_use.is_empty() {
             return None;
         }
-        // Clients need time to load their new certificates. Former CAs therefore stay in the trust bundle of the
-        // members for a while.
+        // Clients need time to load their new certificates, so former CAs stay in the trust bundle of the members for a
+        // while.
         let known = leaves.iter().flat_map(|secret| &secret.trusts);
         let known = known.filter(|(print, anchor)| {
             let replaced = !in_use.is_empty() && anchor.not_after > self.now;
@@ -365,8 +365,7 @@ impl Keeper<'_> {
         Some(beside.map(|(_, anchor)| anchor.pem.clone()).collect())
     }
 
-    /// True if a pod was started with this CA, or if the CAs of a pod are unknown. Also true without pods, because then
-    /// no member must trust the new CA first.
+    /// True if a pod was started with this CA, or if the CAs of a pod are unknown. False without pods.
     fn is_trusted(&self, scope: CaScope, fingerprint: &str) -> bool {
         self.observed.pods.keys().any(|member| {
             let unknown = self.certificates.started_with(member).is_none();

@@ -74,9 +74,9 @@ pub(super) fn holds_the_same(view: &View, draft: &mut Draft) -> bool {
     true
 }
 
-/// True if the member's release keeps a deletion that was made at the revision of a compaction. Releases before 3.4.34
-/// and 3.5.16 delete it (etcd pull requests 18274 and 18475). The hashes of an older and a newer release therefore
-/// differ, although no data is lost.
+/// True if a compaction keeps the tombstone of a key that was deleted at the compacted revision. Releases before 3.4.34
+/// and 3.5.16 drop it (etcd pull requests 18274 and 18475), so the hashes of older and newer releases may differ
+/// without a loss of data.
 fn compacts_like(observed: &Observed, member: &MemberState) -> bool {
     let version = member
         .pod

@@ -1,12 +1,10 @@
 //! Members that join at the same time. While they start, their Services have no endpoints, so that they cannot connect
 //! to each other.
 //!
-//! At its start, a joining member requests three things from the other members: the member list (timeout 10 s), the
-//! version (7 s), and whether a downgrade is in progress (7 s). It asks one member after another
-//! (`bootstrapExistingClusterNoWAL` and `isCompatibleWithCluster` in etcd's `server/etcdserver`).
-//!
-//! A joining member listens at once, but answers only after its own requests are done. Two members that start together
-//! would therefore wait for each other until the timeouts. If connections between them are refused, they do not wait.
+//! At its start, a joining member calls one other member after another, with timeouts of 7 to 10 s
+//! (`bootstrapExistingClusterNoWAL` and `isCompatibleWithCluster` in etcd's `server/etcdserver`). It accepts
+//! connections at once, but answers only after its own calls are done. Two members that start together would therefore
+//! wait for each other until the timeouts. A refused connection does not delay a member.
 
 use std::time::Duration;
 
@@ -20,18 +18,17 @@ use crate::snapshot::{Observed, Pod};
 const CLOSED: Duration = Duration::from_secs(5);
 
 /// A joining member has certainly completed its requests to the other members this long after its container started.
-/// They usually take 0.1 s, but the kubelet reports the start of a container in whole seconds.
+/// The requests usually take 0.1 s, but the kubelet reports the start of a container in whole seconds.
 const ASKING: Duration = Duration::from_secs(2);
 
 /// True if the new members start behind Services without endpoints: if several members join a single voter, for example
-/// after a restore. These members wait for the voter's snapshot anyway. Members that join several voters may need no
-/// snapshot, so Services without endpoints would slow them down.
+/// after a restore. Members that join several voters start faster with endpoints, because they may need no snapshot.
 pub(super) fn begin_apart(view: &View, count: usize) -> bool {
     count > 1 && view.voters().count() == 1
 }
 
 /// True if the member's Service may have endpoints: the requests of all members behind Services without endpoints are
-/// done, or the time limit has passed. Without the limit, a member could wait forever for a pod that never starts.
+/// done, or the time limit has passed.
 pub(super) fn may_be_reached(
     (observed, now): (&Observed, Timestamp),
     view: &View,
@@ -57,8 +54,8 @@ pub(super) fn begins_apart(member: &MemberState) -> bool {
 fn has_asked((observed, now): (&Observed, Timestamp), member: &MemberState) -> bool {
     let heard = observed.pulses.contains_key(&member.name) || member.serves();
     let has_had_time = |pod: &Pod| {
-        // If the operator's clock is behind, the start of the container seems to be in the future. The requests of the
-        // member then count as done.
+        // An operator clock that is behind shows the start of the container in the future. The requests of the member
+        // then count as done.
         let runs = |since| since > now || age(since, now) >= ASKING;
         pod.restarts > 0 || pod.running_since.is_some_and(runs)
     };

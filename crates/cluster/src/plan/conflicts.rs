@@ -39,8 +39,7 @@ pub(super) struct Earlier {
 }
 
 impl Earlier {
-    /// Summarizes a draft. A chain that could not be built counts as an action, because the next plan may be able to
-    /// build it.
+    /// Summarizes a draft. A chain that could not be built counts as an action, because the next plan may build it.
     pub(super) fn of(draft: &Draft) -> Self {
         let of_objects = || draft.chains.iter().flatten();
         let of_etcd = || draft.change.iter().flat_map(|change| &change.chain);
@@ -89,8 +88,8 @@ pub(super) fn settle(keeper: Option<&Keeper>, draft: &mut Draft) -> Settled {
         return Settled::default();
     };
     if keeper.cuts_off() {
-        // If members reject the operator's certificate, their silence does not prove that the quorum is lost. If
-        // members reject each other's certificates, their data still exists. In both cases, no recovery starts.
+        // If certificates prevent connections, the silence of members does not prove that their data is lost, so no
+        // recovery starts.
         drop_recovery(draft);
     }
     let adds = hold_back_for_authorities(keeper, draft);
@@ -129,7 +128,7 @@ fn hold_back_for_faults(draft: &mut Draft) -> bool {
 }
 
 /// Removes two kinds of actions: the stop of serving members that could not start again, and the addition of members
-/// that the others would reject. Returns true if an addition was removed.
+/// that running members would reject. Returns true if an addition was removed.
 fn hold_back_for_authorities(keeper: &Keeper, draft: &mut Draft) -> bool {
     let observed = draft.build.observed;
     let ready = keeper.is_ready();
@@ -138,7 +137,7 @@ fn hold_back_for_authorities(keeper: &Keeper, draft: &mut Draft) -> bool {
         |action: &Action| !ready && starts(action, observed) || !joins && action.adds_member();
     let before = draft.chains.len();
     draft.chains.retain(|chain| {
-        // A chain that starts a member also issues the certificates of this member. Both are removed together.
+        // Chains that start a member stay here: `certificates_before_pods` adds their certificates, or removes them.
         let begins = |action: &Action| action.creates_pod().is_some();
         chain.iter().any(begins) || !chain.iter().any(held)
     });
@@ -165,9 +164,8 @@ fn certificates_before_pods(keeper: &Keeper, draft: &mut Draft) -> BTreeSet<Stri
         if !ready {
             return false;
         }
-        // The order of the actions matters. Certificates come before the annotation `started`, so that a rejected
-        // certificate leaves no annotation. A new Service comes before the certificates, because the operator finds
-        // their Secrets by the name of the Service.
+        // Certificates come before the annotation `started`, so that a rejected certificate leaves no annotation. A new
+        // Service comes before the certificates, because the operator finds their Secrets by the name of the Service.
         let prepares = |action: &Action| match &action.request {
             Request::Create(object) => matches!(object, Object::VolumeClaim(_)),
             Request::Patch(patch) => patch.kind == Kind::Service,
@@ -213,7 +211,7 @@ fn begins(action: &Action, what: Begins) -> bool {
     matches!(&action.request, Request::Record(record) if record.begins == Some(what))
 }
 
-/// True if the action starts a member, or leads to the start of a member.
+/// True if the action starts a member, or requires that a member or its replacement starts later.
 fn starts(action: &Action, observed: &Observed) -> bool {
     let serves = |member: &str| {
         let pod = observed.pods.get(member);
@@ -231,8 +229,7 @@ fn starts(action: &Action, observed: &Observed) -> bool {
     }
 }
 
-/// True if the action contains names of members without objects: a new bootstrap, or the Service of a future member.
-/// The record of a rediscovered cluster contains only names of existing members.
+/// True if the action names members without objects: a new bootstrap, or the Service of a future member.
 fn names_new_members(action: &Action) -> bool {
     match &action.request {
         Request::Create(Object::Service(_)) => action.start.is_none(),

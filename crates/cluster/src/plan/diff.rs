@@ -14,8 +14,8 @@ use serde_json::Value;
 use crate::ownership::is_of_others;
 use crate::snapshot::{Kept, Shared};
 
-/// Compares an existing object with the objects in `made`, one for each possible state. Returns the state whose object
-/// is equal. `is_same` is an additional condition.
+/// Compares an existing object with the objects in `made`. Returns the state whose object is equal and satisfies
+/// `is_same`.
 fn compare<K: Resource + Serialize, T>(
     there: Option<&K>,
     (cluster, uid): (&str, &str),
@@ -63,8 +63,7 @@ pub(crate) fn shared(
 
 /// Builds the client Service. If `open` is false, the Service has no endpoints.
 pub(crate) fn client_service(members: &Members, open: bool) -> Service {
-    // The Service builder uses the cluster ID only to decide whether the Service has endpoints, so an empty ID is
-    // enough.
+    // The builder gives the Service endpoints if the cluster ID is set to any value.
     let cluster_id = open.then_some("");
     member::client_service(&Members {
         cluster_id,

@@ -1,8 +1,5 @@
-//! The members' volumes. A volume grows in place. For any other change, a new member with a new volume replaces the old
-//! member.
-//!
-//! If a volume cannot be changed to match the spec (a smaller size, or another StorageClass), its member is replaced:
-//! one member at a time, after a transfer of the leadership, and never below the quorum (invariants 2 and 3).
+//! The members' volumes. A volume grows in place. For a smaller size or another StorageClass, a new member with a new
+//! volume replaces the old member: one member at a time, and never below the quorum (invariants 2 and 3).
 
 use crate::plan::actions::{self, Builder};
 use crate::plan::view::Fate;

@@ -1,11 +1,10 @@
 //! Drains a member from the client Service before the member stops or is defragmented. Clients then connect to other
 //! members.
 //!
-//! No state records a drain. Each plan computes from the observed state which members must be drained ([`is_drained`],
-//! [`keep`]). All other members become endpoints again ([`settle`]), no matter which process drained them.
+//! Each plan computes from the observed state which members must be drained ([`is_drained`], [`keep`]). All other
+//! members become endpoints again ([`settle`]), no matter which process drained them.
 //!
-//! A drain closes no existing connection. A member that stops closes its connections. A member that is being
-//! defragmented keeps them, and its clients wait up to their own deadlines.
+//! A drain closes no existing connection.
 
 use std::collections::BTreeSet;
 use std::time::Duration;
@@ -23,11 +22,11 @@ use crate::snapshot::{Intent, Role};
 /// After this time, new connections certainly reach other members: kube-proxy updates its rules at most once a second.
 const MOVES: Duration = Duration::from_secs(1);
 
-/// True if new clients already reach other members. If they do not, drains the member, and the plan waits.
+/// True if new clients already reach other members. Otherwise drains the member, and reports the wait.
 pub(super) fn is_drained(view: &View, member: &MemberState, draft: &mut Draft) -> bool {
     if member.pod.is_none() {
-        // A member without a pod is run by other software, which also routes clients to the member. The operator need
-        // not drain it.
+        // Other software runs a member without a pod and routes clients to it, so the operator does not drain the
+        // member.
         return true;
     }
     let others = view.voters().filter(|other| other.id() != member.id());
@@ -76,8 +75,8 @@ pub(super) fn settle<'a>(
     {
         keep(member, &mut draft);
     }
-    // Invariant 22: clients always reach a serving member. The labels of one plan are written in no fixed order, so a
-    // member that becomes an endpoint in this plan does not count yet.
+    // Invariant 22: clients always reach a serving member. A member that becomes an endpoint in this plan does not
+    // count yet, because the labels of one plan are written in no fixed order.
     let stays = |member: &MemberState| {
         is_endpoint(member) && is_in(member) && !draft.drained.contains(&member.name)
     };
@@ -117,7 +116,7 @@ pub(super) fn settle<'a>(
     draft
 }
 
-/// True if the member was drained at most `most` ago.
+/// True if the member was drained at most the duration `most` ago.
 pub(super) fn is_out_since(now: Timestamp, member: &MemberState, most: Duration) -> bool {
     match member.pod.and_then(|pod| pod.role) {
         Some(Role::Busy { since }) => age(since, now) <= most,

@@ -1,8 +1,7 @@
 //! The spec in effect: the user's spec with the TLS settings that the members use at present, and with the data of the
-//! TLS Secrets. The user's object in the API server does not change.
+//! TLS Secrets.
 //!
-//! The builders, the planner and the comparison of objects use the spec in effect. A user may change `spec.TLS` in one
-//! step, but the members change in several steps (invariant 23).
+//! A user may change `spec.TLS` in one step, but the members change in several steps (invariant 23).
 
 use api::EtcdCluster;
 use api::cluster::TlsPolicy;

@@ -1,9 +1,6 @@
 //! Pods in phase `Failed` with data on volumes: evicted, ended by a graceful node shutdown, or rejected by a kubelet.
-//! Kubernetes keeps these pods and does not restart their containers. The operator deletes them, and creates new pods
-//! on the volumes.
-//!
-//! The deletion loses no data, with or without a quorum: a failed pod has no running container, and its data is on the
-//! volume.
+//! Kubernetes does not restart their containers, so the operator deletes these pods and creates new pods on the
+//! volumes. The deletion loses no data, with or without a quorum.
 
 use crate::plan::Draft;
 use crate::plan::actions::{self, Builder};

@@ -1,9 +1,8 @@
-//! Finds out which members of a cluster without a serving quorum are lost, and which still have their data. This module
-//! only classifies members; other modules act on the result.
+//! Finds out which members of a cluster without a serving quorum are lost, and which still have their data.
 //!
-//! The operator has two sources for the voters' names: the report in the status, and the member list on each member's
-//! disk. Each list may be stale. The quorum therefore counts as lost only if a majority of every list is lost. Without
-//! any list, nothing counts as lost (invariant 1).
+//! The operator knows the voters' names from the report in the status, and from the member list on each member's disk.
+//! Each list may be stale, so the quorum counts as lost only if a majority of every list is lost. Without any list,
+//! nothing counts as lost (invariant 1).
 
 use std::collections::BTreeSet;
 
@@ -18,7 +17,7 @@ use crate::snapshot::{Cause, Disk, Intent, Observed, Pod, Seen, Trouble};
 pub(super) enum Member {
     /// The member answers and knows no leader: it is a survivor.
     Survives(Box<Status>),
-    /// The member answers and knows a leader: the quorum is not lost, or recovers.
+    /// The member answers and knows a leader, so the quorum is not lost.
     Led,
     /// The member does not answer, but may answer later.
     Silent(String),
@@ -203,9 +202,8 @@ fn has_data(observed: &Observed, intent: &Intent, name: &str) -> bool {
         && view::data(pod, disk, observed.services.get(name), true) == Data::There
 }
 
-/// True if the member may still run, or its data may return. There are three cases: a terminating pod on an unreachable
-/// node may have a running container; a person can restore the lost volume of a PVC; a member that other software runs
-/// may be part of a serving quorum.
+/// True if the member may still run, or its data may return: its pod exists, a person can restore the lost volume of
+/// its PVC, or other software runs the member.
 fn is_something_left(observed: &Observed, intent: &Intent, name: &str) -> bool {
     let pod = pod(observed, intent, name).filter(|pod| !pod.failed);
     let strange = |other: &String| other.split(' ').next_back() == Some(name);
@@ -244,8 +242,8 @@ fn unheard(observed: &Observed, name: &str) -> String {
     )
 }
 
-/// True if the member can send a snapshot. Before etcd 3.5, a learner rejects every stream (`isRPCSupportedForLearner`
-/// and the interceptors in etcd's `api/v3rpc`).
+/// True if the member can send a snapshot. Before etcd 3.5, a learner cannot: it rejects every stream
+/// (`isRPCSupportedForLearner` and the interceptors in etcd's `api/v3rpc`).
 fn gives_snapshots(status: &Status) -> bool {
     let version = semver::Version::parse(status.version.trim_start_matches('v'));
     !status.is_learner || version.is_ok_and(|version| (version.major, version.minor) >= (3, 5))

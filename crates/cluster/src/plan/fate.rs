@@ -50,7 +50,7 @@ const FAILURES: [Rule; 4] = [
 /// read the same data.
 const DAMAGED_RESTARTS: i32 = 2;
 /// After a change to another minor release, the operator accepts etcd's error about damaged data only after this number
-/// of restarts. Before, Kubernetes may still report the exit of a container with the old release.
+/// of restarts. Until then, Kubernetes may still report the exit of a container with the old release.
 const REREAD_RESTARTS: i32 = 4;
 /// After this number of restarts, a member that fails for an unknown reason may be replaced. The kubelet waits 10, 20,
 /// 40 and 80 s between the restarts.
@@ -165,9 +165,8 @@ fn without_data(_: &Facts, member: &MemberState) -> Option<Fate> {
     (member.data == Data::Gone).then(|| Fate::Lost(why.to_owned()))
 }
 
-/// Applies if the volume will be lost soon: the PVC is being deleted, or has lost its PersistentVolume. Kubernetes
-/// keeps a deleted PVC as long as the pod exists. A pod with a mounted volume runs until its next restart, even
-/// without the PersistentVolume.
+/// Applies if the volume will be lost soon: the PVC is being deleted, or has lost its PersistentVolume. A pod with a
+/// mounted volume serves until its next restart.
 fn without_volume_soon(_: &Facts, member: &MemberState) -> Option<Fate> {
     let there = member.data == Data::There && member.pod.is_some();
     let disk: &Disk = member.disk.filter(|disk| there && !disk.stays())?;
@@ -223,13 +222,12 @@ fn corrupt(facts: &Facts, member: &MemberState) -> Option<Fate> {
 /// Exception to invariant 5: a volume on a lost node exists, but may be unreachable forever. The member counts as lost
 /// after `spec.memberReplacement.after`.
 ///
-/// The removal is safe because the quorum guard requires a quorum among the remaining voters that answer. Every
-/// acknowledged write is in the logs of a majority of the old voters. After the removal, a leader needs the votes of a
-/// majority of the remaining voters. The two majorities share at least one voter, and that voter elects only a leader
-/// with the write in its log.
+/// The removal is safe, because the quorum guard requires a quorum among the remaining voters. Every acknowledged write
+/// is in the logs of a majority of the old voters. Each majority of the remaining voters contains a voter with the
+/// write, and that voter elects only a leader with the write.
 ///
-/// If the node returns, its etcd learns from the other members that it was removed. The removed member can neither vote
-/// nor restart under its name. The operator deletes its pod and its volume.
+/// If the node returns, its etcd learns from the other members that it was removed, and the operator deletes its pod
+/// and its volume.
 fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timestamp>) {
     let Some(since) = pod.lost_since else {
         return (Fate::Stays, None);
@@ -241,13 +239,13 @@ fn lost_node(pod: &Pod, after: Duration, now: Timestamp) -> (Fate, Option<Timest
     (Fate::Stays, since.checked_add(after).ok())
 }
 
-/// The etcd of the member cannot start on its data. The removal loses no acknowledged write: the quorum guard requires
-/// that the other voters form a quorum, and a quorum has every acknowledged write.
+/// Applies if the etcd of the member cannot start on its data. The removal loses no acknowledged write: the quorum
+/// guard requires that the other voters form a quorum, and a quorum has every acknowledged write.
 ///
 /// etcd's own error about damaged data is accepted after [`DAMAGED_RESTARTS`] restarts. Any other failure may come from
-/// a setting, an image or the machine, and could then affect one member after another. Such a failure counts as damaged
-/// data only if two conditions are met: it has lasted for `spec.memberReplacement.after`, and every other voter is
-/// healthy, including a voter with the same image and settings.
+/// a setting, an image or the machine, and could then affect one member after another. Such a failure counts only if it
+/// has lasted for `spec.memberReplacement.after`, and if every other voter is healthy, including a voter with the same
+/// image and settings.
 fn unusable(
     member: &MemberState,
     pod: &Pod,
@@ -258,10 +256,9 @@ fn unusable(
     let Some(Ending { at, cause }) = &pod.ending else {
         return (Fate::Stays, None);
     };
-    // A member that failed after a change of its image is rolled back to its former version instead of being replaced.
-    // There are three exceptions. First, the member already has its former version again. Second, etcd reports damaged
-    // data repeatedly, and both versions belong to one minor release, which reads the data in the same way. Third,
-    // neither minor release can read the data (`repair`).
+    // A member that failed after a change of its image is rolled back to its former version instead of being replaced,
+    // with three exceptions: it already has its former version again; both versions belong to one minor release, and
+    // etcd reports damaged data repeatedly; or neither minor release can read the data.
     let other = |changed: &Changed| pod.version.as_ref() != Some(&changed.from);
     let again = |changed: &Changed| {
         let begun = pod.restarts.saturating_sub(changed.restarts);
@@ -269,7 +266,7 @@ fn unusable(
         let neither = begun >= REREAD_RESTARTS && changed.unreadable;
         matches!(cause, Cause::Data(_)) && (same || neither)
     };
-    // A failed learner is always replaced. It had failed before the change of its image (`roll`), and its replacement
+    // A failed learner is always replaced, because it had failed even before its image was changed. Its replacement
     // starts with the version of the voters.
     let to_blame = |changed: &Changed| member.votes() && other(changed) && !again(changed);
     if pod.changed.as_ref().is_some_and(to_blame) {

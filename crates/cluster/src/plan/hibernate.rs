@@ -1,7 +1,5 @@
-//! Hibernation: the cluster has no pods, but keeps its volumes, its Services and the identities of its members.
-//!
-//! Hibernation loses no data: the cluster resumes like a cluster after the deletion of all pods (invariant 8). For a
-//! hibernating cluster, the operator reports no lost quorum and starts no recovery.
+//! Hibernation: the cluster has no pods, but keeps its volumes, its Services and the identities of its members. It
+//! resumes like a cluster whose pods were all deleted, so no data is lost (invariant 8).
 
 use api::cluster::RecoveryPhase;
 

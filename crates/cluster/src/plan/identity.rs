@@ -9,9 +9,8 @@ use crate::snapshot::{Intent, Observed};
 
 /// Invariant 26: corrects the status; `None` if the status is correct, or if the annotations contradict each other.
 ///
-/// A recovery or a restore replaces the token and the cluster ID together. If the status and all annotations have the
-/// same token or the same cluster ID, they belong to the same cluster. The operator then takes the differing value from
-/// the annotations.
+/// If the status and all annotations have the same token or the same cluster ID, they belong to the same cluster,
+/// because a recovery or a restore replaces both values together. The annotations then contain the correct values.
 pub(super) fn correct<'a>(
     build: Builder<'a>,
     (intent, recorded): (&Intent, ClusterId),

@@ -1,12 +1,11 @@
 //! Members that follow the leader and do not serve clients yet.
 //!
 //! A member takes part in Raft seconds before it serves clients: it first applies the entry with its own client URLs,
-//! for which it may wait 7 s (docs/benchmarks.md). During that time, the operator reads the member's ID, leader,
-//! connections and applied index from the member's health listener.
+//! for which it may wait 7 s (docs/benchmarks.md). During that time, the operator reads the member's state from its
+//! health listener.
 //!
 //! Invariant 24: such a member does not count as healthy, except for promotions. The operator sends it no requests,
-//! transfers no leadership to it, and does not rely on it for a removal. The client Service does not select the member
-//! until it serves.
+//! transfers no leadership to it, and does not rely on it for a removal. The client Service does not select it.
 
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ use crate::snapshot::{Observed, Pod, Role, Seen};
 const LATE: Duration = Duration::from_secs(30);
 
 /// The applied index of a member that follows the leader and does not serve clients yet: a learner, or a voter shortly
-/// after its promotion that the client Service does not select yet. `None` for every other member.
+/// after its promotion. `None` for every other member.
 pub(super) fn applied(
     member: &Member,
     (name, pod): (&str, Option<&Pod>),
@@ -35,7 +34,7 @@ pub(super) fn applied(
         Some(Role::Voter) | None => false,
     };
     let _ = pod.filter(|pod| pod.stays()).filter(is_new)?;
-    // Invariant 19: a member does not answer during its defragmentation. It does not count as a joining member.
+    // Invariant 19: a member does not answer during its defragmentation, and does not count as a joining member.
     if observed.upkeep.defragmenting() == Some(name) {
         return None;
     }
@@ -54,8 +53,8 @@ fn is_connected(pulse: &Pulse, leader: MemberId) -> bool {
     leader == pulse.member_id || pulse.peers.contains(&leader)
 }
 
-/// True if a learner's health listener reports no connection to the leader. The learner's answers to clients, and the
-/// leader that it reports, are then stale. False if the operator has not called that listener.
+/// True if a learner's health listener reports no connection to the leader. The learner's other answers are then stale.
+/// False if the operator has not called that listener.
 pub(super) fn is_cut_off(member: &MemberState, observed: &Observed) -> bool {
     let pulse = observed.pulses.get(&member.name);
     let pulse = pulse.filter(|pulse| pulse.member_id == member.id());
@@ -81,8 +80,8 @@ pub(super) fn has_caught_up(applied: u64, committed: u64) -> bool {
     applied >= committed - committed / 10
 }
 
-/// Invariant 24: for the promotion of a learner, a joining member counts as healthy as soon as it follows the leader
-/// and has caught up.
+/// Invariant 24: for a promotion, a joining member counts as healthy as soon as it follows the leader and has caught
+/// up.
 pub(super) fn takes_part(member: &MemberState, committed: u64) -> bool {
     let follows = member.follows.filter(|_| member.is_joining());
     member.is_healthy() || follows.is_some_and(|applied| has_caught_up(applied, committed))

@@ -1,14 +1,13 @@
-//! Volumes of members that other software removed from etcd. The operator keeps these volumes as evidence, and does not
-//! delete them like other unused volumes.
+//! Volumes of members that other software removed from etcd. The operator keeps these volumes as evidence.
 //!
-//! Invariant 25: before the operator removes a member from etcd, it records the removal on the member's PVC. If the
-//! PVC has no such record and etcd's list lacks its member, other software removed the member: `--force-new-cluster`,
-//! `etcdctl member remove`, or a manual restore. The volume may contain the only copy of acknowledged writes. The
-//! operator therefore annotates, reports and keeps the PVC, and starts no pod on it.
+//! Invariant 25: before the operator removes a member from etcd, it records the removal on the member's PVC. If etcd's
+//! list lacks a member, and its PVC has no such record, other software removed the member: `--force-new-cluster`,
+//! `etcdctl member remove`, or a manual restore. The volume may contain the only copy of acknowledged writes, so the
+//! operator keeps the PVC and starts no pod on it.
 //!
-//! The operator deletes the PVC when four conditions are met: the cluster has its full size, it is healthy, its members
-//! have the same data, and `spec.memberReplacement.keepVolumes` has passed. If other software removed a majority of the
-//! voters, only a person may delete the PVCs.
+//! The operator deletes the PVC when the cluster has its full size, is healthy, its members have the same data, and
+//! `spec.memberReplacement.keepVolumes` has passed. If other software removed a majority of the voters, only a person
+//! may delete the PVCs.
 
 use std::collections::BTreeMap;
 

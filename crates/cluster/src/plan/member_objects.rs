@@ -7,6 +7,7 @@ use etcd::ClusterId;
 use crate::action::Action;
 use crate::plan::view::View;
 use crate::plan::{Draft, Start, actions};
+use crate::reason::Reason;
 use crate::snapshot::{Observed, Service};
 
 /// The names of all members with at least one object.
@@ -18,7 +19,7 @@ pub(super) fn all_names(observed: &Observed) -> BTreeSet<String> {
         .collect()
 }
 
-/// True if etcd lists a member of this name, or if the etcd in the pod of this name reports the ID of a listed member.
+/// True if etcd lists a member of this name, or if the pod of this name runs a listed member.
 pub(super) fn is_listed(observed: &Observed, view: &View, name: &str) -> bool {
     if view.members.iter().any(|member| member.name == name) {
         return true;
@@ -35,8 +36,8 @@ pub(super) fn another_cluster(observed: &Observed, name: &str) -> Option<Cluster
     pod.or(disk).filter(|id| Some(*id) != observed.cluster_id)
 }
 
-/// True if the operator created the Service for a future member: the Service lacks the annotation `started`, and
-/// neither a pod nor a volume exists. False for a first member, because its name was used.
+/// True if the operator created the Service for a future member, which has no pod and no volume yet. False for a first
+/// member, because an earlier pod may have used its name.
 pub(super) fn is_reserved(observed: &Observed, name: &str) -> bool {
     if observed
         .intent
@@ -58,7 +59,10 @@ pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &m
     match service {
         None => {
             draft.say(format!("recreate the Service of {name}"));
-            draft.add(draft.build.create_service(name, true, false));
+            draft.add(Action {
+                event: Some((Reason::MemberServiceCreated, "Create")),
+                ..draft.build.create_service(name, true, false)
+            });
         }
         Some(service) if service.drifted || !service.owned => {
             draft.say(format!("repair the Service of {name}"));
@@ -73,8 +77,7 @@ pub(super) fn serve(name: &str, service: Option<&Service>, open: bool, draft: &m
 
 /// Renews the annotation `started` on the Service of a member that another operator process has begun to start. The
 /// renewal changes the resourceVersion, so that process can no longer remove the annotation. The annotation is renewed
-/// at most once. Otherwise, if the API server rejected each following write, every renewal would trigger another
-/// reconcile.
+/// only once, because each renewal triggers a reconcile.
 pub(super) fn mark_again(name: &str, service: &Service, draft: &Draft) -> Option<Action> {
     (!service.renewed).then(|| draft.build.mark_service_again(name, service))
 }

@@ -1,4 +1,4 @@
-//! The members of a formed cluster. Removes dead members, recreates pods on their volumes, and chooses the next change
+//! The members of a formed cluster: removes dead members, recreates pods on their volumes, and chooses the next change
 //! of the members.
 //!
 //! A plan has at most one change (invariant 2), and each change needs the consent of the quorum guard (invariant 3).
@@ -129,8 +129,8 @@ fn unhealthy(member: &MemberState, why: &str, now: Timestamp, draft: &mut Draft)
     draft.wait(Reason::MemberUnhealthy, text, delay);
 }
 
-/// Reports members that other software added and that never started. If they are voters, the quorum depends on them.
-/// The operator does not remove them, because a person may still need them.
+/// Reports members that other software added and that never started. The operator does not remove them, because a
+/// person may still need them.
 fn foreigners(view: &View, draft: &mut Draft) {
     let unstarted = |member: &&MemberState| member.data == Data::Elsewhere && !member.joined();
     for member in view.members.iter().filter(unstarted) {

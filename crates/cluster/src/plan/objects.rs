@@ -21,11 +21,11 @@ use crate::snapshot::{Cause, Claim, Disk, Intent, Kept, Observed, Pod, Role, Tro
 const SLOW: Duration = Duration::from_secs(20);
 /// A pod without a node is a problem after this time. Until then, the cluster autoscaler may be adding a node.
 const UNPLACED: Duration = Duration::from_mins(1);
-/// The text in the scheduler's message about a pod whose PVC must have a volume first.
+/// Part of the scheduler's message about a pod whose PVC has no volume yet.
 const UNBOUND: &str = "unbound immediate PersistentVolumeClaims";
 
-/// Maintains the Services of the whole cluster. The client Service gets endpoints only after the cluster ID is recorded
-/// in the status and on the pods and volumes. Before that, clients cannot write.
+/// Maintains the Services of the whole cluster. The client Service gets endpoints, so that clients can write, only
+/// after the cluster ID is recorded in the status and on the pods and volumes.
 pub(super) fn shared_services(build: Builder<'_>, open: bool) -> Draft<'_> {
     let observed = build.observed;
     let mut draft = Draft::new(build);
@@ -87,9 +87,8 @@ pub(super) fn budget<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     draft
 }
 
-/// Reports that an object of another owner has the name of an object that this cluster needs. The operator neither
-/// changes nor deletes that object, because another cluster may need it. For example, the client Service of `db` and
-/// the headless Service of `db-client` have the same name.
+/// Reports that an object of another owner has the name of an object that this cluster needs. Another cluster may need
+/// that object: the client Service of `db` and the headless Service of `db-client` have the same name.
 pub(super) fn taken(kind: &str, name: &str, draft: &mut Draft) {
     let text = format!(
         "{kind} {name} belongs to another owner and is not changed, so this cluster runs without it: delete it if it \
@@ -165,9 +164,8 @@ pub(super) fn member_services<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
     draft
 }
 
-/// Deletes the pods, volumes and Services of members that etcd no longer lists. The operator creates a pod and a volume
-/// after it has added the member to etcd, and reads the list last. A member that is missing from the list was therefore
-/// removed (invariant 5).
+/// Deletes the pods, volumes and Services of members that etcd no longer lists. The operator creates these objects
+/// after it has added the member to etcd, and reads the list last, so an unlisted member was removed (invariant 5).
 pub(super) fn leftovers<'a>(
     build: Builder<'a>,
     view: &View,
@@ -299,7 +297,8 @@ fn trouble(pod: &Pod, claim: Option<&Claim>, now: Timestamp) -> Option<(Kind, St
     }
 }
 
-/// Why a PVC may have no volume. The operator has no right to read StorageClasses.
+/// The problem of a PVC without a volume. The operator has no permission to read StorageClasses, so it names possible
+/// causes.
 fn no_volume(claim: &Claim) -> String {
     const FIELD: &str = "spec.pod.persistentVolumeClaimSpec.storageClassName";
     let Some(class) = &claim.class else {

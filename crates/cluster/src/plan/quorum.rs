@@ -1,8 +1,5 @@
 //! The quorum guard: before a step that could cost a voter, the planner checks here whether the other voters form a
-//! quorum.
-//!
-//! Invariant 3: no step reduces the number of healthy voters below a quorum. No step removes a member if the remaining
-//! voters might have no quorum.
+//! quorum (invariant 3).
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,13 +1,11 @@
 //! Invariant 29: prepares the members' Raft logs for etcd 3.7.
 //!
-//! Until etcd 3.5, members write requests of the API v2 to the log, for example at each start. etcd 3.6 reads them, and
-//! 3.7 does not (`Apply` in `server/etcdserver/apply/apply.go`): at its start it reads the log from the last snapshot
-//! on, and crashes at such an entry.
+//! Members before etcd 3.6 write requests of the API v2 to the log, for example at each start. etcd 3.7 crashes if its
+//! log contains such an entry after the last snapshot (`Apply` in `server/etcdserver/apply/apply.go`).
 //!
 //! etcd 3.6 saves a snapshot after `--snapshot-count` entries. When all members run 3.6, the operator records the index
-//! of the newest entry: no later entry is such a request. It then appends entries without effect until each member has
-//! applied so many entries after this index that it certainly has saved a snapshot. All members have the same log, so
-//! the entries are appended once for all members, in short steps.
+//! of the newest entry, because no later entry is a request of the API v2. It then appends entries without effect until
+//! each member must have saved a snapshot after this index.
 
 use api::version::EtcdVersion;
 
@@ -40,7 +38,8 @@ fn recorded(observed: &Observed) -> Option<u64> {
     is_own.then(|| record.index.try_into().ok())?
 }
 
-/// True if each of these members can change to its version. Otherwise, plans the next step of the preparation.
+/// True if the Raft log of each of these members is ready for the member's next version. Otherwise, plans the next step
+/// of the preparation.
 pub(super) fn is_prepared<'a>(
     changes: impl Iterator<Item = (&'a MemberState<'a>, &'a EtcdVersion)>,
     draft: &mut Draft,

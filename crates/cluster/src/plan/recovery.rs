@@ -2,8 +2,7 @@
 //!
 //! Before the operator creates an object, it records the survivor, the new member and the token in the status
 //! (invariant 10). All objects of the old cluster stay unchanged until the new cluster answers and is recorded
-//! (invariant 9). Until then, the operator deletes only the pod of an abandoned seed. If the quorum returns, the
-//! operator cancels the recovery.
+//! (invariant 9). If the quorum returns, the operator cancels the recovery.
 //!
 //! Invariant 16: clients never reach two clusters. The client Service has no endpoints from the record of the recovery
 //! until the deletion of the old pods.
@@ -204,7 +203,7 @@ impl<'a> Scene<'a> {
         since.is_some_and(|since| age(since, self.now) >= self.desired.recovery.after)
     }
 
-    /// Decides while a quorum of volumes may exist, but the members do not answer. Unless a person approves a
+    /// Decides while the data of a quorum may exist, but its members do not answer. Unless a person approves a
     /// recovery, the operator waits for the members.
     fn silent(&self, approval: Approval, why: &str, draft: &mut Draft) -> Option<Beginning<'a>> {
         let soon = self
@@ -241,8 +240,8 @@ impl<'a> Scene<'a> {
         None
     }
 
-    /// Decides after the data of a majority is lost, so that the quorum cannot return. Returns how the recovery
-    /// begins, if it may begin.
+    /// Decides after the data of a majority is lost, so that the quorum cannot return. Returns the survivor and the
+    /// approval if the recovery may begin.
     fn lost(&self, approval: Approval, draft: &mut Draft) -> Option<Beginning<'a>> {
         let text = self.what_is_left();
         let Some(survivor) = self.evidence.most_advanced() else {

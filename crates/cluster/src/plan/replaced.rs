@@ -1,8 +1,5 @@
-//! The objects that remain from a cluster that a restore has replaced.
-//!
-//! The restore operator records the new cluster and the replaced cluster in one write, stops the old members, and
-//! releases the EtcdCluster. The cluster operator then deletes the old objects: their token differs from the recorded
-//! token.
+//! The objects that remain from a cluster that a restore has replaced. Their token differs from the recorded token,
+//! because the restore operator records the token of the new cluster.
 
 use jiff::Timestamp;
 
@@ -22,7 +19,7 @@ pub(super) fn may_serve(observed: &Observed) -> bool {
     pods.any(|pod| is_of_before(observed, pod.token.as_ref()) && counts(pod))
 }
 
-/// True until the time up to which the user wants to keep the old volumes (`status.replaced.keepDataUntil`).
+/// True until `status.replaced.keepDataUntil`, up to which the user wants to keep the old volumes.
 pub(super) fn is_kept(observed: &Observed, now: Timestamp) -> bool {
     let replaced = observed.recovery.replaced.as_ref();
     let until = replaced.and_then(|replaced| replaced.keep_data_until.as_ref());

@@ -1,12 +1,11 @@
-//! Rolling updates. The operator changes running members one at a time: first the followers, and then the leader,
-//! after it has transferred the leadership.
+//! Rolling updates. The operator changes running members one at a time: first the followers, and then the leader, after
+//! it has transferred the leadership.
 //!
-//! For a new image, the operator patches the running pod. The kubelet then restarts the container in place, and the
-//! pod keeps its address and its `emptyDir`. Other changes need a new pod. A member with a volume restarts on that
-//! volume. A member without a volume is replaced: a learner joins first ([`outdated`]).
+//! For a new image, the operator patches the running pod, and the kubelet restarts the container in place. Other
+//! changes need a new pod. A member without a volume is replaced: a learner joins first ([`outdated`]).
 //!
 //! The operator changes the next member only when all members serve, run the version of their pods, have caught up and
-//! have the same data. If a member does not recover from its change, the operator repairs only that member.
+//! have the same data.
 
 use std::time::Duration;
 
@@ -62,9 +61,9 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
     let version = course.target.clone().or_else(|| versions::made_for(pod))?;
     let other_image = pod.image != version.image(&desired.repository);
     let fits = versions::fits(pod, &version);
-    // The operator first patches the new image into the existing pod, because the pod's annotation records the previous
-    // version. If the new image is unavailable or does not start, the operator rolls back to that version. A new pod
-    // has no such annotation, and the record on its volume is valid only until its image has started (invariant 30).
+    // The operator first patches the new image into the existing pod, because the pod's annotation then records the
+    // previous version for a rollback. A new pod has no such annotation, and the record on its volume is valid only
+    // until its image has started (invariant 30).
     let other_release = versions::made_for(pod).is_some_and(|it| it.minor() != version.minor());
     let image_first = other_image && (!pod.durable || other_release && fits);
     if let Some(why) = &pod.difference.pod
@@ -82,8 +81,8 @@ fn need(desired: &Desired, course: &Course, member: &MemberState) -> Option<Need
     Some(Need::Pod(version, why))
 }
 
-/// Changes the next member, or reports why the change waits. `busy`: another phase changes the members. In that case,
-/// only broken members are repaired, because the other phase may be waiting for them.
+/// Changes the next member, or reports why the change waits. `busy`: another phase changes the members. The operator
+/// then repairs only broken members, because the other phase may wait for them.
 pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     let (desired, observed, now) = draft.build.inputs();
     let course = versions::course(desired, observed);
@@ -162,7 +161,7 @@ pub(super) fn next(view: &View, busy: bool, draft: &mut Draft) {
     }
 }
 
-/// True if the member's pod was built for another version than it needs.
+/// True if the member needs another version than the version for which its pod was built.
 fn changes_version((member, need): &(&MemberState, Need)) -> bool {
     member.pod.and_then(versions::made_for).as_ref() != Some(need.version())
 }
@@ -172,7 +171,8 @@ fn touches(member: &MemberState, need: &Need) -> bool {
     matches!(need, Need::Image(_)) || member.pod.is_some_and(|pod| pod.durable)
 }
 
-/// Stops the rolling update if a member was changed and has not recovered. Reports this member.
+/// Reports changed members that have not recovered. For a recovered member, deletes the annotation about its image
+/// change.
 fn stopped(view: &View, draft: &mut Draft) {
     let (_, observed, now) = draft.build.inputs();
     for member in view
@@ -209,9 +209,8 @@ fn stopped(view: &View, draft: &mut Draft) {
     }
 }
 
-/// Applies the spec at once to a member that does not serve. This costs no availability, and a rollback must reach the
-/// broken member first. A member that is down does not change to another minor release, unless its pod was already
-/// built for that release.
+/// Applies the spec at once to a member that does not serve, because this costs no availability. The member changes to
+/// another minor release only if its pod was already built for that release.
 fn repair(course: &Course, needs: &[(&MemberState, Need)], draft: &mut Draft) -> bool {
     let mut repaired = false;
     for (member, need) in needs {
@@ -233,8 +232,8 @@ fn repair(course: &Course, needs: &[(&MemberState, Need)], draft: &mut Draft) ->
     repaired
 }
 
-/// Invariant 18: members are changed one at a time. Every other member must serve, must have recovered from its own
-/// change, and must have caught up. The quorum then survives the restart (invariant 3).
+/// Invariants 3 and 18: every other member must serve and have caught up before the next member is changed, so that the
+/// quorum survives the restart.
 fn at_rest(view: &View, draft: &mut Draft) -> bool {
     let (desired, observed, _) = draft.build.inputs();
     let wait = |what: String, draft: &mut Draft| {
@@ -308,10 +307,9 @@ fn unsettled(observed: &Observed, view: &View, member: &MemberState) -> Option<S
         .then(|| format!("{name} has applied {applied} of {newest} log entries"))
 }
 
-/// Invariant 18: no minor release is skipped. etcd's leader checks every few seconds whether all members run a later
-/// release, and then raises the cluster version (`monitorVersionInterval` in etcd's server). From etcd 3.6 on, the
-/// members' storage version shows this. Before 3.6, the operator waits until all members have run for longer than that
-/// interval.
+/// Invariant 18: no minor release is skipped. etcd's leader raises the cluster version some seconds after all members
+/// run a later release (`monitorVersionInterval` in etcd's server). From etcd 3.6 on, the members' storage version
+/// shows this. Before 3.6, the operator waits for longer than that interval.
 fn has_gone_over(view: &View, draft: &mut Draft) -> bool {
     let (_, observed, now) = draft.build.inputs();
     let answers = view.members.iter().filter_map(|member| {
@@ -401,8 +399,8 @@ fn change_image(
     let from = versions::runs(draft.build.observed, member, pod);
     let changed = Changed {
         from: from.map(|from| from.to_string()).unwrap_or_default(),
-        // If no container runs, the next start is the first with the new image, but Kubernetes may not count it as a
-        // restart. The recorded count is then one lower.
+        // If no container runs, Kubernetes may not count the first start with the new image as a restart. The recorded
+        // count is then one lower.
         restarts: pod.restarts - i32::from(!pod.running),
         unreadable: is_unreadable(pod),
     };
@@ -412,8 +410,8 @@ fn change_image(
         .change_image((member, &pod.uid), &version, &changed)
 }
 
-/// True if the version for which the pod was built could not read the data. Ignores failures of versions that were
-/// patched into the pod later, because their image may be the cause. A ready pod has read its data.
+/// True if the version for which the pod was built could not read the data. Ignores versions that were patched into the
+/// pod later, because their image may be the cause.
 fn is_unreadable(pod: &Pod) -> bool {
     let says_so = |ending: &Ending| matches!(ending.cause, Cause::Data(_));
     let noted = match &pod.changed {

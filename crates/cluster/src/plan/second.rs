@@ -15,8 +15,7 @@ use crate::reason::Reason;
 use crate::snapshot::{Intent, Observed, Pod, Role, Service};
 
 /// Starts members that were added to etcd and do not run. Also returns their names, so that no other phase handles
-/// them. The list on the first member's disk may be stale: then the started etcd gets another list from the first
-/// member, and exits.
+/// them. If the list on the first member's disk is stale, the started etcd exits.
 pub(super) fn start_added<'a>(
     build: Builder<'a>,
     (intent, cluster_id): (&Intent, ClusterId),
@@ -109,12 +108,11 @@ pub(super) fn without_volume<'a>(
 /// True if the second member of a cluster of two can safely start without data. The annotation `started` on its Service
 /// does not prove that its pod ran: the operator can crash between setting the annotation and creating the pod.
 ///
-/// The first member's own list has two voters, and no Kubernetes object indicates a third member. A commit therefore
-/// needs both voters, and the log of the first member contains every acknowledged write and every membership change.
+/// The first member's list has two voters, and no Kubernetes object indicates a third member. A commit needs both
+/// voters, so the log of the first member contains every acknowledged write.
 ///
-/// Even if the second member has run before, no acknowledged data is lost. With an empty log, it is never elected: the
-/// first member does not vote for it, and its own vote is not enough. In a larger cluster this argument does not hold
-/// (invariant 6).
+/// Even if the second member has run before, no acknowledged data is lost. With an empty log, it is never elected,
+/// because the first member does not vote for it. This argument does not hold in a larger cluster (invariant 6).
 fn is_second(observed: &Observed, intent: &Intent, list: &Members, second: &MemberState) -> bool {
     let [one, other] = &list.members[..] else {
         return false;
@@ -180,10 +178,10 @@ mod tests {
         }
     }
 
-    /// Another operator process has set the start mark. That process was suspended for longer than its lease, and may
-    /// still remove the mark.
+    /// Another operator process has set the annotation `started`. That process was suspended for longer than its lease,
+    /// and may still remove the annotation.
     #[test]
-    fn invariant_6_start_mark_is_renewed_before_pod_of_second_voter() {
+    fn invariant_6_started_annotation_is_renewed_before_pod_of_second_voter() {
         let again =
             |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "d");
         for durable in [false, true] {

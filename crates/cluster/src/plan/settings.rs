@@ -25,10 +25,10 @@ pub(super) fn metadata<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     draft
 }
 
-/// Invariant 26: restores the version recorded on a volume to the version of the pod that uses the volume. During a
-/// version change the two may differ, because the operator writes the record before it changes the pod.
+/// Invariant 26: if the version recorded on a volume differs from the version of the pod that uses the volume, records
+/// the version of the pod.
 ///
-/// Invariant 30: as soon as the version of the pod serves, the record of the version that served before is removed.
+/// Invariant 30: when the version of the pod serves, the record of the version that served before is removed.
 pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> {
     let mut draft = Draft::new(build);
     let target = versions::course(build.desired, build.observed).target;
@@ -54,9 +54,9 @@ pub(super) fn volume_versions<'a>(build: Builder<'a>, view: &View) -> Draft<'a> 
     draft
 }
 
-/// Resizes CPU and memory. A resize normally restarts no container, but a memory limit below the current usage kills
-/// the container. The operator therefore resizes one member at a time, and only while the quorum would survive a
-/// restart (invariant 18). A member that does not serve is resized at once, because too little memory may be the cause.
+/// Resizes CPU and memory. A memory limit below the current usage kills the container, so the operator resizes one
+/// member at a time, and only while the quorum would survive a restart (invariant 18). A member that does not serve is
+/// resized at once, because too little memory may be the cause.
 pub(super) fn resources<'a>(build: Builder<'a>, view: &View, earlier: &Earlier) -> Draft<'a> {
     let mut draft = Draft::new(build);
     for (member, pod) in staying(view) {

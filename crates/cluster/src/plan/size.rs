@@ -21,7 +21,7 @@ use crate::reason::Reason;
 use crate::snapshot::Desired;
 
 /// Creates the Services of new members before the members, so that DNS never caches a missing name. Returns the
-/// members' names. The Services are created even while dead members are being removed, to save time.
+/// members' names.
 pub(super) fn reserve(
     view: &View,
     rules: VersionRules,
@@ -60,7 +60,7 @@ pub(super) fn reserve(
 }
 
 /// True if the replacement joins before the old member is removed: in clusters of one or two members, or if a member to
-/// be replaced is marked [`MemberState::followed`]. Otherwise the old member is removed first, because no node may be
+/// be replaced is marked [`MemberState::followed`]. Larger clusters remove the old member first, because no node may be
 /// free for an additional member.
 pub(super) fn comes_first(desired: &Desired, view: &View) -> bool {
     desired.size < 3
@@ -206,7 +206,7 @@ pub(super) fn promote(view: &View, draft: &mut Draft) -> bool {
             .map(|status| status.raft_applied_index)
             .or(member.follows)
             // A learner is promoted only after its client URLs are published. Otherwise, the module `second` would take
-            // the member for one that was added as a voter.
+            // the member for a member that was added as a voter.
             .filter(|_| member.joined() && !concurrent_join::begins_apart(member));
         match has {
             // Invariant 24: a learner without a connection to the leader is not promoted.

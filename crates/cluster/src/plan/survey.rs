@@ -25,7 +25,7 @@ impl<'a> View<'a> {
             .collect();
         let names = members.iter().map(|member| member.name.clone()).collect();
         for member in &mut members {
-            // A member that can never join needs no data, so the data in its `emptyDir` counts as lost.
+            // A member that can never join needs no data, so its data in an `emptyDir` counts as lost.
             if member.cannot_join(&names) && member.pod.is_some_and(|pod| !pod.durable) {
                 member.data = Data::Gone;
             }
@@ -36,10 +36,9 @@ impl<'a> View<'a> {
             (member.fate, member.gone_at) = (decision.fate, decision.lost_at);
             member.followed = decision.followed;
         }
-        // Invariant 19: a member is not healthy until its defragmentation is complete. From etcd 3.6 on, such a member
-        // does not even return its own status. The status contains the storage version, and etcd reads this version
-        // under a lock that the defragmentation holds (`StorageVersion` in `server/etcdserver/server.go`, `defrag` in
-        // `server/storage/backend/backend.go`).
+        // Invariant 19: a member is not healthy until its defragmentation is complete. From etcd 3.6 on, the member
+        // does not even return its status, because etcd reads the storage version under a lock that the defragmentation
+        // holds (`StorageVersion` in `server/etcdserver/server.go`).
         if let Some(name) = observed.upkeep.defragmenting() {
             let asked = observed.upkeep.call == Some(Call::Running);
             for member in members.iter_mut().filter(|member| member.name == name) {
@@ -56,8 +55,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// The name that a member has in Kubernetes: etcd's name of the member, or a name in its peer URLs. `None` if neither
-/// has an object.
+/// The name that a member has in Kubernetes: etcd's name of the member, or a name in its peer URLs. `None` if no
+/// Kubernetes object has one of these names.
 fn known_as(member: &Member, observed: &Observed) -> Option<String> {
     let urls = member.peer_urls.iter();
     let told = urls.filter_map(|url| member_of_url(url));

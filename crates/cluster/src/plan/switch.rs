@@ -2,9 +2,9 @@
 //! stage needs a rolling update.
 //!
 //! Invariant 23: every member listens at its listed peer URL, and the other members can connect to that URL. The next
-//! stage starts only if two conditions are met: all members run the current or the next stage, and every peer URL in
-//! etcd's list names a listener that exists in both stages. The operator records the next stage in `status.TLS` before
-//! the first member starts with it. Every new pod uses the recorded stage.
+//! stage starts only if all members run the current or the next stage, and if every peer URL in etcd's list names a
+//! listener that exists in both stages. The operator records the next stage in `status.TLS` before the first member
+//! starts with it.
 
 use api::cluster::{PeerListener, PeerStage, TlsPolicy, TlsStatus, peers_of};
 
@@ -56,8 +56,7 @@ fn step(rollout: &TlsRollout, intent: &Intent, view: &View, earlier: &Earlier, d
         draft.wait(Reason::TLSSwitching, text, SHORTLY);
         return;
     }
-    // Invariant 2: this plan already adds a member, whose peer URL belongs to the recorded TLS stage. The stage changes
-    // later.
+    // Invariant 2: another phase already changes the members in this plan, so the TLS stage changes in a later plan.
     if earlier.changes_members {
         return;
     }
@@ -120,9 +119,8 @@ fn serves(member: &MemberState) -> bool {
 }
 
 /// Repairs a violation of invariant 23: if the peer URL of a serving member names a listener that the member does not
-/// have, sets the URL of the real listener. This can happen to the seed of a recovery: its pod is lost before its TLS
-/// settings are recorded, and the spec changes before the next pod is created. New members could not connect to such a
-/// seed.
+/// have, sets the URL of the real listener. This happens to the seed of a recovery if its pod is lost before its TLS
+/// settings are recorded, and if the spec then changes.
 fn correct_peer_url(rollout: &TlsRollout, view: &View, draft: &mut Draft) -> bool {
     let (mode, here) = (
         TlsMode::of(rollout.at.as_ref()),

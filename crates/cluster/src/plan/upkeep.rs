@@ -4,8 +4,7 @@
 //! Invariant 19: a member answers no requests while it is being defragmented. The operator therefore defragments one
 //! member at a time, and only while every voter is healthy and no other change is in progress. The leader is last, and
 //! first transfers its leadership. The operator records the member in the status before it sends the call (invariant
-//! 10). If the operator process crashes, the next process sends the call to the same member again. An alarm is disarmed
-//! only after its cause is resolved.
+//! 10).
 
 mod alarms;
 mod schedule;
@@ -29,19 +28,17 @@ use alarms::{disarm, of_kind, report_corrupt_members};
 
 /// A scheduled defragmentation includes only members with at least this number of free bytes.
 const SENSIBLE: i64 = 1 << 20;
-/// Minimum delay between two defragmentations for a full database, if the first one freed no space.
+/// Minimum delay after a defragmentation that freed no space in a full database.
 const AFTER_NOTHING: SignedDuration = SignedDuration::from_mins(10);
-/// Minimum delay between two defragmentations for a full database, if the first one freed space. Clients may have
-/// filled the database again.
+/// Minimum delay after a defragmentation that freed space in a full database, which clients may fill again.
 const AFTER_SOMETHING: SignedDuration = SignedDuration::from_secs(30);
-/// If a defragmentation freed no space, but new revisions can be compacted, the next one waits for this multiple of the
-/// duration of the first. Clients that delete keys one by one create new revisions all the time. Without the delay, the
-/// members would be defragmented most of the time, with little effect.
+/// After a defragmentation that freed no space, the next defragmentation waits for this multiple of its duration.
+/// Without the delay, clients that delete keys one by one would cause ineffective defragmentations all the time.
 const REST: i32 = 3;
-/// Within this time, a member's status normally shows the space that a compaction has freed. If it does not, the
-/// operator defragments one member as a test, and the others only if that frees space. The status can stay wrong: etcd
-/// counts freed pages only at the next commit, and a full database accepts no write that would cause a commit. See
-/// `begin` in etcd's `backend.go` and `scheduleCompaction` in `kvstore_compaction.go`.
+/// Within this time, a member's status normally shows the space that a compaction has freed. Afterwards the operator
+/// defragments one member as a test, because the status can stay wrong: etcd counts freed pages only at the next
+/// commit, and a full database accepts no write. See `begin` in etcd's `backend.go` and `scheduleCompaction` in
+/// `kvstore_compaction.go`.
 const SETTLES: SignedDuration = SignedDuration::from_secs(10);
 /// Maximum duration of a defragmentation call. The member may give no answer during this time.
 const SILENCE: SignedDuration = SignedDuration::from_mins(10);
@@ -148,8 +145,8 @@ impl Run<'_> {
         }
     }
 
-    /// Starts a defragmentation for a full database, if it would free space, or if there are revisions that the last
-    /// one did not compact. [`AFTER_NOTHING`], [`AFTER_SOMETHING`] and [`REST`] limit how often this happens.
+    /// Starts a defragmentation for a full database if it would free space, or if the history can be compacted further.
+    /// [`AFTER_NOTHING`], [`AFTER_SOMETHING`] and [`REST`] limit how often this happens.
     fn begin_cure(&self, databases: &[(&MemberState<'_>, &Status)], draft: &mut Draft) {
         let (desired, observed, now) = self.build.inputs();
         let last = observed.upkeep.record.as_ref();

@@ -1,9 +1,7 @@
-//! Urgent actions that do not wait for etcd: they recreate missing pods on their volumes.
+//! Urgent actions that do not wait for etcd: they recreate missing pods on their volumes (invariants 5 and 8).
 //!
-//! A member with an existing volume gets its pod back whether or not etcd answers (invariants 5 and 8). During an
-//! election, or without a quorum, etcd's answer takes seconds. If the answer is late, the operator plans as if no
-//! quorum had answered, and executes only this part of the plan. A late answer is not reported as an outage, and causes
-//! no removal, addition or deletion (invariant 1).
+//! During an election, or without a quorum, etcd's answer takes seconds. If the answer is late, the operator plans as
+//! if no quorum had answered, and executes only this part of the plan (invariant 1).
 
 use jiff::Timestamp;
 

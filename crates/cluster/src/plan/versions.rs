@@ -38,8 +38,9 @@ pub(super) enum Downgrade {
     TakeBack,
 }
 
-/// The version that a member runs, from the member's answer. Without an answer: the version before the last image
-/// change, or else the version that last served the data (invariant 30), or else the version in the pod's annotation.
+/// The version that a member runs. The first of these that is known: the version in the member's answer, the version
+/// before the last image change, the version that last served the data (invariant 30), the version in the pod's
+/// annotation.
 pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVersion> {
     let answer = observed.answer(name);
     let answered = answer.and_then(|status| EtcdVersion::parse(&status.version).ok());
@@ -53,10 +54,10 @@ pub(super) fn runs(observed: &Observed, name: &str, pod: &Pod) -> Option<EtcdVer
 }
 
 /// Invariant 30: the version that last served the data of a pod that has never started, because its image cannot be
-/// pulled. The version of the pod has then not changed the data. `None` if the version of the pod may have run.
+/// pulled. `None` if the version of the pod may have run and changed the data.
 ///
-/// The version comes from the record on the PVC: a recreated pod has no record, and in a cluster of one member, no
-/// other member shows which version the cluster runs.
+/// Only the PVC records this version: a recreated pod does not record it, and a cluster of one member has no other
+/// source.
 fn last_served(pod: &Pod, disk: &Disk) -> Option<EtcdVersion> {
     let has_started = pod.running || pod.running_since.is_some() || pod.restarts > 0;
     let is_missing = matches!(pod.trouble, Some(Trouble::Image(_)));
@@ -67,9 +68,9 @@ fn last_served(pod: &Pod, disk: &Disk) -> Option<EtcdVersion> {
     EtcdVersion::parse(disk.served.as_ref()?).ok()
 }
 
-/// The version to record on the PVC as the last that served the data, before the member changes to `next`: the version
-/// that the member reports. If a silent member has no image, its record stays. `None` removes the record: `next` itself
-/// served, or the version of the pod may have run.
+/// The version to record on the PVC as the last that served the data, before the member changes to `next`. If the image
+/// of a silent member cannot be pulled, the record on the PVC stays. `None` removes the record, because `next` itself
+/// served the data, or the version of the pod may have run.
 pub(super) fn served_before(
     observed: &Observed,
     (name, disk): (&str, &Disk),
@@ -140,9 +141,9 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
         refused: Some(why),
         ..Course::default()
     };
-    // Members run two minor releases only during an upgrade or a downgrade. The cluster version is then the lower of
-    // the two releases, so members of the higher release can change in both directions. Only the members of the lower
-    // release need a check.
+    // During an upgrade or a downgrade, members run two minor releases, and the cluster version is the lower of them.
+    // Members of the higher release can change in both directions, so only the members of the lower release need a
+    // check.
     let at_lowest = running.iter().filter(|one| one.minor() == lowest.minor());
     let directions: Result<Vec<UpgradeDirection>, String> =
         at_lowest.map(|one| direction(one, &wanted)).collect();
@@ -166,8 +167,7 @@ pub(crate) fn course(desired: &Desired, observed: &Observed) -> Course {
 }
 
 /// The state of a downgrade by one minor release. After the operator has enabled the downgrade, etcd lowers the cluster
-/// version and the storage version (`UpdateStorageVersionIfNeeded` in `server/etcdserver/version/monitor.go`). etcd
-/// ends the downgrade when all members run the previous version.
+/// version and the storage version (`UpdateStorageVersionIfNeeded` in `server/etcdserver/version/monitor.go`).
 pub(super) fn downgrade(course: &Course, observed: &Observed) -> Downgrade {
     let Some(target) = &course.target else {
         return Downgrade::None;

@@ -69,8 +69,8 @@ pub struct MemberState<'a> {
     /// Time at which the member counts as lost if its state does not change; `None` if the fate does not depend on
     /// time.
     pub gone_at: Option<Timestamp>,
-    /// True if the member's replacement joins before the member is removed: for an external member, and for a member
-    /// whose data is only in a pod that must be recreated.
+    /// True if the replacement joins before this member is removed: for an external member, and for a member whose data
+    /// is only in a pod that must be recreated.
     pub followed: bool,
     /// Applied index of a member that follows the leader and does not serve clients yet; `None` for every other member.
     pub follows: Option<u64>,
@@ -130,9 +130,8 @@ impl MemberState<'_> {
         }
     }
 
-    /// True if the member can never join, because the pod's `--initial-cluster` differs from etcd's member list. etcd
-    /// compares the two at its first start and exits, and the flags of a pod are immutable. The first members of a
-    /// bootstrap do not compare them.
+    /// True if the member can never join, because the pod's `--initial-cluster` differs from etcd's member list. A
+    /// joining etcd compares the two at its first start and exits, and the flags of a pod are immutable.
     pub fn cannot_join(&self, names: &BTreeSet<String>) -> bool {
         let stale =
             |pod: &Pod| pod.restarts > 0 && !pod.ready && pod.joins && pod.initial != *names;
@@ -171,7 +170,8 @@ impl<'a> View<'a> {
     }
 
     /// The members that are neither scheduled for replacement nor lost, including members that have not started.
-    /// Members that other software added are left out: they must not cause the removal of a member of this cluster.
+    /// Members that other software added are left out, because they must not cause the removal of a member of this
+    /// cluster.
     pub fn staying(&self) -> impl Iterator<Item = &MemberState<'a>> {
         let ours = |member: &&MemberState| member.data != Data::Elsewhere;
         let all = self.members.iter().filter(ours);
@@ -207,8 +207,8 @@ impl<'a> View<'a> {
     }
 }
 
-/// The name of a member. The first of these that exists: the name in etcd, if it has the form of the operator's member
-/// names; the first label of the peer URL; any other name in etcd; the ID.
+/// The name of a member: the name in etcd, if it has the form of the operator's member names; otherwise the first label
+/// of the peer URL, any other name in etcd, or the ID.
 pub fn name_of(member: &Member) -> String {
     if cluster_of_member(&member.name).is_some() {
         return member.name.clone();
@@ -240,8 +240,8 @@ pub(super) fn data(
     service: Option<&Service>,
     may_have_run: bool,
 ) -> Data {
-    // A pod that has mounted its volume keeps the data, even while the PVC is being deleted or is in phase Lost. A new
-    // pod cannot mount such a PVC. If a pod should use a PVC and the PVC does not exist, the data is lost.
+    // A pod that has mounted its volume keeps the data, even while the PVC is being deleted or is in phase Lost. If a
+    // pod should use a PVC and the PVC does not exist, the data is lost.
     let pod_keeps = pod.is_some_and(|pod| pod.stays() && (!pod.durable || disk.is_some()));
     if disk.is_some_and(Disk::stays) || pod_keeps {
         return Data::There;

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use api::EtcdCluster;
+use api::cluster::ClusterPhase;
 use etcd::Etcd;
-use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use kube::ResourceExt;
 use runtime::Done;
@@ -26,6 +26,9 @@ use crate::status::Report;
 /// Maximum number of interrupted observations in a reconcile. The next observation is not interrupted, even if pods
 /// end.
 const DROPS: usize = 10;
+
+/// Until this age of an EtcdCluster, the operator does not report each step of the bootstrap in the status.
+const FORMING: jiff::SignedDuration = jiff::SignedDuration::from_mins(1);
 
 /// One observation of a cluster, and the plan that follows from it.
 pub(super) struct Round {
@@ -58,31 +61,25 @@ impl ClusterOperator {
     async fn snapshot(&self, object: &EtcdCluster) -> Result<Option<KubeSnapshot>, Error> {
         let (namespace, name) = (object.namespace().unwrap_or_default(), object.name_any());
         let of_cluster = (namespace.as_str(), name.as_str());
-        let (objects, policy) = tokio::join!(
-            observe::objects(&self.client, &self.watched, of_cluster),
-            observe::access::policy(&self.client, &namespace, &name)
-        );
-        let Some(objects) = objects? else {
+        let Some(objects) = observe::objects(&self.client, &self.watched, of_cluster).await? else {
             return Ok(None);
         };
-        let (policy, policies) = (policy?, &self.watched.policies);
-        policies.record_object(of_cluster, policy.as_ref());
-        Ok(Some(Box::pin(self.complete(objects, policy)).await))
+        Ok(Some(Box::pin(self.complete(objects)).await))
     }
 
-    /// Adds the Secrets of `spec.auth` and the NetworkPolicy to the objects. Without `spec.auth`, sends no request.
-    async fn complete(&self, objects: Objects, policy: Option<NetworkPolicy>) -> KubeSnapshot {
+    /// Adds the Secrets of `spec.auth` to the objects. Without `spec.auth`, sends no request.
+    async fn complete(&self, mut objects: Objects) -> KubeSnapshot {
         let namespace = objects.cluster.namespace().unwrap_or_default();
         let effective = Effective::of(&objects, jiff::Timestamp::now());
+        let seen = (&self.operators, objects.policy.take());
         let mut snapshot = objects.snapshot(effective);
         snapshot.limit_join(self.joins.of(&namespace));
-        let seen = (&self.operators, policy);
         observe::access::complete(&self.client, seen, &mut snapshot).await;
         snapshot
     }
 
-    /// The snapshot for a reconcile that writes nothing: the last read, or after a watch event the objects that the
-    /// watches have delivered. `None` if the objects must be read from the API server.
+    /// The snapshot for a reconcile that writes nothing, from the last read or from the watch caches. `None` if the
+    /// objects must be read from the API server.
     async fn cached(&self, object: &EtcdCluster) -> Option<KubeSnapshot> {
         let (uid, since) = (object.uid().unwrap_or_default(), Instant::now());
         if self.cache.needs_read(&uid, since) {
@@ -93,8 +90,8 @@ impl ClusterOperator {
             return Some(snapshot);
         }
         self.cache.begin(&uid);
-        let (objects, policy) = observe::watched::objects(&self.watched, object)?;
-        let snapshot = Box::pin(self.complete(objects, policy)).await;
+        let objects = observe::watched::objects(&self.watched, object)?;
+        let snapshot = Box::pin(self.complete(objects)).await;
         self.cache.keep(&uid, version, snapshot.clone(), since);
         Some(snapshot)
     }
@@ -132,8 +129,8 @@ impl ClusterOperator {
         (of(token), of(snapshot.seeds_token().or(token)))
     }
 
-    /// Observes and plans. If pods end before etcd has answered, first recreates pods on existing volumes, which needs
-    /// no answer of etcd, and then observes again. The result contains the actions that recreated pods.
+    /// Observes and plans. If pods end before etcd has answered, first recreates pods on existing volumes, and then
+    /// observes again. The result contains the actions that recreated pods.
     pub(super) async fn fresh(
         &self,
         object: &EtcdCluster,
@@ -211,10 +208,15 @@ impl ClusterOperator {
 }
 
 impl Round {
-    /// True if the plan contains a step of a bootstrap, and nothing that the status must explain.
+    /// True if the plan contains a step of a new cluster, and nothing that the status must explain. False after a
+    /// minute, so that the status stays current even if the operator had a step in every reconcile.
     pub(super) fn only_forms(&self) -> bool {
+        let cluster = &self.snapshot.cluster;
         let mut waits = self.plan.waiting_for.iter();
-        let forms = self.observed.cluster_id.is_none() && self.observed.members.known().is_none();
+        let phase = cluster.status.as_ref().and_then(|it| it.phase.as_ref());
+        let created = cluster.creation_timestamp();
+        let is_new = created.is_some_and(|it| self.at.duration_since(it.0) < FORMING);
+        let forms = is_new && matches!(phase, None | Some(ClusterPhase::Creating));
         let explains =
             !self.plan.problems.is_empty() || waits.any(|wait| wait.reason.warns_of_wait());
         forms && !self.plan.step.is_empty() && !explains

@@ -22,8 +22,10 @@ impl ClusterOperator {
         status: &EtcdClusterStatus,
         acted: Acted,
     ) -> Result<Done, Error> {
-        self.metrics
-            .see(&round.snapshot.cluster, status, &acted.done);
+        let cluster = &round.snapshot.cluster;
+        let uid = cluster.metadata.uid.as_deref().unwrap_or_default();
+        self.cache.record_step(uid, !round.plan.step.is_empty());
+        self.metrics.see(cluster, status, &acted.done);
         let requeue = if acted.failed.is_empty() {
             spread(round.plan.requeue, rand::random())
         } else {
@@ -32,8 +34,8 @@ impl ClusterOperator {
         let notices = notices(&round.plan, &acted);
         let failed = acted.failed.into_iter();
         let lasting = failed.filter(|error| !error.is_passing());
-        // The reconcile reports a new failure, if there is one. Otherwise, it reports the start in back-off that can be
-        // retried first.
+        // The reconcile reports a new failure, if there is one. Otherwise, it reports the rejected start whose back-off
+        // ends first.
         match lasting.min_by_key(execute::Error::held) {
             Some(source) => Err(Error::Act {
                 source,

@@ -34,8 +34,8 @@ pub(super) fn conditions(
     ];
     let mut conditions = before.conditions.clone();
     if !report.hibernates() {
-        // After a hibernation, conditions with a reason of the hibernation are created again. The time of the
-        // hibernation then does not count as unavailable time.
+        // After a hibernation, conditions with a reason of the hibernation are created again, so that the hibernation
+        // does not count as unavailable time.
         conditions.retain(|condition| !Reason::is_of_hibernation(condition));
     }
     let certificates = tls_ready(report);
@@ -133,8 +133,8 @@ fn available(report: &Report, view: Option<&View>) -> Finding {
     }
 }
 
-/// Why clients cannot connect through the client Service although a quorum serves. The condition Available is then
-/// false, because clients may connect to this Service as soon as it is true. `None` if clients can connect.
+/// Why clients cannot connect through the client Service although a quorum serves; `None` if they can. The condition
+/// Available is then false, because clients connect to this Service as soon as it is true.
 fn shut(observed: &Observed) -> Option<&'static str> {
     match observed.shared.client {
         Kept::Missing => return Some("the client Service does not exist yet"),

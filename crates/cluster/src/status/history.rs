@@ -9,9 +9,8 @@ use crate::reason::Reason;
 /// Maximum number of problems in `status.lastErrors`.
 const KEPT: usize = 10;
 
-/// The history with the problem of this report, newest first. A problem is added when it begins, so a problem that
-/// persists causes no further writes. A member that is down is not added, because each planned restart causes this
-/// state for some seconds.
+/// The history with the problem of this report, newest first. A problem is added only when it begins. A member that is
+/// down is not added, because each planned restart causes this state for some seconds.
 pub(super) fn last_errors(
     before: &EtcdClusterStatus,
     degraded: &Finding,

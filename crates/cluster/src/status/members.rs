@@ -1,5 +1,5 @@
-//! The status of each member. Sizes and lags in the status change only after a large difference. Otherwise the operator
-//! would write the status after every changed byte, and each write triggers a reconcile.
+//! The status of each member. Sizes and lags in the status change only after a large difference, because each status
+//! write triggers a reconcile.
 
 use api::cluster::{AlarmStatus, EtcdClusterStatus, MemberRole, MemberStatus};
 use etcd::{AlarmKind, Status};
@@ -84,8 +84,8 @@ pub(super) fn details(
     members
 }
 
-/// The members while the member list is unknown: the members of the last status, all as unhealthy. Before the cluster
-/// has formed: the first members.
+/// The members while the member list is unknown: the members of the last status, as unhealthy, or the first members of
+/// a cluster that has not formed.
 fn without_list(observed: &Observed, before: &EtcdClusterStatus) -> Vec<MemberStatus> {
     let node = |name: &str| observed.pods.get(name).and_then(|pod| pod.node.clone());
     if observed.cluster_id.is_none() {

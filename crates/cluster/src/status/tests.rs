@@ -169,7 +169,7 @@ fn unformed_cluster_is_not_available() {
         status
             .waiting_for
             .unwrap()
-            .contains("3 of 3 first members run")
+            .contains("2 of its 3 first members run")
     );
     assert_eq!(status.member_details.len(), 3);
 }

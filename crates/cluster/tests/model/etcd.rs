@@ -16,7 +16,7 @@ pub(crate) struct Spot {
     pub(crate) index: u64,
 }
 
-/// A member as a configuration of the etcd cluster lists it.
+/// A member in a configuration of the etcd cluster.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Member {
     pub(crate) name: String,

@@ -28,7 +28,7 @@ pub(crate) struct Setup {
     pub(crate) begun: Begun,
     /// True if joining members follow the leader for some time before they serve clients.
     pub(crate) silent: bool,
-    /// The number of the first TLS policy. Only in runs with TLS changes (`switch`).
+    /// The number of the first TLS policy; `None` in runs without TLS changes.
     pub(crate) tls: Option<u8>,
     /// True if certificates are generated and their Secrets may be lost. Only the module `authorities` sets this field.
     pub(crate) authorities: bool,
@@ -153,7 +153,7 @@ pub(crate) enum Event {
     RemoveByHand(u8),
     /// A person starts a member with `--force-new-cluster`. Only the module `removed` generates this event.
     ForceNewCluster(u8),
-    /// The second operator reads one part of the world. It plans after its third event of this kind.
+    /// The second operator reads one part of the world. After its third read, it plans.
     SecondLooks,
     /// The second operator sends one write of its step.
     SecondWrites(u8),
@@ -197,7 +197,7 @@ pub(crate) fn draw(seed: u64, two: bool) -> (Setup, Vec<Event>) {
         silent: seed % 2 == 1,
         ..setup(&mut dice, two)
     };
-    // Each run leaves out most kinds of faults. The remaining kinds of faults are then frequent.
+    // Each run leaves out most kinds of faults, so that the remaining kinds are frequent.
     let mut weights = [0; KINDS.len()];
     for (weight, (often, _)) in weights.iter_mut().zip(KINDS) {
         *weight = if dice.below(3) == 0 {

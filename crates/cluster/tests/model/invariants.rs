@@ -388,14 +388,14 @@ impl World {
         );
     }
 
-    /// Invariant 6: a start mark may be removed only if its member never started. Afterwards, the operator may use the
-    /// member's name again.
+    /// Invariant 6: the annotation `started` may be removed only if its member never started, because the operator may
+    /// then use the member's name again.
     pub(crate) fn judge_taken_back(&mut self, name: &str) {
         let started = self.pods.contains_key(name) || self.memory.ran.contains(name);
         demand!(
             self,
             !started,
-            "invariant 6: the mark of {name} is removed after {name} was started"
+            "invariant 6: the annotation `started` of {name} is removed after {name} was started"
         );
     }
 
@@ -496,8 +496,8 @@ impl World {
             .map(|(name, data)| (name.as_str(), data))
     }
 
-    /// Records that the status was deleted. `unmarked`: an object without the cluster ID exists. In that case the ID
-    /// was recorded just before, and no client can have written yet.
+    /// Records that the status was deleted. `unmarked`: an object without the cluster ID exists, so no client can have
+    /// written yet.
     pub(crate) fn forget(&mut self, unmarked: bool) {
         self.memory.status_lost = true;
         self.memory.thrown = true;

@@ -151,7 +151,7 @@ fn drawn(seed: u64, two: bool) -> (Setup, Vec<Event>) {
 /// Number of rounds of the test with one operator. The test with two operators has half as many.
 const ROUNDS: usize = 20_000;
 
-/// Invariant 23, and invariant 20 for clients that follow the documented order.
+/// Checks invariant 23, and invariant 20 for clients that follow the documented order of a TLS change.
 #[test]
 fn tls_change_at_any_time_keeps_invariants() {
     play_drawn(|seed| drawn(seed, false), ROUNDS);

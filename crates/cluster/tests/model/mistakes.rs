@@ -147,7 +147,7 @@ impl Mutation {
 }
 
 impl Mutation {
-    /// A deliberate mistake: a start mark is removed that the operator would keep.
+    /// A deliberate mistake: an annotation `started` is removed that the operator would keep.
     pub(crate) fn takes_back(
         self,
         write: &Write,

@@ -52,11 +52,11 @@ pub(crate) enum Mutation {
     RecordsLate,
     /// A member is added before a Service with its name exists.
     AddsUnreserved,
-    /// The pod is created before its Service gets the start mark.
+    /// The pod is created before its Service gets the annotation `started`.
     MarksLate,
-    /// A start does not renew the start mark of another process. A separate test detects this mistake.
+    /// A start does not renew the annotation `started` of another process. A separate test detects this mistake.
     TrustsMarksOfOthers,
-    /// A start mark is removed although the pod may have been created.
+    /// The annotation `started` is removed although the pod may have been created.
     TakesMarksBackBlindly,
     /// A membership change is sent even if the member list has changed since the plan.
     ActsOnAChangedList,

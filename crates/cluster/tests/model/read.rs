@@ -118,8 +118,8 @@ impl World {
         observed
     }
 
-    /// The client Service as the operator observes it. It counts as different if it selects the pods of another
-    /// cluster.
+    /// The client Service as the operator observes it. A Service that selects the pods of another cluster counts as
+    /// drifted.
     fn read_shared(&self) -> Shared {
         let mut shared = self.shared.clone();
         let token = self.intent.as_ref().map(|intent| &intent.token);

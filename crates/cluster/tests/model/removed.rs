@@ -68,8 +68,8 @@ impl World {
             return;
         };
         if self.memory.writes_to.is_none() {
-            // No client has written yet, so the volume is no evidence. Before the client Service gets its first endpoint,
-            // the operator may abandon a bootstrap and delete its volumes (seed 20261170024).
+            // No client has written yet, so the volume is no evidence. Before the client Service gets its first
+            // endpoint, the operator may abandon a bootstrap and delete its volumes (seed 20261170024).
             return;
         }
         let listed = self

@@ -54,8 +54,8 @@ pub(crate) struct Fault {
     slow_look: u8,
     /// Number of ticks between the plan and its first write.
     slow_act: Option<u8>,
-    /// The number of writes after which the observation is too old, and the number of ticks until the start marks are
-    /// removed.
+    /// The number of writes after which the observation is too old, and the number of ticks until the operator removes
+    /// the annotations `started`.
     too_old: Option<(usize, u8)>,
 }
 
@@ -295,8 +295,8 @@ impl Run {
         sent
     }
 
-    /// Removes a start mark as `execute` does, after a rejection or when the observation becomes too old. In the second
-    /// case, `ticks` pass before the removal, and another process may hold the lease by then.
+    /// Removes an annotation `started` as `execute` does, after a rejection or when the observation becomes too old. In
+    /// the second case, `ticks` pass before the removal, and another process may hold the lease by then.
     fn take_back(&mut self, write: &Write, marked: &BTreeMap<String, u64>, ticks: u8) {
         let version = |member: &str| marked.get(member).map(u64::to_string);
         let undo = match self.mutation {
@@ -514,7 +514,7 @@ pub(crate) fn listed_voters(observed: &Observed) -> Option<BTreeSet<String>> {
     Some(names.map(str::to_owned).collect())
 }
 
-/// The write that removes a start mark after a write that certainly had no effect.
+/// The write that removes the annotation `started` after a write that certainly had no effect.
 pub(crate) fn taken_back(
     write: &Write,
     marked: impl FnOnce(&str) -> Option<String>,

@@ -194,7 +194,7 @@ pub(crate) enum Write {
 }
 
 impl Write {
-    /// The part of a member's start that this write belongs to. The action for the write must name the same part.
+    /// The role of this write in the start of a member. The action for the write must have the same role.
     pub(crate) fn start(&self) -> Option<StartPart> {
         match self {
             Self::CreateService {

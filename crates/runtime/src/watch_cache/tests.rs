@@ -219,6 +219,13 @@ fn records_of_old_reads_are_dropped() {
     for read in cache.state_mut().reads.values_mut() {
         read.at = old;
     }
-    cache.record_list(("prod", "another"), &list("9", Vec::new()));
     assert_eq!(names(&cache).unwrap(), ["db-a"]);
+    assert!(!cache.is_outdated(DB, &pod("db-a", 4)));
+    let read_another = || {
+        cache.record_list(("prod", "another"), &list("9", Vec::new()));
+        cache.state().reads.len()
+    };
+    assert_eq!(read_another(), 2, "the records were just searched");
+    cache.state_mut().swept = Some(old);
+    assert_eq!(read_another(), 1);
 }

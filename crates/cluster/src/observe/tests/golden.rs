@@ -183,8 +183,8 @@ fn members_in_pods_of_previous_build_restart_after_spec_change() {
     assert!(writes.iter().any(restarts), "{writes:?}");
 }
 
-/// If this test fails, new members get other pods than the running members have. If the change is intended, first make
-/// the other tests of this module pass with the old file. Then update the file.
+/// If this test fails, new members get other pods than the running members have. Before you update the file for an
+/// intended change, the other tests of this module must pass with the old file.
 #[test]
 fn built_pods_match_golden_file() {
     let all = cases()

@@ -137,8 +137,8 @@ pub(crate) fn compact(revision: i64, via: Vec<String>) -> Action {
     )
 }
 
-/// Appends entries to the Raft log, so that etcd saves a snapshot of the log. The call has no Event, because it is
-/// repeated: the record in the status before the first call has one.
+/// Appends entries to the Raft log, so that etcd saves a snapshot of the log. The call is repeated, and has no Event:
+/// the record in the status before the first call has an Event.
 pub(crate) fn append_entries(member: &str, until: u64) -> Action {
     let text = format!("append entries to the Raft log of {member}");
     let member = member.to_owned();

@@ -59,7 +59,7 @@ pub(crate) fn note_removal(member: &str, disk: &Disk, removal: Option<Removal>) 
 }
 
 /// Records on the PVC of a member the version with which the member starts next. `served`: the version that last served
-/// the data, if it is another one (invariant 30). One request changes both records, so that they always match.
+/// the data, if it differs (invariant 30). One request sets both annotations, so that they always match.
 pub(crate) fn note_version(member: &str, uid: &str, version: &str, served: Option<&str>) -> Action {
     let annotations = json!({
         names::ANNOTATION_VERSION: version,
@@ -146,9 +146,9 @@ pub(crate) fn resize_pod(member: &str, uid: &str, patch: &ResourcesPatch) -> Act
     )
 }
 
-/// Annotates a pod with a digest of its certificates. The change of the pod makes the kubelet update the mounted
-/// Secrets at once, instead of within a minute. `trust` and `authorities` set the annotations about the CAs with which
-/// the pod was started; `None` leaves an annotation unchanged.
+/// Annotates a pod with a digest of its certificates, so that the kubelet updates the mounted Secrets at once instead
+/// of within a minute. `trust` and `authorities` set the annotations about the CAs with which the pod was started;
+/// `None` leaves an annotation unchanged.
 pub(crate) fn notify_pod(
     (member, uid): (&str, &str),
     (trust, authorities): (Option<&String>, Option<&Authorities>),
@@ -193,7 +193,7 @@ impl Builder<'_> {
             form: PatchForm::Strategic,
             ..merge(Kind::Pod, member, &Value::Null)
         };
-        // The version stays if only the repository changed, or if the member never ran the version of its current image.
+        // The version stays if only the repository changed, or the member never ran the version of the current image.
         let text = if changed.from == version {
             format!("set the image of {member} to {image}")
         } else {

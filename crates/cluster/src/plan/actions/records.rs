@@ -1,8 +1,8 @@
 //! Records in the status: data that the operator can read neither from etcd nor from another object.
 //!
 //! Each field manager writes all its fields in one request, because server-side apply removes a field that the request
-//! omits. The precondition is the observed resourceVersion (invariants 10 and 11). The status report has its own field
-//! manager. Even an outdated report therefore never removes a record.
+//! omits. The precondition is the observed resourceVersion (invariants 10 and 11). The status report has a different
+//! field manager, so that a report never removes a record.
 
 use api::cluster::{
     BeforeChangeStatus, BootstrapStatus, DefragmentationStatus, RecoveryPhase, RecoveryStatus,
@@ -116,8 +116,8 @@ impl Builder<'_> {
         )
     }
 
-    /// Records the state of a recovery. Also records an approval that is ignored because it was set before the quorum
-    /// was lost. `formed`: the cluster that replaces the recorded one.
+    /// Records the state of a recovery, and an approval that is ignored because it was set before the quorum was lost.
+    /// `formed`: the cluster that replaces the recorded cluster.
     pub(crate) fn record_recovery(
         &self,
         recovery: Option<&RecoveryStatus>,
@@ -145,7 +145,7 @@ impl Builder<'_> {
 
     /// Records the TLS settings with which members start from now on.
     pub(crate) fn record_tls(&self, record: &TlsStatus) -> Action {
-        // A record without TLS sends no Event: the first record of a cluster without TLS changes nothing.
+        // A record without TLS sends no Event, because the first record of a cluster without TLS changes nothing.
         let event = record
             .policy
             .as_ref()

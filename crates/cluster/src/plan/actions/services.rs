@@ -1,5 +1,5 @@
-//! Actions for the Services of the whole cluster and of each member. The *mark* is the annotation `started` on a
-//! member's Service: it records that a pod of the member may exist.
+//! Actions for the Services of the whole cluster and of each member. The annotation `started` on a member's Service
+//! records that a pod of the member may exist.
 
 use api::names;
 use k8s_openapi::api::core::v1;
@@ -17,7 +17,7 @@ impl Builder<'_> {
     pub(crate) fn apply_headless_service(&self) -> Action {
         apply(
             "before-apply-headless",
-            Some((Reason::HeadlessServiceApplied, "Apply")),
+            self.of_formed(Reason::HeadlessServiceApplied),
             "apply the headless Service",
             member::headless_service(&self.members()),
         )
@@ -38,14 +38,14 @@ impl Builder<'_> {
         };
         apply(
             "before-apply-client",
-            Some((reason, "Apply")),
+            self.of_formed(reason),
             text,
             diff::client_service(&self.members(), open),
         )
     }
 
-    /// Creates the Service of a member. `started`: the Service has the mark. `closed`: the Service has no endpoints for
-    /// now.
+    /// Creates the Service of a new member, without an Event, because `MemberStarted` reports the member. `started`: the
+    /// Service has the annotation `started`. `closed`: the Service gets no endpoints yet.
     pub(crate) fn create_service(&self, member: &str, started: bool, closed: bool) -> Action {
         let service = member::member_service(&self.members(), member);
         let mut service = member::without_second_port(service);
@@ -60,7 +60,7 @@ impl Builder<'_> {
             start: started.then(|| StartPart::Mark(member.to_owned())),
             ..action(
                 "before-create-service",
-                Some((Reason::MemberServiceCreated, "Create")),
+                None,
                 format!("create the Service of {member}"),
                 Request::Create(Object::Service(Box::new(service))),
             )
@@ -87,16 +87,16 @@ impl Builder<'_> {
         )
     }
 
-    /// Builds the Service of a member with the observed UID. With this UID, the request fails if the Service was
-    /// deleted: the member's name must not be used again.
+    /// Builds the Service of a member with the observed UID. The request fails if the Service was deleted, because the
+    /// member's name must not be used again.
     fn member_service(&self, member: &str, uid: &str) -> v1::Service {
         let mut service = member::member_service(&self.members(), member);
         service.metadata.uid = Some(uid.to_owned());
         service
     }
 
-    /// Renews the mark that another operator process has set on a Service. The renewal changes the resourceVersion, so
-    /// that process can no longer remove the mark. The value differs from every earlier mark, because a patch without a
+    /// Renews the annotation `started` that another operator process has set. The renewal changes the resourceVersion,
+    /// so the other process can no longer remove the annotation. The new value is unique, because a patch without a
     /// change would keep the resourceVersion.
     pub(crate) fn mark_service_again(&self, member: &str, service: &Service) -> Action {
         let mark = json!(self.now.to_string());
@@ -112,7 +112,7 @@ impl Builder<'_> {
     }
 }
 
-/// Sets the mark that the start of the member has begun, on the member's Service.
+/// Sets the annotation `started` on the member's Service.
 pub(crate) fn mark_service(member: &str, service: &Service) -> Action {
     Action {
         start: Some(StartPart::Mark(member.to_owned())),
@@ -125,7 +125,7 @@ pub(crate) fn mark_service(member: &str, service: &Service) -> Action {
     }
 }
 
-/// Removes a mark. `version`: the resourceVersion of the Service with the mark, as precondition.
+/// Removes the annotation `started`. `version`: the resourceVersion of the Service, as precondition.
 pub(crate) fn unmark(member: &str, version: &str) -> Patch {
     marked(member, &Value::Null, version)
 }

@@ -27,7 +27,7 @@ pub enum State {
     /// The member ran before, and its disk contains its data. If the data is missing, the member must not start.
     OnDisk,
     /// The member starts a new cluster with the data of the survivor that `status.recovery` names. The pod copies the
-    /// data before etcd starts. If the copy is missing, the member must not start.
+    /// data before etcd starts.
     FromSurvivor,
 }
 
@@ -52,8 +52,8 @@ pub struct Start {
     pub cluster_id: Option<ClusterId>,
 }
 
-/// How much a recovery increases the revision, as etcd recommends for restores. No lost member can be that many
-/// revisions ahead of the survivor, so the recovered cluster never reuses a revision that a client has seen.
+/// How much a recovery increases the revision, as etcd recommends for restores. The recovered cluster therefore never
+/// reuses a revision of the old cluster that a client has seen.
 const LOST_REVISIONS: u64 = 1_000_000_000;
 
 impl Builder<'_> {
@@ -63,14 +63,14 @@ impl Builder<'_> {
         volume.into_iter().chain([self.create_pod(start)]).collect()
     }
 
-    /// Creates the PVC of a member. The action fails if the PVC exists.
+    /// Creates the PVC of a new member, without an Event. The action fails if the PVC exists.
     pub(crate) fn create_volume(&self, start: &Start) -> Result<Action, Explanation> {
         let claim = self.volume_claim(start)?;
         Ok(Action {
             start: Some(StartPart::Follow(Undo::IfNotDone)),
             ..action(
                 "before-create-disk",
-                Some((Reason::VolumeClaimCreated, "Create")),
+                None,
                 format!("create the PersistentVolumeClaim of {}", start.member),
                 Request::Create(claim),
             )
@@ -80,8 +80,8 @@ impl Builder<'_> {
     /// Creates the pod of a member. The action fails if the pod exists.
     pub(crate) fn create_pod(&self, start: &Start) -> Result<Action, Explanation> {
         let pod = self.pod(start)?;
-        // If the member has a PVC, a failed creation of its pod is harmless: a later plan creates the pod again. The
-        // annotation `started` then stays on the Service.
+        // If the pod of a member with a PVC cannot be created, a later plan creates it. The annotation `started` then
+        // stays on the Service.
         let part = match start.state {
             State::OnDisk if start.durable => Some(StartPart::Return(start.member.clone())),
             _ if start.durable => None,
@@ -149,7 +149,7 @@ impl Builder<'_> {
     }
 
     /// The value of `--initial-cluster`. The peer URLs come from etcd's member list, because etcd compares its flag
-    /// with that list. In a cluster that another operator created, the URLs have another form.
+    /// with that list.
     fn initial_cluster(&self, start: &Start, members: &Members<'_>) -> String {
         let addresses = members.addresses();
         let listed = self.observed.members.known();

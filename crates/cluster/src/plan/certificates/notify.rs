@@ -14,8 +14,7 @@ impl Keeper<'_> {
             .get(member)
             .and_then(|noted| noted.certificates.as_ref());
         let told = told.is_some() && told == self.certificates.notification(member).as_ref();
-        // A person may have deleted the annotation with the CAs, while the annotation with the trust digest still
-        // exists.
+        // A person may have deleted only the annotation with the CAs, and not the annotation with the trust digest.
         let noted = self.certificates.pods.get(member);
         let silent =
             noted.is_some_and(|noted| noted.trust.is_some() && noted.authorities.is_none());

@@ -1,10 +1,9 @@
 //! Restarts members that other members or the operator cannot reach, because the member's certificate authorities (CAs)
 //! have expired or are missing.
 //!
-//! etcd reads its trust bundle only at its start. If a CA is lost together with certificates that it signed, a member
-//! or the operator may have no certificate that the other members accept. The operator then restarts the other members
-//! with all CAs, one at a time, with or without a quorum. It restarts only members on volumes that are not being
-//! deleted, so no acknowledged write is lost.
+//! etcd reads its trust bundle only at its start. The operator therefore restarts such members with all CAs, one at a
+//! time, with or without a quorum. It restarts only members on volumes that are not being deleted, so no acknowledged
+//! write is lost.
 
 use std::time::Duration;
 
@@ -25,10 +24,9 @@ impl Keeper<'_> {
     /// Restarts members whose CAs for peers, or whose CAs for clients, have all expired. Members without a volume are
     /// only reported. Returns true if the plan restarts a member.
     ///
-    /// If the CAs for peers have expired, the members accept no new connection from each other. The cluster has lost
-    /// its quorum, or loses it when the next connection breaks. All members are therefore restarted concurrently. If
-    /// only the CAs for clients have expired, a quorum may serve clients with open connections, and [`Self::rejoin`] or
-    /// a rolling update restarts the members one at a time.
+    /// Members with expired CAs for peers accept no new connection from each other, so the quorum is lost soon, and all
+    /// members are restarted concurrently. With expired CAs for clients only, a quorum may still serve open
+    /// connections, so [`Self::rejoin`] or a rolling update restarts the members one at a time.
     pub(super) fn start_again(&self, settled: &Settled, draft: &mut Draft) -> bool {
         let mut restarts = false;
         for (member, pod) in self.observed.pods.iter().filter(|(_, pod)| pod.stays()) {
@@ -62,9 +60,9 @@ impl Keeper<'_> {
         restarts
     }
 
-    /// Invariant 18: true if this member still accepts connections from its peers, and other code restarts it with new
-    /// CAs for clients. That code is a rolling update if the member answers the operator, or [`Self::rejoin`] if the
-    /// member rejects the operator.
+    /// Invariant 18: true if this member accepts connections from its peers, and is restarted one at a time with new
+    /// CAs for clients. A rolling update restarts a member that answers the operator. [`Self::rejoin`] restarts a
+    /// member that rejects the operator.
     fn restarts_one_by_one(&self, member: &str, pod: &Pod) -> bool {
         let trusts_peers = || {
             let certificates = self.certificates;
@@ -75,14 +73,13 @@ impl Keeper<'_> {
         !self.is_replaced() && (!self.rule.peers || trusts_peers()) && (answers() || rejoins())
     }
 
-    /// True if a restore or a recovery is in progress. It starts all members with the current CAs.
+    /// True if a restore or a recovery is in progress, which starts all members with the current CAs.
     fn is_replaced(&self) -> bool {
         self.observed.claimed_by.is_some() || recovery::in_progress(self.observed).is_some()
     }
 
-    /// True if a TLS switch is in progress. During a switch, members also have listeners that do not depend on the
-    /// generated certificates, and the rolling update of the switch restarts the members one at a time (invariants 18
-    /// and 23).
+    /// True if a TLS switch is in progress. The rolling update of the switch restarts the members one at a time
+    /// (invariants 18 and 23), so [`Self::rejoin`] restarts no member.
     fn is_switching(&self) -> bool {
         let rollout = self.observed.tls_rollout.as_ref();
         rollout.is_some_and(|rollout| rollout.under_way().is_some())
@@ -133,7 +130,7 @@ impl Keeper<'_> {
         draft.add(actions::delete_pod(member, &pod.uid));
     }
 
-    /// True if the member's data outlives its pod. Not true for a PVC that is being deleted or has lost its volume.
+    /// True if the member's data outlives its pod. False if the PVC is being deleted or has lost its volume.
     fn is_on_volume(&self, member: &str, pod: &Pod) -> bool {
         let disk = self.observed.disks.get(member);
         pod.durable && disk.is_some_and(Disk::stays)
@@ -156,8 +153,8 @@ impl Keeper<'_> {
             && self.certificates.outdated(member).is_some()
     }
 
-    /// True if the member is not ready, but is expected to become ready soon. False for a member that other members
-    /// reject, because it waits for these members.
+    /// True if the member is not ready, but is expected to become ready soon. False if other members reject the member,
+    /// because a restart of those members must come first.
     fn is_returning(&self, member: &String, pod: &Pod) -> bool {
         if pod.terminating {
             return true;
@@ -179,11 +176,9 @@ impl Keeper<'_> {
         })
     }
 
-    /// True if `member` accepts the peer certificate of `other`. If the Secret of `other` is lost, the pod of `other`
-    /// still has a certificate of a CA with which that pod was started.
+    /// True if `member` accepts the peer certificate of `other`. Also true if the Secret of `other` is lost.
     fn lets_in(&self, member: &str, other: &str) -> bool {
-        // Invariant 1: the CAs of a member are unknown if its pod lacks the annotation. The member then counts as
-        // accepting.
+        // Invariant 1: without the annotation, the CAs of the member are unknown. The member then counts as accepting.
         if !self.rule.peers || self.certificates.started_with(member).is_none() {
             return true;
         }

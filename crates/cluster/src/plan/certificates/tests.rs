@@ -65,15 +65,15 @@ fn invariant_20_certificates_are_created_before_pod() {
         assert!(
             at(|write| matches!(write, Write::Certificate(_)))
                 < at(|write| matches!(write, Write::MarkService { .. })),
-            "a rejected certificate must leave no start mark: {chain:?}"
+            "a rejected certificate must leave no annotation `started`: {chain:?}"
         );
     }
 }
 
-/// The operator creates the Service, with the start mark, before the certificates of the member. Without the Service,
-/// it would delete these certificates as remains of a removed member.
+/// The operator creates the Service, with the annotation `started`, before the certificates of the member. Without the
+/// Service, it would delete these certificates as remains of a removed member.
 #[test]
-fn rejected_certificate_removes_start_mark() {
+fn rejected_certificate_removes_started_annotation() {
     let issue = actions::certificate(CertificateWrite::Issue {
         owner: "db-a".into(),
         used: CertificateUse::Peer,
@@ -151,7 +151,7 @@ fn certificates_are_renewed_at_two_thirds_of_validity_without_restart() {
     );
 }
 
-/// `spec.paused` stops all changes. An invalid spec stops all changes except renewals.
+/// An invalid spec stops all changes except renewals.
 #[test]
 fn certificates_are_renewed_despite_invalid_spec() {
     let mut story = Story::formed(true);

@@ -1,12 +1,10 @@
 //! Stops the seed of an abandoned recovery, for example a seed whose volume was lost.
 //!
-//! No recovery continues with this seed, and the client Service never routed to it. Clients of the headless Service may
-//! reach the seed, but their writes are discarded. The operator therefore stops the seed before another recovery
-//! starts: the next record replaces the name of this seed.
+//! Clients can reach the seed through the headless Service, but no recovery keeps their writes. The operator stops the
+//! seed before the next recovery starts, because the record of the next recovery contains another seed.
 //!
 //! Invariant 9: the operator stops the seed only if its survivor answers, so that the data from which the seed started
-//! still exists. Otherwise the running seed may have the last copy, and a person can take a snapshot of it. In any
-//! case, the PVC of the seed stays until a quorum answers.
+//! still exists. Otherwise the running seed may have the last copy. The PVC of the seed stays until a quorum answers.
 
 use api::cluster::RecoveryPhase;
 

@@ -69,8 +69,8 @@ pub(crate) fn leftover(
     }
 }
 
-/// True if `spec.recovery.keepVolumes` has not passed since the recovery. Writes that only an old volume has can be read
-/// from it during this time.
+/// True if `spec.recovery.keepVolumes` has not passed since the recovery. Writes that only an old volume has can be
+/// read from it during this time.
 fn is_kept_after_recovery(desired: &Desired, observed: &Observed, now: Timestamp) -> bool {
     let record = observed.recovery.former();
     let completed = record.and_then(|record| record.completion_time.as_ref());

@@ -56,8 +56,8 @@ pub(super) fn go_on(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Dr
     if give_up(evidence, record, draft) {
         return;
     }
-    // The volume of the seed is lost, and the survivor still has its data: cancel this recovery. The next recovery creates
-    // another seed. The objects of this seed stay, because its pod may still use the volume (invariant 9).
+    // The volume of the seed is lost, and the survivor still has its data: cancel this recovery. The objects of this
+    // seed stay, because its pod may still use the volume (invariant 9).
     let disk = observed.disks.get(member);
     if disk.is_some_and(|disk| disk.lost) && evidence.survives(survivor) {
         let why = format!("the volume of {member} was lost before the new cluster was recorded");
@@ -88,8 +88,7 @@ fn keeps_data(observed: &Observed, member: &str) -> bool {
 }
 
 /// Cancels the recovery if the survivor is lost, or has not answered for `spec.recovery.after`, before the seed has
-/// copied its data. The next recovery selects another survivor. Without another survivor, the operator waits, because
-/// the seed may have the last copy.
+/// copied its data. Without another survivor, the operator waits, because the seed may have the last copy.
 fn give_up(evidence: &Evidence, record: &RecoveryStatus, draft: &mut Draft) -> bool {
     let (desired, observed, now) = draft.build.inputs();
     let survivor = evidence

@@ -69,8 +69,8 @@ fn invariant_2_plan_keeps_only_first_of_two_member_changes() {
     assert_eq!((plan.problems.len(), plan.requeue), (1, SHORTLY));
 }
 
-/// Without the operator's image, the seed of a recovery cannot start. The plan therefore sets no start mark on its
-/// Service (invariant 6).
+/// Without the operator's image, the seed of a recovery cannot start. The plan therefore does not set the annotation
+/// `started` on the seed's Service (invariant 6).
 #[test]
 fn recovery_seed_needs_known_operator_image() {
     let mut scene = under_way();
@@ -195,7 +195,7 @@ fn added_member_gets_peer_url_of_its_service() {
 }
 
 #[test]
-fn member_service_is_created_with_start_mark_and_without_endpoints() {
+fn member_service_is_created_with_started_annotation_and_without_endpoints() {
     let action = three().build().create_service("n", true, true);
     let Request::Create(Object::Service(service)) = &action.request else {
         panic!("{action:?}");

@@ -339,7 +339,7 @@ fn withdrawn_grant_stops_member_changes_of_join() {
     );
 }
 
-/// Invariant 28: the operator calls no external endpoint because of such an annotation.
+/// Invariant 28: an annotation without effect causes no call of an external endpoint, so it needs no grant.
 #[test]
 fn join_annotation_without_effect_needs_no_grant() {
     let mut moved = granted(Scene::formed(&["a", "b", "c"]), &[]);

@@ -11,7 +11,7 @@ use crate::plan::tests::writes::Write;
 use crate::reason::Reason;
 
 impl Scene {
-    /// These changes need a backup that is at most 100 s old.
+    /// Makes the spec require a backup that is at most 100 s old before these changes.
     fn guarded(mut self, changes: &[&str]) -> Self {
         let backup = json!({
             "storageType": "S3", "s3": { "path": "b/k" }, "backupPolicy": { "schedule": "@daily" },
@@ -21,7 +21,7 @@ impl Scene {
         self
     }
 
-    /// The backup operator reports a backup that was complete at this time.
+    /// Adds the backup operator's report of a backup that was complete at this Unix time.
     fn backed_up(mut self, seconds: i64) -> Self {
         self.observed.before_change.backup = Some(backup(CLUSTER.to_string(), seconds));
         self

@@ -50,7 +50,7 @@ fn invariant_5_member_on_lost_node_is_kept_until_timeout() {
     );
     let late = three().node_lost("b", 60);
     assert_eq!(late.changes(), [scene::remove("b")]);
-    // The operator keeps the volume until etcd has removed the member. Its only write creates the Service of the
+    // The operator keeps the volume until etcd has removed the member. The plan writes only the Service of the
     // replacement.
     assert!(
         late.writes()

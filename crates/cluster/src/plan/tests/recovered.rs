@@ -123,7 +123,7 @@ fn invariant_16_recovered_cluster_gets_endpoints_once_old_pods_are_unready() {
     assert!(scene.writes().contains(&open));
 }
 
-/// Invariant 7: the old volumes now belong to another cluster.
+/// Invariant 7: the old volumes belong to the cluster before the recovery.
 #[test]
 fn no_pod_is_created_on_volume_of_old_cluster() {
     let mut scene = recovered();

@@ -298,7 +298,7 @@ impl Scene {
         self
     }
 
-    /// Adds the member's Service, without the mark that its pod may have started.
+    /// Adds the member's Service, without the annotation `started`.
     pub(crate) fn reserved(mut self, member: &str) -> Self {
         let service = Service {
             uid: format!("service-{member}"),

@@ -285,8 +285,8 @@ fn invariant_23_tls_switch_waits_for_disconnected_learner() {
     assert_eq!(says(&pulse), (true, vec![]));
 }
 
-/// Regression: the seed of a recovery lost its pod before its TLS settings were recorded. It restarted with the
-/// settings of a newer spec. The learners then tried to connect to an address at which the seed did not listen.
+/// Regression: the seed of a recovery lost its pod before its TLS settings were recorded, and restarted with the
+/// settings of a newer spec. The learners could not connect to the listed peer URL of the seed.
 #[test]
 fn invariant_23_wrong_peer_url_of_restarted_seed_is_corrected() {
     let mut world = World::new("null");
@@ -304,7 +304,7 @@ fn invariant_23_wrong_peer_url_of_restarted_seed_is_corrected() {
             ("b", &["http://b.ns.svc:2380".to_owned()][..])
         );
         // Member `b` does not serve, or runs with other TLS settings than the recorded ones. The operator does not
-        // change its peer URL.
+        // change the peer URL of `b`.
         let mut down = World::new("null");
         down.record.clone_from(&world.record);
         *down.urls("b") = vec![listed.to_owned()];

@@ -62,10 +62,10 @@ fn client_service_loses_endpoints_before_recovery_creates_seed() {
     assert!(!destroys(&writes));
 }
 
-/// Another operator process may have set the start mark. Even after the end of its lease, that process could still
-/// remove the mark.
+/// Another operator process may have set the annotation `started`. That process could still remove the annotation, even
+/// after the end of its lease.
 #[test]
-fn invariant_6_start_mark_is_renewed_before_seed_pod() {
+fn invariant_6_started_annotation_is_renewed_before_seed_pod() {
     let again = |write: &Write| matches!(write, Write::RenewMark { member, .. } if member == "n");
     let order = |scene: &Scene| {
         let writes = scene.writes();
@@ -76,7 +76,7 @@ fn invariant_6_start_mark_is_renewed_before_seed_pod() {
     let marked = under_way().reserved("n").marked("n");
     let (at, pod) = order(&marked);
     assert!(at.is_some_and(|at| at < pod));
-    // The seed has a PVC, so the operator starts the seed on that PVC and does not renew the start mark.
+    // The seed has a PVC, so the operator starts the seed on that PVC and does not renew the annotation `started`.
     assert_eq!(order(&marked.with_disk("n")).0, None);
     assert_eq!(order(&under_way().reserved("n")).0, None);
     assert_eq!(order(&under_way()).0, None);

@@ -203,8 +203,8 @@ fn full_database_is_defragmented_after_compaction() {
     compacted.members = run(Cause::NoSpace, &[("b", true)]).members;
     scene.observed.upkeep.record = Some(compacted.clone());
     assert!(record(&scene).unwrap().completion_time.is_some());
-    // The record says that the defragmentation of `b` has freed no space, but the current status of `b` shows free space.
-    // So the operator defragments `c` next.
+    // The record says that the defragmentation of `b` has freed no space, but the current status of `b` shows free
+    // space. So the operator defragments `c` next.
     compacted.members[0].size_after = Some(QUOTA);
     scene.observed.upkeep.record = Some(compacted.clone());
     sized(&mut scene, "b", 20, 20);

@@ -10,8 +10,8 @@ use crate::quantity::in_words;
 use crate::reason::Reason;
 use crate::snapshot::Observed;
 
-/// The members to replace because etcd reports that their data differs. Empty unless there are at least three voters
-/// and the voters without an alarm form a quorum: otherwise, the replacement might copy the wrong data.
+/// The members to replace because etcd reports that their data differs. Empty with fewer than three voters, or if the
+/// voters without an alarm form no quorum, because the replacement might copy the wrong data.
 pub(in crate::plan) fn corrupt_members(
     members: &[MemberState],
     observed: &Observed,

@@ -5,7 +5,7 @@ use api::cluster::Defragmentation;
 use jiff::{SignedDuration, Timestamp};
 use runtime::schedule::{Problem, Schedule};
 
-/// A scheduled defragmentation starts at most this late. Otherwise it is skipped.
+/// A scheduled defragmentation that cannot start within this time is skipped.
 const LATEST: SignedDuration = SignedDuration::from_hours(1);
 
 /// The most recent scheduled time; `None` if it is older than the maximum delay, or if there is no schedule.

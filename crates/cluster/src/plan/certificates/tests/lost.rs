@@ -240,7 +240,7 @@ fn invariant_20_member_restarts_with_existing_certificate_after_authority_loss()
     assert_eq!(story.outdated(), 2);
 }
 
-/// A running member continues with the files in its pod, which the other members accept.
+/// A running member continues with the certificate files in its pod, which the other members accept.
 #[test]
 fn invariant_20_lost_certificate_is_reissued_after_members_trust_new_authority() {
     let mut story = Story::formed(true);
@@ -342,8 +342,8 @@ fn invariant_18_expired_client_authority_restarts_members_one_by_one() {
     story.restarts_one_by_one();
 }
 
-/// If the CAs for peers have expired, members accept no connection from each other. If the Secret of these CAs is lost,
-/// the operator assumes the same.
+/// If the CAs for peers have expired, members accept no connection from each other. The operator assumes the same if
+/// the Secret of these CAs is lost.
 #[test]
 fn expired_peer_authority_restarts_members_together() {
     let mut story = Story::formed(true);
@@ -434,7 +434,7 @@ fn authority_secret_of_another_owner_restarts_no_member() {
     );
 }
 
-/// Without the annotation, a pod has only the digest of its authorities.
+/// If the annotation is missing, the operator finds the authorities of a pod by their digest.
 #[test]
 fn deleted_annotation_with_authorities_is_restored() {
     let mut story = Story::formed(true);

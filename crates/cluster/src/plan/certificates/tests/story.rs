@@ -4,7 +4,7 @@ use super::*;
 
 pub(super) const MEMBERS: [&str; 3] = ["db-aaaaaaaaaa", "db-bbbbbbbbbb", "db-cccccccccc"];
 
-/// A cluster with valid certificates, and how it changes with each plan.
+/// A cluster with valid certificates, whose state changes with each applied plan.
 pub(super) struct Story {
     pub(super) scene: Scene,
     pub(super) now: Timestamp,
